@@ -1,0 +1,189 @@
+//! Identities and addresses. One type for each kind, so that mixing them up does not compile.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $fmt:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[repr(transparent)]
+        pub struct $name(pub $inner);
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $fmt, self.0)
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $fmt, self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A region: one replicated address space. At most 2^16 in a cluster.
+    RegionId(u16), "r{}");
+id!(
+    /// A node: one `polvod` and its pool.
+    NodeId(u16), "n{}");
+id!(
+    /// Byte offset in a region (48 bits used).
+    RegionOffset(u64), "+{:#x}");
+id!(
+    /// Index of a segment in its pool's segment table.
+    SegmentIndex(u32), "seg{}");
+id!(
+    /// Tells apart the files that used one inode slot one after the other. Never 0 for an inode in use.
+    Generation(u32), "g{}");
+id!(
+    /// Version of a region's replica set (and of the cluster map); grows with every change.
+    Epoch(u64), "e{}");
+id!(
+    /// A client's lease on the cluster. Drawn at random by the client; never 0.
+    SessionId(u64), "s{:016x}");
+
+/// Global address of a byte: region (upper 16 bits) and offset in it (lower 48). Never a pointer, never a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[repr(transparent)]
+pub struct Gpa(pub u64);
+
+impl Gpa {
+    /// Bits of the offset part.
+    pub const OFFSET_BITS: u32 = 48;
+
+    /// Joins a region and an offset in it. The offset must fit 48 bits.
+    pub fn new(region: RegionId, offset: RegionOffset) -> Gpa {
+        assert!(offset.0 >> Self::OFFSET_BITS == 0, "region offset over 48 bits");
+        Gpa(u64::from(region.0) << Self::OFFSET_BITS | offset.0)
+    }
+
+    /// The region part.
+    pub fn region(self) -> RegionId {
+        RegionId((self.0 >> Self::OFFSET_BITS) as u16)
+    }
+
+    /// The offset part.
+    pub fn offset(self) -> RegionOffset {
+        RegionOffset(self.0 & ((1 << Self::OFFSET_BITS) - 1))
+    }
+
+    /// The address `bytes` further on in the same region; `None` when that leaves the region's address space.
+    pub fn checked_add(self, bytes: u64) -> Option<Gpa> {
+        let offset = self.offset().0.checked_add(bytes)?;
+        (offset >> Self::OFFSET_BITS == 0).then(|| Gpa::new(self.region(), RegionOffset(offset)))
+    }
+}
+
+impl fmt::Debug for Gpa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.region(), self.offset())
+    }
+}
+
+/// Inode number: region (upper 16 bits) and slot in it. The inode lies at region offset `slot * 256`, so a number
+/// is also an address and a remote `stat` needs no table. Slot 0 of every region is the region header; slot 1 of
+/// region 0 is the root directory, so the root's number is 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[repr(transparent)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+
+    /// Joins a region and a slot of its inode table.
+    pub fn new(region: RegionId, slot: u64) -> Ino {
+        assert!(slot < 1 << 40, "inode slot over 40 bits");
+        Ino(u64::from(region.0) << 48 | slot)
+    }
+
+    /// The region that holds the inode.
+    pub fn region(self) -> RegionId {
+        RegionId((self.0 >> 48) as u16)
+    }
+
+    /// The slot in the region.
+    pub fn slot(self) -> u64 {
+        self.0 & ((1 << 48) - 1)
+    }
+
+    /// Where the inode lies in its region; `None` for a number that no inode can have.
+    pub fn offset(self) -> Option<RegionOffset> {
+        let slot = self.slot();
+        (slot != 0 && slot < 1 << 40).then(|| RegionOffset(slot * crate::INODE_SIZE as u64))
+    }
+}
+
+impl fmt::Debug for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "i{}:{}", self.region().0, self.slot())
+    }
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The log tail: logical length of the log in 64-byte units (lower 40 bits) and log version (upper 24, raised
+/// when garbage collection writes a new log and when a slot is used again). Equal words mean equal logs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[repr(transparent)]
+pub struct Tail(pub u64);
+
+impl Tail {
+    /// Joins a version and a length in 64-byte units.
+    pub fn new(version: u32, units: u64) -> Tail {
+        assert!(version < 1 << 24 && units < 1 << 40, "tail out of range");
+        Tail(u64::from(version) << 40 | units)
+    }
+
+    /// The log version.
+    pub fn version(self) -> u32 {
+        (self.0 >> 40) as u32
+    }
+
+    /// The log's length in 64-byte units.
+    pub fn units(self) -> u64 {
+        self.0 & ((1 << 40) - 1)
+    }
+}
+
+impl fmt::Debug for Tail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}+{}", self.version(), self.units())
+    }
+}
+
+/// A transaction across regions: the coordinating node and a number that node never uses again. Never 0: it is
+/// what an inode's lock word holds while the transaction has collected the inode.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[repr(transparent)]
+pub struct TxnId(pub u64);
+
+impl TxnId {
+    /// Joins the coordinator and its sequence number (at least 1, below 2^48).
+    pub fn new(node: NodeId, sequence: u64) -> TxnId {
+        assert!(sequence != 0 && sequence < 1 << 48, "transaction number out of range");
+        TxnId(u64::from(node.0) << 48 | sequence)
+    }
+
+    /// The coordinating node.
+    pub fn node(self) -> NodeId {
+        NodeId((self.0 >> 48) as u16)
+    }
+
+    /// The coordinator's sequence number.
+    pub fn sequence(self) -> u64 {
+        self.0 & ((1 << 48) - 1)
+    }
+}
+
+impl fmt::Debug for TxnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "t{}:{}", self.node().0, self.sequence())
+    }
+}

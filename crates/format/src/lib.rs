@@ -1,0 +1,23 @@
+//! What lies on the media: superblock, segment table, region header, inode, log entries, redo record, each with its
+//! checksum and version. Pure: bytes in, typed views out, no I/O. `docs/media-format.md` draws it byte by byte.
+//!
+//! Nothing read from the media is trusted: every decoder checks magic, version, bounds and checksum and returns a
+//! [`FormatError`] that names the structure.
+#![forbid(unsafe_code)]
+
+mod attr;
+mod ids;
+
+pub use attr::{Attr, FileKind};
+pub use ids::{Epoch, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId};
+
+/// A cache line: the unit in which the medium may tear a store of more than eight bytes.
+pub const LINE: usize = 64;
+/// The page: unit of data allocation and size of a log page, in bytes.
+pub const PAGE: usize = 4096;
+/// Size of an inode on the media, in bytes.
+pub const INODE_SIZE: usize = 256;
+/// Longest name of a directory entry, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest target of a symbolic link, in bytes (PATH_MAX without the terminating NUL).
+pub const SYMLINK_MAX: usize = 4095;

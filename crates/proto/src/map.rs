@@ -1,0 +1,135 @@
+//! The cluster map and the segment maps: who serves a region, and where its bytes lie.
+
+use polvo_format::{Epoch, NodeId, RegionId, RegionOffset};
+use serde::{Deserialize, Serialize};
+
+/// Role of a replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ReplicaRole {
+    /// Serves the region.
+    Primary,
+    /// Synchronous copy.
+    Mirror,
+    /// Asynchronous copy.
+    Backup,
+}
+
+/// One copy of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Replica {
+    /// Where.
+    pub node: NodeId,
+    /// As what.
+    pub role: ReplicaRole,
+}
+
+/// A region in the map.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RegionInfo {
+    /// Which.
+    pub id: RegionId,
+    /// Raised when the replica set changes.
+    pub epoch: Epoch,
+    /// Its copies; exactly one is primary.
+    pub replicas: Vec<Replica>,
+}
+
+impl RegionInfo {
+    /// The node that serves the region; `None` while it has no primary.
+    pub fn primary(&self) -> Option<NodeId> {
+        self.replicas.iter().find(|r| r.role == ReplicaRole::Primary).map(|r| r.node)
+    }
+}
+
+/// A node in the map.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Which.
+    pub id: NodeId,
+    /// Identity of the host (boot id); peers on the same host prefer `shm`.
+    pub host: String,
+    /// Addresses in order of preference, as `polvo_fabric::Address` prints them.
+    pub addresses: Vec<String>,
+}
+
+/// Epoch, nodes, regions with their replica sets and roles.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClusterMap {
+    /// Identity of the cluster.
+    pub cluster: [u8; 16],
+    /// Raised with every change.
+    pub epoch: Epoch,
+    /// All nodes, by id.
+    pub nodes: Vec<NodeInfo>,
+    /// All regions, by id.
+    pub regions: Vec<RegionInfo>,
+}
+
+impl ClusterMap {
+    /// The region's entry.
+    pub fn region(&self, id: RegionId) -> Option<&RegionInfo> {
+        self.regions.binary_search_by_key(&id, |r| r.id).ok().map(|i| &self.regions[i])
+    }
+
+    /// The node's entry.
+    pub fn node(&self, id: NodeId) -> Option<&NodeInfo> {
+        self.nodes.iter().find(|n| n.id == id)
+    }
+
+    /// The node that serves a region.
+    pub fn primary(&self, id: RegionId) -> Option<NodeId> {
+        self.region(id).and_then(RegionInfo::primary)
+    }
+}
+
+/// What a segment holds; fixed while the segment belongs to a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum SegmentClass {
+    /// Inodes (and, in the first one, the region header in slot 0).
+    Inodes = 1,
+    /// Log pages.
+    Logs = 2,
+    /// File data.
+    Data = 3,
+}
+
+/// Where a segment of a region lies on one replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SegmentPlace {
+    /// Index in the region (region offset = index * segment size).
+    pub index: u32,
+    /// Byte offset in the node's pool, which is also the offset under the whole-pool keys.
+    pub pool_offset: u64,
+    /// What it holds.
+    pub class: SegmentClass,
+    /// Key for one-sided writes to this segment (offset 0 = the segment's first byte); 0 where the asker may not write.
+    pub write_key: u64,
+}
+
+/// How a region's offsets map to one node's pool.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SegmentMap {
+    /// Which region.
+    pub region: RegionId,
+    /// Epoch for which the keys hold.
+    pub epoch: Epoch,
+    /// log2 of the segment size.
+    pub segment_shift: u32,
+    /// Key for one-sided reads of the whole pool.
+    pub read_key: u64,
+    /// Key for one-sided writes and atomics anywhere in the pool, for dispatch; 0 for an asker that is no node.
+    pub node_key: u64,
+    /// Segments by index.
+    pub segments: Vec<SegmentPlace>,
+}
+
+impl SegmentMap {
+    /// Translates a region offset to the place of its segment and the offset in the segment; `None` when the
+    /// segment is not (yet) known, which is the sign to fetch the map again.
+    pub fn locate(&self, offset: RegionOffset) -> Option<(&SegmentPlace, u64)> {
+        let index = u32::try_from(offset.0 >> self.segment_shift).ok()?;
+        let at = self.segments.binary_search_by_key(&index, |s| s.index).ok()?;
+        Some((&self.segments[at], offset.0 & ((1 << self.segment_shift) - 1)))
+    }
+}

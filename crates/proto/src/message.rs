@@ -1,0 +1,753 @@
+//! Requests and replies.
+
+use crate::{ClusterMap, FsError, SegmentMap};
+use polvo_format::{Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SessionId, Tail, TxnId};
+use serde::{Deserialize, Serialize};
+
+/// An inode and which of the files that used its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct InodeRef {
+    /// Number.
+    pub ino: Ino,
+    /// Generation.
+    pub generation: Generation,
+}
+
+/// On whose behalf a request is made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Cred {
+    /// A mount: the kernel has checked permissions already.
+    Kernel,
+    /// A library user; the node checks.
+    User {
+        /// effective user
+        uid: u32,
+        /// effective group
+        gid: u32,
+        /// supplementary groups (at most 64)
+        groups: Vec<u32>,
+    },
+}
+
+/// Envelope of every request.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Call {
+    /// Who calls.
+    pub session: SessionId,
+    /// Grows by one with each request of the session; a retry repeats it.
+    pub request_id: u64,
+    /// Epoch of the caller's cluster map.
+    pub epoch: Epoch,
+    /// On whose behalf.
+    pub cred: Cred,
+    /// What.
+    pub request: Request,
+}
+
+/// Answer to a [`Call`].
+pub type Answer = Result<Reply, FsError>;
+
+/// What a new inode is to be.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NewFile {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits, umask already applied.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group (the parent's is used instead when the parent has its set-group-id bit).
+    pub gid: u32,
+    /// Device number of device files.
+    pub rdev: u64,
+    /// Target of a symbolic link.
+    #[serde(with = "serde_bytes")]
+    pub target: Vec<u8>,
+}
+
+/// Change of attributes; `None` leaves one as it is. The change time moves always.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length (truncate or extend).
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<TimeChange>,
+    /// Modification time.
+    pub mtime: Option<TimeChange>,
+}
+
+/// New value of a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum TimeChange {
+    /// The node's clock.
+    Now,
+    /// Nanoseconds since the epoch.
+    To(i64),
+}
+
+/// Bytes of a file that the client has put into space delegated to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WriteRun {
+    /// Where in the file (in an append: relative to the end of file).
+    pub offset: u64,
+    /// Bytes; never 0, never past the delegated pages.
+    pub len: u64,
+    /// Where the bytes lie.
+    pub gpa: Gpa,
+}
+
+/// Mapped part of a file; what is not covered reads as zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Extent {
+    /// Where in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where they lie (data page, or log entry for inline bytes). Never crosses a segment.
+    pub gpa: Gpa,
+}
+
+/// Consecutive free pages handed to a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PageRun {
+    /// First byte; page-aligned.
+    pub gpa: Gpa,
+    /// Number of pages; a run never crosses a segment.
+    pub pages: u32,
+}
+
+/// Where the log goes on: enough for a client to pull later entries with one-sided reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogCursor {
+    /// The log as known.
+    pub tail: Tail,
+    /// The log page that holds position `tail`, or the one before it when `tail` lies on a page boundary whose
+    /// page is not linked yet; 0 while the log fits the inode.
+    pub page: RegionOffset,
+}
+
+/// A file's mapping as of a tail.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileMap {
+    /// Attributes as of `cursor.tail`.
+    pub attr: Attr,
+    /// The log.
+    pub cursor: LogCursor,
+    /// Extents by offset, from the asked offset on.
+    pub extents: Vec<Extent>,
+    /// More extents follow: ask again from the end of the last one.
+    pub more: bool,
+}
+
+/// Result of a write: the log as it is now.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Written {
+    /// Where the first byte went.
+    pub offset: u64,
+    /// Attributes now.
+    pub attr: Attr,
+    /// The log now.
+    pub cursor: LogCursor,
+    /// The log entries (whole 64-byte units) after the tail that the caller knew, this write's own included;
+    /// `None` when they are too many or the log was rewritten: the caller fetches the map anew.
+    #[serde(with = "serde_bytes")]
+    pub entries: Option<Vec<u8>>,
+    /// Space delegated in addition, as far as asked for and there is any.
+    pub space: Vec<PageRun>,
+}
+
+/// An entry of a directory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Position: give the last one seen to go on. Stable for the life of the entry.
+    pub cookie: u64,
+    /// Which inode.
+    pub target: InodeRef,
+    /// Its type.
+    pub kind: FileKind,
+    /// Name.
+    #[serde(with = "serde_bytes")]
+    pub name: Vec<u8>,
+}
+
+/// A name's inode, found in a directory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Found {
+    /// Which inode.
+    pub target: InodeRef,
+    /// Its type.
+    pub kind: FileKind,
+    /// The directory's log as of this answer.
+    pub dir_tail: Tail,
+    /// The inode's attributes and tail, when its region is served by the answering node.
+    pub attr: Option<(Attr, Tail)>,
+}
+
+/// A new or changed inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Made {
+    /// Attributes.
+    pub attr: Attr,
+    /// Its log.
+    pub tail: Tail,
+    /// The log of the directory that got the name (after the operation).
+    pub dir_tail: Tail,
+}
+
+/// What `rename` is to do when the new name exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace it (POSIX).
+    Replace,
+    /// Fail with EEXIST.
+    NoReplace,
+    /// Swap the two.
+    Exchange,
+}
+
+/// What `setxattr` is to do about an attribute that exists, or does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Create or replace.
+    Any,
+    /// Fail with EEXIST when it exists.
+    Create,
+    /// Fail with ENODATA when it does not.
+    Replace,
+}
+
+/// What `fallocate` is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum FallocateMode {
+    /// Extend the size to cover the range.
+    Extend,
+    /// Leave the size alone.
+    KeepSize,
+    /// Free the range (the size stays).
+    PunchHole,
+    /// Zero the range; the flag says whether the size stays.
+    ZeroRange {
+        /// leave the size alone
+        keep_size: bool,
+    },
+}
+
+/// A participant's part of a transaction, as collected: the coordinator logs and dispatches it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Collected {
+    /// Bytes to write, in order; addresses in the participant's region.
+    pub writes: Vec<(Gpa, serde_bytes::ByteBuf)>,
+    /// Lock words (of the inodes involved) that hold the transaction's id and are to be swapped to 0 at the end.
+    pub locks: Vec<Gpa>,
+    /// One result an intent.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// One change that a transaction wants of a region. Names are checked again when staged, so that a decision taken
+/// on an old view fails instead of doing harm.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Intent {
+    /// A fresh inode with one name (directories: nlink 2, `parent` as parent).
+    NewInode {
+        /// what
+        file: NewFile,
+        /// the directory that will name it
+        parent: InodeRef,
+        /// inherit this placement attribute (directories)
+        placement: Placement,
+        /// nlink 0: a temporary file without a name, held open by the asking session
+        unnamed: bool,
+    },
+    /// Enter a name; fails when it exists.
+    AddName {
+        /// where
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// inode to name; `None`: the inode that the `NewInode` before it in this list made
+        target: Option<InodeRef>,
+        /// its type
+        kind: FileKind,
+    },
+    /// Remove a name; fails unless it names `target`.
+    RemoveName {
+        /// where
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// what it must name
+        target: InodeRef,
+    },
+    /// Point an existing name at another inode; fails unless it names `old`.
+    ReplaceName {
+        /// where
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// what it must name
+        old: InodeRef,
+        /// what it names then
+        new: InodeRef,
+        /// its type
+        kind: FileKind,
+    },
+    /// One name more.
+    AddLink {
+        /// inode (no directory)
+        inode: InodeRef,
+    },
+    /// One name less; at 0 the inode dies (freed once nobody holds it open).
+    DropLink {
+        /// inode (no directory)
+        inode: InodeRef,
+    },
+    /// Kill a directory; fails unless it is empty.
+    DropDirectory {
+        /// directory
+        inode: InodeRef,
+    },
+    /// A directory was renamed into another parent.
+    SetParent {
+        /// directory
+        inode: InodeRef,
+        /// new parent
+        parent: InodeRef,
+    },
+    /// Move the change time only (a renamed file).
+    Touch {
+        /// inode
+        inode: InodeRef,
+    },
+    /// Check that a directory is alive and hold it still (the target directory of a link or rename).
+    Pin {
+        /// directory
+        inode: InodeRef,
+    },
+}
+
+/// Result of one intent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The inode after the change.
+    pub attr: Attr,
+    /// Its tail after the change.
+    pub tail: Tail,
+}
+
+/// Where new inodes of a directory go; inherited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Placement {
+    /// By hash, the less full of two candidates.
+    #[default]
+    Hash = 0,
+    /// The creator's own node while it has space, else as `Hash`.
+    Local = 1,
+}
+
+/// State of a transaction as its coordinator knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum TxnState {
+    /// Not decided yet.
+    Undecided,
+    /// Decided; the coordinator dispatches until it succeeds.
+    Committed,
+    /// Unknown or given up: the participant lets go.
+    Aborted,
+}
+
+/// What a caller may ask of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// First call on a connection: opens (or rejoins) the session at this node.
+    Attach {
+        /// [`crate::PROTOCOL_VERSION`]
+        version: u32,
+        /// shown in `polvo status`
+        name: String,
+        /// the node this client runs inside of or beside, for `Placement::Local`
+        home: Option<NodeId>,
+    },
+    /// Renews the lease. `idle_since` tells the node that no one-sided read of this session that began before that
+    /// tick is still under way (quarantine).
+    Heartbeat {
+        /// the newest tick seen
+        tick: u64,
+    },
+    /// Ends the session: everything it holds is returned.
+    Detach,
+    /// The cluster map.
+    Map,
+    /// Where a region's segments lie.
+    Segments {
+        /// which
+        region: RegionId,
+    },
+    /// Finds a name.
+    Lookup {
+        /// directory
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Attributes of an inode whose generation is not known (`None`) or must match.
+    GetAttr {
+        /// number
+        ino: Ino,
+        /// generation
+        generation: Option<Generation>,
+    },
+    /// Changes attributes.
+    SetAttr {
+        /// inode
+        inode: InodeRef,
+        /// what
+        set: SetAttr,
+    },
+    /// Makes an inode and its name; EEXIST when the name exists. With `open`, the caller also holds it open.
+    Create {
+        /// directory
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// what
+        file: NewFile,
+        /// hold it open
+        open: bool,
+    },
+    /// Makes a file without a name in the region of choice of `dir` and holds it open.
+    CreateUnnamed {
+        /// directory whose placement and group apply
+        dir: InodeRef,
+        /// what
+        file: NewFile,
+    },
+    /// Removes a name of something that is no directory.
+    Unlink {
+        /// directory
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Removes an empty directory.
+    Rmdir {
+        /// its parent
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Adds a name.
+    Link {
+        /// inode (no directory)
+        inode: InodeRef,
+        /// directory
+        dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Renames. Sent to the primary of `new_dir`, which coordinates.
+    Rename {
+        /// directory
+        old_dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        old_name: Vec<u8>,
+        /// directory
+        new_dir: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        new_name: Vec<u8>,
+        /// how
+        mode: RenameMode,
+    },
+    /// Target of a symbolic link.
+    ReadLink {
+        /// inode
+        inode: InodeRef,
+    },
+    /// Entries of a directory after a position.
+    ReadDir {
+        /// directory
+        dir: InodeRef,
+        /// 0, or the cookie of the last entry seen
+        after: u64,
+        /// how many at the most
+        max: u32,
+    },
+    /// Holds an inode open (it outlives its last name while held) and asks for its map.
+    Open {
+        /// inode
+        inode: InodeRef,
+    },
+    /// Extents of a file from an offset on.
+    Extents {
+        /// inode
+        inode: InodeRef,
+        /// file offset
+        from: u64,
+    },
+    /// Lets go of inodes held open.
+    Release {
+        /// which
+        inodes: Vec<InodeRef>,
+    },
+    /// Eager write: the bytes travel along.
+    Write {
+        /// inode
+        inode: InodeRef,
+        /// file offset (ignored in an append)
+        offset: u64,
+        /// write at the end of file, wherever that is
+        append: bool,
+        /// the log as the caller knows it
+        known: Tail,
+        /// at most [`crate::EAGER_MAX`]
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// Log commit: the data lies in space delegated to the session already (client-active write).
+    Commit {
+        /// inode
+        inode: InodeRef,
+        /// where the bytes lie; in ascending, non-overlapping order of offset
+        runs: Vec<WriteRun>,
+        /// offsets are relative to the end of file
+        append: bool,
+        /// the log as the caller knows it
+        known: Tail,
+        /// pages to delegate in the reply
+        want_pages: u32,
+    },
+    /// Changes the mapping of a range.
+    Fallocate {
+        /// inode
+        inode: InodeRef,
+        /// how
+        mode: FallocateMode,
+        /// file offset
+        offset: u64,
+        /// bytes
+        len: u64,
+    },
+    /// Makes earlier operations durable against power loss where the medium needs it (plain files).
+    Sync,
+    /// Asks for space in a region to write to.
+    Delegate {
+        /// region
+        region: RegionId,
+        /// pages wanted; fewer may come
+        pages: u32,
+    },
+    /// Gives unused delegated space back.
+    ReturnSpace {
+        /// which
+        runs: Vec<PageRun>,
+    },
+    /// Value of an extended attribute.
+    GetXattr {
+        /// inode
+        inode: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Names of all extended attributes.
+    ListXattr {
+        /// inode
+        inode: InodeRef,
+    },
+    /// Sets an extended attribute.
+    SetXattr {
+        /// inode
+        inode: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// value
+        #[serde(with = "serde_bytes")]
+        value: Vec<u8>,
+        /// how
+        mode: XattrMode,
+    },
+    /// Removes an extended attribute.
+    RemoveXattr {
+        /// inode
+        inode: InodeRef,
+        /// name
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Space and inodes of this node.
+    Usage,
+    /// Everything `polvo status` shows of this node, as JSON.
+    Status,
+    /// Checks this node's regions online; returns findings.
+    Check {
+        /// which; all of the node when `None`
+        region: Option<RegionId>,
+    },
+    /// Ends the daemon in good order (role node or administrator).
+    Shutdown,
+
+    /// Node to node: lock and stage a participant's part (collect).
+    Collect {
+        /// transaction
+        txn: TxnId,
+        /// region
+        region: RegionId,
+        /// session on whose behalf (it holds an unnamed inode open)
+        on_behalf: SessionId,
+        /// open the new inode for that session
+        open: bool,
+        /// what
+        intents: Vec<Intent>,
+    },
+    /// Node to node: how did this transaction end?
+    TxnState {
+        /// transaction
+        txn: TxnId,
+    },
+    /// Node to node: take (or give back) the cluster-wide lock under which directories change parents. Granted by
+    /// the primary of region 0 for a bounded time.
+    RenameLock {
+        /// transaction that takes it
+        txn: TxnId,
+        /// give it back
+        release: bool,
+    },
+    /// Node to node: a directory's parent (for the check that a rename makes no loop).
+    Parent {
+        /// directory
+        inode: InodeRef,
+    },
+}
+
+/// Answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Nothing to say.
+    Done,
+    /// To `Attach`.
+    Attached {
+        /// lease in milliseconds; renew well before
+        lease_ms: u64,
+        /// grace tick now
+        tick: u64,
+        /// the map
+        map: ClusterMap,
+        /// the node that answers
+        node: NodeId,
+        /// false: there was no such session at this node (anything held here before is gone)
+        resumed: bool,
+        /// `Sync` is needed for durability against power loss
+        needs_sync: bool,
+    },
+    /// To `Heartbeat`.
+    Renewed {
+        /// grace tick now
+        tick: u64,
+        /// inodes that died while this session held them open: release those not in use
+        recall: Vec<InodeRef>,
+        /// newest map epoch
+        epoch: Epoch,
+    },
+    /// To `Map`.
+    Map(ClusterMap),
+    /// To `Segments`.
+    Segments(SegmentMap),
+    /// To `Lookup`.
+    Found(Found),
+    /// To `GetAttr`, `SetAttr`, `Fallocate`, `SetXattr`, `RemoveXattr`, `Link`: the inode now.
+    Attr {
+        /// attributes
+        attr: Attr,
+        /// log
+        tail: Tail,
+    },
+    /// To `Create`, `CreateUnnamed`.
+    Made(Made),
+    /// To `ReadLink`, `GetXattr`.
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// To `ListXattr`.
+    Names(Vec<serde_bytes::ByteBuf>),
+    /// To `ReadDir`: empty at the end.
+    Entries(Vec<DirEntry>),
+    /// To `Open`, `Extents`.
+    FileMap(FileMap),
+    /// To `Write`, `Commit`.
+    Written(Written),
+    /// To `Delegate`.
+    Space(Vec<PageRun>),
+    /// To `Usage`.
+    Usage(Usage),
+    /// To `Status`, `Check`.
+    Json(String),
+    /// To `Collect`.
+    Collected(Collected),
+    /// To `TxnState`.
+    TxnState(TxnState),
+    /// To `Parent`.
+    Parent(InodeRef),
+}
+
+/// Space and inodes of one node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of the pool's segments.
+    pub total_bytes: u64,
+    /// Bytes free for data (free segments and free pages).
+    pub free_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Inodes that could still be made.
+    pub free_inodes: u64,
+}
+
+/// Why bytes were no message.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("malformed message: {0}")]
+pub struct DecodeError(pub String);
+
+fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(DecodeError(format!("{} bytes after the end", rest.len()))),
+        Err(e) => Err(DecodeError(e.to_string())),
+    }
+}
+
+impl Call {
+    /// Bytes for the wire.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("messages hold nothing that postcard cannot encode")
+    }
+
+    /// Parses bytes from the wire and checks all lengths against the limits of this crate.
+    pub fn decode(bytes: &[u8]) -> Result<Call, DecodeError> {
+        decode(bytes)
+    }
+}
+
+/// Bytes of an answer for the wire.
+pub fn encode_answer(answer: &Answer) -> Vec<u8> {
+    postcard::to_stdvec(answer).expect("messages hold nothing that postcard cannot encode")
+}
+
+/// Parses an answer from the wire.
+pub fn decode_answer(bytes: &[u8]) -> Result<Answer, DecodeError> {
+    decode(bytes)
+}
