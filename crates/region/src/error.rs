@@ -1,0 +1,33 @@
+//! The one error type of the crate.
+
+use polvo_format::{Ino, TxnId};
+use polvo_proto::FsError;
+
+/// Errors; `FsError` is what goes to the caller.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RegionError {
+    /// the answer of the operation
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// inode is collected by a transaction: wait until it ends, then try again
+    #[error("inode {ino} is held by transaction {txn:?}")]
+    Held {
+        /// inode
+        ino: Ino,
+        /// by
+        txn: TxnId,
+    },
+    /// media damage
+    #[error("{what} at pool offset {at:#x}: {why}")]
+    Corrupt {
+        /// structure
+        what: &'static str,
+        /// where
+        at: u64,
+        /// why
+        why: String,
+    },
+    /// pool unusable (not a pool, wrong version, other cluster, truncated)
+    #[error("{0}")]
+    Pool(String),
+}
