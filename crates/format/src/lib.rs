@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod attr;
+mod error;
 mod ids;
 
 pub use attr::{Attr, FileKind};
+pub use error::FormatError;
 pub use ids::{Epoch, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId};
 
 /// A cache line: the unit in which the medium may tear a store of more than eight bytes.
