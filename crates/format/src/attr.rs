@@ -29,7 +29,9 @@ impl FileKind {
     /// Decodes the byte on the media; `None` for a byte that is no kind.
     pub fn from_u8(byte: u8) -> Option<FileKind> {
         use FileKind::*;
-        [File, Directory, Symlink, Fifo, Socket, CharDevice, BlockDevice, Object].into_iter().find(|k| *k as u8 == byte)
+        [File, Directory, Symlink, Fifo, Socket, CharDevice, BlockDevice, Object]
+            .into_iter()
+            .find(|k| *k as u8 == byte)
     }
 
     /// The `S_IFMT` bits of `st_mode`. An object shows as a regular file.

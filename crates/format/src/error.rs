@@ -42,6 +42,9 @@ pub enum FormatError {
 impl FormatError {
     /// A field with a value that it cannot have.
     pub fn invalid(structure: &'static str, why: impl Into<String>) -> FormatError {
-        FormatError::Invalid { structure, why: why.into() }
+        FormatError::Invalid {
+            structure,
+            why: why.into(),
+        }
     }
 }

@@ -8,10 +8,18 @@
 mod attr;
 mod error;
 mod ids;
+mod redo;
+mod segment;
+mod superblock;
 
 pub use attr::{Attr, FileKind};
 pub use error::FormatError;
 pub use ids::{Epoch, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId};
+pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
+pub use segment::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
+pub use superblock::{
+    FORMAT_VERSION, POOL_MAGIC, PoolLayout, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS, Superblock,
+};
 
 /// A cache line: the unit in which the medium may tear a store of more than eight bytes.
 pub const LINE: usize = 64;
