@@ -37,6 +37,12 @@ pub enum FormatError {
         /// field and value
         why: String,
     },
+    /// An inode was read while it was being changed (or its checksums are wrong): read it again, a few times.
+    #[error("inode: read while it was changed")]
+    Torn,
+    /// The inode slot holds no inode.
+    #[error("inode: slot is free")]
+    Free,
 }
 
 impl FormatError {
