@@ -37,7 +37,10 @@ pub struct RegionInfo {
 impl RegionInfo {
     /// The node that serves the region; `None` while it has no primary.
     pub fn primary(&self) -> Option<NodeId> {
-        self.replicas.iter().find(|r| r.role == ReplicaRole::Primary).map(|r| r.node)
+        self.replicas
+            .iter()
+            .find(|r| r.role == ReplicaRole::Primary)
+            .map(|r| r.node)
     }
 }
 
@@ -68,7 +71,10 @@ pub struct ClusterMap {
 impl ClusterMap {
     /// The region's entry.
     pub fn region(&self, id: RegionId) -> Option<&RegionInfo> {
-        self.regions.binary_search_by_key(&id, |r| r.id).ok().map(|i| &self.regions[i])
+        self.regions
+            .binary_search_by_key(&id, |r| r.id)
+            .ok()
+            .map(|i| &self.regions[i])
     }
 
     /// The node's entry.

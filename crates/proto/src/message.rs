@@ -1,7 +1,9 @@
 //! Requests and replies.
 
-use crate::{ClusterMap, FsError, SegmentMap};
-use polvo_format::{Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SessionId, Tail, TxnId};
+use crate::{CheckFacts, ClusterMap, FsError, SegmentMap};
+use polvo_format::{
+    Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SessionId, Tail, TxnId,
+};
 use serde::{Deserialize, Serialize};
 
 /// An inode and which of the files that used its slot.
@@ -376,6 +378,9 @@ pub enum Request {
         name: String,
         /// the node this client runs inside of or beside, for `Placement::Local`
         home: Option<NodeId>,
+        /// number of the caller's set of links (its thread), unique in the session. A newer connection of the same
+        /// set replaces the older one: nothing of the older takes effect any more once this is answered
+        link: u64,
     },
     /// Renews the lease. `idle_since` tells the node that no one-sided read of this session that began before that
     /// tick is still under way (quarantine).
@@ -387,10 +392,12 @@ pub enum Request {
     Detach,
     /// The cluster map.
     Map,
-    /// Where a region's segments lie.
+    /// Where a region's segments lie, at most [`crate::SEGMENTS_PAGE`] of them: a full page says to ask on.
     Segments {
         /// which
         region: RegionId,
+        /// smallest segment index wanted
+        from: u32,
     },
     /// Finds a name.
     Lookup {
@@ -595,10 +602,12 @@ pub enum Request {
     Usage,
     /// Everything `polvo status` shows of this node, as JSON.
     Status,
-    /// Checks this node's regions online; returns findings.
+    /// Checks a region online. The facts come in pages of one and the same check; asking for page 0 runs a new one.
     Check {
-        /// which; all of the node when `None`
-        region: Option<RegionId>,
+        /// which
+        region: RegionId,
+        /// 0, or `next` of the page before
+        page: u64,
     },
     /// Ends the daemon in good order (role node or administrator).
     Shutdown,
@@ -694,8 +703,10 @@ pub enum Reply {
     Space(Vec<PageRun>),
     /// To `Usage`.
     Usage(Usage),
-    /// To `Status`, `Check`.
+    /// To `Status`.
     Json(String),
+    /// To `Check`.
+    Facts(CheckFacts),
     /// To `Collect`.
     Collected(Collected),
     /// To `TxnState`.
@@ -738,7 +749,9 @@ impl Call {
 
     /// Parses bytes from the wire and checks all lengths against the limits of this crate.
     pub fn decode(bytes: &[u8]) -> Result<Call, DecodeError> {
-        decode(bytes)
+        let call: Call = decode(bytes)?;
+        call.check_limits()?;
+        Ok(call)
     }
 }
 

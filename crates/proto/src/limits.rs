@@ -1,0 +1,104 @@
+//! Limits of messages, and which requests change something.
+
+use crate::{Call, Cred, DecodeError, Intent, Request};
+
+/// Largest write whose bytes travel in the request, in bytes.
+pub const EAGER_MAX: usize = 4096;
+/// Largest extended attribute value, in bytes.
+pub const XATTR_VALUE_MAX: usize = 3584;
+/// Most write runs in one commit.
+pub const RUNS_MAX: usize = 512;
+/// Largest file, in bytes (2^63 - 1, as POSIX `off_t` allows).
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
+/// Most segments in one answer to `Segments`.
+pub const SEGMENTS_PAGE: usize = 2048;
+/// Most facts (inodes and names together) in one answer to `Check`.
+pub const FACTS_PAGE: usize = 1500;
+/// Most supplementary groups of a caller.
+pub const GROUPS_MAX: usize = 64;
+/// Most inodes in one `Release`, and most runs in one `ReturnSpace`.
+pub const RELEASE_MAX: usize = 1024;
+/// Most intents in one `Collect`.
+pub const INTENTS_MAX: usize = 16;
+/// Longest name of a client, in bytes.
+pub const CLIENT_NAME_MAX: usize = 256;
+
+fn at_most(what: &str, found: usize, limit: usize) -> Result<(), DecodeError> {
+    if found <= limit {
+        Ok(())
+    } else {
+        Err(DecodeError(format!("{found} {what}, over the limit of {limit}")))
+    }
+}
+
+impl Call {
+    /// Refuses what no honest caller sends. Lengths for which POSIX has an error of its own (names, link targets,
+    /// attribute values) are left to the operation.
+    pub(crate) fn check_limits(&self) -> Result<(), DecodeError> {
+        if let Cred::User { groups, .. } = &self.cred {
+            at_most("groups", groups.len(), GROUPS_MAX)?;
+        }
+        match &self.request {
+            Request::Attach { name, .. } => at_most("bytes of client name", name.len(), CLIENT_NAME_MAX),
+            Request::Write { bytes, .. } => at_most("bytes of eager write", bytes.len(), EAGER_MAX),
+            Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
+            Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
+            Request::Collect { intents, .. } => at_most("intents", intents.len(), INTENTS_MAX),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Intent {
+    /// True when the intent makes an inode (and so needs space where it goes).
+    pub fn makes_inode(&self) -> bool {
+        matches!(self, Intent::NewInode { .. })
+    }
+}
+
+impl Request {
+    /// True when doing the request twice is not the same as doing it once: a node remembers the answers of these, so
+    /// that a repeated request id gets the answer of the first time.
+    pub fn is_mutation(&self) -> bool {
+        match self {
+            Request::SetAttr { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Link { .. }
+            | Request::Rename { .. }
+            | Request::Write { .. }
+            | Request::Commit { .. }
+            | Request::Fallocate { .. }
+            | Request::Delegate { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Collect { .. } => true,
+            Request::Attach { .. }
+            | Request::Heartbeat { .. }
+            | Request::Detach
+            | Request::Map
+            | Request::Segments { .. }
+            | Request::Lookup { .. }
+            | Request::GetAttr { .. }
+            | Request::ReadLink { .. }
+            | Request::ReadDir { .. }
+            | Request::Open { .. }
+            | Request::Extents { .. }
+            | Request::Release { .. }
+            | Request::Sync
+            | Request::ReturnSpace { .. }
+            | Request::GetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::Usage
+            | Request::Status
+            | Request::Check { .. }
+            | Request::Shutdown
+            | Request::TxnState { .. }
+            | Request::RenameLock { .. }
+            | Request::Parent { .. } => false,
+        }
+    }
+}
