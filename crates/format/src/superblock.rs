@@ -246,8 +246,8 @@ impl Superblock {
     }
 
     /// Reads the copy that lies at `offset` in the pool. Errors: [`FormatError::Magic`] where there is no superblock,
-    /// `Version` for one of a later version (whose checksum is not looked at: it may be elsewhere), `Checksum`,
-    /// `Invalid` for fields that no program of this version writes.
+    /// `Checksum`, `Version` for one of a later version, `Invalid` for fields that no program of this version writes.
+    /// (Magic number, version and checksum keep their places in all versions.)
     pub fn decode(bytes: &[u8], offset: u64) -> Result<Superblock, FormatError> {
         let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| FormatError::Short {
             structure: WHAT,
@@ -257,7 +257,9 @@ impl Superblock {
         if raw.magic != POOL_MAGIC {
             return Err(FormatError::Magic(WHAT));
         }
-        let whole = crc32c::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]) == raw.crc.get();
+        if crc32c::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]) != raw.crc.get() {
+            return Err(FormatError::Checksum(WHAT));
+        }
         let version = raw.version.get();
         if version > FORMAT_VERSION {
             return Err(FormatError::Version {
@@ -265,9 +267,6 @@ impl Superblock {
                 found: version,
                 known: FORMAT_VERSION,
             });
-        }
-        if !whole {
-            return Err(FormatError::Checksum(WHAT));
         }
         if version != FORMAT_VERSION {
             return Err(FormatError::invalid(WHAT, format!("version {version}")));
@@ -298,7 +297,7 @@ impl Superblock {
             .layout
             .check()
             .map_err(|why| FormatError::invalid(WHAT, why))?;
-        if superblock.generation == 0 || superblock.offset() != offset {
+        if superblock.generation == 0 || superblock.generation >> 63 != 0 || superblock.offset() != offset {
             return Err(FormatError::invalid(
                 WHAT,
                 format!("generation {} in this copy", superblock.generation),
@@ -354,6 +353,8 @@ mod tests {
         assert!(matches!(Superblock::decode(&[0; 4096], 0), Err(FormatError::Magic(_))));
         let mut newer = good;
         newer[8] = 9;
+        let crc = crc32c::crc32c(&newer[..SUPERBLOCK_USED - 4]).to_le_bytes();
+        newer[SUPERBLOCK_USED - 4..].copy_from_slice(&crc);
         assert!(matches!(
             Superblock::decode(&newer, s.offset()),
             Err(FormatError::Version { found: 9, .. })

@@ -1,8 +1,21 @@
 //! A pool: superblocks, segment table, redo log. Shared by all regions whose segments lie in it.
+//!
+//! The zones are those of Octopus (section 3.1); `docs/media-format.md` draws them byte by byte. Everything here may
+//! be called from several threads at once: locks are short and never held while bytes are written to a segment or to
+//! a redo log slot.
+
+mod open;
+mod redo_log;
+mod segment_table;
+mod sequence;
 
 use crate::RegionError;
-use polvo_format::{Gpa, NodeId, RegionId, TxnId};
+use polvo_format::{Gpa, NodeId, PoolLayout, RegionId, TxnId};
 use polvo_pmem::Pmem;
+use polvo_proto::SegmentClass;
+use redo_log::RedoLog;
+use segment_table::SegmentTable;
+use sequence::Sequence;
 use std::sync::Arc;
 
 /// Who a pool belongs to.
@@ -25,10 +38,6 @@ pub struct FormatParams {
     pub segment_shift: Option<u32>,
 }
 
-/// Segments of a pool: table, free list, redo log slots. Shared by the regions of the pool; `Send + Sync`.
-pub struct PoolSpace {
-    _p: (),
-}
 /// Segment counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PoolUsage {
@@ -39,6 +48,7 @@ pub struct PoolUsage {
     /// bytes of one
     pub segment_size: u64,
 }
+
 /// A logged transaction whose remote part still has to be dispatched.
 #[derive(Clone, Debug)]
 pub struct Undispatched {
@@ -49,11 +59,13 @@ pub struct Undispatched {
     /// (region, bytes and locks)
     pub remote: Vec<RemotePart>,
 }
-/// Redo log slot in use.
+
+/// Redo log slot in use: the slot (lower 8 bits) and the number of the record among those of the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RedoId(pub u64);
+
 /// What another region's primary contributed.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RemotePart {
     /// where
     pub region: RegionId,
@@ -63,41 +75,106 @@ pub struct RemotePart {
     pub locks: Vec<Gpa>,
 }
 
+/// Segments of a pool: table, free list, redo log slots. Shared by the regions of the pool; `Send + Sync`.
+pub struct PoolSpace {
+    pmem: Arc<Pmem>,
+    identity: PoolIdentity,
+    layout: PoolLayout,
+    table: SegmentTable,
+    redo: RedoLog,
+    sequence: Sequence,
+}
+
 impl PoolSpace {
-    /// Writes an empty pool.
-    pub fn format(_pmem: &Arc<Pmem>, _params: &FormatParams) -> Result<(), RegionError> {
-        todo!()
-    }
-    /// Opens a pool: checks superblocks, reads the segment table, replays the local part of redo records.
-    pub fn open(_pmem: Arc<Pmem>) -> Result<Arc<PoolSpace>, RegionError> {
-        todo!()
-    }
     /// Who it belongs to.
     pub fn identity(&self) -> PoolIdentity {
-        todo!()
+        self.identity
     }
-    /// Regions that own segments here.
+
+    /// Where its zones lie.
+    pub fn layout(&self) -> &PoolLayout {
+        &self.layout
+    }
+
+    /// Regions that own segments here, in order.
     pub fn regions(&self) -> Vec<RegionId> {
-        todo!()
+        self.table.regions()
     }
+
     /// Counts.
     pub fn usage(&self) -> PoolUsage {
-        todo!()
+        PoolUsage {
+            segments: self.layout.segments,
+            free_segments: self.table.free(),
+            segment_size: self.layout.segment_size(),
+        }
     }
+
+    /// A region's segments, by index: (index in the region, pool offset, what it holds).
+    pub fn segments_of(&self, region: RegionId) -> Vec<(u32, u64, SegmentClass)> {
+        self.table.segments_of(region)
+    }
+
+    /// Gives a free segment to a region as its segment number `index`; returns its pool offset. Durable on return.
+    /// Segments for inodes and logs come zeroed, those for data as they are. ENOSPC when none is free.
+    ///
+    /// # Panics
+    /// When the region has a segment of this index.
+    pub(crate) fn take_segment(&self, region: RegionId, index: u32, class: SegmentClass) -> Result<u64, RegionError> {
+        self.table.take(&self.pmem, region, index, class)
+    }
+
+    /// Takes a segment back from its region. Durable on return. Nothing on the media may lead to it any more.
+    ///
+    /// # Panics
+    /// When the region has no segment of this index.
+    #[allow(dead_code)] // for whoever shrinks or moves a region; covered by this module's tests
+    pub(crate) fn give_back_segment(&self, region: RegionId, index: u32) {
+        self.table.give_back(&self.pmem, region, index);
+    }
+
+    /// Logs a redo record: from its return on, the transaction has happened, and recovery puts `local` in place.
+    /// The caller then puts it in place, durably, and says so with [`Self::applied`]; until then no other record with
+    /// local writes to the same region may be logged. At most 16 KiB in all.
+    ///
+    /// # Errors
+    /// EINVAL when it is too large; EBUSY when all slots (that a record with a remote part may take) are in use.
+    pub(crate) fn log(&self, txn: TxnId, local: &[(Gpa, &[u8])], remote: &[RemotePart]) -> Result<RedoId, RegionError> {
+        self.redo.log(&self.pmem, &self.layout, txn, local, remote)
+    }
+
+    /// The record's local part is in place and durable. Returns the record when its remote part remains to be
+    /// dispatched (then [`Self::retire`] it); else its slot is free again. Durable on return.
+    pub(crate) fn applied(&self, record: RedoId) -> Option<RedoId> {
+        self.redo.applied(&self.pmem, &self.layout, record)
+    }
+
     /// Records found at `open` whose remote part is not known to be dispatched. Dispatch, then `retire`.
     pub fn undispatched(&self) -> Vec<Undispatched> {
-        todo!()
+        self.redo.undispatched()
     }
-    /// The remote part is durable at the participants.
-    pub fn retire(&self, _record: RedoId) {
-        todo!()
+
+    /// True while a record of this transaction is in the log: it has been decided, and not every participant is known
+    /// to have its part.
+    pub fn is_logged(&self, txn: TxnId) -> bool {
+        self.redo.is_logged(txn)
     }
+
+    /// The remote part is durable at the participants. A record that was retired already is left alone.
+    pub fn retire(&self, record: RedoId) {
+        self.redo.retire(&self.pmem, &self.layout, record);
+    }
+
     /// A number that no earlier run of this pool has used (persisted in strides); for `TxnId`s.
     pub fn next_sequence(&self) -> u64 {
-        todo!()
+        self.sequence.next(&self.pmem)
     }
+
     /// The pool.
     pub fn pmem(&self) -> &Arc<Pmem> {
-        todo!()
+        &self.pmem
     }
 }
+
+#[cfg(test)]
+mod tests;

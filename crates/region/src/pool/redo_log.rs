@@ -1,0 +1,332 @@
+//! The pool's redo log: slots that hold one record each (Octopus, section 3.3.2: the coordinator alone logs).
+//!
+//! Life of a slot: free - logged - free; or, with a remote part, free - logged - applied, to dispatch - free. The state
+//! stands in the slot's first word. Regions log at the same time, in different slots.
+
+use super::segment_table::SegmentTable;
+use super::{RedoId, RemotePart, Undispatched};
+use crate::RegionError;
+use parking_lot::Mutex;
+use polvo_format::{FormatError, Gpa, LINE, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, TxnId};
+use polvo_pmem::Pmem;
+use polvo_proto::FsError;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// Record numbers have 56 bits.
+const NUMBER_MAX: u64 = (1 << 56) - 1;
+
+pub(super) struct RedoLog {
+    state: Mutex<State>,
+    /// Slots that only records without a remote part may take: those come free again before their region's lock is
+    /// released, so that changes within a region go on while a participant cannot be reached.
+    reserved: usize,
+}
+
+struct State {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// From before the last `open`, and not retired.
+    found: Vec<Undispatched>,
+}
+
+struct Slot {
+    /// Of the record that is (or was last) in the slot.
+    number: u64,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Free,
+    Logged {
+        txn: TxnId,
+        remote: bool,
+    },
+    ToDispatch {
+        txn: TxnId,
+    },
+    /// On the way to `Free`; or not to be touched because it is damaged.
+    Closed,
+}
+
+impl RedoId {
+    fn new(slot: u32, number: u64) -> RedoId {
+        assert!(slot < 256, "redo log slot {slot}");
+        RedoId(number << 8 | u64::from(slot))
+    }
+
+    fn slot(self) -> u32 {
+        (self.0 & 0xff) as u32
+    }
+
+    fn number(self) -> u64 {
+        self.0 >> 8
+    }
+}
+
+thread_local! {
+    /// Where a record is put together before it is written in one piece.
+    static RECORD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl RedoLog {
+    /// Marks all slots free on the media. Not durable before the next fence.
+    pub fn format(pmem: &Pmem, layout: &PoolLayout) {
+        for slot in 0..layout.redo_slots {
+            pmem.zero_streaming(layout.slot_offset(slot), LINE as u64);
+        }
+    }
+
+    pub fn log(
+        &self,
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        txn: TxnId,
+        local: &[(Gpa, &[u8])],
+        remote: &[RemotePart],
+    ) -> Result<RedoId, RegionError> {
+        let size = LINE
+            + local
+                .iter()
+                .map(|(_, bytes)| RedoEncoder::write_size(bytes.len()))
+                .sum::<usize>()
+            + remote
+                .iter()
+                .map(|part| RedoEncoder::part_size(part.writes.iter().map(|w| w.1.len()), part.locks.len()))
+                .sum::<usize>();
+        if size > REDO_RECORD_MAX {
+            let why = format!("a transaction of {size} bytes, of which a redo record holds {REDO_RECORD_MAX}");
+            return Err(FsError::Invalid(why).into());
+        }
+        let id = self.claim(txn, !remote.is_empty())?;
+        RECORD.with_borrow_mut(|buffer| {
+            let mut encoder = RedoEncoder::new(buffer, id.number(), txn);
+            for (gpa, bytes) in local {
+                encoder.local(*gpa, bytes);
+            }
+            for part in remote {
+                let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));
+                encoder.remote(part.region, writes, &part.locks);
+            }
+            // One fence is enough: the checksum tells a whole record from one that a power cut has torn.
+            pmem.write_streaming(layout.slot_offset(id.slot()), encoder.finish());
+            pmem.fence();
+        });
+        Ok(id)
+    }
+
+    fn claim(&self, txn: TxnId, remote: bool) -> Result<RedoId, RegionError> {
+        let mut state = self.state.lock();
+        let keep = if remote { self.reserved } else { 0 };
+        if state.free.len() <= keep {
+            return Err(FsError::Busy.into());
+        }
+        let at = state.free.pop().expect("there are more than `keep`");
+        let slot = &mut state.slots[at as usize];
+        slot.number = (slot.number + 1) & NUMBER_MAX;
+        slot.stage = Stage::Logged { txn, remote };
+        Ok(RedoId::new(at, slot.number))
+    }
+
+    pub fn applied(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) -> Option<RedoId> {
+        let to_dispatch = {
+            let mut state = self.state.lock();
+            let slot = &mut state.slots[record.slot() as usize];
+            assert!(slot.number == record.number(), "{record:?} is not in the redo log");
+            match slot.stage {
+                Stage::Logged { txn, remote: true } => slot.stage = Stage::ToDispatch { txn },
+                Stage::Logged { remote: false, .. } => slot.stage = Stage::Closed,
+                _ => panic!("{record:?} is not about to be applied"),
+            }
+            slot.stage != Stage::Closed
+        };
+        if to_dispatch {
+            store_state(
+                pmem,
+                layout,
+                record.slot(),
+                RedoState::AppliedToDispatch,
+                record.number(),
+            );
+            Some(record)
+        } else {
+            self.free(pmem, layout, record);
+            None
+        }
+    }
+
+    pub fn retire(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) {
+        {
+            let mut state = self.state.lock();
+            let Some(slot) = state.slots.get_mut(record.slot() as usize) else {
+                return;
+            };
+            if slot.number != record.number() || !matches!(slot.stage, Stage::ToDispatch { .. }) {
+                return;
+            }
+            slot.stage = Stage::Closed;
+            state.found.retain(|found| found.record != record);
+        }
+        self.free(pmem, layout, record);
+    }
+
+    /// Frees a slot that nobody else touches (its stage is `Closed`): first on the media, then for the next record.
+    fn free(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) {
+        store_state(pmem, layout, record.slot(), RedoState::Free, record.number());
+        let mut state = self.state.lock();
+        state.slots[record.slot() as usize].stage = Stage::Free;
+        state.free.push(record.slot());
+    }
+
+    pub fn undispatched(&self) -> Vec<Undispatched> {
+        self.state.lock().found.clone()
+    }
+
+    pub fn is_logged(&self, txn: TxnId) -> bool {
+        let state = self.state.lock();
+        state.slots.iter().any(|slot| match slot.stage {
+            Stage::Logged { txn: t, .. } | Stage::ToDispatch { txn: t } => t == txn,
+            Stage::Free | Stage::Closed => false,
+        })
+    }
+
+    /// Reads the log after a start: puts local parts in place (durably), keeps what is to be dispatched, clears what
+    /// was torn. `damage(pool offset, what is wrong)` decides whether damage is an error; if not, the slot is left
+    /// alone for good.
+    ///
+    /// At most one record a region has not been applied, so the order of the records does not matter.
+    pub fn recover(
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        table: &SegmentTable,
+        mut damage: impl FnMut(u64, String) -> Result<(), RegionError>,
+    ) -> Result<RedoLog, RegionError> {
+        let mut state = State {
+            slots: Vec::new(),
+            free: Vec::new(),
+            found: Vec::new(),
+        };
+        let mut replayed = BTreeSet::new();
+        let mut bytes = vec![0; REDO_RECORD_MAX];
+        for at in 0..layout.redo_slots {
+            let offset = layout.slot_offset(at);
+            pmem.read(offset, &mut bytes[..LINE]);
+            let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+            let (stage, number) = match RedoState::decode(word) {
+                Ok((RedoState::Free, number)) => (Stage::Free, number),
+                Ok((logged, number)) => {
+                    pmem.read(offset, &mut bytes);
+                    match recover_slot(pmem, table, &bytes, logged, &mut replayed) {
+                        Ok(Recovered::Torn) => {
+                            tracing::info!(
+                                slot = at,
+                                "redo record was torn by a power cut before its commit; cleared"
+                            );
+                            store_state(pmem, layout, at, RedoState::Free, number);
+                            (Stage::Free, number)
+                        }
+                        Ok(Recovered::Done) => {
+                            store_state(pmem, layout, at, RedoState::Free, number);
+                            (Stage::Free, number)
+                        }
+                        Ok(Recovered::ToDispatch(txn, remote)) => {
+                            store_state(pmem, layout, at, RedoState::AppliedToDispatch, number);
+                            state.found.push(Undispatched {
+                                record: RedoId::new(at, number),
+                                txn,
+                                remote,
+                            });
+                            (Stage::ToDispatch { txn }, number)
+                        }
+                        Err(why) => {
+                            damage(offset, format!("slot {at}: {why}"))?;
+                            (Stage::Closed, number)
+                        }
+                    }
+                }
+                Err(why) => {
+                    damage(offset, format!("slot {at}: {why}"))?;
+                    (Stage::Closed, 0)
+                }
+            };
+            state.slots.push(Slot { number, stage });
+        }
+        state.free = (0..layout.redo_slots)
+            .rev()
+            .filter(|&at| state.slots[at as usize].stage == Stage::Free)
+            .collect();
+        let reserved = (layout.redo_slots as usize / 8).max(2);
+        Ok(RedoLog {
+            state: Mutex::new(state),
+            reserved,
+        })
+    }
+}
+
+enum Recovered {
+    /// Never came to be.
+    Torn,
+    /// Is in place; nothing remains.
+    Done,
+    /// Is in place; this remains.
+    ToDispatch(TxnId, Vec<RemotePart>),
+}
+
+fn recover_slot(
+    pmem: &Pmem,
+    table: &SegmentTable,
+    slot: &[u8],
+    logged: RedoState,
+    replayed: &mut BTreeSet<polvo_format::RegionId>,
+) -> Result<Recovered, String> {
+    let record = match RedoRecord::decode(slot) {
+        Ok(record) => record,
+        Err(FormatError::Checksum(_)) if logged == RedoState::Logged => return Ok(Recovered::Torn),
+        Err(why) => return Err(why.to_string()),
+    };
+    if logged == RedoState::Logged {
+        // all or nothing: every address is checked before the first byte is written
+        let mut writes = Vec::with_capacity(record.local.len());
+        let mut regions = BTreeSet::new();
+        for (gpa, bytes) in &record.local {
+            let offset = table.locate(*gpa, bytes.len() as u64).ok_or_else(|| {
+                format!(
+                    "{:?} writes {} bytes to {gpa:?}, which is no segment of this pool",
+                    record.txn,
+                    bytes.len()
+                )
+            })?;
+            writes.push((offset, *bytes));
+            regions.insert(gpa.region());
+        }
+        if let Some(region) = regions.iter().find(|region| replayed.contains(region)) {
+            return Err(format!("{:?} is the second unapplied record of {region}", record.txn));
+        }
+        replayed.extend(regions);
+        for (offset, bytes) in writes {
+            pmem.write(offset, bytes);
+            pmem.flush(offset, bytes.len() as u64);
+        }
+        pmem.fence();
+    }
+    if record.remote.is_empty() {
+        return Ok(Recovered::Done);
+    }
+    let remote = record.remote.into_iter().map(|part| RemotePart {
+        region: part.region,
+        writes: part
+            .writes
+            .into_iter()
+            .map(|(gpa, bytes)| (gpa, bytes.to_vec()))
+            .collect(),
+        locks: part.locks,
+    });
+    Ok(Recovered::ToDispatch(record.txn, remote.collect()))
+}
+
+fn store_state(pmem: &Pmem, layout: &PoolLayout, slot: u32, state: RedoState, number: u64) {
+    let offset = layout.slot_offset(slot);
+    pmem.write_u64(offset, state.word(number));
+    pmem.persist(offset, 8);
+}

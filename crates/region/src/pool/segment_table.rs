@@ -1,0 +1,157 @@
+//! Which segment belongs to which region. The table on the media is the truth; what is kept here mirrors it.
+
+use crate::RegionError;
+use parking_lot::Mutex;
+use polvo_format::{Gpa, PoolLayout, RegionId, SegmentEntry, SegmentIndex, SegmentOwner};
+use polvo_pmem::Pmem;
+use polvo_proto::{FsError, SegmentClass};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The value of the class in the table.
+fn class_from_u8(byte: u8) -> Option<SegmentClass> {
+    use SegmentClass::*;
+    [Inodes, Logs, Data].into_iter().find(|class| *class as u8 == byte)
+}
+
+pub(super) struct SegmentTable {
+    layout: PoolLayout,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    free: BTreeSet<u32>,
+    owned: BTreeMap<(RegionId, u32), (SegmentIndex, SegmentClass)>,
+}
+
+impl SegmentTable {
+    /// Marks all segments free on the media. Not durable before the next fence.
+    pub fn format(pmem: &Pmem, layout: &PoolLayout) {
+        let words = (0..layout.segments).flat_map(|at| SegmentEntry::Free.encode(SegmentIndex(at)).to_le_bytes());
+        let bytes: Vec<u8> = words.collect();
+        pmem.write_streaming(layout.table_offset, &bytes);
+    }
+
+    /// Reads the table. `damage(pool offset, what is wrong)` decides whether a damaged entry is an error; if not, its
+    /// segment is neither free nor anybody's.
+    pub fn read(
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        mut damage: impl FnMut(u64, String) -> Result<(), RegionError>,
+    ) -> Result<SegmentTable, RegionError> {
+        let mut state = State::default();
+        for at in (0..layout.segments).map(SegmentIndex) {
+            let offset = layout.entry_offset(at);
+            match SegmentEntry::decode(pmem.read_u64(offset), at) {
+                Ok(SegmentEntry::Free) => {
+                    state.free.insert(at.0);
+                }
+                Ok(SegmentEntry::Owned(owner)) => match state.enter(layout, at, owner) {
+                    Ok(()) => (),
+                    Err(why) => damage(offset, why)?,
+                },
+                Err(why) => damage(offset, format!("{at}: {why}"))?,
+            }
+        }
+        Ok(SegmentTable {
+            layout: *layout,
+            state: Mutex::new(state),
+        })
+    }
+
+    pub fn regions(&self) -> Vec<RegionId> {
+        let state = self.state.lock();
+        let mut regions: Vec<_> = state.owned.keys().map(|(region, _)| *region).collect();
+        regions.dedup();
+        regions
+    }
+
+    pub fn free(&self) -> u32 {
+        self.state.lock().free.len() as u32
+    }
+
+    pub fn segments_of(&self, region: RegionId) -> Vec<(u32, u64, SegmentClass)> {
+        let state = self.state.lock();
+        let of_region = state.owned.range((region, 0)..=(region, u32::MAX));
+        of_region
+            .map(|(&(_, index), &(at, class))| (index, self.layout.segment_offset(at), class))
+            .collect()
+    }
+
+    pub fn take(&self, pmem: &Pmem, region: RegionId, index: u32, class: SegmentClass) -> Result<u64, RegionError> {
+        let owner = SegmentOwner {
+            region,
+            index,
+            class: class as u8,
+        };
+        if u64::from(index) >= region_segments_max(&self.layout) {
+            return Err(FsError::NoSpace.into());
+        }
+        let at = {
+            let mut state = self.state.lock();
+            assert!(
+                !state.owned.contains_key(&(region, index)),
+                "{region} has a segment {index}"
+            );
+            SegmentIndex(state.free.pop_first().ok_or(FsError::NoSpace)?)
+        };
+        let offset = self.layout.segment_offset(at);
+        match class {
+            SegmentClass::Inodes | SegmentClass::Logs => {
+                pmem.zero_streaming(offset, self.layout.segment_size());
+                // zeros first: a segment that is the region's is never seen with what it held before
+                pmem.fence();
+            }
+            SegmentClass::Data => (),
+        }
+        self.store(pmem, at, SegmentEntry::Owned(owner));
+        self.state.lock().owned.insert((region, index), (at, class));
+        Ok(offset)
+    }
+
+    pub fn give_back(&self, pmem: &Pmem, region: RegionId, index: u32) {
+        let owned = self.state.lock().owned.remove(&(region, index));
+        let (at, _) = owned.unwrap_or_else(|| panic!("{region} has no segment {index}"));
+        self.store(pmem, at, SegmentEntry::Free);
+        self.state.lock().free.insert(at.0);
+    }
+
+    fn store(&self, pmem: &Pmem, at: SegmentIndex, entry: SegmentEntry) {
+        let offset = self.layout.entry_offset(at);
+        pmem.write_u64(offset, entry.encode(at));
+        pmem.persist(offset, 8);
+    }
+
+    /// Where `len` bytes at an address lie in this pool; `None` unless they all lie in one segment here.
+    pub fn locate(&self, gpa: Gpa, len: u64) -> Option<u64> {
+        let index = u32::try_from(gpa.offset().0 >> self.layout.segment_shift).ok()?;
+        let within = gpa.offset().0 & (self.layout.segment_size() - 1);
+        if within.checked_add(len)? > self.layout.segment_size() {
+            return None;
+        }
+        let (at, _) = *self.state.lock().owned.get(&(gpa.region(), index))?;
+        Some(self.layout.segment_offset(at) + within)
+    }
+}
+
+impl State {
+    fn enter(&mut self, layout: &PoolLayout, at: SegmentIndex, owner: SegmentOwner) -> Result<(), String> {
+        let SegmentOwner { region, index, class } = owner;
+        let class = class_from_u8(class).ok_or_else(|| format!("{at}: class {class}"))?;
+        if u64::from(index) >= region_segments_max(layout) {
+            return Err(format!(
+                "{at}: segment {index} of {region} is outside of the region's address space"
+            ));
+        }
+        if let Some((other, _)) = self.owned.get(&(region, index)) {
+            return Err(format!("{other} and {at} both claim to be segment {index} of {region}"));
+        }
+        self.owned.insert((region, index), (at, class));
+        Ok(())
+    }
+}
+
+/// A region's address space has 48 bits.
+fn region_segments_max(layout: &PoolLayout) -> u64 {
+    u64::from(polvo_format::REGION_SEGMENTS_MAX).min(1 << (Gpa::OFFSET_BITS - layout.segment_shift))
+}

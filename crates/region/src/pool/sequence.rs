@@ -1,0 +1,61 @@
+//! Numbers that are never used twice in the life of a pool.
+
+use parking_lot::Mutex;
+use polvo_format::Superblock;
+use polvo_pmem::Pmem;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Numbers reserved at a time. What is left of a stride when the process ends is lost.
+pub(super) const STRIDE: u64 = 1 << 20;
+
+/// Hands out numbers below the one that the newest superblock reserves, which it raises when they run out.
+pub(super) struct Sequence {
+    next: AtomicU64,
+    limit: AtomicU64,
+    superblock: Mutex<Superblock>,
+}
+
+impl Sequence {
+    /// Goes on where the superblock says that earlier runs have stopped at the latest.
+    pub fn new(superblock: Superblock) -> Sequence {
+        Sequence {
+            next: AtomicU64::new(superblock.sequence),
+            limit: AtomicU64::new(superblock.sequence),
+            superblock: Mutex::new(superblock),
+        }
+    }
+
+    /// The next number.
+    pub fn next(&self, pmem: &Pmem) -> u64 {
+        let mut number = self.next.load(Relaxed);
+        loop {
+            // the limit only grows, and is raised after the superblock that reserves the numbers is durable
+            if number >= self.limit.load(Relaxed) {
+                self.reserve(pmem);
+            }
+            match self.next.compare_exchange_weak(number, number + 1, Relaxed, Relaxed) {
+                Ok(_) => return number,
+                Err(now) => number = now,
+            }
+        }
+    }
+
+    fn reserve(&self, pmem: &Pmem) {
+        let mut superblock = self.superblock.lock();
+        if self.next.load(Relaxed) < self.limit.load(Relaxed) {
+            return; // somebody else has done it
+        }
+        superblock.generation += 1;
+        superblock.sequence += STRIDE;
+        assert!(superblock.sequence >> 48 == 0, "2^48 numbers have been handed out");
+        write_superblock(pmem, &superblock);
+        self.limit.store(superblock.sequence, Relaxed);
+    }
+}
+
+/// Writes a superblock to the copy that its generation belongs to; durable on return.
+pub(super) fn write_superblock(pmem: &Pmem, superblock: &Superblock) {
+    let bytes = superblock.encode();
+    pmem.write(superblock.offset(), &bytes);
+    pmem.persist(superblock.offset(), bytes.len() as u64);
+}
