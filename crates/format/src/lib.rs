@@ -8,14 +8,27 @@
 mod attr;
 mod error;
 mod ids;
+mod inode;
+mod log_entry;
+mod log_page;
 mod redo;
+mod region_header;
 mod segment;
 mod superblock;
 
 pub use attr::{Attr, FileKind};
 pub use error::FormatError;
 pub use ids::{Epoch, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId};
+pub use inode::{
+    INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS, InodeHead,
+    InodeView, encode_attributes,
+};
+pub use log_entry::{
+    AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, LogEntries, Record, XATTR_MAX, entry_units, seal,
+};
+pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
+pub use region_header::RegionHeader;
 pub use segment::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
     FORMAT_VERSION, POOL_MAGIC, PoolLayout, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS, Superblock,

@@ -1,0 +1,1070 @@
+//! Log entries. An entry is a multiple of 64 bytes: type, length, flags, a CRC-32C, then its fields. The checksum is
+//! seeded with the inode number, the log's version and the entry's position, so that an entry left over from another
+//! log, or from another place in this one, never passes. What lies beyond the tail does not exist.
+//!
+//! [`Entry::encode`] makes an entry that has no position yet; [`seal`] gives it one. [`LogEntries`] reads a run of
+//! units, wherever it came from: the media, a one-sided read, the answer to a write.
+
+use crate::{Attr, FileKind, FormatError, Generation, Gpa, Ino, LINE, NAME_MAX, PAGE_UNITS, UnitPlace};
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const WHAT: &str = "log entry";
+/// Flag: part of a checkpoint; the attributes are those of the checkpoint's `Init` and this entry leaves them alone.
+const CHECKPOINT: u16 = 1;
+/// Largest file, in bytes: offsets are signed 64-bit numbers in POSIX.
+const FILE_MAX: u64 = i64::MAX as u64;
+
+/// Most bytes of a small write that travel in the log entry itself.
+pub const INLINE_MAX: usize = 1024;
+/// Most bytes that one `Inline` entry can hold (long symbolic links take two).
+pub const INLINE_ENTRY_MAX: usize = PAGE_UNITS as usize * LINE - HEAD - size_of::<RawInline>();
+/// Longest extended attribute value, in bytes.
+pub const XATTR_MAX: usize = 3584;
+
+const HEAD: usize = size_of::<RawHead>();
+const _: () = assert!(HEAD + size_of::<RawXattr>() + NAME_MAX + XATTR_MAX <= PAGE_UNITS as usize * LINE);
+
+macro_rules! raw {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+        #[repr(C)]
+        struct $name { $($field: $ty),* }
+    )*};
+}
+
+raw! {
+    RawHead { kind: u8, units: u8, flags: U16, crc: U32 }
+    RawInit {
+        mode: U16, placement: u8, reserved: u8, nlink: U32, uid: U32, gid: U32, size: U64, mtime: I64, ctime: I64,
+        atime: I64, rdev_or_cookie: U64,
+    }
+    RawWrite { offset: U64, len: U64, gpa: U64, time: I64 }
+    /// followed by the bytes
+    RawInline { offset: U64, time: I64, len: U32, reserved: U32 }
+    RawTruncate { size: U64, time: I64 }
+    RawHole { offset: U64, len: U64, time: I64 }
+    RawSetAttr { mask: U32, mode: U32, uid: U32, gid: U32, atime: I64, mtime: I64, ctime: I64 }
+    /// followed by name and value
+    RawXattr { time: I64, name_len: u8, reserved: u8, value_len: U16, reserved2: U32 }
+    /// followed by the name
+    RawDentry { target: U64, cookie: U64, time: I64, generation: U32, kind: u8, name_len: u8, reserved: U16 }
+    RawLinks { nlink: U32, reserved: U32, time: I64 }
+    RawParent { parent: U64, time: I64, generation: U32, reserved: U32 }
+    RawPlacement { time: I64, placement: u8, reserved: [u8; 7] }
+}
+const _: () = assert!(HEAD + size_of::<RawInit>() == LINE);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Pad = 1,
+    Init = 2,
+    Write = 3,
+    Inline = 4,
+    Truncate = 5,
+    Hole = 6,
+    SetAttr = 7,
+    SetXattr = 8,
+    DelXattr = 9,
+    DentryAdd = 10,
+    DentryDel = 11,
+    Links = 12,
+    Parent = 13,
+    Placement = 14,
+}
+
+/// A checkpoint of everything that is no mapping, name or extended attribute; the first entry of every log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Init {
+    /// Permission bits.
+    pub mode: u32,
+    /// Number of names; 0 in a file made without one.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length.
+    pub size: u64,
+    /// Last change of the data.
+    pub mtime_ns: i64,
+    /// Last change of the inode.
+    pub ctime_ns: i64,
+    /// Last access.
+    pub atime_ns: i64,
+    /// Device number; in a directory the cookie of the next new entry.
+    pub rdev_or_cookie: u64,
+    /// Placement attribute of a directory (the values of `polvo_proto::Placement`).
+    pub placement: u8,
+}
+
+/// Attributes that change together. The change time moves always.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AttrChange {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last access.
+    pub atime_ns: Option<i64>,
+    /// Last change of the data.
+    pub mtime_ns: Option<i64>,
+    /// Last change of the inode.
+    pub ctime_ns: i64,
+}
+
+/// What a log entry says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entry<'a> {
+    /// Nothing: fills a page to its end.
+    Pad,
+    /// Checkpoint.
+    Init(Init),
+    /// Bytes of the file lie in data pages. Extends the file when they end beyond its size.
+    Write {
+        /// where in the file
+        offset: u64,
+        /// bytes, at least 1
+        len: u64,
+        /// where they lie
+        gpa: Gpa,
+        /// modification and change time
+        time_ns: i64,
+    },
+    /// The same, with the bytes in the entry.
+    Inline {
+        /// where in the file
+        offset: u64,
+        /// the bytes, at least one
+        bytes: &'a [u8],
+        /// modification and change time
+        time_ns: i64,
+    },
+    /// A new size; what lay beyond it is gone.
+    Truncate {
+        /// new size
+        size: u64,
+        /// modification and change time
+        time_ns: i64,
+    },
+    /// A range reads as zeros; the size stays.
+    Hole {
+        /// where in the file
+        offset: u64,
+        /// bytes
+        len: u64,
+        /// modification and change time
+        time_ns: i64,
+    },
+    /// Attributes.
+    SetAttr(AttrChange),
+    /// An extended attribute, new or replaced.
+    SetXattr {
+        /// name
+        name: &'a [u8],
+        /// value
+        value: &'a [u8],
+        /// change time
+        time_ns: i64,
+    },
+    /// An extended attribute less.
+    DelXattr {
+        /// name
+        name: &'a [u8],
+        /// change time
+        time_ns: i64,
+    },
+    /// A name in a directory: new, or (with a cookie in use) pointed at another inode.
+    DentryAdd {
+        /// name
+        name: &'a [u8],
+        /// inode
+        target: Ino,
+        /// its generation
+        generation: Generation,
+        /// its type
+        kind: FileKind,
+        /// position of the entry in the directory
+        cookie: u64,
+        /// modification and change time
+        time_ns: i64,
+    },
+    /// A name less.
+    DentryDel {
+        /// name
+        name: &'a [u8],
+        /// inode
+        target: Ino,
+        /// its generation
+        generation: Generation,
+        /// its type
+        kind: FileKind,
+        /// position of the entry in the directory
+        cookie: u64,
+        /// modification and change time
+        time_ns: i64,
+    },
+    /// Number of names (no directory; a directory's follows from its entries).
+    Links {
+        /// new number
+        nlink: u32,
+        /// change time
+        time_ns: i64,
+    },
+    /// A directory has another parent. (Who it is stands in the inode; this tells those who follow the log.)
+    Parent {
+        /// parent
+        parent: Ino,
+        /// its generation
+        generation: Generation,
+        /// change time
+        time_ns: i64,
+    },
+    /// Placement attribute of a directory.
+    Placement {
+        /// value, as in `polvo_proto::Placement`
+        placement: u8,
+        /// change time
+        time_ns: i64,
+    },
+}
+
+impl<'a> Entry<'a> {
+    /// Units of 64 bytes that the entry takes (1 for `Pad`).
+    pub fn units(&self) -> u64 {
+        let (fixed, bytes) = match self {
+            Entry::Pad => (0, 0),
+            Entry::Init(_) => (size_of::<RawInit>(), 0),
+            Entry::Write { .. } => (size_of::<RawWrite>(), 0),
+            Entry::Inline { bytes, .. } => (size_of::<RawInline>(), bytes.len()),
+            Entry::Truncate { .. } => (size_of::<RawTruncate>(), 0),
+            Entry::Hole { .. } => (size_of::<RawHole>(), 0),
+            Entry::SetAttr(_) => (size_of::<RawSetAttr>(), 0),
+            Entry::SetXattr { name, value, .. } => (size_of::<RawXattr>(), name.len() + value.len()),
+            Entry::DelXattr { name, .. } => (size_of::<RawXattr>(), name.len()),
+            Entry::DentryAdd { name, .. } | Entry::DentryDel { name, .. } => (size_of::<RawDentry>(), name.len()),
+            Entry::Links { .. } => (size_of::<RawLinks>(), 0),
+            Entry::Parent { .. } => (size_of::<RawParent>(), 0),
+            Entry::Placement { .. } => (size_of::<RawPlacement>(), 0),
+        };
+        (HEAD + fixed + bytes).div_ceil(LINE) as u64
+    }
+
+    /// Appends the entry, without a place yet (see [`seal`]), to `into`. `checkpoint`: the attributes stay as they are
+    /// (everything but `Init` in a log written by garbage collection).
+    ///
+    /// # Panics
+    /// When names or bytes are longer than the limits of this crate: the caller has checked them.
+    pub fn encode(&self, checkpoint: bool, into: &mut Vec<u8>) {
+        let start = into.len();
+        let units = self.units();
+        assert!(units <= PAGE_UNITS, "log entry of {units} units");
+        let head = RawHead {
+            kind: self.kind() as u8,
+            units: units as u8,
+            flags: U16::new(if checkpoint { CHECKPOINT } else { 0 }),
+            crc: U32::ZERO,
+        };
+        into.extend_from_slice(head.as_bytes());
+        match *self {
+            Entry::Pad => {}
+            Entry::Init(i) => into.extend_from_slice(
+                RawInit {
+                    mode: U16::new(i.mode as u16),
+                    placement: i.placement,
+                    reserved: 0,
+                    nlink: U32::new(i.nlink),
+                    uid: U32::new(i.uid),
+                    gid: U32::new(i.gid),
+                    size: U64::new(i.size),
+                    mtime: I64::new(i.mtime_ns),
+                    ctime: I64::new(i.ctime_ns),
+                    atime: I64::new(i.atime_ns),
+                    rdev_or_cookie: U64::new(i.rdev_or_cookie),
+                }
+                .as_bytes(),
+            ),
+            Entry::Write {
+                offset,
+                len,
+                gpa,
+                time_ns,
+            } => into.extend_from_slice(
+                RawWrite {
+                    offset: U64::new(offset),
+                    len: U64::new(len),
+                    gpa: U64::new(gpa.0),
+                    time: I64::new(time_ns),
+                }
+                .as_bytes(),
+            ),
+            Entry::Inline { offset, bytes, time_ns } => {
+                let raw = RawInline {
+                    offset: U64::new(offset),
+                    time: I64::new(time_ns),
+                    len: U32::new(bytes.len() as u32),
+                    reserved: U32::ZERO,
+                };
+                into.extend_from_slice(raw.as_bytes());
+                into.extend_from_slice(bytes);
+            }
+            Entry::Truncate { size, time_ns } => into.extend_from_slice(
+                RawTruncate {
+                    size: U64::new(size),
+                    time: I64::new(time_ns),
+                }
+                .as_bytes(),
+            ),
+            Entry::Hole { offset, len, time_ns } => into.extend_from_slice(
+                RawHole {
+                    offset: U64::new(offset),
+                    len: U64::new(len),
+                    time: I64::new(time_ns),
+                }
+                .as_bytes(),
+            ),
+            Entry::SetAttr(c) => {
+                let mask = [
+                    c.mode.is_some(),
+                    c.uid.is_some(),
+                    c.gid.is_some(),
+                    c.atime_ns.is_some(),
+                    c.mtime_ns.is_some(),
+                ];
+                let raw = RawSetAttr {
+                    mask: U32::new(mask.iter().enumerate().map(|(bit, &set)| u32::from(set) << bit).sum()),
+                    mode: U32::new(c.mode.unwrap_or(0)),
+                    uid: U32::new(c.uid.unwrap_or(0)),
+                    gid: U32::new(c.gid.unwrap_or(0)),
+                    atime: I64::new(c.atime_ns.unwrap_or(0)),
+                    mtime: I64::new(c.mtime_ns.unwrap_or(0)),
+                    ctime: I64::new(c.ctime_ns),
+                };
+                into.extend_from_slice(raw.as_bytes());
+            }
+            Entry::SetXattr { name, value, time_ns } => encode_xattr(name, value, time_ns, into),
+            Entry::DelXattr { name, time_ns } => encode_xattr(name, b"", time_ns, into),
+            Entry::DentryAdd {
+                name,
+                target,
+                generation,
+                kind,
+                cookie,
+                time_ns,
+            }
+            | Entry::DentryDel {
+                name,
+                target,
+                generation,
+                kind,
+                cookie,
+                time_ns,
+            } => {
+                let raw = RawDentry {
+                    target: U64::new(target.0),
+                    cookie: U64::new(cookie),
+                    time: I64::new(time_ns),
+                    generation: U32::new(generation.0),
+                    kind: kind as u8,
+                    name_len: u8::try_from(name.len()).expect("names are at most 255 bytes"),
+                    reserved: U16::ZERO,
+                };
+                into.extend_from_slice(raw.as_bytes());
+                into.extend_from_slice(name);
+            }
+            Entry::Links { nlink, time_ns } => into.extend_from_slice(
+                RawLinks {
+                    nlink: U32::new(nlink),
+                    reserved: U32::ZERO,
+                    time: I64::new(time_ns),
+                }
+                .as_bytes(),
+            ),
+            Entry::Parent {
+                parent,
+                generation,
+                time_ns,
+            } => into.extend_from_slice(
+                RawParent {
+                    parent: U64::new(parent.0),
+                    time: I64::new(time_ns),
+                    generation: U32::new(generation.0),
+                    reserved: U32::ZERO,
+                }
+                .as_bytes(),
+            ),
+            Entry::Placement { placement, time_ns } => into.extend_from_slice(
+                RawPlacement {
+                    time: I64::new(time_ns),
+                    placement,
+                    reserved: [0; 7],
+                }
+                .as_bytes(),
+            ),
+        }
+        into.resize(start + units as usize * LINE, 0);
+    }
+
+    /// Appends a `Pad` of `units` units (without a place yet).
+    pub fn encode_pad(units: u64, into: &mut Vec<u8>) {
+        let start = into.len();
+        Entry::Pad.encode(false, into);
+        into[start + 1] = u8::try_from(units).expect("a pad is shorter than a page");
+        into.resize(start + units as usize * LINE, 0);
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Entry::Pad => Kind::Pad,
+            Entry::Init(_) => Kind::Init,
+            Entry::Write { .. } => Kind::Write,
+            Entry::Inline { .. } => Kind::Inline,
+            Entry::Truncate { .. } => Kind::Truncate,
+            Entry::Hole { .. } => Kind::Hole,
+            Entry::SetAttr(_) => Kind::SetAttr,
+            Entry::SetXattr { .. } => Kind::SetXattr,
+            Entry::DelXattr { .. } => Kind::DelXattr,
+            Entry::DentryAdd { .. } => Kind::DentryAdd,
+            Entry::DentryDel { .. } => Kind::DentryDel,
+            Entry::Links { .. } => Kind::Links,
+            Entry::Parent { .. } => Kind::Parent,
+            Entry::Placement { .. } => Kind::Placement,
+        }
+    }
+
+    /// Reads one entry's whole bytes, checksum aside. Gives the entry and its checkpoint flag.
+    fn decode(bytes: &'a [u8]) -> Result<(Entry<'a>, bool), FormatError> {
+        let (head, rest) = RawHead::read_from_prefix(bytes).map_err(|_| short(bytes))?;
+        let checkpoint = head.flags.get() & CHECKPOINT != 0;
+        if head.flags.get() & !CHECKPOINT != 0 {
+            return Err(FormatError::invalid(WHAT, format!("flags {:#x}", head.flags.get())));
+        }
+        let kind = [
+            Kind::Pad,
+            Kind::Init,
+            Kind::Write,
+            Kind::Inline,
+            Kind::Truncate,
+            Kind::Hole,
+            Kind::SetAttr,
+            Kind::SetXattr,
+            Kind::DelXattr,
+            Kind::DentryAdd,
+            Kind::DentryDel,
+            Kind::Links,
+            Kind::Parent,
+            Kind::Placement,
+        ]
+        .get(usize::from(head.kind).wrapping_sub(1))
+        .copied()
+        .ok_or_else(|| FormatError::invalid(WHAT, format!("type {}", head.kind)))?;
+        debug_assert!(kind as u8 == head.kind, "kinds are listed in order");
+        let entry = match kind {
+            Kind::Pad => Entry::Pad,
+            Kind::Init => {
+                let (raw, _) = take::<RawInit>(rest)?;
+                Entry::Init(Init {
+                    mode: u32::from(raw.mode.get()),
+                    nlink: raw.nlink.get(),
+                    uid: raw.uid.get(),
+                    gid: raw.gid.get(),
+                    size: within_file(raw.size.get(), 0)?,
+                    mtime_ns: raw.mtime.get(),
+                    ctime_ns: raw.ctime.get(),
+                    atime_ns: raw.atime.get(),
+                    rdev_or_cookie: raw.rdev_or_cookie.get(),
+                    placement: raw.placement,
+                })
+            }
+            Kind::Write => {
+                let (raw, _) = take::<RawWrite>(rest)?;
+                let (len, gpa) = (raw.len.get(), Gpa(raw.gpa.get()));
+                within_file(raw.offset.get(), len)?;
+                if len == 0 || gpa.checked_add(len).is_none() {
+                    return Err(FormatError::invalid(WHAT, format!("write of {len} bytes at {gpa:?}")));
+                }
+                Entry::Write {
+                    offset: raw.offset.get(),
+                    len,
+                    gpa,
+                    time_ns: raw.time.get(),
+                }
+            }
+            Kind::Inline => {
+                let (raw, rest) = take::<RawInline>(rest)?;
+                let bytes = rest.get(..raw.len.get() as usize).ok_or_else(|| short(rest))?;
+                within_file(raw.offset.get(), bytes.len() as u64)?;
+                if bytes.is_empty() {
+                    return Err(FormatError::invalid(WHAT, "write of no bytes"));
+                }
+                Entry::Inline {
+                    offset: raw.offset.get(),
+                    bytes,
+                    time_ns: raw.time.get(),
+                }
+            }
+            Kind::Truncate => {
+                let (raw, _) = take::<RawTruncate>(rest)?;
+                Entry::Truncate {
+                    size: within_file(raw.size.get(), 0)?,
+                    time_ns: raw.time.get(),
+                }
+            }
+            Kind::Hole => {
+                let (raw, _) = take::<RawHole>(rest)?;
+                within_file(raw.offset.get(), raw.len.get())?;
+                Entry::Hole {
+                    offset: raw.offset.get(),
+                    len: raw.len.get(),
+                    time_ns: raw.time.get(),
+                }
+            }
+            Kind::SetAttr => {
+                let (raw, _) = take::<RawSetAttr>(rest)?;
+                let mask = raw.mask.get();
+                let set = |bit: u32| mask & 1 << bit != 0;
+                if mask >> 5 != 0 {
+                    return Err(FormatError::invalid(WHAT, format!("attribute mask {mask:#x}")));
+                }
+                Entry::SetAttr(AttrChange {
+                    mode: set(0).then_some(raw.mode.get()),
+                    uid: set(1).then_some(raw.uid.get()),
+                    gid: set(2).then_some(raw.gid.get()),
+                    atime_ns: set(3).then_some(raw.atime.get()),
+                    mtime_ns: set(4).then_some(raw.mtime.get()),
+                    ctime_ns: raw.ctime.get(),
+                })
+            }
+            Kind::SetXattr | Kind::DelXattr => {
+                let (raw, rest) = take::<RawXattr>(rest)?;
+                let (name, rest) = split(rest, usize::from(raw.name_len))?;
+                let (value, _) = split(rest, usize::from(raw.value_len.get()))?;
+                if name.is_empty() {
+                    return Err(FormatError::invalid(WHAT, "extended attribute without a name"));
+                }
+                let time_ns = raw.time.get();
+                match kind {
+                    Kind::SetXattr => Entry::SetXattr { name, value, time_ns },
+                    _ => Entry::DelXattr { name, time_ns },
+                }
+            }
+            Kind::DentryAdd | Kind::DentryDel => {
+                let (raw, rest) = take::<RawDentry>(rest)?;
+                let (name, _) = split(rest, usize::from(raw.name_len))?;
+                if name.is_empty() {
+                    return Err(FormatError::invalid(WHAT, "directory entry without a name"));
+                }
+                let target = Ino(raw.target.get());
+                let generation = Generation(raw.generation.get());
+                let cookie = raw.cookie.get();
+                let time_ns = raw.time.get();
+                let file = FileKind::from_u8(raw.kind)
+                    .ok_or_else(|| FormatError::invalid(WHAT, format!("file type {}", raw.kind)))?;
+                match kind {
+                    Kind::DentryAdd => Entry::DentryAdd {
+                        name,
+                        target,
+                        generation,
+                        kind: file,
+                        cookie,
+                        time_ns,
+                    },
+                    _ => Entry::DentryDel {
+                        name,
+                        target,
+                        generation,
+                        kind: file,
+                        cookie,
+                        time_ns,
+                    },
+                }
+            }
+            Kind::Links => {
+                let (raw, _) = take::<RawLinks>(rest)?;
+                Entry::Links {
+                    nlink: raw.nlink.get(),
+                    time_ns: raw.time.get(),
+                }
+            }
+            Kind::Parent => {
+                let (raw, _) = take::<RawParent>(rest)?;
+                Entry::Parent {
+                    parent: Ino(raw.parent.get()),
+                    generation: Generation(raw.generation.get()),
+                    time_ns: raw.time.get(),
+                }
+            }
+            Kind::Placement => {
+                let (raw, _) = take::<RawPlacement>(rest)?;
+                Entry::Placement {
+                    placement: raw.placement,
+                    time_ns: raw.time.get(),
+                }
+            }
+        };
+        Ok((entry, checkpoint))
+    }
+}
+
+fn encode_xattr(name: &[u8], value: &[u8], time_ns: i64, into: &mut Vec<u8>) {
+    let raw = RawXattr {
+        time: I64::new(time_ns),
+        name_len: u8::try_from(name.len()).expect("names are at most 255 bytes"),
+        reserved: 0,
+        value_len: U16::new(u16::try_from(value.len()).expect("values are at most 3584 bytes")),
+        reserved2: U32::ZERO,
+    };
+    into.extend_from_slice(raw.as_bytes());
+    into.extend_from_slice(name);
+    into.extend_from_slice(value);
+}
+
+fn short(bytes: &[u8]) -> FormatError {
+    FormatError::Short {
+        structure: WHAT,
+        len: bytes.len(),
+        need: bytes.len() + 1,
+    }
+}
+
+fn take<T: FromBytes>(bytes: &[u8]) -> Result<(T, &[u8]), FormatError> {
+    T::read_from_prefix(bytes).map_err(|_| short(bytes))
+}
+
+fn split(bytes: &[u8], at: usize) -> Result<(&[u8], &[u8]), FormatError> {
+    bytes.split_at_checked(at).ok_or_else(|| short(bytes))
+}
+
+fn within_file(offset: u64, len: u64) -> Result<u64, FormatError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= FILE_MAX => Ok(offset),
+        _ => Err(FormatError::invalid(
+            WHAT,
+            format!("range {offset}+{len} is beyond the largest file"),
+        )),
+    }
+}
+
+/// Gives an encoded entry its place: fills in the checksum. `entry` is the whole entry, all its units.
+pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
+    let crc = checksum(entry, ino, version, position);
+    entry[4..8].copy_from_slice(&crc.to_le_bytes());
+}
+
+fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
+    let mut seed = [0; 24];
+    seed[..8].copy_from_slice(&ino.0.to_le_bytes());
+    seed[8..16].copy_from_slice(&position.to_le_bytes());
+    seed[16..20].copy_from_slice(&version.to_le_bytes());
+    seed[20..].copy_from_slice(&entry[..4]);
+    crc32c::crc32c_append(crc32c::crc32c(&seed), &entry[8..])
+}
+
+/// Units of the (not necessarily sealed) entry at the start of `bytes`; `None` where that is nonsense.
+pub fn entry_units(bytes: &[u8]) -> Option<u64> {
+    let units = u64::from(*bytes.get(1)?);
+    (units != 0 && units <= PAGE_UNITS && units as usize * LINE <= bytes.len()).then_some(units)
+}
+
+/// An entry and its place in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record<'a> {
+    /// Position of its first unit.
+    pub position: u64,
+    /// Units it takes.
+    pub units: u64,
+    /// Part of a checkpoint: attributes stay as they are.
+    pub checkpoint: bool,
+    /// What it says.
+    pub entry: Entry<'a>,
+}
+
+impl Record<'_> {
+    /// Offset of an `Inline` entry's bytes from the entry's first byte.
+    pub const INLINE_BYTES: u64 = (HEAD + size_of::<RawInline>()) as u64;
+
+    /// Changes the attributes as the entry says (`blocks` is left alone: it follows from the mapping).
+    pub fn update(&self, attr: &mut Attr) {
+        if let Entry::Init(i) = self.entry {
+            attr.mode = i.mode;
+            attr.nlink = i.nlink;
+            attr.uid = i.uid;
+            attr.gid = i.gid;
+            attr.size = i.size;
+            (attr.mtime_ns, attr.ctime_ns, attr.atime_ns) = (i.mtime_ns, i.ctime_ns, i.atime_ns);
+            attr.rdev = if attr.kind == FileKind::Directory {
+                0
+            } else {
+                i.rdev_or_cookie
+            };
+            return;
+        }
+        if self.checkpoint {
+            return;
+        }
+        let (modified, time_ns) = match self.entry {
+            Entry::Pad | Entry::Init(_) => return,
+            Entry::Write {
+                offset, len, time_ns, ..
+            } => {
+                attr.size = attr.size.max(offset.saturating_add(len));
+                (true, time_ns)
+            }
+            Entry::Inline { offset, bytes, time_ns } => {
+                attr.size = attr.size.max(offset.saturating_add(bytes.len() as u64));
+                (true, time_ns)
+            }
+            Entry::Truncate { size, time_ns } => {
+                attr.size = size;
+                (true, time_ns)
+            }
+            Entry::Hole { time_ns, .. } => (true, time_ns),
+            Entry::SetAttr(c) => {
+                attr.mode = c.mode.unwrap_or(attr.mode);
+                attr.uid = c.uid.unwrap_or(attr.uid);
+                attr.gid = c.gid.unwrap_or(attr.gid);
+                attr.atime_ns = c.atime_ns.unwrap_or(attr.atime_ns);
+                attr.mtime_ns = c.mtime_ns.unwrap_or(attr.mtime_ns);
+                (false, c.ctime_ns)
+            }
+            Entry::SetXattr { time_ns, .. } | Entry::DelXattr { time_ns, .. } => (false, time_ns),
+            Entry::Links { nlink, time_ns } => {
+                attr.nlink = nlink;
+                (false, time_ns)
+            }
+            Entry::Parent { time_ns, .. } | Entry::Placement { time_ns, .. } => (false, time_ns),
+            // how many entries and subdirectories there are is for the directory's index to say
+            Entry::DentryAdd { time_ns, .. } | Entry::DentryDel { time_ns, .. } => (true, time_ns),
+        };
+        attr.ctime_ns = time_ns;
+        if modified {
+            attr.mtime_ns = time_ns;
+        }
+    }
+}
+
+/// Decodes a run of log units: whole entries from a position on. Ends after the first error.
+#[derive(Clone, Debug)]
+pub struct LogEntries<'a> {
+    ino: Ino,
+    version: u32,
+    position: u64,
+    sealed: bool,
+    bytes: &'a [u8],
+}
+
+impl<'a> LogEntries<'a> {
+    /// Units of version `version` of `ino`'s log, `bytes` beginning at `position`, page headers left out.
+    pub fn new(ino: Ino, version: u32, position: u64, bytes: &'a [u8]) -> LogEntries<'a> {
+        LogEntries {
+            ino,
+            version,
+            position,
+            sealed: true,
+            bytes,
+        }
+    }
+
+    /// Entries that have no place yet (see [`seal`]); positions are as they will be from `position` on, pads that are
+    /// still missing not counted.
+    pub fn unsealed(position: u64, bytes: &'a [u8]) -> LogEntries<'a> {
+        LogEntries {
+            ino: Ino(0),
+            version: 0,
+            position,
+            sealed: false,
+            bytes,
+        }
+    }
+
+    /// The position after the last entry decoded.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn read(&mut self) -> Result<Record<'a>, FormatError> {
+        let units = entry_units(self.bytes)
+            .ok_or_else(|| FormatError::invalid(WHAT, format!("length at position {}", self.position)))?;
+        let (entry, rest) = self.bytes.split_at(units as usize * LINE);
+        if self.sealed {
+            if units > UnitPlace::room(self.position) {
+                return Err(FormatError::invalid(
+                    WHAT,
+                    format!("crosses a page at position {}", self.position),
+                ));
+            }
+            let crc = u32::from_le_bytes(entry[4..8].try_into().expect("a word is 4 bytes"));
+            if crc != checksum(entry, self.ino, self.version, self.position) {
+                return Err(FormatError::Checksum(WHAT));
+            }
+        }
+        let (decoded, checkpoint) = Entry::decode(entry)?;
+        let record = Record {
+            position: self.position,
+            units,
+            checkpoint,
+            entry: decoded,
+        };
+        self.bytes = rest;
+        self.position += units;
+        Ok(record)
+    }
+}
+
+impl<'a> Iterator for LogEntries<'a> {
+    type Item = Result<Record<'a>, FormatError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.bytes.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        if read.is_err() {
+            self.bytes = &[];
+        }
+        Some(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RegionId;
+
+    const INO: Ino = Ino(0x0003_0000_0000_0011);
+
+    fn samples() -> Vec<Entry<'static>> {
+        let target = Ino::new(RegionId(7), 12);
+        let generation = Generation(4);
+        vec![
+            Entry::Init(Init {
+                mode: 0o4755,
+                nlink: 1,
+                uid: 5,
+                gid: 6,
+                size: 77,
+                mtime_ns: -1,
+                ctime_ns: 2,
+                atime_ns: 3,
+                rdev_or_cookie: 9,
+                placement: 1,
+            }),
+            Entry::Write {
+                offset: 10,
+                len: 1 << 40,
+                gpa: Gpa(1 << 48 | 4096),
+                time_ns: 4,
+            },
+            Entry::Inline {
+                offset: 5,
+                bytes: &[9; 100],
+                time_ns: 5,
+            },
+            Entry::Inline {
+                offset: 5,
+                bytes: &[1; INLINE_ENTRY_MAX],
+                time_ns: 5,
+            },
+            Entry::Truncate {
+                size: FILE_MAX,
+                time_ns: 6,
+            },
+            Entry::Hole {
+                offset: 0,
+                len: FILE_MAX,
+                time_ns: 7,
+            },
+            Entry::SetAttr(AttrChange {
+                mode: Some(0o644),
+                uid: None,
+                gid: Some(3),
+                atime_ns: None,
+                mtime_ns: Some(-9),
+                ctime_ns: 8,
+            }),
+            Entry::SetXattr {
+                name: b"user.a",
+                value: &[3; XATTR_MAX],
+                time_ns: 9,
+            },
+            Entry::DelXattr {
+                name: b"user.a",
+                time_ns: 10,
+            },
+            Entry::DentryAdd {
+                name: &[b'n'; 255],
+                target,
+                generation,
+                kind: FileKind::Directory,
+                cookie: 3,
+                time_ns: 11,
+            },
+            Entry::DentryDel {
+                name: b"n",
+                target,
+                generation,
+                kind: FileKind::File,
+                cookie: 3,
+                time_ns: 12,
+            },
+            Entry::Links { nlink: 2, time_ns: 13 },
+            Entry::Parent {
+                parent: Ino::ROOT,
+                generation,
+                time_ns: 14,
+            },
+            Entry::Placement {
+                placement: 1,
+                time_ns: 15,
+            },
+        ]
+    }
+
+    fn sealed(entry: &Entry, checkpoint: bool, version: u32, position: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        entry.encode(checkpoint, &mut bytes);
+        seal(&mut bytes, INO, version, position);
+        bytes
+    }
+
+    #[test]
+    fn entries_round_trip() {
+        for (n, entry) in samples().into_iter().enumerate() {
+            let position = 2 + 63 * n as u64;
+            let bytes = sealed(&entry, n % 2 == 0, 7, position);
+            assert_eq!(bytes.len() as u64, entry.units() * 64);
+            let mut read = LogEntries::new(INO, 7, position, &bytes);
+            let record = read.next().unwrap().unwrap();
+            assert_eq!(record.entry, entry);
+            assert_eq!(
+                (record.position, record.units, record.checkpoint),
+                (position, entry.units(), n % 2 == 0)
+            );
+            assert!(read.next().is_none());
+            assert_eq!(read.position(), position + entry.units());
+        }
+    }
+
+    #[test]
+    fn inline_bytes_lie_where_the_constant_says() {
+        let bytes = sealed(
+            &Entry::Inline {
+                offset: 0,
+                bytes: b"where",
+                time_ns: 0,
+            },
+            false,
+            0,
+            2,
+        );
+        assert_eq!(&bytes[Record::INLINE_BYTES as usize..][..5], b"where");
+    }
+
+    #[test]
+    fn an_entry_of_another_log_version_or_place_never_passes() {
+        let entry = Entry::Links { nlink: 2, time_ns: 13 };
+        let bytes = sealed(&entry, false, 7, 2);
+        let passes = |ino, version, position| LogEntries::new(ino, version, position, &bytes).next().unwrap().is_ok();
+        assert!(passes(INO, 7, 2));
+        assert!(!passes(Ino(INO.0 + 1), 7, 2));
+        assert!(!passes(INO, 8, 2));
+        assert!(!passes(INO, 7, 3));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        for entry in samples() {
+            let good = sealed(&entry, false, 1, 2);
+            for bit in (0..good.len().min(192) * 8).chain([good.len() * 8 - 1]) {
+                let mut bad = good.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(
+                    LogEntries::new(INO, 1, 2, &bad).next().unwrap().is_err(),
+                    "{entry:?}, bit {bit}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_with_a_good_checksum_is_refused_without_panic() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..20_000 {
+            let mut bytes = vec![0; 64 * (1 + round % 4)];
+            for byte in bytes.iter_mut() {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                *byte = (seed >> 56) as u8;
+            }
+            bytes[0] %= 16;
+            bytes[1] = (bytes.len() / 64) as u8;
+            bytes[2] &= 1;
+            bytes[3] = 0;
+            seal(&mut bytes, INO, 1, 2);
+            if let Ok(record) = LogEntries::new(INO, 1, 2, &bytes).next().unwrap() {
+                let mut attr = attr();
+                record.update(&mut attr);
+                assert!(attr.size <= FILE_MAX);
+            }
+        }
+    }
+
+    fn attr() -> Attr {
+        Attr {
+            ino: INO,
+            generation: Generation(1),
+            kind: FileKind::File,
+            mode: 0,
+            nlink: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime_ns: 0,
+            mtime_ns: 0,
+            ctime_ns: 0,
+            btime_ns: 0,
+        }
+    }
+
+    #[test]
+    fn attributes_follow_entries_but_not_those_of_a_checkpoint() {
+        let mut a = attr();
+        let mut apply = |entry, checkpoint| {
+            Record {
+                position: 0,
+                units: 1,
+                checkpoint,
+                entry,
+            }
+            .update(&mut a);
+            a
+        };
+        let write = Entry::Write {
+            offset: 100,
+            len: 50,
+            gpa: Gpa(4096),
+            time_ns: 5,
+        };
+        assert_eq!(apply(write, true).size, 0);
+        let now = apply(write, false);
+        assert_eq!((now.size, now.mtime_ns, now.ctime_ns), (150, 5, 5));
+        let now = apply(Entry::Truncate { size: 20, time_ns: 6 }, false);
+        assert_eq!((now.size, now.mtime_ns), (20, 6));
+        let now = apply(Entry::Links { nlink: 9, time_ns: 7 }, false);
+        assert_eq!((now.nlink, now.mtime_ns, now.ctime_ns), (9, 6, 7));
+    }
+
+    #[test]
+    fn a_pad_fills_and_is_skipped() {
+        let mut bytes = Vec::new();
+        Entry::encode_pad(5, &mut bytes);
+        seal(&mut bytes, INO, 1, 60);
+        let record = LogEntries::new(INO, 1, 60, &bytes).next().unwrap().unwrap();
+        assert_eq!((record.units, record.entry), (5, Entry::Pad));
+    }
+}

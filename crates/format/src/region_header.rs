@@ -1,0 +1,92 @@
+//! The region header: slot 0 of a region's inode table, written last when the region is made.
+
+use crate::{FormatError, RegionId};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const WHAT: &str = "region header";
+const MAGIC: [u8; 8] = *b"PolvoRgn";
+const VERSION: u16 = 1;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 8],
+    version: U16,
+    region: U16,
+    segment_shift: U32,
+    reserved: [u8; 44],
+    crc: U32,
+}
+const _: () = assert!(size_of::<Raw>() == crate::LINE);
+
+/// What a region says about itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegionHeader {
+    /// Which region.
+    pub region: RegionId,
+    /// log2 of the segment size, in which its offsets are counted.
+    pub segment_shift: u32,
+}
+
+impl RegionHeader {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; crate::LINE] {
+        let mut raw = Raw {
+            magic: MAGIC,
+            version: U16::new(VERSION),
+            region: U16::new(self.region.0),
+            segment_shift: U32::new(self.segment_shift),
+            reserved: [0; 44],
+            crc: U32::ZERO,
+        };
+        raw.crc = U32::new(crc32c::crc32c(&raw.as_bytes()[..60]));
+        zerocopy::transmute!(raw)
+    }
+
+    /// Reads a header. `None`: all zeros, the region was never finished.
+    pub fn decode(bytes: &[u8; crate::LINE]) -> Result<Option<RegionHeader>, FormatError> {
+        if bytes.iter().all(|&b| b == 0) {
+            return Ok(None);
+        }
+        let raw = Raw::read_from_bytes(bytes).expect("a header fills a line");
+        if raw.magic != MAGIC {
+            return Err(FormatError::Magic(WHAT));
+        }
+        if raw.crc.get() != crc32c::crc32c(&bytes[..60]) {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        if raw.version.get() != VERSION {
+            return Err(FormatError::Version {
+                structure: WHAT,
+                found: u32::from(raw.version.get()),
+                known: u32::from(VERSION),
+            });
+        }
+        Ok(Some(RegionHeader {
+            region: RegionId(raw.region.get()),
+            segment_shift: raw.segment_shift.get(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_round_trips_and_damage_is_noticed() {
+        let header = RegionHeader {
+            region: RegionId(9),
+            segment_shift: 21,
+        };
+        let bytes = header.encode();
+        assert_eq!(RegionHeader::decode(&bytes), Ok(Some(header)));
+        assert_eq!(RegionHeader::decode(&[0; 64]), Ok(None));
+        for bit in 0..512 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(RegionHeader::decode(&bad).is_err(), "bit {bit}");
+        }
+    }
+}
