@@ -1,0 +1,426 @@
+//! Stores, flushes and fences on the simulated medium, and what a power cut leaves.
+
+use super::chooser::{Chooser, Fate, PendingLine, RandomLines};
+use super::pages::{CrashImage, PAGE, Piece, pieces};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+
+const LINE: usize = crate::CACHE_LINE as usize;
+const WORD: usize = 8;
+/// Overwritten contents that are remembered of one line; older ones are taken to be gone.
+const MAX_VERSIONS: usize = 6;
+
+/// Called before each fence takes effect. It runs with the medium locked: build images here and use them, but do not
+/// touch the pool itself (that would wait for ever).
+pub type FenceHook = Box<dyn FnMut(&FencePoint<'_>) + Send>;
+
+/// Counters of a simulated medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SimStats {
+    /// Fences.
+    pub fences: u64,
+    /// Fences before which nothing had been flushed or streamed.
+    pub needless_fences: u64,
+    /// Lines flushed that were dirty.
+    pub flushes: u64,
+    /// Lines flushed that were clean or on their way already.
+    pub needless_flushes: u64,
+    /// Bytes stored.
+    pub bytes_stored: u64,
+}
+
+/// The simulated medium behind a [`Pmem`](crate::Pmem), see the [module](super). The interface for tests.
+pub struct SimMedium {
+    len: u64,
+    state: Mutex<State>,
+    /// Locked before `state`.
+    hook: Mutex<Option<FenceHook>>,
+}
+
+struct State {
+    /// What the CPU sees.
+    visible: CrashImage,
+    /// What survives whatever happens.
+    durable: CrashImage,
+    /// Pages with lines that are not durable. Ordered, so that choosers see lines in order of offset.
+    pending: BTreeMap<usize, PendingPage>,
+    /// Pages with something on its way.
+    on_their_way: Vec<usize>,
+    stats: SimStats,
+}
+
+/// Lines of a page that are not durable; bit n is line n.
+#[derive(Default)]
+struct PendingPage {
+    /// Stored since they were durable.
+    dirty: u64,
+    /// Of these: present content on its way.
+    flushed: u64,
+    /// Contents that have been overwritten since, oldest first.
+    versions: Vec<Version>,
+    /// Is in `on_their_way`.
+    queued: bool,
+}
+
+struct Version {
+    line: u32,
+    /// Was on its way when it was overwritten.
+    flushed: bool,
+    bytes: [u8; LINE],
+}
+
+/// A fence that is about to take effect.
+pub struct FencePoint<'a> {
+    state: &'a State,
+}
+
+impl FencePoint<'_> {
+    /// Number of this fence on this medium, from 1.
+    pub fn number(&self) -> u64 {
+        self.state.stats.fences
+    }
+
+    /// Lines that are not durable yet (this fence included). 0: a power cut here leaves just one state.
+    pub fn pending_lines(&self) -> usize {
+        self.state.pending_lines()
+    }
+
+    /// What a power cut just before this fence leaves.
+    pub fn image(&self, chooser: &mut dyn Chooser) -> CrashImage {
+        self.state.image(chooser)
+    }
+}
+
+impl SimMedium {
+    /// `contents` are durable.
+    pub(crate) fn new(contents: CrashImage) -> SimMedium {
+        SimMedium {
+            len: contents.len(),
+            state: Mutex::new(State {
+                visible: contents.clone(),
+                durable: contents,
+                pending: BTreeMap::new(),
+                on_their_way: Vec::new(),
+                stats: SimStats::default(),
+            }),
+            hook: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
+        self.state.lock().visible.read(offset, into);
+    }
+
+    pub(crate) fn read_u64(&self, offset: u64) -> u64 {
+        self.state.lock().word(offset)
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        self.state.lock().store(offset, bytes, false);
+    }
+
+    pub(crate) fn write_streaming(&self, offset: u64, bytes: &[u8]) {
+        self.state.lock().store(offset, bytes, true);
+    }
+
+    pub(crate) fn zero_streaming(&self, offset: u64, len: u64) {
+        let mut state = self.state.lock();
+        for piece in pieces(offset, len) {
+            state.store_piece(piece, &[0; PAGE][..piece.len], true);
+        }
+    }
+
+    /// `new` gets the word found and says what to store, if anything. Returns what was found.
+    pub(crate) fn update_u64(&self, offset: u64, new: impl FnOnce(u64) -> Option<u64>) -> u64 {
+        let mut state = self.state.lock();
+        let found = state.word(offset);
+        if let Some(new) = new(found) {
+            state.store(offset, &new.to_ne_bytes(), false);
+        }
+        found
+    }
+
+    pub(crate) fn flush(&self, offset: u64, len: u64) {
+        self.state.lock().flush(offset, len);
+    }
+
+    pub(crate) fn fence(&self) {
+        let mut hook = self.hook.lock();
+        let mut state = self.state.lock();
+        state.stats.fences += 1;
+        if let Some(hook) = hook.as_mut() {
+            hook(&FencePoint { state: &state });
+        }
+        state.fence();
+    }
+
+    /// Fences so far.
+    pub fn fences(&self) -> u64 {
+        self.state.lock().stats.fences
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> SimStats {
+        self.state.lock().stats
+    }
+
+    /// Lines that are not durable.
+    pub fn pending_lines(&self) -> usize {
+        self.state.lock().pending_lines()
+    }
+
+    /// Calls `hook` before each fence from now on, instead of the one set before.
+    pub fn set_fence_hook(&self, hook: FenceHook) {
+        *self.hook.lock() = Some(hook);
+    }
+
+    /// No hook any more.
+    pub fn clear_fence_hook(&self) {
+        *self.hook.lock() = None;
+    }
+
+    /// What a power cut leaves now. The medium goes on as if nothing had happened.
+    pub fn image(&self, chooser: &mut dyn Chooser) -> CrashImage {
+        self.state.lock().image(chooser)
+    }
+
+    /// Cuts the power: the medium holds what [`RandomLines`] with this seed has left, and all of that is durable.
+    pub fn power_cut(&self, seed: u64) {
+        self.power_cut_with(&mut RandomLines::new(seed));
+    }
+
+    /// Cuts the power; `chooser` decides what is left. Hook and counters stay.
+    pub fn power_cut_with(&self, chooser: &mut dyn Chooser) {
+        let mut state = self.state.lock();
+        let image = state.image(chooser);
+        state.visible = image.clone();
+        state.durable = image;
+        state.pending.clear();
+        state.on_their_way.clear();
+    }
+}
+
+impl std::fmt::Debug for SimMedium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimMedium")
+            .field("len", &self.len)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn word(&self, offset: u64) -> u64 {
+        let start = (offset % PAGE as u64) as usize;
+        let page = self.visible.page_or_zeros((offset / PAGE as u64) as usize);
+        u64::from_ne_bytes(page[start..start + WORD].try_into().expect("eight bytes"))
+    }
+
+    fn store(&mut self, offset: u64, bytes: &[u8], streaming: bool) {
+        let mut rest = bytes;
+        for piece in pieces(offset, bytes.len() as u64) {
+            let (now, later) = rest.split_at(piece.len);
+            self.store_piece(piece, now, streaming);
+            rest = later;
+        }
+    }
+
+    fn store_piece(&mut self, piece: Piece, bytes: &[u8], streaming: bool) {
+        let lines = lines_of(piece);
+        let page = self.visible.page_mut(piece.page);
+        let pending = self.pending.entry(piece.page).or_default();
+        if pending.dirty & lines != 0 {
+            pending.remember(piece, bytes, page, self.durable.page_or_zeros(piece.page));
+        }
+        page[piece.start..piece.start + piece.len].copy_from_slice(bytes);
+        pending.dirty |= lines;
+        if streaming {
+            pending.flushed |= lines;
+            pending.queue(piece.page, &mut self.on_their_way);
+        } else {
+            pending.flushed &= !lines;
+        }
+        self.stats.bytes_stored += bytes.len() as u64;
+    }
+
+    fn flush(&mut self, offset: u64, len: u64) {
+        for piece in pieces(offset, len) {
+            let lines = lines_of(piece);
+            let mut useful = 0;
+            if let Some(pending) = self.pending.get_mut(&piece.page) {
+                useful = lines & pending.dirty & !pending.flushed;
+                if useful != 0 {
+                    pending.flushed |= useful;
+                    pending.queue(piece.page, &mut self.on_their_way);
+                }
+            }
+            self.stats.flushes += u64::from(useful.count_ones());
+            self.stats.needless_flushes += u64::from((lines & !useful).count_ones());
+        }
+    }
+
+    fn fence(&mut self) {
+        if self.on_their_way.is_empty() {
+            self.stats.needless_fences += 1;
+        }
+        for page in std::mem::take(&mut self.on_their_way) {
+            let Some(pending) = self.pending.get_mut(&page) else {
+                continue;
+            };
+            pending.queued = false;
+            let arrived = pending.flushed;
+            if arrived == u64::MAX {
+                self.durable.share_page(&self.visible, page);
+            } else {
+                let durable = self.durable.page_mut(page);
+                // Flushed, then overwritten: what was flushed last is durable now.
+                for version in &pending.versions {
+                    if version.flushed && arrived & 1 << version.line == 0 {
+                        durable[line_range(version.line)].copy_from_slice(&version.bytes);
+                    }
+                }
+                let visible = self.visible.page_or_zeros(page);
+                for line in bits(arrived) {
+                    durable[line_range(line)].copy_from_slice(&visible[line_range(line)]);
+                }
+            }
+            pending.dirty &= !arrived;
+            pending.flushed = 0;
+            pending.forget_before_fence(arrived);
+            if pending.dirty == 0 {
+                self.pending.remove(&page);
+            }
+        }
+    }
+
+    fn pending_lines(&self) -> usize {
+        self.pending.values().map(|p| p.dirty.count_ones() as usize).sum()
+    }
+
+    fn image(&self, chooser: &mut dyn Chooser) -> CrashImage {
+        let mut image = self.durable.clone();
+        for (&page, pending) in &self.pending {
+            let durable = self.durable.page_or_zeros(page);
+            let visible = self.visible.page_or_zeros(page);
+            for line in bits(pending.dirty) {
+                let range = line_range(line);
+                let versions = pending.versions.iter().filter(|v| v.line == line).count();
+                let content = |number: usize| match number {
+                    0 => &durable[range.clone()],
+                    n if n <= versions => {
+                        let version = pending.versions.iter().filter(|v| v.line == line).nth(n - 1);
+                        &version.expect("counted above").bytes[..]
+                    }
+                    _ => &visible[range.clone()],
+                };
+                let fate = chooser.choose(PendingLine {
+                    offset: (page * PAGE + range.start) as u64,
+                    contents: versions + 2,
+                    flushed: pending.flushed & 1 << line != 0,
+                });
+                match fate {
+                    Fate::Content(0) => {}
+                    Fate::Content(number) => image.page_mut(page)[range.clone()].copy_from_slice(content(number)),
+                    Fate::Words(numbers) => {
+                        let to = &mut image.page_mut(page)[range.clone()];
+                        for (word, number) in numbers.into_iter().enumerate() {
+                            let word = word * WORD..(word + 1) * WORD;
+                            to[word.clone()].copy_from_slice(&content(number)[word]);
+                        }
+                    }
+                }
+            }
+        }
+        image
+    }
+}
+
+impl PendingPage {
+    fn queue(&mut self, page: usize, on_their_way: &mut Vec<usize>) {
+        if !self.queued {
+            self.queued = true;
+            on_their_way.push(page);
+        }
+    }
+
+    /// Keeps the contents of lines that `bytes` are about to overwrite, where a power cut could still bring them up: they
+    /// are on their way, or a word that is not durable changes once more (anything else is a mix of the durable and the
+    /// coming content).
+    fn remember(&mut self, piece: Piece, bytes: &[u8], page: &[u8; PAGE], durable: &[u8; PAGE]) {
+        for line in bits(self.dirty & lines_of(piece)) {
+            let range = line_range(line);
+            let flushed = self.flushed & 1 << line != 0;
+            let (from, to) = (range.start.max(piece.start), range.end.min(piece.start + piece.len));
+            let new = &bytes[from - piece.start..to - piece.start];
+            let overwrites = || {
+                (from / WORD..to.div_ceil(WORD)).any(|word| {
+                    let word = word * WORD..(word + 1) * WORD;
+                    let part = word.start.max(from)..word.end.min(to);
+                    page[word.clone()] != durable[word] && page[part.clone()] != new[part.start - from..part.end - from]
+                })
+            };
+            if flushed || overwrites() {
+                if self.versions.iter().filter(|v| v.line == line).count() == MAX_VERSIONS {
+                    // Of those on their way only the last counts, so another one can always go.
+                    let last_flushed = self.versions.iter().rposition(|v| v.line == line && v.flushed);
+                    let oldest = self
+                        .versions
+                        .iter()
+                        .enumerate()
+                        .position(|(i, v)| v.line == line && (flushed || Some(i) != last_flushed));
+                    self.versions
+                        .remove(oldest.expect("more than one version of this line"));
+                }
+                let mut version = Version {
+                    line,
+                    flushed,
+                    bytes: [0; LINE],
+                };
+                version.bytes.copy_from_slice(&page[range]);
+                self.versions.push(version);
+            }
+        }
+    }
+
+    /// After a fence that made the lines `arrived` durable with their present content, and the others with what of them
+    /// was flushed last: forgets what was older than that.
+    fn forget_before_fence(&mut self, arrived: u64) {
+        if self.versions.is_empty() {
+            return;
+        }
+        let mut obsolete = arrived;
+        // From the newest back: once a flushed version is met, it and all older ones of its line are history.
+        for i in (0..self.versions.len()).rev() {
+            let line = self.versions[i].line;
+            if self.versions[i].flushed {
+                obsolete |= 1 << line;
+            }
+            if obsolete & 1 << line != 0 {
+                self.versions.remove(i);
+            }
+        }
+    }
+}
+
+fn line_range(line: u32) -> std::ops::Range<usize> {
+    line as usize * LINE..(line as usize + 1) * LINE
+}
+
+/// Lines of its page that a piece touches.
+fn lines_of(piece: Piece) -> u64 {
+    let first = piece.start / LINE;
+    let last = (piece.start + piece.len - 1) / LINE;
+    (u64::MAX >> (63 - (last - first))) << first
+}
+
+fn bits(mut set: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let lowest = set.trailing_zeros();
+        set &= set.wrapping_sub(1);
+        (lowest < 64).then_some(lowest)
+    })
+}

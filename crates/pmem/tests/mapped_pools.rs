@@ -1,0 +1,349 @@
+//! Pools on real files: tmpfs and whatever the build directory lies on.
+
+use polvo_pmem::{Medium, Persistence, Pmem, PmemError};
+use proptest::prelude::*;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+const LEN: u64 = 1 << 20;
+
+fn tmpfs() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+/// A directory that is on no tmpfs.
+fn disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn shared_fd(pool: &Pmem) -> OwnedFd {
+    pool.fd().unwrap().try_clone_to_owned().unwrap()
+}
+
+fn exercise(dir: &Path) -> Medium {
+    let path = dir.join("pool");
+    let pool = Pmem::create(&path, LEN, None).unwrap();
+    let medium = pool.medium();
+    assert_eq!(pool.len(), LEN);
+    assert_eq!(pool.path(), Some(path.as_path()));
+    let mut zeros = vec![1; LEN as usize];
+    pool.read(0, &mut zeros);
+    assert!(zeros.iter().all(|b| *b == 0));
+    pool.write(10, b"hello");
+    pool.persist(10, 5);
+    pool.write_u64(LEN - 8, 41);
+    assert_eq!(pool.faa_u64(LEN - 8, 1), 41);
+    assert_eq!(pool.cas_u64(LEN - 8, 42, 43), 42);
+    assert_eq!(pool.cas_u64(LEN - 8, 42, 44), 43);
+    assert_eq!(pool.read_u64(LEN - 8), 43);
+    let big: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+    pool.write_streaming(4097, &big);
+    pool.zero_streaming(5000, 1000);
+    pool.fence();
+    pool.sync().unwrap();
+    drop(pool);
+
+    let pool = Pmem::open(&path, None).unwrap();
+    assert_eq!((pool.len(), pool.medium()), (LEN, medium));
+    let mut hello = [0; 5];
+    pool.read(10, &mut hello);
+    assert_eq!(&hello, b"hello");
+    assert_eq!(pool.read_u64(LEN - 8), 43);
+    let mut found = vec![0; big.len()];
+    pool.read(4097, &mut found);
+    let zeroed = 5000 - 4097..6000 - 4097;
+    assert!(
+        found
+            .iter()
+            .enumerate()
+            .all(|(i, b)| *b == if zeroed.contains(&i) { 0 } else { big[i] })
+    );
+    medium
+}
+
+#[test]
+fn a_pool_on_tmpfs_survives_its_process() {
+    let dir = tmpfs();
+    assert_eq!(exercise(dir.path()), Medium::Tmpfs);
+    let pool = Pmem::open(&dir.path().join("pool"), None).unwrap();
+    assert_eq!(pool.persistence(), Persistence::None);
+    assert!(!pool.needs_sync());
+}
+
+#[test]
+fn a_pool_in_a_plain_file_needs_sync() {
+    let dir = disk();
+    let medium = exercise(dir.path());
+    let pool = Pmem::open(&dir.path().join("pool"), None).unwrap();
+    assert_eq!(pool.needs_sync(), medium == Medium::File);
+    assert!([Medium::File, Medium::Tmpfs, Medium::FsDax].contains(&medium));
+}
+
+#[test]
+fn the_flush_instruction_can_be_chosen() {
+    let dir = tmpfs();
+    let path = dir.path().join("pool");
+    for persistence in [
+        Persistence::Clwb,
+        Persistence::Clflushopt,
+        Persistence::Clflush,
+        Persistence::None,
+    ] {
+        match Pmem::create(&path, LEN, Some(persistence)) {
+            Ok(pool) => {
+                assert_eq!(pool.persistence(), persistence);
+                pool.write(60, &[7; 5000]);
+                pool.persist(60, 5000);
+                pool.write_streaming(61, &[8; 700]);
+                pool.write_streaming(10_001, &[9; 70]);
+                pool.fence();
+                let mut found = vec![0; 12_000];
+                pool.read(0, &mut found);
+                for (i, byte) in found.into_iter().enumerate() {
+                    let expected = match i {
+                        61..761 => 8,
+                        60..5060 => 7,
+                        10_001..10_071 => 9,
+                        _ => 0,
+                    };
+                    assert_eq!(byte, expected, "at {i} with {persistence}");
+                }
+            }
+            Err(PmemError::NotSupported(which)) => {
+                assert_eq!(which, persistence);
+                assert!(!persistence.is_supported());
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn two_cannot_have_one_pool() {
+    let dir = tmpfs();
+    let path = dir.path().join("pool");
+    let pool = Pmem::create(&path, LEN, None).unwrap();
+    pool.write_u64(0, 9);
+    for error in [
+        Pmem::open(&path, None).unwrap_err(),
+        Pmem::create(&path, LEN, None).unwrap_err(),
+    ] {
+        assert!(matches!(error, PmemError::Locked { .. }), "{error}");
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+    }
+    assert_eq!(pool.read_u64(0), 9, "a refused create must not have emptied it");
+    // A peer with the descriptor outlives us: the lock must be gone nevertheless.
+    let peer = Pmem::from_fd(shared_fd(&pool), LEN, pool.persistence(), pool.medium()).unwrap();
+    drop(pool);
+    let again = Pmem::open(&path, None).unwrap();
+    again.write_u64(0, 10);
+    assert_eq!(peer.read_u64(0), 10);
+}
+
+#[test]
+fn a_peer_sees_the_same_bytes() {
+    let dir = tmpfs();
+    let pool = Pmem::create(&dir.path().join("pool"), LEN, None).unwrap();
+    let peer = Pmem::from_fd(shared_fd(&pool), LEN, Persistence::None, Medium::Tmpfs).unwrap();
+    let per_thread = 20_000;
+    thread::scope(|scope| {
+        for pool in [&pool, &peer] {
+            scope.spawn(move || {
+                (0..per_thread).for_each(|_| {
+                    pool.faa_u64(64, 1);
+                })
+            });
+        }
+    });
+    assert_eq!(pool.read_u64(64), 2 * per_thread);
+    peer.write_streaming(4096, &[5; 4096]);
+    peer.fence();
+    let mut found = [0; 4096];
+    pool.read(4096, &mut found);
+    assert_eq!(found, [5; 4096]);
+}
+
+#[test]
+fn words_are_not_torn_by_copies() {
+    let dir = tmpfs();
+    let pool = Pmem::create(&dir.path().join("pool"), LEN, None).unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for value in 0..20_000u64 {
+                let block: Vec<u8> = std::iter::repeat_n(value.wrapping_mul(0x0101_0101_0101_0101), 128)
+                    .flat_map(u64::to_ne_bytes)
+                    .collect();
+                pool.write(1024, &block);
+            }
+        });
+        let mut found = [0; 1024];
+        while !writer.is_finished() {
+            pool.read(1024, &mut found);
+            for word in found.as_chunks::<8>().0 {
+                let value = u64::from_ne_bytes(*word);
+                assert_eq!(value % 0x0101_0101_0101_0101, 0, "torn word {value:#x}");
+            }
+        }
+    });
+}
+
+#[test]
+fn descriptors_that_do_not_hold_what_was_announced_are_refused() {
+    let dir = tmpfs();
+    let pool = Pmem::create(&dir.path().join("pool"), LEN, None).unwrap();
+    let refused = |fd, len, medium| {
+        Pmem::from_fd(fd, len, Persistence::None, medium)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refused(shared_fd(&pool), LEN + 1, Medium::Tmpfs).contains("announced"));
+    assert!(refused(shared_fd(&pool), 0, Medium::Tmpfs).contains("announced"));
+    assert!(refused(shared_fd(&pool), LEN, Medium::FsDax).contains("fsdax"));
+    assert!(refused(fs::File::open("/dev/null").unwrap().into(), LEN, Medium::DevDax).contains("DAX"));
+    assert!(refused(fs::File::open("/").unwrap().into(), LEN, Medium::File).contains("neither"));
+}
+
+#[test]
+fn what_is_no_pool_is_refused_by_name() {
+    let dir = tmpfs();
+    let open = |path: &Path| {
+        let error = Pmem::open(path, None).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: ", path.display())), "{error}");
+        error
+    };
+    assert!(open(dir.path()).contains("directory"));
+    assert!(open(&dir.path().join("absent")).contains("No such file"));
+    let empty = dir.path().join("empty");
+    fs::write(&empty, "").unwrap();
+    assert!(open(&empty).contains("empty"));
+    assert!(open(Path::new("/dev/null")).contains("no DAX device"));
+    assert!(
+        Pmem::create(dir.path(), LEN, None)
+            .unwrap_err()
+            .to_string()
+            .contains("directory")
+    );
+    assert!(
+        Pmem::create(&dir.path().join("none"), 0, None)
+            .unwrap_err()
+            .to_string()
+            .contains("no size")
+    );
+    assert!(
+        Pmem::create(&dir.path().join("vast"), u64::MAX, None)
+            .unwrap_err()
+            .to_string()
+            .contains("no size")
+    );
+    assert!(!dir.path().join("none").exists());
+}
+
+#[test]
+fn too_little_space_is_an_error_and_leaves_no_file() {
+    let dir = tmpfs();
+    let path = dir.path().join("pool");
+    // More than any tmpfs here has, and less than a file may be long.
+    let len = 1 << 50;
+    let error = Pmem::create(&path, len, None).unwrap_err();
+    assert!(matches!(error, PmemError::NoSpace { .. }), "{error}");
+    assert!(!path.exists());
+    fs::write(&path, "was here before").unwrap();
+    assert!(Pmem::create(&path, len, None).is_err());
+    assert_eq!(
+        fs::metadata(&path).unwrap().len(),
+        0,
+        "kept, but without the space that was found"
+    );
+}
+
+#[test]
+fn holes_are_filled_when_a_pool_is_opened() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tmpfs();
+    let path = dir.path().join("pool");
+    fs::File::create(&path).unwrap().set_len(LEN).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().blocks(), 0);
+    let pool = Pmem::open(&path, None).unwrap();
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 >= pool.len());
+}
+
+#[test]
+fn out_of_range_panics_without_overflow() {
+    let dir = tmpfs();
+    let mapped = Pmem::create(&dir.path().join("pool"), LEN, None).unwrap();
+    for pool in [mapped, Pmem::simulated(LEN)] {
+        let panics = |what: &str, f: &dyn Fn(&Arc<Pmem>)| {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&pool)));
+            assert!(outcome.is_err(), "{what} on {}", pool.medium());
+        };
+        panics("read past the end", &|p| p.read(LEN - 3, &mut [0; 4]));
+        panics("write past the end", &|p| p.write(LEN, &[0]));
+        panics("offset overflow", &|p| p.write(u64::MAX - 1, &[0; 4]));
+        panics("length overflow", &|p| p.flush(8, u64::MAX));
+        panics("zeroing past the end", &|p| p.zero_streaming(1, LEN));
+        panics("streaming past the end", &|p| p.write_streaming(LEN - 1, &[0; 2]));
+        panics("word past the end", &|p| {
+            p.read_u64(LEN);
+        });
+        panics("unaligned word", &|p| p.write_u64(4, 0));
+        panics("unaligned swap", &|p| {
+            p.cas_u64(LEN - 12, 0, 1);
+        });
+        // The edges themselves are fine.
+        pool.read(LEN, &mut []);
+        pool.write(LEN, &[]);
+        pool.write_streaming(LEN, &[]);
+        pool.zero_streaming(LEN, 0);
+        pool.persist(LEN, 0);
+        pool.write_u64(LEN - 8, 1);
+        pool.zero_streaming(0, LEN);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Mapped pools, simulated pools and an array agree.
+    #[test]
+    fn all_media_agree(steps in prop::collection::vec((0..5u8, 0..8192u64, prop::collection::vec(any::<u8>(), 0..1500)), 1..40)) {
+        const POOL: u64 = 10_000;
+        let dir = tmpfs();
+        let mut model = vec![0; POOL as usize];
+        let pools = [
+            Pmem::create(&dir.path().join("none"), POOL, Some(Persistence::None)).unwrap(),
+            Pmem::create(&dir.path().join("best"), POOL, Some(Persistence::best())).unwrap(),
+            Pmem::simulated(POOL),
+        ];
+        for (what, at, bytes) in steps {
+            let range = at as usize..at as usize + bytes.len();
+            let (word_at, word) = (at / 8 * 8, bytes.len() as u64);
+            let word_range = word_at as usize..word_at as usize + 8;
+            let found = u64::from_ne_bytes(model[word_range.clone()].try_into().unwrap());
+            match what {
+                0 | 1 => model[range.clone()].copy_from_slice(&bytes),
+                2 => model[range.clone()].fill(0),
+                3 => model[word_range].copy_from_slice(&word.to_ne_bytes()),
+                _ => model[word_range].copy_from_slice(&found.wrapping_add(word).to_ne_bytes()),
+            }
+            for pool in &pools {
+                match what {
+                    0 => pool.write(at, &bytes),
+                    1 => pool.write_streaming(at, &bytes),
+                    2 => pool.zero_streaming(at, bytes.len() as u64),
+                    3 => pool.write_u64(word_at, word),
+                    _ => prop_assert_eq!(pool.faa_u64(word_at, word), found),
+                }
+                pool.persist(at, bytes.len() as u64);
+            }
+        }
+        for pool in &pools {
+            let mut found = vec![0; POOL as usize];
+            pool.read(0, &mut found);
+            prop_assert_eq!(&found, &model, "{:?}", pool);
+            prop_assert_eq!(pool.read_u64(8), u64::from_ne_bytes(model[8..16].try_into().unwrap()));
+        }
+    }
+}
