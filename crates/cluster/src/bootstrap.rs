@@ -1,0 +1,66 @@
+//! First contact: from addresses to a cluster map.
+
+use crate::Timeouts;
+use crate::link::rpc_error;
+use polvo_fabric::{Address, Identity, MemoryRegions, connect};
+use polvo_format::{Epoch, NodeId, SessionId};
+use polvo_proto::{Call, ClusterMap, Cred, FsError, PROTOCOL_VERSION, Reply, Request, decode_answer};
+use polvo_rpc::{RpcClient, RpcError};
+
+/// Number of the set of links that only asks for the map.
+const BOOTSTRAP_LINK: u64 = u64::MAX;
+
+/// Asks the first of `addresses` that answers for the cluster map. Waits for each at most as long as `timeouts` says;
+/// the error is that of the last one tried.
+pub async fn fetch_map(
+    addresses: &[Address],
+    me: &Identity,
+    session: SessionId,
+    name: &str,
+    timeouts: &Timeouts,
+) -> Result<ClusterMap, FsError> {
+    let mut failure = FsError::Invalid("no address of a node is known".into());
+    for address in addresses {
+        match ask(address, me, session, name, timeouts).await {
+            Ok(map) => return Ok(map),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+async fn ask(
+    address: &Address,
+    me: &Identity,
+    session: SessionId,
+    name: &str,
+    timeouts: &Timeouts,
+) -> Result<ClusterMap, FsError> {
+    // which node lives there is not known yet
+    let failed = |error: RpcError| rpc_error(NodeId(u16::MAX), error);
+    let regions = MemoryRegions::new();
+    let pair = connect(address, me, &regions, timeouts.connect)
+        .await
+        .map_err(|e| failed(e.into()))?;
+    let rpc = RpcClient::establish(pair, &regions, timeouts.connect)
+        .await
+        .map_err(failed)?;
+    let call = Call {
+        session,
+        request_id: u64::MAX,
+        epoch: Epoch(0),
+        cred: Cred::Kernel,
+        request: Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: name.to_string(),
+            home: None,
+            link: BOOTSTRAP_LINK,
+        },
+    };
+    let reply = rpc.call(&call.encode(), timeouts.rpc).await.map_err(failed)?;
+    rpc.queue_pair().close();
+    match decode_answer(&reply).map_err(|e| FsError::Io(e.to_string()))?? {
+        Reply::Attached { map, .. } => Ok(map),
+        _ => Err(FsError::Io(format!("{address} did not answer what it was asked"))),
+    }
+}

@@ -1,0 +1,63 @@
+//! One thread's connection to one node.
+
+use crate::LinkCounters;
+use polvo_format::NodeId;
+use polvo_proto::{Answer, Call, FsError, decode_answer};
+use polvo_rpc::{RpcClient, RpcError};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One thread's connection to one node: RPC and one-sided access, attached to the session.
+pub struct Link {
+    /// The node.
+    pub node: NodeId,
+    /// RPC, and the queue pair below it.
+    pub rpc: RpcClient,
+    /// `Sync` is needed for durability against power loss at this node.
+    pub needs_sync: bool,
+    /// Tells connections of one thread apart: keys handed out over another one are not used over this one.
+    pub(crate) serial: u64,
+    /// Grace tick to report: learnt so long ago that no read begun before it can still be under way.
+    pub(crate) tick: Cell<u64>,
+    pub(crate) timeout: Duration,
+    pub(crate) counters: Arc<LinkCounters>,
+}
+
+impl Link {
+    /// One request, bounded by `Timeouts::rpc`. Transport failures become `FsError::Unreachable`.
+    pub async fn call(&self, call: &Call) -> Answer {
+        self.call_within(call, self.timeout).await
+    }
+
+    /// One request, bounded by `limit`.
+    pub async fn call_within(&self, call: &Call, limit: Duration) -> Answer {
+        let request = call.encode();
+        match self.rpc.call(&request, limit).await {
+            Ok(reply) => {
+                self.counters.count_rpc(request.len(), reply.len());
+                decode_answer(&reply)
+                    .unwrap_or_else(|e| Err(FsError::Io(format!("answer of node {}: {e}", self.node.0))))
+            }
+            Err(error) => {
+                self.counters.count_rpc(request.len(), 0);
+                Err(rpc_error(self.node, error))
+            }
+        }
+    }
+
+    /// True once the connection is lost.
+    pub fn is_closed(&self) -> bool {
+        self.rpc.is_closed()
+    }
+}
+
+pub(crate) fn rpc_error(node: NodeId, error: RpcError) -> FsError {
+    match error {
+        RpcError::TooLarge(bytes) => FsError::Invalid(format!("a request of {bytes} bytes is over the limit")),
+        other => FsError::Unreachable {
+            node: node.0,
+            why: other.to_string(),
+        },
+    }
+}

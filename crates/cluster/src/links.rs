@@ -1,0 +1,440 @@
+//! A thread's links to all nodes.
+
+use crate::dial::addresses;
+use crate::link::rpc_error;
+use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
+use polvo_fabric::{FabricError, Identity, MemoryRegions, connect};
+use polvo_format::{NodeId, RegionId, SessionId};
+use polvo_proto::{Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap};
+use polvo_rpc::RpcClient;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long a node that could not be reached is not tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+/// How often a request follows a region that moves before the caller hears of it.
+const MOVES_MAX: u32 = 4;
+
+/// One node as this thread knows it.
+#[derive(Default)]
+struct Peer {
+    link: RefCell<Option<Rc<Link>>>,
+    /// Held while connecting, so that tasks of one thread share one attempt.
+    connecting: tokio::sync::Mutex<()>,
+    failed: RefCell<Option<(Instant, FsError)>>,
+}
+
+impl Peer {
+    fn live(&self) -> Option<Rc<Link>> {
+        self.link.borrow().as_ref().filter(|link| !link.is_closed()).cloned()
+    }
+
+    fn recent_failure(&self) -> Option<FsError> {
+        let failed = self.failed.borrow();
+        failed
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < RETRY_AFTER)
+            .map(|(_, error)| error.clone())
+    }
+}
+
+/// A region's segment map as fetched over one connection.
+struct CachedSegments {
+    serial: u64,
+    map: Rc<SegmentMap>,
+}
+
+/// A thread's links to all nodes, made on first use, made anew after a loss (bounded by `Timeouts::connect`; a node
+/// that just failed is not tried again for a short time). `!Send`.
+pub struct Links {
+    context: Arc<SessionContext>,
+    /// Ours that peers may reach: what RPC needs for its replies, no more.
+    memory: Arc<MemoryRegions>,
+    /// Number of this set of links in the session.
+    number: u64,
+    next_request: Cell<u64>,
+    next_serial: Cell<u64>,
+    peers: RefCell<HashMap<NodeId, Rc<Peer>>>,
+    segments: RefCell<HashMap<RegionId, CachedSegments>>,
+    counters: Arc<LinkCounters>,
+}
+
+impl Links {
+    /// Links of a session of their own; `name`, `home`: see `Request::Attach`. Threads of one session share counters
+    /// and more when they take theirs from one [`SessionContext`].
+    pub fn new(
+        map: Arc<MapCell>,
+        me: Identity,
+        session: SessionId,
+        name: String,
+        home: Option<NodeId>,
+        timeouts: Timeouts,
+    ) -> Rc<Links> {
+        SessionContext::new(map, me, session, name, home, timeouts, None).links()
+    }
+
+    pub(crate) fn of(context: &Arc<SessionContext>) -> Rc<Links> {
+        Rc::new(Links {
+            context: context.clone(),
+            memory: MemoryRegions::new(),
+            number: context.map.number_link_set(),
+            next_request: Cell::new(0),
+            next_serial: Cell::new(0),
+            peers: RefCell::default(),
+            segments: RefCell::default(),
+            counters: context.counters.join(),
+        })
+    }
+
+    /// What all threads of the session share.
+    pub fn context(&self) -> &Arc<SessionContext> {
+        &self.context
+    }
+
+    /// An envelope for a request of this session. Numbers are unique in the session: the upper bits tell its sets of
+    /// links apart.
+    pub fn make_call(&self, cred: Cred, request: Request) -> Call {
+        let n = self.next_request.get();
+        self.next_request.set(n + 1);
+        Call {
+            session: self.context.session,
+            request_id: self.number << 40 | n,
+            epoch: self.context.map.get().epoch,
+            cred,
+            request,
+        }
+    }
+
+    /// The link to a node.
+    pub async fn to(&self, node: NodeId) -> Result<Rc<Link>, FsError> {
+        let peer = self.peer(node);
+        if let Some(link) = peer.live() {
+            return Ok(link);
+        }
+        let _only_one = peer.connecting.lock().await;
+        if let Some(link) = peer.live() {
+            return Ok(link);
+        }
+        if let Some(error) = peer.recent_failure() {
+            return Err(error);
+        }
+        match self.connect(node).await {
+            Ok(link) => {
+                let link = Rc::new(link);
+                *peer.failed.borrow_mut() = None;
+                *peer.link.borrow_mut() = Some(link.clone());
+                Ok(link)
+            }
+            Err(error) => {
+                *peer.failed.borrow_mut() = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// True when the node could not be reached just now: a caller with a choice takes another one.
+    pub fn is_suspect(&self, node: NodeId) -> bool {
+        self.peers
+            .borrow()
+            .get(&node)
+            .is_some_and(|peer| peer.live().is_none() && peer.recent_failure().is_some())
+    }
+
+    fn peer(&self, node: NodeId) -> Rc<Peer> {
+        if let Some(peer) = self.peers.borrow().get(&node) {
+            return peer.clone();
+        }
+        self.peers.borrow_mut().entry(node).or_default().clone()
+    }
+
+    async fn connect(&self, node: NodeId) -> Result<Link, FsError> {
+        let unreachable = |why: String| FsError::Unreachable { node: node.0, why };
+        let context = &self.context;
+        let map = context.map.get();
+        let info = map
+            .node(node)
+            .ok_or_else(|| unreachable("it is not in the cluster map".into()))?;
+        let mut failure = unreachable("none of its addresses can be used from here".into());
+        for address in addresses(info, &context.host, context.provider.as_deref()) {
+            let pair = match connect(&address, &context.me, &self.memory, context.timeouts.connect).await {
+                Ok(pair) => pair,
+                Err(error) => {
+                    failure = unreachable(error.to_string());
+                    continue;
+                }
+            };
+            match RpcClient::establish(pair, &self.memory, context.timeouts.connect).await {
+                Ok(rpc) => return self.attach(node, rpc).await,
+                Err(error) => failure = rpc_error(node, error),
+            }
+        }
+        Err(failure)
+    }
+
+    /// First call on a connection: makes the session known.
+    async fn attach(&self, node: NodeId, rpc: RpcClient) -> Result<Link, FsError> {
+        let serial = self.next_serial.get();
+        self.next_serial.set(serial + 1);
+        let mut link = Link {
+            node,
+            rpc,
+            needs_sync: false,
+            serial,
+            tick: Cell::new(0),
+            timeout: self.context.timeouts.rpc,
+            counters: self.counters.clone(),
+        };
+        link.needs_sync = self.greet(&link, self.context.timeouts.connect).await?;
+        Ok(link)
+    }
+
+    /// Says (again) over a link who we are; returns whether the node's medium needs `Sync`.
+    async fn greet(&self, link: &Link, limit: Duration) -> Result<bool, FsError> {
+        let context = &self.context;
+        let request = Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: context.name.clone(),
+            home: context.home,
+            link: self.number,
+        };
+        let answer = link.call_within(&self.make_call(Cred::Kernel, request), limit).await;
+        let Reply::Attached {
+            tick,
+            map,
+            node,
+            resumed,
+            needs_sync,
+            ..
+        } = answer?
+        else {
+            return Err(unexpected(link.node));
+        };
+        if node != link.node {
+            let why = format!("node {} answers at its address", node.0);
+            return Err(FsError::Unreachable { node: link.node.0, why });
+        }
+        context.map.offer(map);
+        link.tick.set(tick);
+        context.note_attached(node);
+        if !resumed {
+            context.note_reset(node);
+        }
+        Ok(needs_sync)
+    }
+
+    /// Sends a request to a node. A session that the node has forgotten is attached anew. A request cut off by a lost
+    /// connection is repeated once where that does no harm: when it changes nothing, or when the node still knows
+    /// the session and so recognises the repetition.
+    pub async fn call_node(&self, node: NodeId, cred: Cred, request: Request) -> Answer {
+        self.send(node, &self.make_call(cred, request)).await
+    }
+
+    /// As `call_node`, for a call that was made before.
+    pub async fn send(&self, node: NodeId, call: &Call) -> Answer {
+        let link = self.to(node).await?;
+        match link.call(call).await {
+            Err(FsError::SessionExpired) => {
+                self.greet(&link, self.context.timeouts.connect).await?;
+                link.call(call).await
+            }
+            Err(error @ FsError::Unreachable { .. }) => {
+                if !link.is_closed() {
+                    // no answer in time: whoever asks next finds out quickly
+                    self.give_up(&link, &error);
+                    return Err(error);
+                }
+                let reset_before = self.resets(node);
+                let link = self.to(node).await?;
+                if call.request.is_mutation() && self.resets(node) != reset_before {
+                    return Err(error);
+                }
+                link.call(call).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn resets(&self, node: NodeId) -> u64 {
+        self.context.resets(node)
+    }
+
+    /// Drops a link over which a node did not answer.
+    fn give_up(&self, link: &Link, error: &FsError) {
+        link.rpc.queue_pair().close();
+        *self.peer(link.node).failed.borrow_mut() = Some((Instant::now(), error.clone()));
+    }
+
+    /// The node that serves a region.
+    pub fn primary(&self, region: RegionId) -> Result<NodeId, FsError> {
+        let map = self.context.map.get();
+        map.primary(region)
+            .ok_or_else(|| FsError::Io(format!("region {} has no primary", region.0)))
+    }
+
+    /// Sends a request to the primary of a region; refreshes the map on `WrongEpoch`.
+    pub async fn call_region(&self, region: RegionId, cred: Cred, request: Request) -> Answer {
+        let mut call = self.make_call(cred, request);
+        for _ in 0..MOVES_MAX {
+            let node = self.primary(region)?;
+            match self.send(node, &call).await {
+                Err(FsError::WrongEpoch) => {
+                    if let Reply::Map(map) = self.call_node(node, Cred::Kernel, Request::Map).await? {
+                        self.context.map.offer(map);
+                    }
+                    call.epoch = self.context.map.get().epoch;
+                }
+                answer => return answer,
+            }
+        }
+        Err(FsError::WrongEpoch)
+    }
+
+    /// Segment map of a region (cached; `refresh` fetches all of it anew, keys included).
+    pub async fn segments(&self, region: RegionId, refresh: bool) -> Result<Rc<SegmentMap>, FsError> {
+        let link = self.to(self.primary(region)?).await?;
+        if let (false, Some(map)) = (refresh, self.cached_segments(region, &link)) {
+            return Ok(map);
+        }
+        self.fetch_segments(region, &link, None).await
+    }
+
+    /// What is known of a region's segments, if it came over this link.
+    pub(crate) fn cached_segments(&self, region: RegionId, link: &Link) -> Option<Rc<SegmentMap>> {
+        let cache = self.segments.borrow();
+        cache
+            .get(&region)
+            .filter(|cached| cached.serial == link.serial)
+            .map(|cached| cached.map.clone())
+    }
+
+    /// Fetches a region's segments: those after `known`, if given, else all.
+    pub(crate) async fn fetch_segments(
+        &self,
+        region: RegionId,
+        link: &Rc<Link>,
+        known: Option<Rc<SegmentMap>>,
+    ) -> Result<Rc<SegmentMap>, FsError> {
+        let mut map: Option<SegmentMap> = known.map(|known| (*known).clone());
+        loop {
+            let from = map
+                .as_ref()
+                .and_then(|m| m.segments.last())
+                .map_or(0, |last| last.index + 1);
+            let answer = self
+                .send(
+                    link.node,
+                    &self.make_call(Cred::Kernel, Request::Segments { region, from }),
+                )
+                .await?;
+            let Reply::Segments(page) = answer else {
+                return Err(unexpected(link.node));
+            };
+            let ascending = page.segments.is_sorted_by(|a, b| a.index < b.index);
+            if page.region != region || page.segment_shift >= 48 || !ascending {
+                return Err(FsError::Io(format!(
+                    "node {} sent a segment map that makes no sense",
+                    link.node.0
+                )));
+            }
+            let full = page.segments.len() >= SEGMENTS_PAGE;
+            match &mut map {
+                Some(map) => {
+                    let fresh = page.segments.into_iter().filter(|s| s.index >= from);
+                    map.segments.extend(fresh);
+                }
+                None => map = Some(page),
+            }
+            if !full {
+                break;
+            }
+        }
+        let map = Rc::new(map.expect("the loop fetched at least one page"));
+        let cached = CachedSegments {
+            serial: link.serial,
+            map: map.clone(),
+        };
+        self.segments.borrow_mut().insert(region, cached);
+        Ok(map)
+    }
+
+    pub(crate) fn forget_segments(&self, region: RegionId) {
+        self.segments.borrow_mut().remove(&region);
+    }
+
+    pub(crate) fn counters(&self) -> &LinkCounters {
+        &self.counters
+    }
+
+    /// Renews the session's lease at every node that knows of it, all at a time. Returns each node's answer
+    /// (`Renewed`, or why not).
+    pub async fn renew(&self) -> Vec<(NodeId, Answer)> {
+        let nodes = self.context.attached_nodes();
+        join_all(
+            nodes
+                .into_iter()
+                .map(|node| async move { (node, self.renew_at(node).await) }),
+        )
+        .await
+    }
+
+    async fn renew_at(&self, node: NodeId) -> Answer {
+        let link = self.to(node).await?;
+        let answer = self
+            .call_node(node, Cred::Kernel, Request::Heartbeat { tick: link.tick.get() })
+            .await;
+        if let Ok(Reply::Renewed { tick, .. }) = &answer {
+            // reported only with the next renewal: by then no read begun before now is still under way
+            link.tick.set(*tick);
+        }
+        answer
+    }
+
+    /// Ends the session at every node that knows of it (best effort), and closes all links.
+    pub async fn detach(&self) {
+        let nodes = self.context.attached_nodes();
+        join_all(nodes.into_iter().map(|node| async move {
+            if let Ok(link) = self.to(node).await {
+                let call = self.make_call(Cred::Kernel, Request::Detach);
+                let _best_effort = link.call_within(&call, self.context.timeouts.connect).await;
+            }
+            self.context.note_detached(node);
+        }))
+        .await;
+        self.close();
+    }
+
+    /// Closes all links of this thread; the session goes on.
+    pub fn close(&self) {
+        for (_, peer) in self.peers.borrow_mut().drain() {
+            if let Some(link) = peer.link.borrow_mut().take() {
+                link.rpc.queue_pair().close();
+            }
+        }
+        self.segments.borrow_mut().clear();
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        self.close();
+        self.context.counters.leave(&self.counters);
+    }
+}
+
+pub(crate) fn unexpected(node: NodeId) -> FsError {
+    FsError::Io(format!("node {} did not answer what it was asked", node.0))
+}
+
+pub(crate) fn fabric_error(node: NodeId, error: FabricError) -> FsError {
+    match error {
+        FabricError::OutOfRange { .. } => FsError::Io(error.to_string()),
+        other => FsError::Unreachable {
+            node: node.0,
+            why: other.to_string(),
+        },
+    }
+}

@@ -1,0 +1,115 @@
+//! What all threads of one session share.
+
+use crate::{CounterSet, LinkTotals, Links, MapCell, Timeouts, host_identity};
+use parking_lot::{Mutex, RwLock};
+use polvo_fabric::Identity;
+use polvo_format::{NodeId, SessionId};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+type ResetHook = Box<dyn Fn(NodeId) + Send + Sync>;
+
+/// What all threads of one session share: who they are, the map, limits, counters. `Send + Sync`.
+pub struct SessionContext {
+    pub(crate) map: Arc<MapCell>,
+    pub(crate) me: Identity,
+    pub(crate) session: SessionId,
+    pub(crate) name: String,
+    pub(crate) home: Option<NodeId>,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) host: String,
+    pub(crate) provider: Option<String>,
+    pub(crate) counters: CounterSet,
+    /// Nodes that know of the session, as far as we have heard (those whose lease is to be renewed), each with how
+    /// often it turned out not to know it.
+    attached: Mutex<BTreeMap<NodeId, u64>>,
+    on_reset: RwLock<Option<ResetHook>>,
+}
+
+impl SessionContext {
+    /// A session by that id (drawn at random by the caller, never 0). `name` and `home` are those of
+    /// `Request::Attach`. `provider` forces `tcp` or `shm`; `None` takes `shm` on the same host and else what the
+    /// map lists first.
+    pub fn new(
+        map: Arc<MapCell>,
+        me: Identity,
+        session: SessionId,
+        name: String,
+        home: Option<NodeId>,
+        timeouts: Timeouts,
+        provider: Option<String>,
+    ) -> Arc<SessionContext> {
+        Arc::new(SessionContext {
+            map,
+            me,
+            session,
+            name,
+            home,
+            timeouts,
+            host: host_identity(),
+            provider,
+            counters: CounterSet::default(),
+            attached: Mutex::default(),
+            on_reset: RwLock::new(None),
+        })
+    }
+
+    /// Links of the calling thread.
+    pub fn links(self: &Arc<Self>) -> Rc<Links> {
+        Links::of(self)
+    }
+
+    /// Called with each node that turns out not to know the session (any more): all that was held there is gone. Also
+    /// called when a node is met for the first time.
+    pub fn on_reset(&self, hook: impl Fn(NodeId) + Send + Sync + 'static) {
+        *self.on_reset.write() = Some(Box::new(hook));
+    }
+
+    /// The session's id.
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// The map.
+    pub fn map(&self) -> &Arc<MapCell> {
+        &self.map
+    }
+
+    /// The limits.
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
+    }
+
+    /// What all threads' links sent so far.
+    pub fn totals(&self) -> LinkTotals {
+        self.counters.totals()
+    }
+
+    /// Nodes whose lease `Links::renew` renews.
+    pub fn attached_nodes(&self) -> Vec<NodeId> {
+        self.attached.lock().keys().copied().collect()
+    }
+
+    /// The session has something at that node (a file made and opened there by way of another node, say): its lease
+    /// is renewed from now on even if no thread has a link to it yet.
+    pub fn note_attached(&self, node: NodeId) {
+        self.attached.lock().entry(node).or_default();
+    }
+
+    pub(crate) fn note_detached(&self, node: NodeId) {
+        self.attached.lock().remove(&node);
+    }
+
+    /// How often that node turned out not to know the session.
+    pub(crate) fn resets(&self, node: NodeId) -> u64 {
+        self.attached.lock().get(&node).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn note_reset(&self, node: NodeId) {
+        *self.attached.lock().entry(node).or_default() += 1;
+        if let Some(hook) = &*self.on_reset.read() {
+            hook(node);
+        }
+    }
+}
