@@ -2,10 +2,18 @@
 //!
 //! A mapping is no Rust object: it is touched through raw pointers only. Every copy here is enclosed in compiler
 //! barriers, so the compiler can neither read the mapping twice where the caller asked once (a value that was checked
-//! is the value that is used) nor move copies across each other, across atomics or across cache instructions. What a
-//! racing copy sees is what the hardware gives: aligned 8-byte words are not torn, everything larger may be.
+//! is the value that is used) nor move copies across each other, across atomics or across cache instructions.
+//!
+//! What a racing copy sees: aligned 8-byte words of the mapping are not torn, everything larger may be. That is more
+//! than memcpy gives, whose accesses are aligned on the other side, or overlap: hence loops of our own, aligned on the
+//! side of the mapping. (Vector accesses are not promised to be single by the manuals beyond 16 bytes, but no CPU takes
+//! them apart below an aligned word.)
 
 use crate::CACHE_LINE;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const LINE: usize = CACHE_LINE as usize;
+const WORD: usize = 8;
 
 /// Makes the compiler assume that any memory may have been read and written here. Costs nothing.
 #[inline(always)]
@@ -14,52 +22,32 @@ fn compiler_barrier() {
     unsafe { std::arch::asm!("", options(nostack, preserves_flags)) };
 }
 
-/// Copies `len` bytes.
-///
-/// # Safety
-/// Both ranges are valid and do not overlap; one of them may be shared memory.
-#[inline(always)]
-pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
-    compiler_barrier();
-    // SAFETY: the caller's. Fixed sizes become a few moves, the rest is one call of memcpy.
-    unsafe {
-        match len {
-            8 => dst.copy_from_nonoverlapping(src, 8),
-            16 => dst.copy_from_nonoverlapping(src, 16),
-            32 => dst.copy_from_nonoverlapping(src, 32),
-            64 => dst.copy_from_nonoverlapping(src, 64),
-            _ => dst.copy_from_nonoverlapping(src, len),
-        }
-    }
-    compiler_barrier();
-}
-
-/// Widest non-temporal store of this CPU.
+/// Widest vector registers of this CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Streaming {
-    /// 64-byte stores.
+pub(crate) enum Vector {
+    /// 64 bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// 32-byte stores.
+    /// 32 bytes.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// 16-byte stores.
+    /// 16 bytes.
     #[cfg(target_arch = "x86_64")]
     Sse2,
-    /// No non-temporal stores here: copy and flush.
+    /// None that we use: copies by words, no non-temporal stores.
     #[cfg(not(target_arch = "x86_64"))]
-    Plain,
+    Words,
 }
 
-const LINE: usize = CACHE_LINE as usize;
-
+/// A loop over lines of 64 bytes: loads (if any), then stores.
 #[cfg(target_arch = "x86_64")]
-macro_rules! streaming_loops {
-    ($copy:ident, $zero:ident, [$($load:literal),+], [$($store:literal),+], $clear:literal, $leave:literal) => {
+macro_rules! line_loops {
+    ($($copy:ident [$($load:literal),+] [$($store:literal),+] $leave:literal;)+) => {$(
         /// # Safety
-        /// `dst` is aligned to a line; `lines` lines can be read at `src` and written at `dst`; the CPU has the instructions.
+        /// `lines > 0` lines can be read at `src` and written at `dst`, `dst` is aligned to a line if the stores are
+        /// non-temporal, and the CPU has the instructions.
         unsafe fn $copy(dst: *mut u8, src: *const u8, lines: usize) {
-            // SAFETY: reads and writes `lines * 64` bytes, `lines > 0` (checked by the caller in this file).
+            // SAFETY: reads and writes `lines * 64` bytes; what it clobbers is declared.
             unsafe {
                 std::arch::asm!(
                     "2:", $($load,)+ $($store,)+
@@ -69,151 +57,266 @@ macro_rules! streaming_loops {
                 );
             }
         }
-        /// # Safety
-        /// As for the copy.
-        unsafe fn $zero(dst: *mut u8, lines: usize) {
-            // SAFETY: writes `lines * 64` bytes, `lines > 0` (checked by the caller in this file).
-            unsafe {
-                std::arch::asm!(
-                    $clear, "2:", $($store,)+ "add {dst}, 64", "dec {lines}", "jnz 2b", $leave,
-                    dst = inout(reg) dst => _, lines = inout(reg) lines => _,
-                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, options(nostack),
-                );
-            }
-        }
-    };
+    )+};
 }
 
 #[cfg(target_arch = "x86_64")]
-streaming_loops!(
-    copy_avx512,
-    zero_avx512,
-    ["vmovdqu64 zmm0, [{src}]"],
-    ["vmovntdq [{dst}], zmm0"],
-    "vpxorq zmm0, zmm0, zmm0",
-    "vzeroupper"
-);
-#[cfg(target_arch = "x86_64")]
-streaming_loops!(
-    copy_avx2,
-    zero_avx2,
-    ["vmovdqu ymm0, [{src}]", "vmovdqu ymm1, [{src} + 32]"],
-    ["vmovntdq [{dst}], ymm0", "vmovntdq [{dst} + 32], ymm1"],
-    "vpxor ymm0, ymm0, ymm0\nvpxor ymm1, ymm1, ymm1",
-    "vzeroupper"
-);
-#[cfg(target_arch = "x86_64")]
-streaming_loops!(
-    copy_sse2,
-    zero_sse2,
-    [
-        "movdqu xmm0, [{src}]",
-        "movdqu xmm1, [{src} + 16]",
-        "movdqu xmm2, [{src} + 32]",
-        "movdqu xmm3, [{src} + 48]"
-    ],
-    [
-        "movntdq [{dst}], xmm0",
-        "movntdq [{dst} + 16], xmm1",
-        "movntdq [{dst} + 32], xmm2",
-        "movntdq [{dst} + 48], xmm3"
-    ],
-    "pxor xmm0, xmm0\npxor xmm1, xmm1\npxor xmm2, xmm2\npxor xmm3, xmm3",
-    ""
-);
+line_loops! {
+    move_avx512 ["vmovdqu64 zmm0, [{src}]"] ["vmovdqu64 [{dst}], zmm0"] "vzeroupper";
+    stream_avx512 ["vmovdqu64 zmm0, [{src}]"] ["vmovntdq [{dst}], zmm0"] "vzeroupper";
+    move_avx2
+        ["vmovdqu ymm0, [{src}]", "vmovdqu ymm1, [{src} + 32]"]
+        ["vmovdqu [{dst}], ymm0", "vmovdqu [{dst} + 32], ymm1"] "vzeroupper";
+    stream_avx2
+        ["vmovdqu ymm0, [{src}]", "vmovdqu ymm1, [{src} + 32]"]
+        ["vmovntdq [{dst}], ymm0", "vmovntdq [{dst} + 32], ymm1"] "vzeroupper";
+    move_sse2
+        ["movdqu xmm0, [{src}]", "movdqu xmm1, [{src} + 16]", "movdqu xmm2, [{src} + 32]", "movdqu xmm3, [{src} + 48]"]
+        ["movdqu [{dst}], xmm0", "movdqu [{dst} + 16], xmm1", "movdqu [{dst} + 32], xmm2", "movdqu [{dst} + 48], xmm3"]
+        "";
+    stream_sse2
+        ["movdqu xmm0, [{src}]", "movdqu xmm1, [{src} + 16]", "movdqu xmm2, [{src} + 32]", "movdqu xmm3, [{src} + 48]"]
+        ["movntdq [{dst}], xmm0", "movntdq [{dst} + 16], xmm1", "movntdq [{dst} + 32], xmm2", "movntdq [{dst} + 48], xmm3"]
+        "";
+}
 
-impl Streaming {
+/// Zeroes lines past the cache. The widest register gains nothing here that would be worth three loops.
+///
+/// # Safety
+/// `lines > 0` lines can be written at `dst`, which is aligned to a line.
+#[cfg(target_arch = "x86_64")]
+unsafe fn zero_sse2(dst: *mut u8, lines: usize) {
+    // SAFETY: writes `lines * 64` bytes; SSE2 is part of x86-64.
+    unsafe {
+        std::arch::asm!(
+            "pxor xmm0, xmm0",
+            "2:",
+            "movntdq [{dst}], xmm0", "movntdq [{dst} + 16], xmm0", "movntdq [{dst} + 32], xmm0",
+            "movntdq [{dst} + 48], xmm0",
+            "add {dst}, 64", "dec {lines}", "jnz 2b",
+            dst = inout(reg) dst => _, lines = inout(reg) lines => _, out("xmm0") _, options(nostack),
+        );
+    }
+}
+
+/// One side of a copy is the mapping; the other is plain memory.
+#[derive(Clone, Copy)]
+enum Mapped {
+    Source,
+    Destination,
+}
+
+/// Copies one byte, the mapping's side atomically.
+///
+/// # Safety
+/// Both are valid.
+#[inline(always)]
+unsafe fn copy_byte(dst: *mut u8, src: *const u8, mapped: Mapped) {
+    // SAFETY: the caller's; a byte is always aligned.
+    unsafe {
+        match mapped {
+            Mapped::Source => *dst = AtomicU8::from_ptr(src.cast_mut()).load(Ordering::Relaxed),
+            Mapped::Destination => AtomicU8::from_ptr(dst).store(*src, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Copies `words` words, the mapping's side atomically.
+///
+/// # Safety
+/// Both ranges are valid, the mapping's side is aligned to 8.
+#[inline(always)]
+unsafe fn copy_words(dst: *mut u8, src: *const u8, words: usize, mapped: Mapped) {
+    for at in 0..words {
+        // SAFETY: the caller's; the plain side may be unaligned.
+        unsafe {
+            let (dst, src) = (dst.cast::<u64>().add(at), src.cast::<u64>().add(at));
+            match mapped {
+                Mapped::Source => {
+                    dst.write_unaligned(AtomicU64::from_ptr(src.cast_mut()).load(Ordering::Relaxed));
+                }
+                Mapped::Destination => AtomicU64::from_ptr(dst).store(src.read_unaligned(), Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+/// Copies that are shorter than this go by words.
+const BY_LINES_FROM: usize = 3 * LINE;
+
+impl Vector {
     /// The widest that this CPU has.
-    pub(crate) fn detect() -> Streaming {
+    pub(crate) fn detect() -> Vector {
         #[cfg(target_arch = "x86_64")]
         {
             if std::arch::is_x86_feature_detected!("avx512f") {
-                Streaming::Avx512
+                Vector::Avx512
             } else if std::arch::is_x86_feature_detected!("avx2") {
-                Streaming::Avx2
+                Vector::Avx2
             } else {
-                Streaming::Sse2
+                Vector::Sse2
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        Streaming::Plain
+        Vector::Words
     }
 
-    /// Copies `len` bytes past the cache. Weakly ordered: a fence has to follow before anyone is told about the bytes.
-    /// Returns how many bytes at the start and at the end went through the cache (and want a flush).
+    /// Copies `len` bytes out of a mapping.
     ///
     /// # Safety
-    /// Both ranges are valid and do not overlap; `self` came from [`Streaming::detect`].
-    pub(crate) unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> (usize, usize) {
+    /// Both ranges are valid and do not overlap; `src` is in the mapping, `dst` is not; `self` is from
+    /// [`Vector::detect`].
+    #[inline(always)]
+    pub(crate) unsafe fn copy_out(self, dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.copy(dst, src, len, Mapped::Source) }
+    }
+
+    /// Copies `len` bytes into a mapping.
+    ///
+    /// # Safety
+    /// As for [`Vector::copy_out`], with the mapping on the other side.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_in(self, dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.copy(dst, src, len, Mapped::Destination) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize, mapped: Mapped) {
+        compiler_barrier();
+        // SAFETY: the caller's.
+        unsafe {
+            if len < BY_LINES_FROM {
+                copy_short(dst, src, len, mapped);
+            } else {
+                self.copy_long(dst, src, len, mapped);
+            }
+        }
+        compiler_barrier();
+    }
+
+    /// # Safety
+    /// As for [`Vector::copy_out`]; `len` is at least two lines.
+    #[inline(never)]
+    unsafe fn copy_long(self, dst: *mut u8, src: *const u8, len: usize, mapped: Mapped) {
+        let aligned = match mapped {
+            Mapped::Source => src,
+            Mapped::Destination => dst.cast_const(),
+        };
+        let (head, lines, tail) = split(aligned, len);
+        // SAFETY: head + lines * 64 + tail == len, so all parts lie in the caller's ranges.
+        unsafe {
+            copy_short(dst, src, head, mapped);
+            let (to, from) = (dst.add(head), src.add(head));
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Vector::Avx512 => move_avx512(to, from, lines),
+                #[cfg(target_arch = "x86_64")]
+                Vector::Avx2 => move_avx2(to, from, lines),
+                #[cfg(target_arch = "x86_64")]
+                Vector::Sse2 => move_sse2(to, from, lines),
+                #[cfg(not(target_arch = "x86_64"))]
+                Vector::Words => copy_words(to, from, lines * (LINE / WORD), mapped),
+            }
+            copy_short(to.add(lines * LINE), from.add(lines * LINE), tail, mapped);
+        }
+    }
+
+    /// Copies `len` bytes into a mapping, past the cache. Weakly ordered: a fence has to follow before anyone is told
+    /// about the bytes. Returns how many bytes at the start and at the end went through the cache (and want a flush).
+    ///
+    /// # Safety
+    /// As for [`Vector::copy_in`].
+    pub(crate) unsafe fn stream_in(self, dst: *mut u8, src: *const u8, len: usize) -> (usize, usize) {
         let (head, lines, tail) = split(dst, len);
         // SAFETY: head + lines * 64 + tail == len, so all parts lie in the caller's ranges; `dst + head` is aligned to
         // a line; the CPU has the instructions because `detect` saw them.
         unsafe {
-            if head > 0 {
-                copy(dst, src, head);
-            }
+            copy_short(dst, src, head, Mapped::Destination);
             let (to, from) = (dst.add(head), src.add(head));
             if lines > 0 {
                 match self {
                     #[cfg(target_arch = "x86_64")]
-                    Streaming::Avx512 => copy_avx512(to, from, lines),
+                    Vector::Avx512 => stream_avx512(to, from, lines),
                     #[cfg(target_arch = "x86_64")]
-                    Streaming::Avx2 => copy_avx2(to, from, lines),
+                    Vector::Avx2 => stream_avx2(to, from, lines),
                     #[cfg(target_arch = "x86_64")]
-                    Streaming::Sse2 => copy_sse2(to, from, lines),
+                    Vector::Sse2 => stream_sse2(to, from, lines),
                     #[cfg(not(target_arch = "x86_64"))]
-                    Streaming::Plain => copy(to, from, lines * LINE),
+                    Vector::Words => copy_words(to, from, lines * (LINE / WORD), Mapped::Destination),
                 }
             }
-            if tail > 0 {
-                copy(to.add(lines * LINE), from.add(lines * LINE), tail);
-            }
+            copy_short(to.add(lines * LINE), from.add(lines * LINE), tail, Mapped::Destination);
         }
-        self.through_cache(head, lines, tail)
+        compiler_barrier();
+        through_cache(head, lines, tail)
     }
 
-    /// Zeroes `len` bytes past the cache; otherwise as [`Streaming::copy`].
+    /// Zeroes `len` bytes of a mapping past the cache; otherwise as [`Vector::stream_in`].
     ///
     /// # Safety
-    /// The range is valid; `self` came from [`Streaming::detect`].
-    pub(crate) unsafe fn zero(self, dst: *mut u8, len: usize) -> (usize, usize) {
+    /// The range is valid; `self` is from [`Vector::detect`].
+    pub(crate) unsafe fn stream_zeros(self, dst: *mut u8, len: usize) -> (usize, usize) {
+        static ZEROS: [u8; LINE] = [0; LINE];
         let (head, lines, tail) = split(dst, len);
         compiler_barrier();
-        // SAFETY: as in `copy`.
+        // SAFETY: as in `stream_in`; head and tail are shorter than a line.
         unsafe {
-            dst.write_bytes(0, head);
+            copy_short(dst, ZEROS.as_ptr(), head, Mapped::Destination);
             let to = dst.add(head);
+            #[cfg(target_arch = "x86_64")]
             if lines > 0 {
-                match self {
-                    #[cfg(target_arch = "x86_64")]
-                    Streaming::Avx512 => zero_avx512(to, lines),
-                    #[cfg(target_arch = "x86_64")]
-                    Streaming::Avx2 => zero_avx2(to, lines),
-                    #[cfg(target_arch = "x86_64")]
-                    Streaming::Sse2 => zero_sse2(to, lines),
-                    #[cfg(not(target_arch = "x86_64"))]
-                    Streaming::Plain => to.write_bytes(0, lines * LINE),
-                }
+                zero_sse2(to, lines);
             }
-            to.add(lines * LINE).write_bytes(0, tail);
+            #[cfg(not(target_arch = "x86_64"))]
+            for line in 0..lines {
+                copy_words(to.add(line * LINE), ZEROS.as_ptr(), LINE / WORD, Mapped::Destination);
+            }
+            copy_short(to.add(lines * LINE), ZEROS.as_ptr(), tail, Mapped::Destination);
         }
         compiler_barrier();
-        self.through_cache(head, lines, tail)
+        through_cache(head, lines, tail)
     }
+}
 
-    #[inline]
-    fn through_cache(self, head: usize, _lines: usize, tail: usize) -> (usize, usize) {
-        #[cfg(not(target_arch = "x86_64"))]
-        return (head + _lines * LINE, tail);
-        #[cfg(target_arch = "x86_64")]
+/// Copies by words, and by bytes up to the first and from the last word boundary of the mapping.
+///
+/// # Safety
+/// Both ranges are valid and do not overlap.
+#[inline(always)]
+unsafe fn copy_short(dst: *mut u8, src: *const u8, len: usize, mapped: Mapped) {
+    let start = match mapped {
+        Mapped::Source => src as usize,
+        Mapped::Destination => dst as usize,
+    };
+    let head = (start.wrapping_neg() & (WORD - 1)).min(len);
+    let words = (len - head) / WORD;
+    // SAFETY: all parts lie in the caller's ranges; after `head` the mapping's side is aligned, or nothing is left.
+    unsafe {
+        for at in 0..head {
+            copy_byte(dst.add(at), src.add(at), mapped);
+        }
+        copy_words(dst.add(head), src.add(head), words, mapped);
+        for at in head + words * WORD..len {
+            copy_byte(dst.add(at), src.add(at), mapped);
+        }
+    }
+}
+
+#[inline]
+fn through_cache(head: usize, lines: usize, tail: usize) -> (usize, usize) {
+    if cfg!(target_arch = "x86_64") {
         (head, tail)
+    } else {
+        (head + lines * LINE, tail)
     }
 }
 
 /// Splits into bytes before the first line boundary, whole lines, and the rest.
 #[inline]
-fn split(dst: *mut u8, len: usize) -> (usize, usize, usize) {
-    let head = ((dst as usize).wrapping_neg() & (LINE - 1)).min(len);
+fn split(start: *const u8, len: usize) -> (usize, usize, usize) {
+    let head = ((start as usize).wrapping_neg() & (LINE - 1)).min(len);
     let lines = (len - head) / LINE;
     (head, lines, len - head - lines * LINE)
 }
@@ -222,62 +325,65 @@ fn split(dst: *mut u8, len: usize) -> (usize, usize, usize) {
 mod tests {
     use super::*;
 
-    fn variants() -> Vec<Streaming> {
-        let mut all = vec![Streaming::detect()];
+    fn variants() -> Vec<Vector> {
+        let mut all = vec![Vector::detect()];
         #[cfg(target_arch = "x86_64")]
         {
-            all.push(Streaming::Sse2);
+            all.push(Vector::Sse2);
             if std::arch::is_x86_feature_detected!("avx2") {
-                all.push(Streaming::Avx2);
+                all.push(Vector::Avx2);
             }
         }
         all
     }
 
     #[test]
-    fn every_streaming_copy_copies_exactly_its_range() {
+    fn every_copy_copies_exactly_its_range() {
         let src: Vec<u8> = (0..2048u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        let long = [191, 192, 193, 255, 256, 640, 1000, 1024];
         for how in variants() {
-            for (to, from, len) in [
-                (0, 0, 0),
-                (0, 0, 64),
-                (1, 3, 62),
-                (63, 1, 2),
-                (64, 5, 640),
-                (7, 9, 1500),
-                (33, 0, 31),
-                (5, 5, 1024),
-            ] {
-                let mut dst = vec![0xEE; 2048];
-                let mut zeroed = vec![0xEE; 2048];
-                // SAFETY: both ranges lie in the vectors.
-                let (head, tail) = unsafe {
-                    how.zero(zeroed.as_mut_ptr().add(to), len);
-                    how.copy(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len)
-                };
-                crate::persistence::fence();
-                assert!(head + tail <= len);
-                assert_eq!(&dst[to..to + len], &src[from..from + len], "{how:?} {to} {from} {len}");
-                assert!(zeroed[to..to + len].iter().all(|b| *b == 0), "{how:?} {to} {len}");
-                for out in [&dst, &zeroed] {
-                    assert!(
-                        out[..to].iter().chain(&out[to + len..]).all(|b| *b == 0xEE),
-                        "{how:?} {to} {from} {len}"
-                    );
+            for len in (0..=130).chain(long) {
+                for (to, from) in [
+                    (0, 0),
+                    (1, 3),
+                    (63, 1),
+                    (64, 5),
+                    (7, 9),
+                    (33, 0),
+                    (5, 5),
+                    (8, 16),
+                    (0, 63),
+                ] {
+                    let check = |what: &str, expected: &[u8], copy: &dyn Fn(*mut u8, *const u8)| {
+                        let mut dst = vec![0xEE; 2048];
+                        // In the vectors, whatever `to` and `from` are.
+                        copy(dst[to..to + len].as_mut_ptr(), src[from..from + len].as_ptr());
+                        crate::persistence::fence();
+                        assert_eq!(&dst[to..to + len], expected, "{what} {how:?} {to} {from} {len}");
+                        let around = dst[..to].iter().chain(&dst[to + len..]);
+                        assert_eq!(
+                            around.filter(|b| **b != 0xEE).count(),
+                            0,
+                            "{what} {how:?} {to} {from} {len}"
+                        );
+                    };
+                    let expected = &src[from..from + len];
+                    // SAFETY: (all four) both ranges lie in the vectors.
+                    check("out", expected, &|dst, src| unsafe { how.copy_out(dst, src, len) });
+                    // SAFETY: as above.
+                    check("in", expected, &|dst, src| unsafe { how.copy_in(dst, src, len) });
+                    check("stream", expected, &|dst, src| {
+                        // SAFETY: as above.
+                        let (head, tail) = unsafe { how.stream_in(dst, src, len) };
+                        assert!(head + tail <= len);
+                    });
+                    check("zeros", &vec![0; len], &|dst, _| {
+                        // SAFETY: as above.
+                        let (head, tail) = unsafe { how.stream_zeros(dst, len) };
+                        assert!(head + tail <= len);
+                    });
                 }
             }
-        }
-    }
-
-    #[test]
-    fn plain_copy_copies_exactly_its_range() {
-        let src: Vec<u8> = (0..300u32).map(|i| i as u8).collect();
-        for len in (0..=70).chain([128, 255, 256]) {
-            let mut dst = vec![0xEE; 300];
-            // SAFETY: both ranges lie in the vectors.
-            unsafe { copy(dst.as_mut_ptr().add(5), src.as_ptr().add(9), len) };
-            assert_eq!(&dst[5..5 + len], &src[9..9 + len]);
-            assert!(dst[..5].iter().chain(&dst[5 + len..]).all(|b| *b == 0xEE));
         }
     }
 }

@@ -4,7 +4,7 @@
 //! lives as long as any copy of it: the *shared* one is mapped and handed to peers on the host, the *lock* one never
 //! leaves this process. So a client that outlives a killed daemon does not keep the pool locked.
 
-use crate::copy::Streaming;
+use crate::copy::Vector;
 use crate::{Persistence, PmemError};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -67,7 +67,7 @@ pub(crate) struct Mapping {
     len: usize,
     pub(crate) medium: Medium,
     pub(crate) persistence: Persistence,
-    pub(crate) streaming: Streaming,
+    pub(crate) vector: Vector,
     /// Shortest `write_streaming` that goes past the cache, bytes.
     pub(crate) streaming_from: usize,
     shared: OwnedFd,
@@ -197,7 +197,7 @@ impl Mapping {
             len,
             medium: found,
             persistence: Persistence::None,
-            streaming: Streaming::detect(),
+            vector: Vector::detect(),
             streaming_from: STREAMING_FROM_VOLATILE,
             shared,
             _lock: lock,

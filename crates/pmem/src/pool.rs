@@ -1,6 +1,5 @@
 //! One pool, whatever it lies on.
 
-use crate::copy;
 use crate::mapping::Mapping;
 use crate::sim::{CrashImage, SimMedium};
 use crate::{Medium, Persistence, PmemError, persistence};
@@ -190,7 +189,8 @@ impl Pmem {
         match &self.backing {
             // SAFETY: in range; `into` is ours alone, so they do not overlap.
             Backing::Mapped(m) => unsafe {
-                copy::copy(into.as_mut_ptr(), m.base().add(offset as usize), into.len());
+                m.vector
+                    .copy_out(into.as_mut_ptr(), m.base().add(offset as usize), into.len());
             },
             Backing::Sim(sim) => sim.read(offset, into),
         }
@@ -213,7 +213,8 @@ impl Pmem {
         match &self.backing {
             // SAFETY: in range; a slice cannot lie in the mapping, so they do not overlap.
             Backing::Mapped(m) => unsafe {
-                copy::copy(m.base().add(offset as usize), bytes.as_ptr(), bytes.len());
+                m.vector
+                    .copy_in(m.base().add(offset as usize), bytes.as_ptr(), bytes.len());
             },
             Backing::Sim(sim) => sim.write(offset, bytes),
         }
@@ -263,10 +264,10 @@ impl Pmem {
                 unsafe {
                     let (dst, src, len) = (m.base().add(offset as usize), bytes.as_ptr(), bytes.len());
                     if len < m.streaming_from {
-                        copy::copy(dst, src, len);
+                        m.vector.copy_in(dst, src, len);
                         m.persistence.flush(dst, len);
                     } else {
-                        let (head, tail) = m.streaming.copy(dst, src, len);
+                        let (head, tail) = m.vector.stream_in(dst, src, len);
                         m.persistence.flush(dst, head);
                         m.persistence.flush(dst.add(len - tail), tail);
                     }
@@ -284,7 +285,7 @@ impl Pmem {
                 // SAFETY: in range; the instructions were detected when mapped.
                 unsafe {
                     let (dst, len) = (m.base().add(offset as usize), len as usize);
-                    let (head, tail) = m.streaming.zero(dst, len);
+                    let (head, tail) = m.vector.stream_zeros(dst, len);
                     m.persistence.flush(dst, head);
                     m.persistence.flush(dst.add(len - tail), tail);
                 }

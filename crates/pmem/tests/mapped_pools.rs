@@ -168,25 +168,34 @@ fn a_peer_sees_the_same_bytes() {
 
 #[test]
 fn words_are_not_torn_by_copies() {
+    const WORDS: usize = 129;
+    const START: u64 = 1016;
     let dir = tmpfs();
     let pool = Pmem::create(&dir.path().join("pool"), LEN, None).unwrap();
     thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            for value in 0..20_000u64 {
-                let block: Vec<u8> = std::iter::repeat_n(value.wrapping_mul(0x0101_0101_0101_0101), 128)
-                    .flat_map(u64::to_ne_bytes)
-                    .collect();
-                pool.write(1024, &block);
+            for value in 0..100_000u64 {
+                let block = [(value & 0xff) as u8; WORDS * 8 + 1];
+                // From unaligned memory, up to a length that is no multiple of a word.
+                pool.write(START, &block[..WORDS * 8 + (value % 2) as usize]);
             }
         });
-        let mut found = [0; 1024];
+        let mut found = [0; WORDS * 8 + 5];
+        let mut distinct = 0u64;
+        let mut shift = 0;
         while !writer.is_finished() {
-            pool.read(1024, &mut found);
-            for word in found.as_chunks::<8>().0 {
-                let value = u64::from_ne_bytes(*word);
+            shift = (shift + 1) % 4;
+            let end = shift + WORDS * 8;
+            pool.read(START, &mut found[shift..end]);
+            let mut last = found[shift];
+            for word in found[shift..end].chunks(8) {
+                let value = u64::from_ne_bytes(word.try_into().unwrap());
                 assert_eq!(value % 0x0101_0101_0101_0101, 0, "torn word {value:#x}");
+                distinct += u64::from(last != word[0]);
+                last = word[0];
             }
         }
+        println!("{distinct} words differed from the one before them: reads did race with writes");
     });
 }
 
