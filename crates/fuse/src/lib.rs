@@ -1,1 +1,36 @@
-//! (in progress)
+//! The mount: kernel requests into client calls.
+//!
+//! [`Mount::new`] mounts a [`polvo_client::Client`] at a directory and serves the kernel on threads of its own; each
+//! of them has its own face of the client ([`polvo_client::Client::run`]), so a request is carried out from start to
+//! end by the thread that read it, without a hand-off. The client may be one of its own (over the fabric) or one inside
+//! a node; this crate does not know the difference.
+//!
+//! What the kernel may cache: nothing. Attribute and entry timeouts are 0 and files are opened for direct I/O, so an
+//! operation that has returned on one mount is seen at once on all others. Memory mappings work nevertheless
+//! (`FUSE_DIRECT_IO_ALLOW_MMAP`); pages of a mapping are as fresh as the last open, stat or fault.
+//!
+//! What FUSE cannot do here: `O_TMPFILE` (the library does not know the request and answers ENOSYS; the kernel then says
+//! EOPNOTSUPP and programs fall back to a named file), birth times through `statx` (same reason), locks across mounts
+//! (`flock` and POSIX locks are kept by each kernel), POSIX ACLs (EOPNOTSUPP), and the file position after an
+//! `O_APPEND` write that met another mount's append (the bytes are right, `lseek(SEEK_CUR)` is what this kernel thought).
+#![forbid(unsafe_code)]
+
+mod attr;
+mod complaints;
+mod directory;
+mod error;
+mod filesystem;
+mod flags;
+mod handles;
+mod inodes;
+mod mount;
+mod mount_point;
+mod mount_table;
+mod options;
+mod requests;
+mod xattr;
+
+pub use error::MountError;
+pub use mount::Mount;
+pub use mount_point::unmount;
+pub use options::MountOptions;

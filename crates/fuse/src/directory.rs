@@ -1,0 +1,305 @@
+//! An open directory: where the reader is, and entries fetched ahead of it.
+//!
+//! The kernel addresses entries by offset and may come back to any it has seen (`seekdir`) or start over
+//! (`rewinddir`). Offsets are positions in the directory itself, the cookies of its entries, which stay valid while
+//! names come and go; so nothing needs to be kept for that. What is kept are entries that were fetched and did not fit
+//! the kernel's buffer.
+
+use fuser::{Errno, FileType};
+use parking_lot::Mutex;
+use polvo_format::Ino;
+use polvo_proto::{DirEntry, FsError, InodeRef};
+use std::collections::VecDeque;
+
+/// Entries to fetch at once.
+pub(crate) const FETCH: u32 = 256;
+/// Offset after `.`.
+const AFTER_DOT: u64 = 1;
+/// Offset after `..`; an entry's offset is its cookie (never 0) above this.
+const AFTER_DOT_DOT: u64 = 2;
+
+/// One open directory.
+pub(crate) struct OpenDirectory {
+    /// Which.
+    pub(crate) inode: InodeRef,
+    /// Shown as the number of `..`.
+    pub(crate) parent: Ino,
+    ahead: Mutex<Ahead>,
+}
+
+/// Entries fetched ahead.
+#[derive(Default)]
+struct Ahead {
+    /// Cookie of the last entry taken; `entries` follow it.
+    after: u64,
+    entries: VecDeque<DirEntry>,
+    /// The directory had no more entries after these.
+    ended: bool,
+}
+
+/// What goes into the kernel's buffer.
+pub(crate) enum Listed<'e> {
+    /// `.` or `..`: number and name.
+    Dot(Ino, &'static str),
+    /// An entry.
+    Entry(&'e DirEntry),
+}
+
+impl Listed<'_> {
+    /// Type, where it is that of a directory for certain.
+    pub(crate) fn file_type(&self) -> FileType {
+        match self {
+            Listed::Dot(..) => FileType::Directory,
+            Listed::Entry(entry) => crate::attr::file_type(entry.kind),
+        }
+    }
+}
+
+/// What became of something to be listed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// It is in the buffer, or is not to be listed.
+    Yes,
+    /// The buffer is full.
+    Full,
+}
+
+impl OpenDirectory {
+    pub(crate) fn new(inode: InodeRef, parent: Ino) -> OpenDirectory {
+        OpenDirectory {
+            inode,
+            parent,
+            ahead: Mutex::default(),
+        }
+    }
+
+    /// Lists from an offset on until the buffer is full or the directory ends. `fetch` gives up to [`FETCH`] entries after
+    /// a cookie (none at the end); `take` puts one thing with the offset after it into the buffer.
+    ///
+    /// # Errors
+    /// What `fetch` and `take` say, unless something is in the buffer already: then the error waits for the next call.
+    pub(crate) fn list(
+        &self,
+        offset: u64,
+        mut fetch: impl FnMut(u64) -> Result<Vec<DirEntry>, FsError>,
+        mut take: impl FnMut(Listed<'_>, u64) -> Result<Taken, FsError>,
+    ) -> Result<(), ListError> {
+        let mut taken = 0u64;
+        if offset < AFTER_DOT {
+            if take(Listed::Dot(self.inode.ino, "."), AFTER_DOT)? == Taken::Full {
+                return Ok(());
+            }
+            taken += 1;
+        }
+        if offset < AFTER_DOT_DOT {
+            if take(Listed::Dot(self.parent, ".."), AFTER_DOT_DOT)? == Taken::Full {
+                return Ok(());
+            }
+            taken += 1;
+        }
+        let after = offset.saturating_sub(AFTER_DOT_DOT);
+        let mut ahead = self.ahead.lock();
+        // The start is always read anew: that is what rewinddir is for.
+        if ahead.after != after || after == 0 {
+            *ahead = Ahead {
+                after,
+                ..Ahead::default()
+            };
+        }
+        loop {
+            if ahead.entries.is_empty() {
+                if ahead.ended {
+                    return Ok(());
+                }
+                match fetch(ahead.after) {
+                    Ok(entries) => ahead.entries = entries.into(),
+                    Err(_) if taken > 0 => return Ok(()),
+                    Err(error) => return Err(error.into()),
+                }
+                ahead.ended = ahead.entries.is_empty();
+                continue;
+            }
+            let entry = &ahead.entries[0];
+            let cookie = entry.cookie;
+            let next = match cookie.checked_add(AFTER_DOT_DOT) {
+                Some(next) if cookie > 0 && i64::try_from(next).is_ok() => next,
+                _ => return Err(ListError::Position(cookie)),
+            };
+            match take(Listed::Entry(entry), next) {
+                Ok(Taken::Yes) => {}
+                Ok(Taken::Full) => return Ok(()),
+                Err(_) if taken > 0 => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            taken += 1;
+            ahead.entries.pop_front();
+            ahead.after = cookie;
+        }
+    }
+}
+
+/// Why a directory could not be listed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListError {
+    /// The client's error.
+    #[error(transparent)]
+    File(#[from] FsError),
+    /// A cookie that is no position the kernel could come back to.
+    #[error("directory position {0:#x} does not fit a file offset")]
+    Position(u64),
+}
+
+impl ListError {
+    pub(crate) fn errno(&self) -> Errno {
+        match self {
+            ListError::File(error) => crate::error::errno_of_inode(error),
+            ListError::Position(_) => Errno::EOVERFLOW,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{FileKind, Generation};
+
+    fn inode(ino: u64) -> InodeRef {
+        InodeRef {
+            ino: Ino(ino),
+            generation: Generation(1),
+        }
+    }
+
+    fn entry(cookie: u64) -> DirEntry {
+        DirEntry {
+            cookie,
+            target: inode(cookie ^ 1 << 40),
+            kind: FileKind::File,
+            name: format!("n{cookie}").into_bytes(),
+        }
+    }
+
+    /// Lists as the kernel does with room for `room` entries a call, calling `between` after each call.
+    fn read_all(
+        directory: &OpenDirectory,
+        room: usize,
+        names: &std::cell::RefCell<Vec<u64>>,
+        mut between: impl FnMut(usize),
+    ) -> Vec<String> {
+        let (mut seen, mut offset, mut calls) = (Vec::new(), 0, 0);
+        loop {
+            let before = seen.len();
+            let fetch = |after| {
+                Ok(names
+                    .borrow()
+                    .iter()
+                    .filter(|c| **c > after)
+                    .take(3)
+                    .map(|c| entry(*c))
+                    .collect())
+            };
+            directory
+                .list(offset, fetch, |listed, next| {
+                    if seen.len() - before == room {
+                        return Ok(Taken::Full);
+                    }
+                    seen.push(match listed {
+                        Listed::Dot(_, name) => name.to_owned(),
+                        Listed::Entry(e) => String::from_utf8_lossy(&e.name).into_owned(),
+                    });
+                    offset = next;
+                    Ok(Taken::Yes)
+                })
+                .expect("nothing fails here");
+            if seen.len() == before {
+                return seen;
+            }
+            calls += 1;
+            between(calls);
+        }
+    }
+
+    #[test]
+    fn every_entry_once_whatever_the_room() {
+        let names = std::cell::RefCell::new((1..=10).collect::<Vec<u64>>());
+        let expected: Vec<String> = [".".to_owned(), "..".to_owned()]
+            .into_iter()
+            .chain((1..=10).map(|n| format!("n{n}")))
+            .collect();
+        for room in 1..15 {
+            let directory = OpenDirectory::new(inode(9), Ino(4));
+            assert_eq!(read_all(&directory, room, &names, |_| ()), expected, "room for {room}");
+        }
+    }
+
+    #[test]
+    fn deleting_what_was_listed_skips_nothing() {
+        let names = std::cell::RefCell::new((1..=20).collect::<Vec<u64>>());
+        let directory = OpenDirectory::new(inode(9), Ino(4));
+        let seen = read_all(&directory, 5, &names, |calls| {
+            names.borrow_mut().retain(|c| *c > calls as u64 * 3)
+        });
+        assert_eq!(seen.len(), 22);
+    }
+
+    #[test]
+    fn rewinding_shows_what_is_new_and_seeking_goes_back() {
+        let names = std::cell::RefCell::new(vec![1, 2]);
+        let directory = OpenDirectory::new(inode(9), Ino(4));
+        assert_eq!(read_all(&directory, 10, &names, |_| ()).len(), 4);
+        names.borrow_mut().push(3);
+        assert_eq!(read_all(&directory, 10, &names, |_| ()).len(), 5);
+        let mut seen = Vec::new();
+        let fetch = |after| {
+            Ok(names
+                .borrow()
+                .iter()
+                .filter(|c| **c > after)
+                .map(|c| entry(*c))
+                .collect())
+        };
+        let take = |listed: Listed<'_>, next| {
+            if let Listed::Entry(e) = listed {
+                seen.push((e.cookie, next));
+            }
+            Ok(Taken::Yes)
+        };
+        directory
+            .list(1 + AFTER_DOT_DOT, fetch, take)
+            .expect("nothing fails here");
+        assert_eq!(seen, [(2, 4), (3, 5)]);
+    }
+
+    #[test]
+    fn an_error_waits_until_what_was_listed_is_delivered() {
+        let directory = OpenDirectory::new(inode(9), Ino(4));
+        let fetch = |after| {
+            if after == 0 {
+                Ok(vec![entry(1)])
+            } else {
+                Err(FsError::Io("torn".into()))
+            }
+        };
+        let mut last = 0;
+        directory
+            .list(0, fetch, |_, next| {
+                last = next;
+                Ok(Taken::Yes)
+            })
+            .expect("something was listed");
+        assert_eq!(last, 3);
+        let error = directory
+            .list(3, fetch, |_, _| Ok(Taken::Yes))
+            .expect_err("now it is due");
+        assert_eq!(error.errno(), Errno::EIO);
+    }
+
+    #[test]
+    fn positions_that_no_offset_can_hold() {
+        for cookie in [u64::MAX, i64::MAX as u64 - 1, 0] {
+            let directory = OpenDirectory::new(inode(9), Ino(4));
+            let result = directory.list(2, |_| Ok(vec![entry(cookie)]), |_, _| Ok(Taken::Yes));
+            assert!(matches!(result, Err(ListError::Position(c)) if c == cookie));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A mounted client: what it knows between requests, and how a request is carried out.
+//!
+//! Every request runs on the thread that read it, with that thread's face of the client. A panic in one is
+//! caught: the request is answered with EIO (the reply object does that when it is dropped) and the mount goes on.
+
+use crate::MountOptions;
+use crate::attr::file_attr;
+use crate::complaints::Complaints;
+use crate::directory::{FETCH, ListError, Listed, OpenDirectory, Taken};
+use crate::error::errno;
+use crate::flags::{owner_may_open, without_privileges};
+use crate::handles::Handles;
+use crate::inodes::Inodes;
+use fuser::{Errno, FileHandle, Generation, INodeNo, OpenFlags, ReplyEntry};
+use polvo_client::{Client, LocalClient, OpenFile};
+use polvo_format::{Attr, Ino};
+use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The kernel may keep nothing: other mounts change names and attributes at any time.
+pub(crate) const NO_CACHING: Duration = Duration::ZERO;
+
+/// A mounted client.
+pub(crate) struct PolvoFilesystem {
+    pub(crate) client: Arc<Client>,
+    pub(crate) inodes: Inodes,
+    pub(crate) files: Handles<OpenFile>,
+    pub(crate) directories: Handles<OpenDirectory>,
+    pub(crate) complaints: Complaints,
+    pub(crate) readdirplus: bool,
+    /// Cleared at the end of the session.
+    alive: Arc<AtomicBool>,
+}
+
+impl Drop for PolvoFilesystem {
+    fn drop(&mut self) {
+        self.alive.store(false, Ordering::Release);
+    }
+}
+
+/// The inode a request names by number, with its generation.
+pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, ino: INodeNo) -> Result<InodeRef, FsError> {
+    let ino = Ino(ino.0);
+    if let Some(inode) = inodes.get(ino) {
+        return Ok(inode);
+    }
+    // Only the root can be named before a reply has told of it.
+    let inode = client
+        .resolve(ino)
+        .await
+        .map_err(|e| if e == FsError::NotFound { FsError::Stale } else { e })?;
+    if ino == Ino::ROOT {
+        inodes.pin_root(inode);
+    }
+    Ok(inode)
+}
+
+impl PolvoFilesystem {
+    pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
+        PolvoFilesystem {
+            client,
+            inodes: Inodes::new(),
+            files: Handles::new(),
+            directories: Handles::new(),
+            complaints: Complaints::new(),
+            readdirplus: options.readdirplus,
+            alive,
+        }
+    }
+
+    /// Runs a handler; a panic in it is logged and ends only this request.
+    pub(crate) fn guard(&self, operation: &'static str, handler: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(handler)) {
+            let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+            let text = text
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_default();
+            tracing::error!(operation, panic = text, "a request panicked; answered EIO");
+        }
+    }
+
+    /// Runs client calls about an inode to their end on this thread.
+    pub(crate) fn with_inode<T, F>(
+        &self,
+        operation: &'static str,
+        ino: INodeNo,
+        calls: impl FnOnce(Rc<LocalClient>, InodeRef) -> F,
+    ) -> Result<T, FsError>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        let result = self.client.run(|client| async move {
+            let inode = known(&self.inodes, &client, ino).await?;
+            calls(client, inode).await
+        });
+        result.inspect_err(|error| self.complaints.failed(operation, ino.0, error))
+    }
+
+    /// Runs client calls about an open file to their end on this thread.
+    pub(crate) fn with_file<T, F>(
+        &self,
+        operation: &'static str,
+        handle: FileHandle,
+        calls: impl FnOnce(Rc<LocalClient>, Arc<OpenFile>) -> F,
+    ) -> Result<T, Errno>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        let file = self.files.get(handle)?;
+        let ino = file.inode().ino.0;
+        self.client.run(|client| calls(client, file)).map_err(|error| {
+            self.complaints.failed(operation, ino, &error);
+            errno(&error)
+        })
+    }
+
+    /// Tells the kernel of an inode under a directory.
+    pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: ReplyEntry) {
+        match attr {
+            Ok(attr) => {
+                self.inodes.remember(&attr, Ino(parent.0));
+                reply.entry(&NO_CACHING, &file_attr(&attr), Generation(attr.generation.0.into()));
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// Makes an inode and tells the kernel of it.
+    pub(crate) fn make(
+        &self,
+        operation: &'static str,
+        parent: INodeNo,
+        name: &OsStr,
+        file: NewFile,
+        reply: ReplyEntry,
+    ) {
+        let made = self.with_inode(operation, parent, |client, dir| async move {
+            client.create(dir, name.as_bytes(), file).await
+        });
+        self.reply_entry(parent, made, reply);
+    }
+
+    /// Truncates a file that is opened with `O_TRUNC`, which also takes privilege bits away.
+    pub(crate) async fn truncate_at_open(client: &LocalClient, inode: InodeRef, uid: u32) -> Result<(), FsError> {
+        let mut set = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
+        };
+        if uid != 0 {
+            set.mode = without_privileges(&client.get_attr(inode).await?);
+        }
+        client.set_attr(inode, set).await?;
+        Ok(())
+    }
+
+    /// Creates and opens a file, or opens the one that another mount has made under this name since the kernel looked.
+    pub(crate) async fn create_or_open(
+        client: &LocalClient,
+        dir: InodeRef,
+        name: &[u8],
+        file: NewFile,
+        flags: OpenFlags,
+    ) -> Result<(Attr, Arc<OpenFile>), FsError> {
+        let uid = file.uid;
+        match client.create_open(dir, name, file).await {
+            Err(FsError::Exists) if flags.0 & libc::O_EXCL == 0 => {}
+            result => return result,
+        }
+        // The kernel has checked nothing of this file. Where the answer is not plain, ESTALE makes it look again
+        // and open the file by itself.
+        let attr = client.lookup(dir, name).await.map_err(|_| FsError::Stale)?;
+        if !owner_may_open(&attr, uid, flags) {
+            return Err(FsError::Stale);
+        }
+        let inode = InodeRef {
+            ino: attr.ino,
+            generation: attr.generation,
+        };
+        let open = client.open(inode).await.map_err(|_| FsError::Stale)?;
+        if flags.0 & libc::O_TRUNC != 0 {
+            Self::truncate_at_open(client, inode, uid).await?;
+        }
+        Ok((client.get_attr(inode).await?, open))
+    }
+
+    /// Lists an open directory into the kernel's buffer.
+    pub(crate) fn list(
+        &self,
+        handle: FileHandle,
+        offset: u64,
+        take: impl FnMut(Listed<'_>, u64) -> Result<Taken, FsError>,
+    ) -> Result<(), Errno> {
+        let directory = self.directories.get(handle)?;
+        let inode = directory.inode;
+        let fetch = |after| {
+            self.client
+                .run(|client| async move { client.read_dir(inode, after, FETCH).await })
+        };
+        directory.list(offset, fetch, take).map_err(|error| {
+            if let ListError::File(error) = &error {
+                self.complaints.failed("readdir", inode.ino.0, error);
+            }
+            error.errno()
+        })
+    }
+}

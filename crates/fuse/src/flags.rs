@@ -1,0 +1,140 @@
+//! What the bits of a request mean: open, fallocate and rename flags, and the privilege bits of modes.
+
+use fuser::{OpenAccMode, OpenFlags, RenameFlags};
+use polvo_format::{Attr, FileKind};
+use polvo_proto::{FallocateMode, RenameMode};
+
+/// Set-user-id bit of a mode.
+const SUID: u32 = 0o4000;
+/// Set-group-id bit, which means that only together with the group's execute bit.
+const SGID: u32 = 0o2000;
+/// The group's execute bit.
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// Mode of a file after someone without the right to keep them has written to it; `None` when it stays.
+pub(crate) fn without_privileges(attr: &Attr) -> Option<u32> {
+    let mut mode = attr.mode & !SUID;
+    if mode & GROUP_EXECUTE != 0 {
+        mode &= !SGID;
+    }
+    (attr.kind == FileKind::File && mode != attr.mode).then_some(mode)
+}
+
+/// Whether the owner of an existing file may surely open it as asked; for anybody else the kernel has to look.
+pub(crate) fn owner_may_open(attr: &Attr, uid: u32, flags: OpenFlags) -> bool {
+    let wanted = match flags.acc_mode() {
+        OpenAccMode::O_RDONLY => 0o400,
+        OpenAccMode::O_WRONLY => 0o200,
+        OpenAccMode::O_RDWR => 0o600,
+    };
+    let truncates = if flags.0 & libc::O_TRUNC != 0 { 0o200 } else { 0 };
+    let wanted = wanted | truncates;
+    attr.kind == FileKind::File && attr.uid == uid && (uid == 0 || attr.mode & wanted == wanted)
+}
+
+/// What `fallocate(2)` asks for; `None` for modes that are not supported.
+pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
+    const PUNCH_KEEP: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    const ZERO_KEEP: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    Some(match mode {
+        0 => FallocateMode::Extend,
+        libc::FALLOC_FL_KEEP_SIZE => FallocateMode::KeepSize,
+        PUNCH_KEEP => FallocateMode::PunchHole,
+        libc::FALLOC_FL_ZERO_RANGE => FallocateMode::ZeroRange { keep_size: false },
+        ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
+        _ => return None,
+    })
+}
+
+/// What `renameat2(2)` asks for; `None` for flags that are not supported or contradict each other.
+pub(crate) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+    if flags.is_empty() {
+        Some(RenameMode::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Some(RenameMode::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Some(RenameMode::Exchange)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::Ino;
+
+    fn attr(kind: FileKind, mode: u32, uid: u32) -> Attr {
+        Attr {
+            ino: Ino(3),
+            generation: polvo_format::Generation(1),
+            kind,
+            mode,
+            nlink: 1,
+            uid,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime_ns: 0,
+            mtime_ns: 0,
+            ctime_ns: 0,
+            btime_ns: 0,
+        }
+    }
+
+    #[test]
+    fn writing_takes_privileges_from_files() {
+        let after = |mode| without_privileges(&attr(FileKind::File, mode, 0));
+        assert_eq!(after(0o4755), Some(0o0755));
+        assert_eq!(after(0o6755), Some(0o0755));
+        assert_eq!(after(0o2755), Some(0o0755));
+        assert_eq!(
+            after(0o2745),
+            None,
+            "without the group's x bit it asks for mandatory locking, not for privileges"
+        );
+        assert_eq!(after(0o6745), Some(0o2745));
+        assert_eq!(after(0o1644), None);
+        assert_eq!(without_privileges(&attr(FileKind::Directory, 0o2775, 0)), None);
+    }
+
+    #[test]
+    fn only_the_plain_cases_of_a_lost_race_to_create_are_opened_here() {
+        let file = |mode, uid| attr(FileKind::File, mode, uid);
+        assert!(owner_may_open(&file(0o600, 5), 5, OpenFlags(libc::O_RDWR)));
+        assert!(!owner_may_open(&file(0o400, 5), 5, OpenFlags(libc::O_RDWR)));
+        assert!(!owner_may_open(
+            &file(0o400, 5),
+            5,
+            OpenFlags(libc::O_RDONLY | libc::O_TRUNC)
+        ));
+        assert!(!owner_may_open(&file(0o666, 5), 6, OpenFlags(libc::O_RDONLY)));
+        assert!(owner_may_open(&file(0o000, 0), 0, OpenFlags(libc::O_WRONLY)));
+        assert!(!owner_may_open(
+            &attr(FileKind::Symlink, 0o777, 5),
+            5,
+            OpenFlags(libc::O_RDONLY)
+        ));
+    }
+
+    #[test]
+    fn modes_of_fallocate_and_rename() {
+        assert_eq!(fallocate_mode(0), Some(FallocateMode::Extend));
+        assert_eq!(fallocate_mode(1), Some(FallocateMode::KeepSize));
+        assert_eq!(fallocate_mode(3), Some(FallocateMode::PunchHole));
+        assert_eq!(fallocate_mode(16), Some(FallocateMode::ZeroRange { keep_size: false }));
+        assert_eq!(fallocate_mode(17), Some(FallocateMode::ZeroRange { keep_size: true }));
+        for unsupported in [2, 8, 32, 64, 18] {
+            assert_eq!(fallocate_mode(unsupported), None);
+        }
+        assert_eq!(rename_mode(RenameFlags::empty()), Some(RenameMode::Replace));
+        assert_eq!(rename_mode(RenameFlags::RENAME_NOREPLACE), Some(RenameMode::NoReplace));
+        assert_eq!(rename_mode(RenameFlags::RENAME_EXCHANGE), Some(RenameMode::Exchange));
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), None);
+        assert_eq!(
+            rename_mode(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE),
+            None
+        );
+    }
+}

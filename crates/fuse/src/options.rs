@@ -1,0 +1,174 @@
+//! Mount options, as the command line and `/etc/fstab` give them.
+
+use crate::MountError;
+use fuser::{Config, MountOption, SessionACL};
+use std::num::NonZeroUsize;
+use std::thread::available_parallelism;
+
+/// Type under which `/proc/mounts` shows our mounts.
+pub(crate) const FSTYPE: &str = "fuse.polvo";
+
+/// Bounds of the default number of threads. A thread that waits for a missing node serves nobody else meanwhile, so
+/// there are some more than a small machine has cores; sleeping ones cost nothing.
+const THREADS: (usize, usize) = (4, 16);
+
+/// How to mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountOptions {
+    /// Refuse every change (the kernel does).
+    pub read_only: bool,
+    /// Let users other than the one who mounts in. The kernel checks permissions in any case.
+    pub allow_other: bool,
+    /// Honour set-user-id and set-group-id bits of programs.
+    pub suid: bool,
+    /// Let device files open devices.
+    pub dev: bool,
+    /// Let programs be executed.
+    pub exec: bool,
+    /// Answer readdirplus. Off: as long as the kernel may cache nothing, it asks for every entry's attributes again
+    /// anyway, and listing a directory would need every node that holds one of its inodes.
+    pub readdirplus: bool,
+    /// Name of the source in `/proc/mounts`.
+    pub fsname: String,
+    /// Threads that serve the kernel.
+    pub threads: NonZeroUsize,
+}
+
+impl Default for MountOptions {
+    /// Read-write, one thread a core (at least 4, at most 16); open to all users when root mounts.
+    fn default() -> MountOptions {
+        let cores = available_parallelism().map_or(THREADS.0, NonZeroUsize::get);
+        MountOptions {
+            read_only: false,
+            allow_other: rustix::process::geteuid().is_root(),
+            suid: false,
+            dev: false,
+            exec: true,
+            readdirplus: false,
+            fsname: "polvo".to_owned(),
+            threads: NonZeroUsize::new(cores.clamp(THREADS.0, THREADS.1)).expect("at least 4"),
+        }
+    }
+}
+
+impl MountOptions {
+    /// Applies a comma-separated list of options, as after `-o` or in the fourth field of `/etc/fstab`. Options that
+    /// only `mount` itself or the init system reads (`defaults`, `noauto`, `_netdev`, ...) are taken and ignored.
+    ///
+    /// # Errors
+    /// Names the first option that is unknown or has a bad value; those before it are applied.
+    pub fn apply(&mut self, list: &str) -> Result<(), MountError> {
+        for option in list.split(',').map(str::trim).filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            match name {
+                "ro" => self.read_only = true,
+                "rw" => self.read_only = false,
+                "allow_other" => self.allow_other = true,
+                "suid" => self.suid = true,
+                "nosuid" => self.suid = false,
+                "dev" => self.dev = true,
+                "nodev" => self.dev = false,
+                "exec" => self.exec = true,
+                "noexec" => self.exec = false,
+                "readdirplus" => self.readdirplus = true,
+                "noreaddirplus" => self.readdirplus = false,
+                "fsname" => self.fsname = parse_name(name, value)?,
+                "threads" => self.threads = parse_threads(name, value)?,
+                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "owner" | "nofail" | "_netdev"
+                | "atime" | "noatime" | "relatime" | "async" => {}
+                _ if name.starts_with("x-") => {}
+                _ => return Err(MountError::UnknownOption(option.to_owned())),
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for the FUSE library.
+    pub(crate) fn session_config(&self) -> Config {
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName(self.fsname.clone()),
+            // Told to the kernel as its own parameter: the library passes `Subtype` to fusermount only.
+            MountOption::CUSTOM(format!("subtype={}", FSTYPE.trim_start_matches("fuse."))),
+            MountOption::DefaultPermissions,
+            // Access times change when set, never by reading.
+            MountOption::NoAtime,
+            if self.read_only {
+                MountOption::RO
+            } else {
+                MountOption::RW
+            },
+            if self.suid {
+                MountOption::Suid
+            } else {
+                MountOption::NoSuid
+            },
+            if self.dev { MountOption::Dev } else { MountOption::NoDev },
+            if self.exec {
+                MountOption::Exec
+            } else {
+                MountOption::NoExec
+            },
+        ];
+        config.acl = if self.allow_other {
+            SessionACL::All
+        } else {
+            SessionACL::Owner
+        };
+        config.n_threads = Some(self.threads.get());
+        config.clone_fd = true;
+        config
+    }
+}
+
+fn bad(option: &str, why: impl Into<String>) -> MountError {
+    MountError::BadOption {
+        option: option.to_owned(),
+        why: why.into(),
+    }
+}
+
+fn parse_name(option: &str, value: &str) -> Result<String, MountError> {
+    if value.is_empty() {
+        return Err(bad(option, "needs a value"));
+    }
+    Ok(value.to_owned())
+}
+
+fn parse_threads(option: &str, value: &str) -> Result<NonZeroUsize, MountError> {
+    match value.parse::<NonZeroUsize>() {
+        Ok(threads) if threads.get() <= 256 => Ok(threads),
+        _ => Err(bad(option, format!("{value:?} is no number from 1 to 256"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_options() {
+        let mut options = MountOptions::default();
+        options
+            .apply("ro,allow_other,threads=3, fsname=polvo://h:1/ ,,x-systemd.automount,_netdev,suid")
+            .expect("known");
+        assert!(options.read_only && options.allow_other && options.suid);
+        assert_eq!((options.threads.get(), options.fsname.as_str()), (3, "polvo://h:1/"));
+        options.apply("rw,nosuid").expect("known");
+        assert!(!options.read_only && !options.suid);
+    }
+
+    #[test]
+    fn bad_options_are_named() {
+        let mut options = MountOptions::default();
+        assert_eq!(
+            options.apply("rw,frob=1").unwrap_err().to_string(),
+            "unknown mount option \"frob=1\""
+        );
+        for list in ["threads=0", "threads=x", "threads", "threads=1000", "fsname="] {
+            let option = list.split('=').next().unwrap_or_default();
+            let message = options.apply(list).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("mount option {option}: ")), "{message}");
+        }
+    }
+}

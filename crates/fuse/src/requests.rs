@@ -1,0 +1,690 @@
+//! One method a request of the kernel: a client call and a reply.
+
+use crate::attr::{file_attr, kind_of_mode, time_change};
+use crate::directory::{Listed, OpenDirectory, Taken};
+use crate::error::{errno, errno_of_inode};
+use crate::filesystem::{NO_CACHING, PolvoFilesystem, known};
+use crate::flags::{fallocate_mode, rename_mode, without_privileges};
+use crate::xattr;
+use fuser::*;
+use polvo_client::Whence;
+use polvo_format::{FileKind, Ino, NAME_MAX, PAGE};
+use polvo_proto::{FsError, NewFile, SetAttr, TimeChange, XattrMode};
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Largest write the kernel sends at once, in bytes; what it allows without a changed `fs.fuse.max_pages_limit`.
+const MAX_WRITE: u32 = 1 << 20;
+/// Requests the kernel may send without waiting for an answer (readahead of mappings, asynchronous I/O).
+const MAX_BACKGROUND: u16 = 64;
+/// Most bytes copied by one `copy_file_range`; the caller comes back for the rest.
+const MAX_COPY: u64 = 1 << 30;
+
+/// How regular files are opened: past the page cache, writers of one file side by side.
+fn open_flags() -> FopenFlags {
+    FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+}
+
+thread_local! {
+    /// Where this thread reads file data into before it goes to the kernel.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Answers with nothing but success.
+fn reply_empty(result: Result<(), Errno>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+/// Answers `getxattr` and `listxattr`: the length when the caller asked with no room, else the bytes if they fit.
+fn reply_xattr(result: Result<Vec<u8>, Errno>, room: u32, reply: ReplyXattr) {
+    match result {
+        Ok(bytes) if room == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > room as usize => reply.error(Errno::ERANGE),
+        Ok(bytes) => reply.data(&bytes),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+impl Filesystem for PolvoFilesystem {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let mut wanted = InitFlags::FUSE_ATOMIC_O_TRUNC
+            | InitFlags::FUSE_AUTO_INVAL_DATA
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        if self.readdirplus {
+            wanted |= InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO;
+        }
+        if let Err(missing) = config.add_capabilities(wanted) {
+            if missing.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP) {
+                tracing::warn!("this kernel (older than 6.6) refuses shared memory mappings of files on this mount");
+            }
+            config
+                .add_capabilities(wanted & !missing)
+                .expect("what is missing was taken out");
+        }
+        config.set_max_write(MAX_WRITE).expect("the library's buffer is larger");
+        if let Err(most) = config.set_max_readahead(MAX_WRITE) {
+            config.set_max_readahead(most).expect("the most the kernel takes");
+        }
+        config.set_max_background(MAX_BACKGROUND).expect("not 0");
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.guard("lookup", || {
+            let name = name.as_bytes();
+            let found = self.with_inode(
+                "lookup",
+                parent,
+                |client, dir| async move { client.lookup(dir, name).await },
+            );
+            self.reply_entry(parent, found, reply);
+        });
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        self.inodes.forget(Ino(ino.0), nlookup);
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.guard("getattr", || {
+            match self.with_inode(
+                "getattr",
+                ino,
+                |client, inode| async move { client.get_attr(inode).await },
+            ) {
+                Ok(attr) => reply.attr(&NO_CACHING, &file_attr(&attr)),
+                Err(error) => reply.error(errno_of_inode(&error)),
+            }
+        });
+    }
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        self.guard("setattr", || {
+            let (atime, mtime): (Option<TimeChange>, Option<TimeChange>) =
+                (atime.map(time_change), mtime.map(time_change));
+            let set = SetAttr {
+                mode: mode.map(|mode| mode & 0o7777),
+                uid,
+                gid,
+                size,
+                atime,
+                mtime,
+            };
+            match self.with_inode("setattr", ino, |client, inode| async move {
+                client.set_attr(inode, set).await
+            }) {
+                Ok(attr) => reply.attr(&NO_CACHING, &file_attr(&attr)),
+                Err(error) => reply.error(errno_of_inode(&error)),
+            }
+        });
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        self.guard("readlink", || {
+            match self.with_inode(
+                "readlink",
+                ino,
+                |client, inode| async move { client.read_link(inode).await },
+            ) {
+                Ok(target) => reply.data(&target),
+                Err(error) => reply.error(errno_of_inode(&error)),
+            }
+        });
+    }
+
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
+        self.guard("mknod", || match kind_of_mode(mode) {
+            Some(FileKind::Directory | FileKind::Symlink) | None => reply.error(Errno::EINVAL),
+            Some(kind) => {
+                let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+                let mut file = new_file(req, kind, mode, umask);
+                file.rdev = if device { rdev.into() } else { 0 };
+                self.make("mknod", parent, name, file, reply);
+            }
+        });
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        self.guard("mkdir", || {
+            self.make(
+                "mkdir",
+                parent,
+                name,
+                new_file(req, FileKind::Directory, mode, umask),
+                reply,
+            );
+        });
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.guard("unlink", || {
+            let name = name.as_bytes();
+            let done = self.with_inode(
+                "unlink",
+                parent,
+                |client, dir| async move { client.unlink(dir, name).await },
+            );
+            reply_empty(done.map_err(|error| errno(&error)), reply);
+        });
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.guard("rmdir", || {
+            let name = name.as_bytes();
+            let done = self.with_inode(
+                "rmdir",
+                parent,
+                |client, dir| async move { client.rmdir(dir, name).await },
+            );
+            reply_empty(done.map_err(|error| errno(&error)), reply);
+        });
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
+        self.guard("symlink", || {
+            let mut file = new_file(req, FileKind::Symlink, 0o777, 0);
+            file.target = target.as_os_str().as_bytes().to_vec();
+            self.make("symlink", parent, link_name, file, reply);
+        });
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.guard("rename", || {
+            let Some(mode) = rename_mode(flags) else {
+                return reply.error(Errno::EINVAL);
+            };
+            let (old, new) = (name.as_bytes(), newname.as_bytes());
+            let done = self.with_inode("rename", parent, |client, old_dir| async move {
+                let new_dir = known(&self.inodes, &client, newparent).await?;
+                client.rename(old_dir, old, new_dir, new, mode).await
+            });
+            reply_empty(done.map_err(|error| errno(&error)), reply);
+        });
+    }
+
+    fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        self.guard("link", || {
+            let name = newname.as_bytes();
+            let linked = self.with_inode("link", ino, |client, inode| async move {
+                let dir = known(&self.inodes, &client, newparent).await?;
+                client.link(inode, dir, name).await
+            });
+            match linked {
+                Err(FsError::NotFound) => reply.error(Errno::ESTALE),
+                linked => self.reply_entry(newparent, linked, reply),
+            }
+        });
+    }
+
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.guard("open", || {
+            let uid = req.uid();
+            let opened = self.with_inode("open", ino, |client, inode| async move {
+                let file = client.open(inode).await?;
+                if flags.0 & libc::O_TRUNC != 0 {
+                    Self::truncate_at_open(&client, inode, uid).await?;
+                }
+                Ok(file)
+            });
+            match opened {
+                Ok(file) => reply.opened(self.files.insert(file), open_flags()),
+                Err(error) => reply.error(errno_of_inode(&error)),
+            }
+        });
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.guard("create", || {
+            let file = new_file(req, FileKind::File, mode, umask);
+            let (name, flags) = (name.as_bytes(), OpenFlags(flags));
+            let opened = self.with_inode("create", parent, |client, dir| async move {
+                Self::create_or_open(&client, dir, name, file, flags).await
+            });
+            match opened {
+                Ok((attr, file)) => {
+                    self.inodes.remember(&attr, Ino(parent.0));
+                    let generation = Generation(attr.generation.0.into());
+                    let handle = self.files.insert(file);
+                    reply.created(&NO_CACHING, &file_attr(&attr), generation, handle, open_flags());
+                }
+                Err(error) => reply.error(errno(&error)),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.guard("read", || {
+            READ_BUFFER.with_borrow_mut(|buffer| {
+                let size = size as usize;
+                if buffer.len() < size {
+                    buffer.resize(size, 0);
+                }
+                let into = &mut buffer[..size];
+                let read = self.with_file("read", fh, |client, file| async move {
+                    let read = client.read(&file, offset, into).await?;
+                    Ok(&into[..read])
+                });
+                match read {
+                    Ok(bytes) => reply.data(bytes),
+                    Err(errno) => reply.error(errno),
+                }
+            });
+        });
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.guard("write", || {
+            // Pages of a mapping are written where they belong, however the file was opened.
+            let append = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+            let written = self.with_file("write", fh, |client, file| async move {
+                if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+                    let mode = without_privileges(&client.get_attr(file.inode()).await?);
+                    if mode.is_some() {
+                        client
+                            .set_attr(
+                                file.inode(),
+                                SetAttr {
+                                    mode,
+                                    ..SetAttr::default()
+                                },
+                            )
+                            .await?;
+                    }
+                }
+                if append {
+                    client.append(&file, data).await?;
+                    return Ok(data.len());
+                }
+                client.write(&file, offset, data).await
+            });
+            match written {
+                Ok(bytes) => reply.written(bytes as u32),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    /// Nothing is ever kept back, so there is nothing to flush; ENOSYS keeps the kernel from asking again.
+    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.guard("release", || reply_empty(self.files.remove(fh).map(drop), reply));
+    }
+
+    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.guard("fsync", || {
+            let done = self.with_file("fsync", fh, |client, file| async move {
+                client.sync(Some(&file)).await.map(drop)
+            });
+            reply_empty(done, reply);
+        });
+    }
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.guard("opendir", || {
+            match self.with_inode("opendir", ino, |_, inode| async move { Ok(inode) }) {
+                Ok(inode) => {
+                    let directory = OpenDirectory::new(inode, self.inodes.parent(inode.ino));
+                    reply.opened(self.directories.insert(Arc::new(directory)), FopenFlags::empty());
+                }
+                Err(error) => reply.error(errno_of_inode(&error)),
+            }
+        });
+    }
+
+    fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.guard("readdir", || {
+            let listed = self.list(fh, offset, |listed, next| {
+                let kind = listed.file_type();
+                let full = match listed {
+                    Listed::Dot(ino, name) => reply.add(INodeNo(ino.0), next, kind, name),
+                    Listed::Entry(e) => reply.add(INodeNo(e.target.ino.0), next, kind, OsStr::from_bytes(&e.name)),
+                };
+                Ok(if full { Taken::Full } else { Taken::Yes })
+            });
+            match listed {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        self.guard("readdirplus", || {
+            let get_attr = |inode| self.client.run(|client| async move { client.get_attr(inode).await });
+            let directory = self.directories.get(fh).map(|directory| directory.inode);
+            let listed = directory.and_then(|dir| {
+                self.list(fh, offset, |listed, next| {
+                    // The kernel does not count `.` and `..` as looked up, nor use their attributes.
+                    let (inode, name, counted) = match listed {
+                        Listed::Dot(_, name) => (dir, OsStr::new(name), false),
+                        Listed::Entry(e) => (e.target, OsStr::from_bytes(&e.name), true),
+                    };
+                    let attr = match get_attr(inode) {
+                        Ok(attr) => attr,
+                        // Deleted since it was listed.
+                        Err(FsError::NotFound | FsError::Stale) => return Ok(Taken::Yes),
+                        Err(error) => return Err(error),
+                    };
+                    let shown = file_attr(&attr);
+                    let generation = Generation(attr.generation.0.into());
+                    if reply.add(shown.ino, next, name, &NO_CACHING, &shown, generation) {
+                        return Ok(Taken::Full);
+                    }
+                    if counted {
+                        self.inodes.remember(&attr, dir.ino);
+                    }
+                    Ok(Taken::Yes)
+                })
+            });
+            match listed {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.guard("releasedir", || {
+            reply_empty(self.directories.remove(fh).map(drop), reply)
+        });
+    }
+
+    fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.guard("fsyncdir", || {
+            let done = self.with_inode("fsyncdir", ino, |client, _| async move { client.sync(None).await });
+            reply_empty(done.map_err(|error| errno(&error)), reply);
+        });
+    }
+
+    fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        self.guard("statfs", || {
+            let usage = self.client.run(|client| async move { client.usage().await });
+            let nodes = match usage {
+                Ok((nodes, _unreachable)) => nodes,
+                Err(error) => {
+                    self.complaints.failed("statfs", ino.0, &error);
+                    return reply.error(errno(&error));
+                }
+            };
+            let sum = |part: fn(&polvo_proto::Usage) -> u64| nodes.iter().map(|(_, usage)| part(usage)).sum::<u64>();
+            let page = PAGE as u64;
+            let (total, free) = (sum(|u| u.total_bytes) / page, sum(|u| u.free_bytes) / page);
+            let (used_inodes, free_inodes) = (sum(|u| u.inodes), sum(|u| u.free_inodes));
+            let page = PAGE as u32;
+            reply.statfs(
+                total,
+                free,
+                free,
+                used_inodes + free_inodes,
+                free_inodes,
+                page,
+                NAME_MAX as u32,
+                page,
+            );
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        self.guard("setxattr", || {
+            let mode = match flags {
+                0 => XattrMode::Any,
+                libc::XATTR_CREATE => XattrMode::Create,
+                libc::XATTR_REPLACE => XattrMode::Replace,
+                _ => return reply.error(Errno::EINVAL),
+            };
+            let Some(name) = xattr::stored_name(name.as_bytes()) else {
+                return reply.error(Errno::EOPNOTSUPP);
+            };
+            let done = self.with_inode("setxattr", ino, |client, inode| async move {
+                client.set_xattr(inode, name, value, mode).await
+            });
+            reply_empty(done.map_err(|error| errno_of_inode(&error)), reply);
+        });
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.guard("getxattr", || {
+            let Some(name) = xattr::stored_name(name.as_bytes()) else {
+                return reply.error(Errno::EOPNOTSUPP);
+            };
+            let value = self.with_inode("getxattr", ino, |client, inode| async move {
+                client.get_xattr(inode, name).await
+            });
+            reply_xattr(value.map_err(|error| errno_of_inode(&error)), size, reply);
+        });
+    }
+
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.guard("listxattr", || {
+            let names = self.with_inode("listxattr", ino, |client, inode| async move {
+                client.list_xattr(inode).await
+            });
+            let list = names.map(|names| xattr::list(names.iter().map(Vec::as_slice), req.uid() == 0));
+            reply_xattr(list.map_err(|error| errno_of_inode(&error)), size, reply);
+        });
+    }
+
+    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.guard("removexattr", || {
+            let Some(name) = xattr::stored_name(name.as_bytes()) else {
+                return reply.error(Errno::EOPNOTSUPP);
+            };
+            let done = self.with_inode("removexattr", ino, |client, inode| async move {
+                client.remove_xattr(inode, name).await
+            });
+            reply_empty(done.map_err(|error| errno_of_inode(&error)), reply);
+        });
+    }
+
+    /// The kernel checks permissions itself (`default_permissions`) and never asks; ENOSYS in case it does.
+    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.guard("fallocate", || {
+            let Some(mode) = fallocate_mode(mode) else {
+                return reply.error(Errno::EOPNOTSUPP);
+            };
+            let done = self.with_file("fallocate", fh, |client, file| async move {
+                client.fallocate(&file, mode, offset, length).await
+            });
+            reply_empty(done, reply);
+        });
+    }
+
+    fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        self.guard("lseek", || {
+            let whence = match whence {
+                libc::SEEK_DATA => Whence::Data,
+                libc::SEEK_HOLE => Whence::Hole,
+                _ => return reply.error(Errno::EINVAL),
+            };
+            let Ok(offset) = u64::try_from(offset) else {
+                return reply.error(Errno::ENXIO);
+            };
+            let found = self.with_file("lseek", fh, |client, file| async move {
+                client.seek(&file, offset, whence).await
+            });
+            match found.map(i64::try_from) {
+                Ok(Ok(offset)) => reply.offset(offset),
+                Ok(Err(_)) => reply.error(Errno::EOVERFLOW),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        _ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.guard("copy_file_range", || {
+            if !flags.is_empty() {
+                return reply.error(Errno::EINVAL);
+            }
+            let to = match self.files.get(fh_out) {
+                Ok(to) => to,
+                Err(errno) => return reply.error(errno),
+            };
+            let copied = self.with_file("copy_file_range", fh_in, |client, from| async move {
+                client
+                    .copy_range(&from, offset_in, &to, offset_out, len.min(MAX_COPY))
+                    .await
+            });
+            match copied {
+                Ok(bytes) => reply.written(bytes as u32),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    /// No file has settings of its own. (The library's default would log each call.)
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    /// Files are always ready; ENOSYS tells the kernel so once and for all.
+    fn poll(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _ph: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// There is no block device below.
+    fn bmap(&self, _req: &Request, _ino: INodeNo, _blocksize: u32, _idx: u64, reply: ReplyBmap) {
+        reply.error(Errno::ENOSYS);
+    }
+}
+
+/// An inode to be made for whoever sent a request.
+fn new_file(req: &Request, kind: FileKind, mode: u32, umask: u32) -> NewFile {
+    NewFile {
+        kind,
+        mode: mode & 0o7777 & !umask,
+        uid: req.uid(),
+        gid: req.gid(),
+        rdev: 0,
+        target: Vec::new(),
+    }
+}

@@ -1,0 +1,62 @@
+//! Names of extended attributes, between the kernel's name spaces and the file system's.
+//!
+//! `user.`, `trusted.` and `security.` are stored as they come (the kernel has checked who may). The file system's own
+//! attributes are called `polvo.` something; they can be named directly, and as `user.polvo.` something for tools that
+//! insist on a known name space. They are not listed, so that copying a tree with its attributes does not copy its
+//! placement. `system.` (POSIX ACLs) is not supported.
+
+/// Our own attributes.
+const OWN: &[u8] = b"polvo.";
+/// The same, behind a name space that every tool accepts.
+const OWN_AS_USER: &[u8] = b"user.polvo.";
+/// Name spaces whose attributes are stored.
+const STORED: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+/// The name under which an attribute is stored; `None` for a name space that is not supported.
+pub(crate) fn stored_name(name: &[u8]) -> Option<&[u8]> {
+    if name.len() > OWN_AS_USER.len() && name.starts_with(OWN_AS_USER) {
+        return Some(&name[b"user.".len()..]);
+    }
+    let known = STORED
+        .iter()
+        .chain([&OWN])
+        .any(|space| name.len() > space.len() && name.starts_with(space));
+    known.then_some(name)
+}
+
+/// The reply to `listxattr`: names with a NUL after each. `trusted.` names are shown to root only.
+pub(crate) fn list<'n>(names: impl IntoIterator<Item = &'n [u8]>, root: bool) -> Vec<u8> {
+    let mut list = Vec::new();
+    for name in names {
+        if name.starts_with(OWN) || (name.starts_with(b"trusted.") && !root) {
+            continue;
+        }
+        list.extend_from_slice(name);
+        list.push(0);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_spaces() {
+        for name in ["user.a", "trusted.a", "security.capability", "polvo.placement"] {
+            assert_eq!(stored_name(name.as_bytes()), Some(name.as_bytes()));
+        }
+        assert_eq!(stored_name(b"user.polvo.placement"), Some(&b"polvo.placement"[..]));
+        for name in ["user.", "system.posix_acl_access", "os2.x", "user", "", "polvo."] {
+            assert_eq!(stored_name(name.as_bytes()), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn lists_hide_what_is_ours_and_what_is_roots() {
+        let names: [&[u8]; 3] = [b"user.a", b"polvo.placement", b"trusted.t"];
+        assert_eq!(list(names, true), b"user.a\0trusted.t\0");
+        assert_eq!(list(names, false), b"user.a\0");
+        assert_eq!(list([], true), b"");
+    }
+}
