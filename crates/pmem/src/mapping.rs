@@ -82,9 +82,9 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Non-temporal stores beat the cache for durable media from a few lines on (no read for ownership, no flush
+/// Non-temporal stores beat the cache for durable media from the first line on (no read for ownership, no flush
 /// afterwards); where nothing has to be flushed they only pay for what is too big to be read again soon.
-const STREAMING_FROM_DURABLE: usize = 256;
+const STREAMING_FROM_DURABLE: usize = 64;
 const STREAMING_FROM_VOLATILE: usize = 4096;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
