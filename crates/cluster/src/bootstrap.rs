@@ -7,9 +7,6 @@ use polvo_format::{Epoch, NodeId, SessionId};
 use polvo_proto::{Call, ClusterMap, Cred, FsError, PROTOCOL_VERSION, Reply, Request, decode_answer};
 use polvo_rpc::{RpcClient, RpcError};
 
-/// Number of the set of links that only asks for the map.
-const BOOTSTRAP_LINK: u64 = u64::MAX;
-
 /// Asks the first of `addresses` that answers for the cluster map. Waits for each at most as long as `timeouts` says;
 /// the error is that of the last one tried.
 pub async fn fetch_map(
@@ -54,7 +51,6 @@ async fn ask(
             version: PROTOCOL_VERSION,
             name: name.to_string(),
             home: None,
-            link: BOOTSTRAP_LINK,
         },
     };
     let reply = rpc.call(&call.encode(), timeouts.rpc).await.map_err(failed)?;

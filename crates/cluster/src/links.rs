@@ -54,7 +54,7 @@ pub struct Links {
     context: Arc<SessionContext>,
     /// Ours that peers may reach: what RPC needs for its replies, no more.
     memory: Arc<MemoryRegions>,
-    /// Number of this set of links in the session.
+    /// Number of this set of links among those of the process: makes its request ids its own.
     number: u64,
     next_request: Cell<u64>,
     next_serial: Cell<u64>,
@@ -199,7 +199,6 @@ impl Links {
             version: PROTOCOL_VERSION,
             name: context.name.clone(),
             home: context.home,
-            link: self.number,
         };
         let answer = link.call_within(&self.make_call(Cred::Kernel, request), limit).await;
         let Reply::Attached {
@@ -235,11 +234,16 @@ impl Links {
 
     /// As `call_node`, for a call that was made before.
     pub async fn send(&self, node: NodeId, call: &Call) -> Answer {
+        self.send_within(node, call, self.context.timeouts.rpc).await
+    }
+
+    /// As `send`, each attempt bounded by `limit`.
+    pub async fn send_within(&self, node: NodeId, call: &Call, limit: Duration) -> Answer {
         let link = self.to(node).await?;
-        match link.call(call).await {
+        match link.call_within(call, limit).await {
             Err(FsError::SessionExpired) => {
                 self.greet(&link, self.context.timeouts.connect).await?;
-                link.call(call).await
+                link.call_within(call, limit).await
             }
             Err(error @ FsError::Unreachable { .. }) => {
                 if !link.is_closed() {
@@ -252,7 +256,7 @@ impl Links {
                 if call.request.is_mutation() && self.resets(node) != reset_before {
                     return Err(error);
                 }
-                link.call(call).await
+                link.call_within(call, limit).await
             }
             answer => answer,
         }
@@ -277,10 +281,16 @@ impl Links {
 
     /// Sends a request to the primary of a region; refreshes the map on `WrongEpoch`.
     pub async fn call_region(&self, region: RegionId, cred: Cred, request: Request) -> Answer {
+        self.call_region_within(region, cred, request, self.context.timeouts.rpc)
+            .await
+    }
+
+    /// As `call_region`, each attempt bounded by `limit`.
+    pub async fn call_region_within(&self, region: RegionId, cred: Cred, request: Request, limit: Duration) -> Answer {
         let mut call = self.make_call(cred, request);
         for _ in 0..MOVES_MAX {
             let node = self.primary(region)?;
-            match self.send(node, &call).await {
+            match self.send_within(node, &call, limit).await {
                 Err(FsError::WrongEpoch) => {
                     if let Reply::Map(map) = self.call_node(node, Cred::Kernel, Request::Map).await? {
                         self.context.map.offer(map);

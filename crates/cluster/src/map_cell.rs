@@ -33,7 +33,7 @@ impl MapCell {
         }
     }
 
-    /// Number for one more set of links over this map; see `Request::Attach`.
+    /// Number for one more set of links over this map.
     pub(crate) fn number_link_set(&self) -> u64 {
         self.link_sets.fetch_add(1, Ordering::Relaxed)
     }

@@ -97,6 +97,7 @@ impl Request {
             | Request::Check { .. }
             | Request::Shutdown
             | Request::TxnState { .. }
+            | Request::Fence
             | Request::RenameLock { .. }
             | Request::Parent { .. } => false,
         }

@@ -378,9 +378,6 @@ pub enum Request {
         name: String,
         /// the node this client runs inside of or beside, for `Placement::Local`
         home: Option<NodeId>,
-        /// number of the caller's set of links (its thread), unique in the session. A newer connection of the same
-        /// set replaces the older one: nothing of the older takes effect any more once this is answered
-        link: u64,
     },
     /// Renews the lease. `idle_since` tells the node that no one-sided read of this session that began before that
     /// tick is still under way (quarantine).
@@ -630,8 +627,11 @@ pub enum Request {
         /// transaction
         txn: TxnId,
     },
+    /// Node to node: closes all other connections of the calling node, so that nothing it sent over them before
+    /// takes effect after the answer (asked before something is dispatched again).
+    Fence,
     /// Node to node: take (or give back) the cluster-wide lock under which directories change parents. Granted by
-    /// the primary of region 0 for a bounded time.
+    /// the primary of region 0 for a bounded time; asking again tells whether the grant still holds.
     RenameLock {
         /// transaction that takes it
         txn: TxnId,
@@ -711,6 +711,8 @@ pub enum Reply {
     Collected(Collected),
     /// To `TxnState`.
     TxnState(TxnState),
+    /// To `RenameLock`: number of the grant. Another number than before: the lock was lost in between.
+    Granted(u64),
     /// To `Parent`.
     Parent(InodeRef),
 }
@@ -726,6 +728,8 @@ pub struct Usage {
     pub inodes: u64,
     /// Inodes that could still be made.
     pub free_inodes: u64,
+    /// Bytes of pages that hold file data (or are delegated to be written to).
+    pub data_bytes: u64,
 }
 
 /// Why bytes were no message.
