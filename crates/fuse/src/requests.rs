@@ -533,6 +533,10 @@ impl Filesystem for PolvoFilesystem {
             let Some(name) = xattr::stored_name(name.as_bytes()) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
+            if name == xattr::COUNTERS && Ino(ino.0) == Ino::ROOT {
+                let counters = xattr::counters(&self.client.counters());
+                return reply_xattr(Ok(counters.into_bytes()), size, reply);
+            }
             let value = self.with_inode("getxattr", ino, |client, inode| async move {
                 client.get_xattr(inode, name).await
             });

@@ -5,6 +5,11 @@
 //! insist on a known name space. They are not listed, so that copying a tree with its attributes does not copy its
 //! placement. `system.` (POSIX ACLs) is not supported.
 
+use polvo_client::Counters;
+
+/// What this mount's client has done so far, as an attribute of the root directory that exists in this mount only:
+/// asking for it makes no request, so that reading it does not change it.
+pub(crate) const COUNTERS: &[u8] = b"polvo.counters";
 /// Our own attributes.
 const OWN: &[u8] = b"polvo.";
 /// The same, behind a name space that every tool accepts.
@@ -37,6 +42,21 @@ pub(crate) fn list<'n>(names: impl IntoIterator<Item = &'n [u8]>, root: bool) ->
     list
 }
 
+/// The value of [`COUNTERS`]: a JSON object.
+pub(crate) fn counters(counters: &Counters) -> String {
+    let Counters {
+        rpcs,
+        one_sided_batches,
+        one_sided_bytes,
+        eager_bytes,
+        ..
+    } = counters;
+    format!(
+        "{{\"rpcs\":{rpcs},\"one_sided_batches\":{one_sided_batches},\"one_sided_bytes\":{one_sided_bytes},\
+         \"eager_bytes\":{eager_bytes}}}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +78,17 @@ mod tests {
         assert_eq!(list(names, true), b"user.a\0trusted.t\0");
         assert_eq!(list(names, false), b"user.a\0");
         assert_eq!(list([], true), b"");
+    }
+
+    #[test]
+    fn counters_are_json() {
+        let counted = Counters {
+            rpcs: 1,
+            one_sided_batches: 2,
+            one_sided_bytes: 3,
+            eager_bytes: 4,
+        };
+        let expected = r#"{"rpcs":1,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4}"#;
+        assert_eq!(counters(&counted), expected);
     }
 }
