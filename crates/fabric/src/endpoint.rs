@@ -1,0 +1,76 @@
+//! Connecting and listening, whatever the provider.
+
+use crate::provider::tcp;
+use crate::queue_pair::QueuePair;
+use crate::{Address, FabricError, Identity, MemoryRegions};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Connects to `addr`; `regions` are ours that the peer may reach. Bounded by `timeout`.
+///
+/// # Errors
+/// [`FabricError::Refused`] if secret, version or cluster do not match, [`FabricError::Connect`] if nobody is there,
+/// [`FabricError::TimedOut`].
+pub async fn connect(
+    addr: &Address,
+    me: &Identity,
+    regions: &Arc<MemoryRegions>,
+    timeout: Duration,
+) -> Result<QueuePair, FabricError> {
+    let connecting = async {
+        match addr {
+            Address::Tcp(host_port) => tcp::connect(host_port, me, regions).await,
+            other => Err(FabricError::Address {
+                addr: other.to_string(),
+                why: "not available yet".into(),
+            }),
+        }
+    };
+    let timed_out = |_| FabricError::TimedOut {
+        peer: addr.to_string(),
+        ms: timeout.as_millis() as u64,
+    };
+    let provider = tokio::time::timeout(timeout, connecting).await.map_err(timed_out)??;
+    Ok(QueuePair::new(provider))
+}
+
+enum Listening {
+    Tcp(tcp::TcpListening),
+}
+
+/// Accepts queue pairs at an address.
+pub struct Listener {
+    listening: Listening,
+}
+
+impl Listener {
+    /// Binds. An address in use is an error that names it.
+    pub async fn bind(addr: &Address, me: &Identity, regions: &Arc<MemoryRegions>) -> Result<Listener, FabricError> {
+        let listening = match addr {
+            Address::Tcp(host_port) => Listening::Tcp(tcp::TcpListening::bind(host_port, me, regions).await?),
+            other => {
+                return Err(FabricError::Address {
+                    addr: other.to_string(),
+                    why: "not available yet".into(),
+                });
+            }
+        };
+        Ok(Listener { listening })
+    }
+
+    /// Next peer that proved the secret. Handshakes run concurrently and are bounded in number and time; failed ones are
+    /// logged and dropped. Dropping the future loses no peer.
+    pub async fn accept(&mut self) -> Result<QueuePair, FabricError> {
+        let provider = match &mut self.listening {
+            Listening::Tcp(listening) => listening.accept().await?,
+        };
+        Ok(QueuePair::new(provider))
+    }
+
+    /// Where it listens (with the port that was given when bound to port 0).
+    pub fn local_addr(&self) -> Address {
+        match &self.listening {
+            Listening::Tcp(listening) => listening.local_addr(),
+        }
+    }
+}

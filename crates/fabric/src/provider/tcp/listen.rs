@@ -1,0 +1,166 @@
+//! Connecting and accepting over TCP.
+
+use super::Tcp;
+use crate::handshake;
+use crate::provider::Provider;
+use crate::{Address, FabricError, Identity, MemoryRegions, Role};
+use rustix::net::sockopt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Handshakes under way at a listener; further connections wait in the kernel's queue.
+pub(crate) const MAX_HANDSHAKES: usize = 64;
+
+/// A handshake that is not through after this time is given up, so that strangers cannot hold the places.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After an error of `accept` itself (no descriptors left, say), before the next attempt.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Unacknowledged data for this long: the peer's host is gone.
+const USER_TIMEOUT_MS: u32 = 15_000;
+
+/// An idle connection is probed after `KEEP_IDLE`, then every `KEEP_INTERVAL`, and given up after `KEEP_PROBES`.
+const KEEP_IDLE: Duration = Duration::from_secs(10);
+const KEEP_INTERVAL: Duration = Duration::from_secs(3);
+const KEEP_PROBES: u32 = 3;
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_PROBES)?;
+    Ok(())
+}
+
+fn queue_pair(
+    stream: TcpStream,
+    role: Role,
+    name: String,
+    regions: &Arc<MemoryRegions>,
+) -> io::Result<Rc<dyn Provider>> {
+    let socket: OwnedFd = stream.into_std()?.into();
+    Ok(Rc::new(Tcp::new(socket, role, name, regions.clone())?))
+}
+
+/// Connects to `host:port`; the caller bounds the time.
+pub(crate) async fn connect(
+    host_port: &str,
+    me: &Identity,
+    regions: &Arc<MemoryRegions>,
+) -> Result<Rc<dyn Provider>, FabricError> {
+    let peer = Address::Tcp(host_port.to_owned()).to_string();
+    let failed = |e: io::Error| FabricError::Connect {
+        peer: peer.clone(),
+        why: e.to_string(),
+    };
+    let mut stream = TcpStream::connect(host_port).await.map_err(failed)?;
+    prepare(&stream).map_err(failed)?;
+    let role = handshake::initiate(me, &mut stream).await.map_err(|failure| {
+        let why = failure.to_string();
+        if failure.is_refusal() {
+            FabricError::Refused {
+                peer: peer.clone(),
+                why,
+            }
+        } else {
+            FabricError::Connect {
+                peer: peer.clone(),
+                why,
+            }
+        }
+    })?;
+    queue_pair(stream, role, peer.clone(), regions).map_err(failed)
+}
+
+type Shaken = (Result<(TcpStream, Role), handshake::Failure>, String);
+
+/// A bound TCP port.
+pub(crate) struct TcpListening {
+    listener: TcpListener,
+    me: Identity,
+    regions: Arc<MemoryRegions>,
+    handshakes: JoinSet<Shaken>,
+    local: Address,
+}
+
+impl TcpListening {
+    pub(crate) async fn bind(
+        host_port: &str,
+        me: &Identity,
+        regions: &Arc<MemoryRegions>,
+    ) -> Result<TcpListening, FabricError> {
+        let wrong = |e: io::Error| FabricError::Address {
+            addr: Address::Tcp(host_port.to_owned()).to_string(),
+            why: if e.kind() == io::ErrorKind::AddrInUse {
+                "already in use".into()
+            } else {
+                e.to_string()
+            },
+        };
+        let listener = TcpListener::bind(host_port).await.map_err(wrong)?;
+        let port = listener.local_addr().map_err(wrong)?.port();
+        let host = host_port.rsplit_once(':').map_or(host_port, |(host, _)| host);
+        Ok(TcpListening {
+            listener,
+            me: me.clone(),
+            regions: regions.clone(),
+            handshakes: JoinSet::new(),
+            local: Address::Tcp(format!("{host}:{port}")),
+        })
+    }
+
+    pub(crate) fn local_addr(&self) -> Address {
+        self.local.clone()
+    }
+
+    /// Next peer that proved who it is. Dropping the future loses nothing.
+    pub(crate) async fn accept(&mut self) -> Result<Rc<dyn Provider>, FabricError> {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept(), if self.handshakes.len() < MAX_HANDSHAKES => match accepted {
+                    Ok((stream, from)) => {
+                        let me = self.me.clone();
+                        self.handshakes.spawn(async move { shake(stream, from.to_string(), me).await });
+                    }
+                    Err(error) => {
+                        tracing::warn!(listener = %self.local, %error, "cannot accept");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(done) = self.handshakes.join_next() => match done {
+                    Ok((Ok((stream, role)), from)) => {
+                        let name = format!("{role} at {from}");
+                        match queue_pair(stream, role, name, &self.regions) {
+                            Ok(provider) => return Ok(provider),
+                            Err(error) => tracing::warn!(%from, %error, "connection dropped"),
+                        }
+                    }
+                    Ok((Err(failure), from)) => {
+                        tracing::warn!(listener = %self.local, %from, why = %failure, "peer refused");
+                    }
+                    Err(error) => tracing::error!(%error, "handshake task failed"),
+                },
+            }
+        }
+    }
+}
+
+async fn shake(mut stream: TcpStream, from: String, me: Identity) -> Shaken {
+    let shaken = async {
+        prepare(&stream)?;
+        handshake::accept(&me, &mut stream).await
+    };
+    let shaken = match tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken).await {
+        Ok(shaken) => shaken,
+        Err(_) => Err(handshake::Failure::Io("its handshake took too long".into())),
+    };
+    (shaken.map(|role| (stream, role)), from)
+}

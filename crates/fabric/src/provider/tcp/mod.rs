@@ -1,0 +1,320 @@
+//! Peers across a network: a software RNIC on a TCP connection.
+//!
+//! One-sided operations of the peer are served from the memory regions by whoever drives the queue pair, without code of
+//! the file system; see `input` and `output`. Handshakes are in `listen`.
+
+mod input;
+mod listen;
+mod output;
+mod wire;
+
+pub(crate) use listen::{TcpListening, connect};
+
+use crate::completion::{OpId, Shared};
+use crate::provider::{Posted, Progress, Provider};
+use crate::queue_pair::check_batch;
+use crate::{FabricError, MemoryRegions, Role, Verb};
+use input::{Around, Ended, Input, Received};
+use output::{BY_REFERENCE, Output, Sent};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use tokio::io::unix::AsyncFd;
+use wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNSIGNALED};
+use zerocopy::IntoBytes;
+
+/// Copied output beyond which nothing more is posted, bytes.
+const POST_LIMIT: usize = 1 << 20;
+
+/// One end of a TCP queue pair.
+pub(crate) struct Tcp {
+    shared: Shared,
+    regions: Arc<MemoryRegions>,
+    socket: AsyncFd<OwnedFd>,
+    input: RefCell<Input>,
+    output: RefCell<Output>,
+    hub_waker: Waker,
+    /// While the hub is armed: the socket's having something to read wakes it,
+    read_armed: Cell<bool>,
+    /// and its taking more.
+    write_armed: Cell<bool>,
+}
+
+impl Tcp {
+    /// Takes over a connected, non-blocking socket whose peer has proved who it is.
+    pub(crate) fn new(socket: OwnedFd, peer: Role, name: String, regions: Arc<MemoryRegions>) -> io::Result<Tcp> {
+        let shared = Shared::new(peer, name);
+        let hub_waker = Waker::from(shared.hub.clone());
+        // SAFETY: `OwnedFd` owns the descriptor and always returns the same one.
+        let socket = unsafe { AsyncFd::register(socket)? };
+        Ok(Tcp {
+            shared,
+            regions,
+            socket,
+            input: RefCell::new(Input::new()),
+            output: RefCell::default(),
+            hub_waker,
+            read_armed: Cell::new(false),
+            write_armed: Cell::new(false),
+        })
+    }
+
+    fn lose(&self, why: &str) {
+        if self.shared.lose(why) {
+            tracing::debug!(peer = %self.shared.peer_name, why, "connection ended");
+            self.output.borrow_mut().clear();
+            self.input.borrow_mut().clear();
+            // The peer learns of it even while clones of the queue pair live on.
+            let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
+        }
+    }
+
+    fn send(&self, output: &mut Output) -> Result<Progress, Ended> {
+        if output.is_empty() {
+            return Ok(Progress::Idle);
+        }
+        let before = output.kept();
+        let sent = output
+            .send(self.socket.get_ref().as_fd())
+            .map_err(|e| Ended::Lost(e.to_string()))?;
+        if before >= POST_LIMIT && output.kept() < POST_LIMIT {
+            self.shared.hub.wake_for_room();
+        }
+        Ok(if sent == Sent::Round {
+            Progress::More
+        } else {
+            Progress::Idle
+        })
+    }
+
+    fn try_progress(&self) -> Result<Progress, Ended> {
+        let around = Around {
+            socket: self.socket.get_ref().as_fd(),
+            shared: &self.shared,
+            regions: &self.regions,
+        };
+        let mut output = self.output.borrow_mut();
+        let mut input = self.input.borrow_mut();
+        let first = self.send(&mut output)?;
+        let received = input.receive(&around, &mut output)?;
+        let second = self.send(&mut output)?;
+        // What had to wait for output can go on if that has gone.
+        let go_on = received == Received::Waiting && output.is_empty() && self.shared.has_room_for_events();
+        let more = received == Received::Round || go_on || first == Progress::More || second == Progress::More;
+        Ok(if more { Progress::More } else { Progress::Idle })
+    }
+
+    fn push_verb(&self, output: &mut Output, verb: &Verb<'_>, frame: Frame, destination: &mut u32, last: u8) {
+        let which = *destination;
+        match verb {
+            Verb::Read { from, into } => {
+                *destination += 1;
+                for (start, len, is_end) in chunks(into.len()) {
+                    let flags = frame.flags | if is_end { last } else { 0 };
+                    let frame = frame
+                        .at(from.key.0, from.offset.wrapping_add(start as u64))
+                        .with_aux(which)
+                        .flags(flags);
+                    output.push(
+                        Opcode::Read
+                            .on(frame)
+                            .with(len as u64, (into.len() - start) as u64)
+                            .as_bytes(),
+                    );
+                }
+            }
+            Verb::Write { to, bytes } => {
+                let frame = Opcode::Write.on(frame).at(to.key.0, to.offset);
+                push_bytes(output, frame, bytes, last);
+            }
+            Verb::WriteImm { to, bytes, imm } => {
+                let frame = Opcode::WriteImm.on(frame).at(to.key.0, to.offset).with_aux(*imm);
+                push_bytes(output, frame, bytes, last);
+            }
+            Verb::CompareSwap { at, expect, new, .. } => {
+                *destination += 1;
+                let frame = Opcode::CompareSwap
+                    .on(frame)
+                    .at(at.key.0, at.offset)
+                    .with(*expect, *new);
+                output.push(frame.with_aux(which).flags(frame.flags | last).as_bytes());
+            }
+            Verb::FetchAdd { at, add, .. } => {
+                *destination += 1;
+                let frame = Opcode::FetchAdd.on(frame).at(at.key.0, at.offset).with(*add, 0);
+                output.push(frame.with_aux(which).flags(frame.flags | last).as_bytes());
+            }
+            Verb::Flush { at, len } => {
+                let frame = Opcode::Flush.on(frame).at(at.key.0, at.offset).with(*len, 0);
+                output.push(frame.flags(frame.flags | last).as_bytes());
+            }
+            Verb::Send { bytes } => push_bytes(output, Opcode::Send.on(frame), bytes, last),
+        }
+    }
+}
+
+/// Start, length and whether it is the last, of the chunks that `len` bytes travel in; one of no bytes for none.
+fn chunks(len: usize) -> impl Iterator<Item = (usize, usize, bool)> {
+    (0..len.max(1)).step_by(MAX_PAYLOAD).map(move |start| {
+        let chunk = (len - start).min(MAX_PAYLOAD);
+        (start, chunk, start + chunk == len)
+    })
+}
+
+/// The frames of a verb that carries bytes. `frame` has the operation id of the batch in it.
+fn push_bytes(output: &mut Output, frame: Frame, bytes: &[u8], last: u8) {
+    let (key, offset, op) = (frame.key(), frame.offset(), frame.op());
+    for (start, len, is_end) in chunks(bytes.len()) {
+        let flags = frame.flags | if is_end { last } else { 0 };
+        let chunk = frame
+            .at(key, offset.wrapping_add(start as u64))
+            .with((bytes.len() - start) as u64, 0);
+        output.push(chunk.with_payload(len).flags(flags).as_bytes());
+        let bytes = &bytes[start..start + len];
+        if len >= BY_REFERENCE {
+            output.push_caller(bytes, (op != NO_OP).then_some(OpId(op)));
+        } else {
+            output.push(bytes);
+        }
+    }
+}
+
+impl Provider for Tcp {
+    fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn post(&self, verbs: &mut [Verb<'_>], signaled: bool) -> Result<Posted, FabricError> {
+        check_batch(verbs)?;
+        if verbs.is_empty() {
+            return Ok(Posted::Done);
+        }
+        let mut output = self.output.borrow_mut();
+        let reading = verbs
+            .iter()
+            .map(|verb| {
+                if let Verb::Read { into, .. } = verb {
+                    into.len()
+                } else {
+                    0
+                }
+            })
+            .sum();
+        if output.kept() >= POST_LIMIT || (signaled && !self.shared.ops.borrow().has_room(reading)) {
+            return Ok(Posted::Full);
+        }
+        let op = if signaled {
+            Some(self.shared.ops.borrow_mut().begin(verbs))
+        } else {
+            None
+        };
+        let frame = match op {
+            Some(op) => Frame::new(Opcode::Read, op.0),
+            None => Frame::new(Opcode::Read, NO_OP).flags(UNSIGNALED),
+        };
+        let (count, mut destination) = (verbs.len(), 0);
+        for (index, verb) in verbs.iter().enumerate() {
+            let last = if index + 1 == count { LAST } else { 0 };
+            self.push_verb(&mut output, verb, frame, &mut destination, last);
+        }
+        match op {
+            Some(op) => Ok(Posted::Pending(op)),
+            None => {
+                let sent = self.send(&mut output);
+                output.own(None);
+                drop(output);
+                if let Err(Ended::Lost(why)) = sent {
+                    self.lose(&why);
+                }
+                self.shared.lost().map_or(Ok(Posted::Done), Err)
+            }
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        if self.shared.is_closed() {
+            return Progress::Idle;
+        }
+        match self.try_progress() {
+            Ok(progress) => progress,
+            Err(Ended::Lost(why)) => {
+                self.lose(&why);
+                Progress::Idle
+            }
+            Err(Ended::Broken(what)) => {
+                tracing::warn!(peer = %self.shared.peer_name, %what, "peer breaks the protocol; connection closed");
+                self.lose(&format!("it sent {what}"));
+                Progress::Idle
+            }
+        }
+    }
+
+    fn arm(&self) -> Progress {
+        let hub = &self.shared.hub;
+        let mut cx = Context::from_waker(&self.hub_waker);
+        // Bounded: each turn either receives or sends something, or finds the readiness that tokio remembered stale.
+        for _ in 0..8 {
+            if self.shared.is_closed() {
+                return Progress::Idle;
+            }
+            let stuck = self.output.borrow().stuck;
+            let reads = !self.input.borrow().waiting;
+            if hub.is_armed() && (!reads || self.read_armed.get()) && (!stuck || self.write_armed.get()) {
+                return Progress::Idle;
+            }
+            // Before asking, since the answer may come at once.
+            hub.arm();
+            self.read_armed.set(reads);
+            self.write_armed.set(stuck);
+            let mut ready = false;
+            if reads && let Poll::Ready(guard) = self.socket.poll_read_ready(&mut cx) {
+                ready = true;
+                let progress = self.progress();
+                match guard {
+                    Ok(mut guard) if self.input.borrow().drained => guard.clear_ready(),
+                    Ok(_) => {}
+                    Err(error) => self.lose(&error.to_string()),
+                }
+                if progress == Progress::More {
+                    hub.disarm();
+                    return Progress::More;
+                }
+            }
+            if stuck && let Poll::Ready(guard) = self.socket.poll_write_ready(&mut cx) {
+                ready = true;
+                let progress = self.progress();
+                match guard {
+                    Ok(mut guard) if self.output.borrow().stuck => guard.clear_ready(),
+                    Ok(_) => {}
+                    Err(error) => self.lose(&error.to_string()),
+                }
+                if progress == Progress::More {
+                    hub.disarm();
+                    return Progress::More;
+                }
+            }
+            if ready {
+                hub.disarm();
+            } else if hub.is_armed() {
+                return Progress::Idle;
+            }
+        }
+        Progress::More
+    }
+
+    fn abandon(&self, op: OpId) {
+        self.output.borrow_mut().own(Some(op));
+        self.shared.ops.borrow_mut().abandon(op);
+    }
+
+    fn close(&self, why: &str) {
+        let _ = self.progress();
+        self.lose(why);
+    }
+
+    fn spins(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,301 @@
+//! What is to be sent: small things copied together, large ones by reference.
+
+use crate::Memory;
+use crate::completion::OpId;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Payloads from here on are sent from where they lie, bytes.
+pub(crate) const BY_REFERENCE: usize = 4096;
+
+/// Pieces that go to the kernel in one call.
+const MAX_PIECES: usize = 32;
+
+/// Bytes sent in one round, so that one connection does not keep the thread for itself.
+const ROUND: usize = 8 << 20;
+
+/// Who keeps a referenced piece alive.
+enum Owner {
+    /// The caller of an operation, until it is abandoned.
+    Caller(Option<OpId>),
+    /// A memory region of ours that is being read.
+    #[allow(dead_code)] // held, not looked at
+    Lease(Memory),
+}
+
+enum Piece {
+    /// The next so many bytes of `small`.
+    Small(usize),
+    /// Bytes of somebody else.
+    Reference { at: *const u8, len: usize, owner: Owner },
+    /// Bytes of our own.
+    Owned { bytes: Box<[u8]>, sent: usize },
+}
+
+/// The output queue of a connection.
+#[derive(Default)]
+pub(crate) struct Output {
+    pieces: VecDeque<Piece>,
+    small: Vec<u8>,
+    small_sent: usize,
+    /// Pieces by reference to memory regions.
+    leases: usize,
+    /// Bytes kept in `small` and `Owned`.
+    kept: usize,
+    /// The kernel takes no more.
+    pub(crate) stuck: bool,
+}
+
+/// What a round of sending left.
+#[derive(PartialEq, Eq, Debug, Clone, Copy)]
+pub(crate) enum Sent {
+    /// Nothing.
+    All,
+    /// Something: the kernel takes no more for now.
+    Stuck,
+    /// Something: others should have their turn.
+    Round,
+}
+
+impl Output {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Bytes of memory it holds.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// True while bytes of a memory region are still to be read by the kernel.
+    pub(crate) fn has_leases(&self) -> bool {
+        self.leases > 0
+    }
+
+    /// Room for `len` bytes at the end, to be filled by the caller.
+    pub(crate) fn reserve(&mut self, len: usize) -> &mut [u8] {
+        match self.pieces.back_mut() {
+            Some(Piece::Small(bytes)) => *bytes += len,
+            _ => self.pieces.push_back(Piece::Small(len)),
+        }
+        self.kept += len;
+        let start = self.small.len();
+        self.small.resize(start + len, 0);
+        &mut self.small[start..]
+    }
+
+    /// Appends a copy.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        match self.pieces.back_mut() {
+            Some(Piece::Small(len)) => *len += bytes.len(),
+            _ => self.pieces.push_back(Piece::Small(bytes.len())),
+        }
+        self.kept += bytes.len();
+        self.small.extend_from_slice(bytes);
+    }
+
+    /// Appends bytes of a caller without copying them. They must stay where they are until they are sent or
+    /// [`Output::own`] was called.
+    pub(crate) fn push_caller(&mut self, bytes: &[u8], op: Option<OpId>) {
+        self.pieces.push_back(Piece::Reference {
+            at: bytes.as_ptr(),
+            len: bytes.len(),
+            owner: Owner::Caller(op),
+        });
+    }
+
+    /// Appends `len` bytes of a memory region without copying them; `at` lies in the mapping of `memory`.
+    pub(crate) fn push_lease(&mut self, at: *const u8, len: usize, memory: Memory) {
+        self.leases += 1;
+        self.pieces.push_back(Piece::Reference {
+            at,
+            len,
+            owner: Owner::Lease(memory),
+        });
+    }
+
+    /// Copies what is still referenced of this operation's (`None`: of an unsignaled batch's) caller.
+    pub(crate) fn own(&mut self, op: Option<OpId>) {
+        self.own_if(|owner| matches!(owner, Owner::Caller(of) if *of == op));
+    }
+
+    /// Copies what is still to be read of memory regions, so that later requests may change it.
+    pub(crate) fn own_leases(&mut self) {
+        self.own_if(|owner| matches!(owner, Owner::Lease(_)));
+    }
+
+    fn own_if(&mut self, wanted: impl Fn(&Owner) -> bool) {
+        for piece in &mut self.pieces {
+            if let Piece::Reference { at, len, owner } = piece
+                && wanted(owner)
+            {
+                // SAFETY: whoever pushed the reference keeps the bytes there until now: a caller's slice is borrowed
+                // until its operation is complete or abandoned (which calls this first), a lease holds its mapping.
+                // Memory of a region may change meanwhile; the copy is of plain bytes.
+                let bytes: Box<[u8]> = unsafe { std::slice::from_raw_parts(*at, *len) }.into();
+                self.leases -= usize::from(matches!(owner, Owner::Lease(_)));
+                self.kept += bytes.len();
+                *piece = Piece::Owned { bytes, sent: 0 };
+            }
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Output::default();
+    }
+
+    /// Sends what the kernel takes.
+    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
+        let mut round = 0;
+        while !self.pieces.is_empty() {
+            if round >= ROUND {
+                return Ok(Sent::Round);
+            }
+            match self.send_once(socket) {
+                Ok(sent) => {
+                    round += sent;
+                    self.advance(sent);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.stuck = true;
+                    return Ok(Sent::Stuck);
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.stuck = false;
+        Ok(Sent::All)
+    }
+
+    fn send_once(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut vectors = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        }; MAX_PIECES];
+        let mut small = self.small_sent;
+        let mut count = 0;
+        for (vector, piece) in vectors.iter_mut().zip(&self.pieces) {
+            let (at, len) = match piece {
+                Piece::Small(len) => {
+                    let at = self.small[small..].as_ptr();
+                    small += len;
+                    (at, *len)
+                }
+                Piece::Reference { at, len, .. } => (*at, *len),
+                Piece::Owned { bytes, sent } => (bytes[*sent..].as_ptr(), bytes.len() - sent),
+            };
+            *vector = libc::iovec {
+                iov_base: at.cast_mut().cast(),
+                iov_len: len,
+            };
+            count += 1;
+        }
+        // SAFETY: all zero is a valid `msghdr`.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = count;
+        // SAFETY: each vector names bytes that live until they are sent (see `own_if`); the kernel only reads them.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        while sent > 0 {
+            let Some(piece) = self.pieces.front_mut() else { break };
+            let (now, whole) = match piece {
+                Piece::Small(len) => {
+                    let now = sent.min(*len);
+                    *len -= now;
+                    self.small_sent += now;
+                    self.kept -= now;
+                    (now, *len == 0)
+                }
+                Piece::Reference { at, len, .. } => {
+                    let now = sent.min(*len);
+                    *at = at.wrapping_add(now);
+                    *len -= now;
+                    (now, *len == 0)
+                }
+                Piece::Owned { bytes, sent: done } => {
+                    let now = sent.min(bytes.len() - *done);
+                    *done += now;
+                    let whole = *done == bytes.len();
+                    self.kept -= if whole { bytes.len() } else { 0 };
+                    (now, whole)
+                }
+            };
+            sent -= now;
+            if whole {
+                if let Some(Piece::Reference {
+                    owner: Owner::Lease(_), ..
+                }) = self.pieces.pop_front()
+                {
+                    self.leases -= 1;
+                }
+            }
+        }
+        if self.small_sent == self.small.len() {
+            self.small.clear();
+            self.small_sent = 0;
+        } else if self.small_sent >= 1 << 16 {
+            self.small.drain(..self.small_sent);
+            self.small_sent = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buffer;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn everything_arrives_in_order_however_small_the_socket_buffer() {
+        let (left, mut right) = UnixStream::pair().unwrap();
+        let buffer = Buffer::new(300_000);
+        buffer.write(0, &(0..300_000u32).map(|i| (i % 241) as u8).collect::<Vec<_>>());
+        let mut memory = vec![0; 300_000];
+        buffer.read(0, &mut memory);
+        let caller = vec![9; 500_000];
+        let mut expected = Vec::new();
+        let mut output = Output::default();
+        for round in 0..5u8 {
+            output.push(&[round; 100]);
+            output.push(&[round; 3]);
+            output.push_lease(buffer.map().as_ptr(), 300_000, Memory::Buffer(buffer.clone()));
+            output.reserve(8).fill(round);
+            output.push_caller(&caller, None);
+            expected.extend_from_slice(&[round; 103]);
+            expected.extend_from_slice(&memory);
+            expected.extend_from_slice(&[round; 8]);
+            expected.extend_from_slice(&caller);
+        }
+        let reader = std::thread::spawn(move || {
+            let mut found = vec![0; expected.len()];
+            right.read_exact(&mut found).unwrap();
+            assert!(found == expected);
+        });
+        let mut owned = false;
+        while output.send(left.as_fd()).unwrap() != Sent::All {
+            if !owned {
+                output.own(None);
+                output.own_leases();
+                assert!(!output.has_leases());
+                buffer.write(0, &[0; 300_000]);
+                owned = true;
+            }
+            std::thread::yield_now();
+        }
+        reader.join().unwrap();
+        assert_eq!((output.kept(), output.leases), (0, 0));
+    }
+}

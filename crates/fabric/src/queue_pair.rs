@@ -1,0 +1,342 @@
+//! A connected queue pair, whatever the provider.
+
+use crate::completion::{Counters, OpId};
+use crate::provider::{Posted, Progress, Provider};
+use crate::spin::{Next, Spin};
+use crate::waiters::Place;
+use crate::{Event, FabricError, MAX_SEND, Role, Verb};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::Sleep;
+
+/// A batch that is not complete after this time has lost its peer; the queue pair is closed.
+const OP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A connected queue pair (reliable, ordered). Cheap to clone (`Rc`). Both sides may initiate.
+///
+/// It belongs to the thread that made it and has no task of its own: whoever waits on it drives it. To serve the peer's
+/// one-sided operations while nobody executes, keep a task in [`QueuePair::next_event`] (with `shm` the peer serves itself).
+#[derive(Clone)]
+pub struct QueuePair {
+    provider: Rc<dyn Provider>,
+}
+
+impl QueuePair {
+    pub(crate) fn new(provider: Rc<dyn Provider>) -> QueuePair {
+        QueuePair { provider }
+    }
+
+    /// Posts the batch and waits for its single completion. Drives the queue pair's own progress: spins for a bounded
+    /// time where that pays, then waits in the runtime. Dropping the future is safe: late results are discarded (whether
+    /// the verbs have taken effect is then unknown). It must not be leaked (`mem::forget`) while it is pending, since the
+    /// provider fills the borrowed memory.
+    ///
+    /// Many may be under way on a queue pair; beyond 256 they wait in line. A batch that is not complete after 30 s loses
+    /// the connection.
+    pub async fn execute(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
+        Execute::new(self, verbs, true).await
+    }
+
+    /// Posts the batch and returns as soon as its memory is no longer needed, without waiting for a completion
+    /// ("unsignaled"): one message instead of two. For what is answered by other means, such as a request by its reply. A
+    /// failure at the target ends the connection. The batch must not read.
+    pub async fn execute_unsignaled(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
+        assert!(
+            !verbs
+                .iter()
+                .any(|v| matches!(v, Verb::Read { .. } | Verb::CompareSwap { .. } | Verb::FetchAdd { .. })),
+            "whoever reads waits for the completion"
+        );
+        Execute::new(self, verbs, false).await
+    }
+
+    /// Next event from the peer; `None` once disconnected. Served one-sided operations never show here.
+    pub async fn next_event(&self) -> Option<Event> {
+        let mut events = self.events(false);
+        poll_fn(|cx| events.poll_next(cx)).await
+    }
+
+    /// The queue pair's events for a future that is polled by hand. Several may wait at once; each event goes to one of
+    /// them.
+    ///
+    /// With `spin` the first polls are repeated for a bounded time before the future sleeps.
+    pub fn events(&self, spin: bool) -> Events {
+        Events {
+            place: Place::new(&self.provider.shared().hub),
+            qp: self.clone(),
+            spin: Spin::new(spin),
+        }
+    }
+
+    /// Does what can be done without waiting, for example noticing that the peer has gone.
+    pub fn progress(&self) {
+        self.provider.progress();
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> Role {
+        self.provider.shared().peer.clone()
+    }
+
+    /// The other end as it appears in messages: its address or role.
+    pub fn peer_name(&self) -> &str {
+        &self.provider.shared().peer_name
+    }
+
+    /// True once the connection is lost.
+    pub fn is_closed(&self) -> bool {
+        self.provider.shared().is_closed()
+    }
+
+    /// Why the connection was lost, once it is.
+    pub fn lost(&self) -> Option<FabricError> {
+        self.provider.shared().lost()
+    }
+
+    /// Closes it; what was posted and is not complete fails at both ends.
+    pub fn close(&self) {
+        self.provider.close("closed here");
+    }
+
+    /// Closes it because of what the peer did; shows in later errors.
+    pub fn close_because(&self, why: &str) {
+        self.provider.close(why);
+    }
+
+    /// What went over it so far.
+    pub fn counters(&self) -> Counters {
+        self.provider.shared().counters.get()
+    }
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("peer", &self.peer_name())
+            .field("closed", &self.is_closed())
+            .finish()
+    }
+}
+
+/// See [`QueuePair::events`].
+pub struct Events {
+    place: Place,
+    qp: QueuePair,
+    spin: Spin,
+}
+
+impl Events {
+    /// Next event; `None` once disconnected.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let provider = &*self.qp.provider;
+        let shared = provider.shared();
+        self.place.awake();
+        self.spin.poll();
+        let mut armed = false;
+        loop {
+            if let Some(event) = shared.pop_event() {
+                if shared.any_event() {
+                    shared.hub.wake_for_event();
+                }
+                return Poll::Ready(Some(event));
+            }
+            if shared.is_closed() {
+                return Poll::Ready(None);
+            }
+            if armed {
+                return Poll::Pending;
+            }
+            let progress = provider.progress();
+            if shared.any_event() || shared.is_closed() {
+                continue;
+            }
+            if progress == Progress::More {
+                return self.again(cx);
+            }
+            if provider.spins() {
+                match self.spin.next() {
+                    Next::Look => continue,
+                    Next::Yield => return self.again(cx),
+                    Next::Sleep => {}
+                }
+            }
+            self.place.sleep(cx.waker(), true);
+            if provider.arm() == Progress::More {
+                cx.waker().wake_by_ref();
+            }
+            armed = true;
+        }
+    }
+
+    fn again(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.place.leave();
+        let shared = self.qp.provider.shared();
+        if shared.any_event() {
+            shared.hub.wake_for_event();
+        }
+    }
+}
+
+enum Stage {
+    Unposted,
+    Posted(OpId),
+    Over,
+}
+
+struct Execute<'a, 'v, 'b> {
+    qp: &'a QueuePair,
+    verbs: &'v mut [Verb<'b>],
+    signaled: bool,
+    stage: Stage,
+    place: Place,
+    spin: Spin,
+    timeout: Option<Pin<Box<Sleep>>>,
+}
+
+impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
+    fn new(qp: &'a QueuePair, verbs: &'v mut [Verb<'b>], signaled: bool) -> Self {
+        let place = Place::new(&qp.provider.shared().hub);
+        Execute {
+            qp,
+            verbs,
+            signaled,
+            stage: Stage::Unposted,
+            place,
+            spin: Spin::new(true),
+            timeout: None,
+        }
+    }
+
+    /// Posts if there is room and nobody was here before.
+    fn try_post(&mut self) -> Poll<Result<(), FabricError>> {
+        let shared = self.qp.provider.shared();
+        if let Some(error) = shared.lost() {
+            return Poll::Ready(Err(error));
+        }
+        if !self.place.is_first_in_line() {
+            return Poll::Pending;
+        }
+        match self.qp.provider.post(self.verbs, self.signaled)? {
+            Posted::Full => return Poll::Pending,
+            Posted::Pending(op) => {
+                shared.count(self.verbs);
+                self.place.leave_line();
+                self.stage = Stage::Posted(op);
+            }
+            Posted::Done => {
+                shared.count(self.verbs);
+                return Poll::Ready(Ok(()));
+            }
+        }
+        Poll::Pending
+    }
+
+    fn look(&mut self) -> Poll<Result<(), FabricError>> {
+        if let Stage::Unposted = self.stage {
+            if let Poll::Ready(result) = self.try_post() {
+                return Poll::Ready(result);
+            }
+        }
+        match self.stage {
+            Stage::Posted(op) => match self.qp.provider.shared().take(op) {
+                Some(result) => Poll::Ready(result),
+                None => Poll::Pending,
+            },
+            _ => Poll::Pending,
+        }
+    }
+
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), FabricError>> {
+        let provider = &*self.qp.provider;
+        let shared = provider.shared();
+        self.place.awake();
+        self.spin.poll();
+        loop {
+            if let Poll::Ready(result) = self.look() {
+                return Poll::Ready(result);
+            }
+            let progress = provider.progress();
+            if let Poll::Ready(result) = self.look() {
+                return Poll::Ready(result);
+            }
+            if progress == Progress::More {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if provider.spins() {
+                match self.spin.next() {
+                    Next::Look => continue,
+                    Next::Yield => {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    Next::Sleep => {}
+                }
+            }
+            let sleeper = self.place.sleep(cx.waker(), false);
+            match self.stage {
+                Stage::Posted(op) => shared.sleep(op, sleeper),
+                _ => self.place.queue_for_room(),
+            }
+            if provider.arm() == Progress::More {
+                cx.waker().wake_by_ref();
+            }
+            if let Poll::Ready(result) = self.look() {
+                return Poll::Ready(result);
+            }
+            let timeout = self
+                .timeout
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(OP_TIMEOUT)));
+            ready!(timeout.as_mut().poll(cx));
+            provider.close(&format!("no completion within {} s", OP_TIMEOUT.as_secs()));
+        }
+    }
+}
+
+impl Future for Execute<'_, '_, '_> {
+    type Output = Result<(), FabricError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let polled = this.poll_inner(cx);
+        if polled.is_ready() {
+            this.stage = Stage::Over;
+        }
+        polled
+    }
+}
+
+impl Drop for Execute<'_, '_, '_> {
+    fn drop(&mut self) {
+        if let Stage::Posted(op) = self.stage {
+            self.qp.provider.abandon(op);
+        }
+    }
+}
+
+/// Checks what every provider requires of a batch.
+pub(crate) fn check_batch(verbs: &[Verb<'_>]) -> Result<(), FabricError> {
+    for verb in verbs {
+        match verb {
+            Verb::Send { bytes } if bytes.len() > MAX_SEND => {
+                return Err(FabricError::TooLarge {
+                    what: "a message",
+                    len: bytes.len() as u64,
+                    max: MAX_SEND as u64,
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

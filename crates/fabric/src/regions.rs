@@ -1,0 +1,245 @@
+//! The memory regions of a process: which bytes its peers may reach, by which key, and for what.
+
+use crate::{FabricError, Memory};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, RwLock};
+
+/// Access rights of a memory region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// Remote read.
+    pub read: bool,
+    /// Remote write.
+    pub write: bool,
+    /// Remote atomics.
+    pub atomic: bool,
+}
+
+impl Access {
+    /// Reading only.
+    pub const READ: Access = Access {
+        read: true,
+        write: false,
+        atomic: false,
+    };
+    /// Writing only.
+    pub const WRITE: Access = Access {
+        read: false,
+        write: true,
+        atomic: false,
+    };
+    /// Everything.
+    pub const ALL: Access = Access {
+        read: true,
+        write: true,
+        atomic: true,
+    };
+}
+
+/// Key of a memory region, valid at the endpoint that registered it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RemoteKey(pub u64);
+
+/// What an operation wants of a memory region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Want {
+    Read,
+    Write,
+    Atomic,
+    Flush,
+}
+
+impl Want {
+    pub(crate) fn allowed_by(self, access: Access) -> bool {
+        match self {
+            Want::Read => access.read,
+            Want::Write => access.write,
+            Want::Atomic => access.atomic,
+            Want::Flush => access.write || access.atomic || access.read,
+        }
+    }
+}
+
+/// Checks `len` bytes at `offset` against a memory region of `region_len` bytes and its rights, in the order that decides
+/// which error the initiator sees.
+pub(crate) fn check(
+    key: u64,
+    region_len: u64,
+    access: Access,
+    offset: u64,
+    len: u64,
+    want: Want,
+) -> Result<(), FabricError> {
+    if !want.allowed_by(access) {
+        return Err(FabricError::Denied { key });
+    }
+    let inside = offset <= region_len && len <= region_len - offset;
+    if !inside || (want == Want::Atomic && !offset.is_multiple_of(8)) {
+        return Err(FabricError::OutOfRange { key, offset, len });
+    }
+    Ok(())
+}
+
+/// Low bits of a key say the slot in the table, the others are never used twice.
+const SLOT_BITS: u32 = 22;
+const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
+
+struct Entry {
+    key: u64,
+    memory: Memory,
+    /// First byte in `memory`.
+    start: u64,
+    len: u64,
+    access: Access,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// Registrations so far, beginning at a random number so that a key of an earlier process is no key of ours.
+    generation: u64,
+}
+
+/// The memory regions of one process (node or client). `Send + Sync`, shared by all its queue pairs.
+pub struct MemoryRegions {
+    table: RwLock<Table>,
+}
+
+impl MemoryRegions {
+    /// Empty table.
+    pub fn new() -> Arc<MemoryRegions> {
+        let table = Table {
+            generation: RandomState::new().hash_one(0u8),
+            ..Table::default()
+        };
+        Arc::new(MemoryRegions {
+            table: RwLock::new(table),
+        })
+    }
+
+    /// Registers `len` bytes at `offset` of `memory`; offset 0 of the memory region is `offset`. Keys are never used again.
+    ///
+    /// Panics if the range lies outside `memory`, or is not aligned to 8 bytes though it allows atomics, or when 4 million
+    /// memory regions are registered already.
+    pub fn register(&self, memory: Memory, offset: u64, len: u64, access: Access) -> RemoteKey {
+        assert!(
+            offset <= memory.len() && len <= memory.len() - offset,
+            "a memory region lies within its memory"
+        );
+        assert!(
+            !access.atomic || offset.is_multiple_of(8),
+            "atomics need an aligned memory region"
+        );
+        let mut table = self.table.write().expect("nobody panics holding this lock");
+        let slot = table.free.pop().unwrap_or(table.slots.len() as u32);
+        assert!(u64::from(slot) <= SLOT_MASK, "too many memory regions");
+        let mut key = 0;
+        while key >> SLOT_BITS == 0 {
+            table.generation = table.generation.wrapping_add(1);
+            key = table.generation << SLOT_BITS | u64::from(slot);
+        }
+        let entry = Some(Entry {
+            key,
+            memory,
+            start: offset,
+            len,
+            access,
+        });
+        match table.slots.get_mut(slot as usize) {
+            Some(place) => *place = entry,
+            None => table.slots.push(entry),
+        }
+        RemoteKey(key)
+    }
+
+    /// Revokes; later operations with it fail with [`FabricError::BadKey`]. An unknown key is ignored.
+    pub fn deregister(&self, key: RemoteKey) {
+        let mut table = self.table.write().expect("nobody panics holding this lock");
+        let slot = (key.0 & SLOT_MASK) as usize;
+        if let Some(place) = table.slots.get_mut(slot)
+            && place.as_ref().is_some_and(|entry| entry.key == key.0)
+        {
+            *place = None;
+            table.free.push(slot as u32);
+        }
+    }
+
+    /// The memory behind `len` bytes at `offset` of a memory region, and where in that memory they begin.
+    pub(crate) fn resolve(&self, key: u64, offset: u64, len: u64, want: Want) -> Result<(Memory, u64), FabricError> {
+        let table = self.table.read().expect("nobody panics holding this lock");
+        let entry = table
+            .slots
+            .get((key & SLOT_MASK) as usize)
+            .and_then(Option::as_ref)
+            .filter(|entry| entry.key == key)
+            .ok_or(FabricError::BadKey { key })?;
+        check(key, entry.len, entry.access, offset, len, want)?;
+        Ok((entry.memory.clone(), entry.start + offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buffer;
+
+    fn region(len: usize, access: Access) -> (Arc<MemoryRegions>, u64) {
+        let regions = MemoryRegions::new();
+        let key = regions.register(Memory::Buffer(Buffer::new(len + 64)), 64, len as u64, access);
+        (regions, key.0)
+    }
+
+    #[test]
+    fn a_range_inside_resolves_to_its_place_in_the_memory() {
+        let (regions, key) = region(100, Access::ALL);
+        assert_eq!(regions.resolve(key, 0, 100, Want::Read).unwrap().1, 64);
+        assert_eq!(regions.resolve(key, 100, 0, Want::Write).unwrap().1, 164);
+    }
+
+    #[test]
+    fn what_lies_outside_is_refused_however_it_is_put() {
+        let (regions, key) = region(100, Access::ALL);
+        for (offset, len) in [
+            (0, 101),
+            (101, 0),
+            (100, 1),
+            (u64::MAX, 1),
+            (1, u64::MAX),
+            (u64::MAX, u64::MAX),
+        ] {
+            let error = regions.resolve(key, offset, len, Want::Read).err().unwrap();
+            assert_eq!(error, FabricError::OutOfRange { key, offset, len });
+        }
+        assert!(regions.resolve(key, 4, 8, Want::Atomic).is_err(), "atomics are aligned");
+    }
+
+    #[test]
+    fn rights_are_kept_apart() {
+        let (regions, key) = region(100, Access::READ);
+        assert!(regions.resolve(key, 0, 8, Want::Read).is_ok());
+        for want in [Want::Write, Want::Atomic] {
+            assert_eq!(
+                regions.resolve(key, 0, 8, want).err(),
+                Some(FabricError::Denied { key })
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_is_never_used_again() {
+        let regions = MemoryRegions::new();
+        let memory = Memory::Buffer(Buffer::new(8));
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..1000 {
+            let key = regions.register(memory.clone(), 0, 8, Access::ALL);
+            assert!(seen.insert(key));
+            regions.deregister(key);
+            assert_eq!(
+                regions.resolve(key.0, 0, 8, Want::Read).err(),
+                Some(FabricError::BadKey { key: key.0 })
+            );
+        }
+        assert!(regions.resolve(0, 0, 0, Want::Read).is_err());
+    }
+}
