@@ -18,8 +18,8 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const SUPERBLOCK_SIZE: usize = PAGE;
 /// Number of superblocks.
 pub const SUPERBLOCKS: u64 = 2;
-/// Smallest log2 of a segment's size (64 KiB).
-pub const SEGMENT_SHIFT_MIN: u32 = 16;
+/// Smallest log2 of a segment's size (256 KiB, which is 64 pages: a word of a bitmap).
+pub const SEGMENT_SHIFT_MIN: u32 = 18;
 /// log2 of a segment's size where the pool is not so large that the table would get too long (2 MiB).
 pub const SEGMENT_SHIFT_DEFAULT: u32 = 21;
 /// Largest log2 of a segment's size (1 GiB).
@@ -404,12 +404,12 @@ mod tests {
                 "nothing but a last part is left over"
             );
         }
-        PoolLayout::plan(1 << 20, Some(16)).unwrap().check().unwrap();
+        PoolLayout::plan(2 << 20, Some(18)).unwrap().check().unwrap();
         for (len, shift) in [
             (0, None),
             (1 << 20, None),
             (8 << 20, None),
-            (1 << 30, Some(15)),
+            (1 << 30, Some(17)),
             (1 << 30, Some(31)),
         ] {
             PoolLayout::plan(len, shift).unwrap_err();

@@ -10,8 +10,8 @@ use polvo_pmem::sim::{CrashImage, KeepAll, LoseAll, RandomLines};
 use polvo_proto::FsError;
 use std::collections::BTreeSet;
 
-const LEN: u64 = 1 << 20;
-const SHIFT: u32 = 16;
+const LEN: u64 = 4 << 20;
+const SHIFT: u32 = 18;
 const R1: RegionId = RegionId(1);
 const R2: RegionId = RegionId(2);
 
