@@ -1,0 +1,256 @@
+# shellcheck shell=bash
+# Common parts of the end-to-end tests: building, development clusters, mounts, bounded waits, cleaning up. Sourced.
+#
+# A test sources this file, calls `begin NAME`, and from then on has $WORK, a directory of its own. Whatever happens, at
+# the end its mounts are unmounted, its clusters are taken down and $WORK is removed; a failed test prints the end of the
+# nodes' logs first. Tests end with `finish`, which prints the figures collected by `figure`.
+#
+# Environment:
+#   POLVO        the program to test (default: built from this tree, release profile)
+#   MNT          run the workload on this directory instead of a cluster of its own, where the test can
+#   KEEP=1       leave $WORK and the clusters behind for inspection
+#   TMPDIR       where $WORK goes
+
+set -euo pipefail
+shopt -s inherit_errexit
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+REPO=$(cd "$HERE/../.." && pwd)
+WORKLOAD=$HERE/workload
+export PYTHONDONTWRITEBYTECODE=1
+
+NAME=e2e
+WORK=
+CLUSTERS=()
+MOUNTS=()
+JOBS=()
+FIGURES=()
+
+say() { printf '%s: %s\n' "$NAME" "$*" >&2; }
+
+fail() {
+    say "FAILED: $*"
+    exit 1
+}
+
+# figure NAME VALUE...: a line for the end.
+figure() { FIGURES+=("$(printf '%-40s %s' "$1" "${*:2}")"); }
+
+# run_figures NAME COMMAND...: runs a workload whose last line is a figure.
+figure_of() {
+    local name=$1 output
+    shift
+    output=$("$@") || fail "$name: $*: $output"
+    figure "$name" "$(tail -n 1 <<<"$output")"
+}
+
+# begin NAME: prepares $WORK and the cleanup.
+begin() {
+    NAME=$1
+    WORK=$(mktemp -d "${TMPDIR:-/tmp}/polvo-$NAME.XXXXXX")
+    trap 'end_of_test $?' EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    say "working in $WORK"
+}
+
+finish() {
+    local line
+    for line in "${FIGURES[@]}"; do printf '%s\n' "$line"; done
+    printf '%s: ok in %d s\n' "$NAME" "$SECONDS"
+}
+
+end_of_test() {
+    local status=$1 cluster mount job
+    trap - EXIT
+    set +e
+    for job in "${JOBS[@]}"; do kill "$job" 2>/dev/null; done
+    if ((status != 0)); then
+        for cluster in "${CLUSTERS[@]}"; do show_logs "$cluster"; done
+    fi
+    if [[ ${KEEP:-} == 1 ]]; then
+        say "kept: $WORK"
+        exit "$status"
+    fi
+    for mount in "${MOUNTS[@]}"; do
+        mounted "$mount" && timeout 60 "$POLVO" umount --force "$mount" >&2
+    done
+    for cluster in "${CLUSTERS[@]}"; do
+        # What a failed or interrupted test has left is killed first, so that this is quick.
+        ((status != 0)) && kill_nodes "$cluster"
+        if ! timeout 60 "$POLVO" down --wait 15 --dir "$cluster" >"$WORK/down.out" 2>&1 && [[ -e $cluster/dev.toml ]]; then
+            cat "$WORK/down.out" >&2
+            ((status == 0)) && status=1
+        fi
+    done
+    [[ -n $WORK ]] && rm -rf --one-file-system "$WORK"
+    exit "$status"
+}
+
+# show_logs DIR: the end of the logs of a cluster's nodes and mounts.
+show_logs() {
+    local log
+    for log in "$1"/node*/polvod.log "$1"/mounts/*.log; do
+        [[ -s $log ]] || continue
+        printf '== %s\n' "$log" >&2
+        tail -n 15 "$log" >&2
+    done
+}
+
+# need PROGRAM PACKAGE: installs the package when the program is missing.
+need() {
+    command -v "$1" >/dev/null && return
+    say "$1 is missing: installing the package $2"
+    [[ $(id -u) == 0 ]] || fail "$1 is missing and only root can install it: apt-get install $2"
+    apt-get install -y -qq "$2" >"$WORK/apt.out" 2>&1 ||
+        { apt-get update -qq && apt-get install -y -qq "$2"; } >"$WORK/apt.out" 2>&1 ||
+        fail "apt-get install $2: $(tail -n 3 "$WORK/apt.out")"
+}
+
+# build: sets POLVO, building it unless it is given.
+build() {
+    [[ -n ${POLVO:-} ]] && return
+    say "building polvo"
+    (cd "$REPO" && cargo build --release --quiet -p polvo-cli) || fail "the build failed"
+    POLVO=${CARGO_TARGET_DIR:-$REPO/target}/release/polvo
+    [[ -x $POLVO ]] || fail "$POLVO is not there after building"
+}
+
+# wait_until SECONDS WHAT COMMAND...: until the command succeeds.
+wait_until() {
+    local limit=$1 what=$2 deadline=$((SECONDS + $1))
+    shift 2
+    until "$@"; do
+        ((SECONDS < deadline)) || fail "$what: not within $limit s"
+        sleep 0.05
+    done
+}
+
+# within SECONDS COMMAND...: the command ends in time, whatever its status.
+within() {
+    local limit=$1 status=0
+    shift
+    timeout -k 5 "$limit" "$@" || status=$?
+    ((status != 124 && status != 137)) || fail "did not end within $limit s: $*"
+    return "$status"
+}
+
+# expect_failure SECONDS PATTERN COMMAND...: the command fails in time and says something that matches. Its output is
+# left in $SAID.
+SAID=
+expect_failure() {
+    local limit=$1 pattern=$2 status=0
+    shift 2
+    SAID=$(timeout -k 5 "$limit" "$@" 2>&1) || status=$?
+    ((status != 124 && status != 137)) || fail "did not end within $limit s: $*: $SAID"
+    ((status != 0)) || fail "succeeded, but should have failed: $*"
+    ((status < 126)) || fail "ended with status $status: $*: $SAID"
+    [[ $SAID != *panicked* ]] || fail "panicked: $*: $SAID"
+    grep -Eqi -- "$pattern" <<<"$SAID" || fail "$*: said \"$SAID\", expected something like \"$pattern\""
+}
+
+mounted() { mountpoint -q "$1" 2>/dev/null || grep -qF " $1 fuse.polvo " /proc/mounts; }
+
+# up DIR [ARGUMENT...]: starts (or starts again) a development cluster.
+up() {
+    local dir=$1
+    shift
+    build
+    [[ " ${CLUSTERS[*]} " == *" $dir "* ]] || CLUSTERS+=("$dir")
+    timeout 180 "$POLVO" up --dir "$dir" "$@" >"$WORK/up.out" 2>&1 || fail "polvo up --dir $dir $*: $(cat "$WORK/up.out")"
+}
+
+# down DIR [ARGUMENT...]: takes a cluster down.
+down() {
+    local dir=$1
+    shift
+    timeout 120 "$POLVO" down --dir "$dir" "$@" >"$WORK/down.out" 2>&1 || fail "polvo down --dir $dir: $(cat "$WORK/down.out")"
+}
+
+# mount_at CLUSTER PROVIDER DIR [ARGUMENT...]: an external mount.
+mount_at() {
+    local cluster=$1 provider=$2 dir=$3
+    shift 3
+    mkdir -p "$dir"
+    MOUNTS+=("$dir")
+    timeout 60 "$POLVO" mount --cluster-dir "$cluster" --provider "$provider" "$@" / "$dir" >"$WORK/mount.out" 2>&1 ||
+        fail "polvo mount --provider $provider / $dir: $(cat "$WORK/mount.out")"
+}
+
+# umount_at DIR: unmounts an external mount and waits for its process to end.
+umount_at() {
+    local pid
+    pid=$(mount_pid "$1")
+    timeout 60 "$POLVO" umount "$1" || fail "polvo umount $1"
+    [[ -z $pid ]] || wait_until 20 "the end of the mount's process" not_running "$pid"
+}
+
+not_running() { [[ ! -e /proc/$1/stat ]] || grep -q ') [ZX] ' "/proc/$1/stat" 2>/dev/null; }
+
+# node_pids DIR: process numbers of a cluster's nodes that run.
+node_pids() {
+    local file pid _
+    for file in "$1"/node*/polvod.pid; do
+        [[ -e $file ]] || continue
+        read -r pid _ <"$file"
+        not_running "$pid" || echo "$pid"
+    done
+}
+
+# node_pid DIR NODE
+node_pid() {
+    local pid _
+    read -r pid _ <"$1/node$2/polvod.pid"
+    echo "$pid"
+}
+
+# mount_pid DIR: process number of an external mount, from the files of all clusters of this test.
+mount_pid() {
+    local cluster file pid at _
+    at=$(realpath -s "$1")
+    for cluster in "${CLUSTERS[@]}"; do
+        for file in "$cluster"/mounts/*.pid; do
+            [[ -e $file ]] || continue
+            { read -r pid _ && read -r _mounted_at; } <"$file"
+            [[ $_mounted_at == "$at" || $(realpath "$at" 2>/dev/null) == "$_mounted_at" ]] && echo "$pid"
+        done
+    done
+    return 0
+}
+
+# kill_nodes DIR: kill -9 of every node of a cluster, and waits until they are gone.
+kill_nodes() {
+    local pids pid
+    mapfile -t pids < <(node_pids "$1")
+    ((${#pids[@]})) || return 0
+    kill -9 "${pids[@]}" 2>/dev/null || true
+    for pid in "${pids[@]}"; do wait_until 20 "the end of process $pid" not_running "$pid"; done
+}
+
+# check_online DIR: the running cluster is consistent.
+check_online() {
+    timeout 300 "$POLVO" fsck --online --quiet --cluster-dir "$1" >"$WORK/fsck.out" 2>&1 ||
+        fail "fsck --online: $(cat "$WORK/fsck.out")"
+}
+
+# check_offline DIR: the pools of the stopped cluster are consistent.
+check_offline() {
+    timeout 300 "$POLVO" fsck --quiet --dir "$1" >"$WORK/fsck.out" 2>&1 || fail "fsck --dir $1: $(cat "$WORK/fsck.out")"
+}
+
+# cpu_ns PID...: processor time used so far by all threads of the processes that live now, in nanoseconds.
+cpu_ns() {
+    local pid total=0 task used _
+    for pid; do
+        for task in "/proc/$pid/task/"*/schedstat; do
+            read -r used _ <"$task" 2>/dev/null && total=$((total + used))
+        done
+    done
+    echo "$total"
+}
+
+# counter MOUNT NAME: a counter of the mount's client (rpcs, one_sided_batches, one_sided_bytes, eager_bytes).
+counter() {
+    python3 -c 'import json, os, sys; print(json.loads(os.getxattr(sys.argv[1], "user.polvo.counters"))[sys.argv[2]])' "$1" "$2"
+}
