@@ -55,6 +55,12 @@ impl SessionContext {
         })
     }
 
+    /// Another session of the same process: the same identity, map, limits and way to reach nodes.
+    pub fn sibling(&self, session: SessionId, name: String, home: Option<NodeId>) -> Arc<SessionContext> {
+        let (map, me, provider) = (self.map.clone(), self.me.clone(), self.provider.clone());
+        SessionContext::new(map, me, session, name, home, self.timeouts, provider)
+    }
+
     /// Links of the calling thread.
     pub fn links(self: &Arc<Self>) -> Rc<Links> {
         Links::of(self)
@@ -69,6 +75,11 @@ impl SessionContext {
     /// The session's id.
     pub fn session(&self) -> SessionId {
         self.session
+    }
+
+    /// Its name, as nodes show it.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The map.

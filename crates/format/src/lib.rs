@@ -31,7 +31,8 @@ pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
 pub use region_header::RegionHeader;
 pub use segment::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
-    FORMAT_VERSION, POOL_MAGIC, PoolLayout, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS, Superblock,
+    FORMAT_VERSION, POOL_MAGIC, PoolLayout, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS,
+    Superblock,
 };
 
 /// A cache line: the unit in which the medium may tear a store of more than eight bytes.

@@ -79,6 +79,9 @@ pub enum FsError {
     /// The session is unknown or expired; attach again. ESTALE to a user.
     #[error("session expired")]
     SessionExpired,
+    /// ENXIO: `lseek` for data or a hole from the end of the file on, or no data follows
+    #[error("no such offset in the file")]
+    NoSuchOffset,
 }
 
 impl FsError {
@@ -88,6 +91,7 @@ impl FsError {
             FsError::NotPermitted => 1,
             FsError::NotFound => 2,
             FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch => 5,
+            FsError::NoSuchOffset => 6,
             FsError::TooBig => 7,
             FsError::BadHandle => 9,
             FsError::Access => 13,
