@@ -140,6 +140,21 @@ impl Ops {
         }
     }
 
+    /// Copies a part of an answer to the memory of the operation's caller; discards it if the caller has gone.
+    pub(crate) fn fill(&mut self, id: OpId, which: usize, bytes: &[u8], is_word: bool) -> Result<(), NotOurs> {
+        let Some(destination) = self.destination(id, which)? else {
+            return Ok(());
+        };
+        if destination.is_word != is_word || bytes.len() > destination.len - destination.done {
+            return Err(NotOurs);
+        }
+        // SAFETY: the range was just checked to lie within the destination, which the caller lends us until the operation
+        // is complete or abandoned (both clear the destinations); `bytes` is memory of a provider.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), destination.at.add(destination.done), bytes.len()) };
+        destination.done += bytes.len();
+        Ok(())
+    }
+
     /// The completion has come. Returns the sleeper to be woken.
     pub(crate) fn complete(&mut self, id: OpId, result: Result<(), FabricError>) -> Result<Option<usize>, NotOurs> {
         let op = self.get(id).ok_or(NotOurs)?;

@@ -1,6 +1,6 @@
 //! Connecting and listening, whatever the provider.
 
-use crate::provider::tcp;
+use crate::provider::{sim, tcp};
 use crate::queue_pair::QueuePair;
 use crate::{Address, FabricError, Identity, MemoryRegions};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ pub async fn connect(
     let connecting = async {
         match addr {
             Address::Tcp(host_port) => tcp::connect(host_port, me, regions).await,
+            Address::Sim(name) => sim::connect(name, me, regions).await,
             other => Err(FabricError::Address {
                 addr: other.to_string(),
                 why: "not available yet".into(),
@@ -36,6 +37,7 @@ pub async fn connect(
 
 enum Listening {
     Tcp(tcp::TcpListening),
+    Sim(sim::SimListening),
 }
 
 /// Accepts queue pairs at an address.
@@ -48,6 +50,7 @@ impl Listener {
     pub async fn bind(addr: &Address, me: &Identity, regions: &Arc<MemoryRegions>) -> Result<Listener, FabricError> {
         let listening = match addr {
             Address::Tcp(host_port) => Listening::Tcp(tcp::TcpListening::bind(host_port, me, regions).await?),
+            Address::Sim(name) => Listening::Sim(sim::SimListening::bind(name, me, regions)?),
             other => {
                 return Err(FabricError::Address {
                     addr: other.to_string(),
@@ -63,6 +66,7 @@ impl Listener {
     pub async fn accept(&mut self) -> Result<QueuePair, FabricError> {
         let provider = match &mut self.listening {
             Listening::Tcp(listening) => listening.accept().await?,
+            Listening::Sim(listening) => listening.accept().await,
         };
         Ok(QueuePair::new(provider))
     }
@@ -71,6 +75,7 @@ impl Listener {
     pub fn local_addr(&self) -> Address {
         match &self.listening {
             Listening::Tcp(listening) => listening.local_addr(),
+            Listening::Sim(listening) => listening.local_addr(),
         }
     }
 }

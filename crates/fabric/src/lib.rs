@@ -24,6 +24,9 @@ mod spin;
 mod verb;
 mod waiters;
 
+/// The simulated network, see `Address::Sim`.
+pub use provider::sim;
+
 pub use address::Address;
 pub use completion::Counters;
 pub use endpoint::{Listener, connect};

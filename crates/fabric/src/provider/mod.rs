@@ -1,7 +1,7 @@
 //! What a provider implements. Everything here happens on the thread that owns the queue pair.
 
 pub(crate) mod shm;
-pub(crate) mod sim;
+pub mod sim;
 pub(crate) mod tcp;
 
 use crate::completion::{OpId, Shared};

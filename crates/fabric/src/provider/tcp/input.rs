@@ -596,16 +596,9 @@ fn complete(shared: &Shared, op: OpId, result: Result<(), FabricError>) -> Resul
 
 /// Copies a part of an answer to the caller's memory.
 fn fill(shared: &Shared, op: OpId, which: usize, bytes: &[u8], word: bool) -> Result<(), Ended> {
-    let mut ops = shared.ops.borrow_mut();
-    let Some(destination) = ops.destination(op, which).map_err(|_| not_ours())? else {
-        return Ok(());
-    };
-    if destination.is_word != word || bytes.len() > destination.len - destination.done {
-        return Err(not_ours());
-    }
-    // SAFETY: the range was just checked to lie within the destination, which the caller lends us until the operation is
-    // complete or abandoned; `bytes` lies in our buffer.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), destination.at.add(destination.done), bytes.len()) };
-    destination.done += bytes.len();
-    Ok(())
+    shared
+        .ops
+        .borrow_mut()
+        .fill(op, which, bytes, word)
+        .map_err(|_| not_ours())
 }
