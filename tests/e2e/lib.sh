@@ -55,9 +55,13 @@ begin() {
     say "working in $WORK"
 }
 
-finish() {
+show_figures() {
     local line
     for line in "${FIGURES[@]}"; do printf '%s\n' "$line"; done
+}
+
+finish() {
+    show_figures
     printf '%s: ok in %d s\n' "$NAME" "$SECONDS"
 }
 
@@ -100,12 +104,15 @@ show_logs() {
 
 # need PROGRAM PACKAGE: installs the package when the program is missing.
 need() {
-    command -v "$1" >/dev/null && return
-    say "$1 is missing: installing the package $2"
-    [[ $(id -u) == 0 ]] || fail "$1 is missing and only root can install it: apt-get install $2"
-    apt-get install -y -qq "$2" >"$WORK/apt.out" 2>&1 ||
-        { apt-get update -qq && apt-get install -y -qq "$2"; } >"$WORK/apt.out" 2>&1 ||
-        fail "apt-get install $2: $(tail -n 3 "$WORK/apt.out")"
+    command -v "$1" >/dev/null || install_package "$2"
+}
+
+install_package() {
+    say "the package $1 is missing: installing it"
+    [[ $(id -u) == 0 ]] || fail "only root can install the package $1 (apt-get install $1)"
+    apt-get install -y -qq "$1" >"$WORK/apt.out" 2>&1 ||
+        { apt-get update -qq && apt-get install -y -qq "$1"; } >"$WORK/apt.out" 2>&1 ||
+        fail "apt-get install $1: $(tail -n 3 "$WORK/apt.out")"
 }
 
 # build: sets POLVO, building it unless it is given.
