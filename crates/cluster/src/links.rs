@@ -3,7 +3,7 @@
 use crate::dial::addresses;
 use crate::link::rpc_error;
 use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
-use polvo_fabric::{FabricError, Identity, MemoryRegions, connect};
+use polvo_fabric::{FabricError, Identity, connect};
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_proto::{Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap};
 use polvo_rpc::RpcClient;
@@ -52,8 +52,6 @@ struct CachedSegments {
 /// that just failed is not tried again for a short time). `!Send`.
 pub struct Links {
     context: Arc<SessionContext>,
-    /// Ours that peers may reach: what RPC needs for its replies, no more.
-    memory: Arc<MemoryRegions>,
     /// Number of this set of links among those of the process: makes its request ids its own.
     number: u64,
     next_request: Cell<u64>,
@@ -80,7 +78,6 @@ impl Links {
     pub(crate) fn of(context: &Arc<SessionContext>) -> Rc<Links> {
         Rc::new(Links {
             context: context.clone(),
-            memory: MemoryRegions::new(),
             number: context.map.number_link_set(),
             next_request: Cell::new(0),
             next_serial: Cell::new(0),
@@ -160,14 +157,14 @@ impl Links {
             .ok_or_else(|| unreachable("it is not in the cluster map".into()))?;
         let mut failure = unreachable("none of its addresses can be used from here".into());
         for address in addresses(info, &context.host, context.provider.as_deref()) {
-            let pair = match connect(&address, &context.me, &self.memory, context.timeouts.connect).await {
+            let pair = match connect(&address, &context.me, &self.context.memory, context.timeouts.connect).await {
                 Ok(pair) => pair,
                 Err(error) => {
                     failure = unreachable(error.to_string());
                     continue;
                 }
             };
-            match RpcClient::establish(pair, &self.memory, context.timeouts.connect).await {
+            match RpcClient::establish(pair, &self.context.memory, context.timeouts.connect).await {
                 Ok(rpc) => return self.attach(node, rpc).await,
                 Err(error) => failure = rpc_error(node, error),
             }

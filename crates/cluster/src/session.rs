@@ -2,7 +2,7 @@
 
 use crate::{CounterSet, LinkTotals, Links, MapCell, Timeouts, host_identity};
 use parking_lot::{Mutex, RwLock};
-use polvo_fabric::Identity;
+use polvo_fabric::{Identity, MemoryRegions};
 use polvo_format::{NodeId, SessionId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -20,6 +20,8 @@ pub struct SessionContext {
     pub(crate) timeouts: Timeouts,
     pub(crate) host: String,
     pub(crate) provider: Option<String>,
+    /// Ours that peers may reach: what RPC needs for its replies, and what the process has registered besides.
+    pub(crate) memory: Arc<MemoryRegions>,
     pub(crate) counters: CounterSet,
     /// Nodes that know of the session, as far as we have heard (those whose lease is to be renewed), each with how
     /// often it turned out not to know it.
@@ -40,7 +42,23 @@ impl SessionContext {
         timeouts: Timeouts,
         provider: Option<String>,
     ) -> Arc<SessionContext> {
+        Self::over(MemoryRegions::new(), map, me, session, name, home, timeouts, provider)
+    }
+
+    /// As `new`, in a process that has memory regions already (a node).
+    #[allow(clippy::too_many_arguments)] // a constructor of the one thing that knows all of them
+    pub fn over(
+        memory: Arc<MemoryRegions>,
+        map: Arc<MapCell>,
+        me: Identity,
+        session: SessionId,
+        name: String,
+        home: Option<NodeId>,
+        timeouts: Timeouts,
+        provider: Option<String>,
+    ) -> Arc<SessionContext> {
         Arc::new(SessionContext {
+            memory,
             map,
             me,
             session,
@@ -58,7 +76,16 @@ impl SessionContext {
     /// Another session of the same process: the same identity, map, limits and way to reach nodes.
     pub fn sibling(&self, session: SessionId, name: String, home: Option<NodeId>) -> Arc<SessionContext> {
         let (map, me, provider) = (self.map.clone(), self.me.clone(), self.provider.clone());
-        SessionContext::new(map, me, session, name, home, self.timeouts, provider)
+        SessionContext::over(
+            self.memory.clone(),
+            map,
+            me,
+            session,
+            name,
+            home,
+            self.timeouts,
+            provider,
+        )
     }
 
     /// Links of the calling thread.
@@ -80,6 +107,11 @@ impl SessionContext {
     /// Its name, as nodes show it.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What peers may reach of this process.
+    pub fn memory(&self) -> &Arc<MemoryRegions> {
+        &self.memory
     }
 
     /// The map.

@@ -1,0 +1,17 @@
+//! From a region's errors to the caller's.
+
+use polvo_proto::FsError;
+use polvo_region::RegionError;
+
+/// What the caller of an operation gets to see. A held inode is for the caller to wait for; whoever cannot wait says
+/// EBUSY. Damage is logged here, where it is found.
+pub(crate) fn to_fs(error: RegionError) -> FsError {
+    match error {
+        RegionError::Fs(error) => error,
+        RegionError::Held { .. } => FsError::Busy,
+        damage @ (RegionError::Corrupt { .. } | RegionError::Pool(_)) => {
+            tracing::error!(%damage, "damaged pool");
+            FsError::Io(damage.to_string())
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Operations on one inode: attributes, data, extended attributes, directory contents.
+
+use crate::name_services::must_be_directory;
+use crate::names;
+use crate::permission::{self, EXECUTE, READ, WRITE};
+use crate::turn::Turn;
+use polvo_format::{FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
+use polvo_proto::{
+    Answer, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun, XATTR_VALUE_MAX,
+    XattrMode,
+};
+use polvo_region::{Region, RegionError};
+
+/// Most pages delegated in one go (64 MiB).
+const DELEGATE_MAX: u32 = 16 * 1024;
+/// Most entries of a directory in one answer; the region sees to their size.
+const ENTRIES_MAX: u32 = 4096;
+
+fn check_end(offset: u64, len: u64) -> Result<(), FsError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= FILE_SIZE_MAX => Ok(()),
+        _ => Err(FsError::FileTooLarge),
+    }
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
+    match name {
+        [] => Err(FsError::Invalid("an extended attribute has a name".into())),
+        _ if name.len() > NAME_MAX => Err(FsError::Invalid("name of an extended attribute too long".into())),
+        _ if name.contains(&0) => Err(FsError::Invalid("a name holds no NUL".into())),
+        _ => Ok(()),
+    }
+}
+
+impl Turn<'_> {
+    /// Attributes are looked at only where something has to be checked.
+    fn check(
+        &self,
+        region: &mut Region,
+        inode: InodeRef,
+        check: impl FnOnce(&polvo_format::Attr) -> Result<(), FsError>,
+    ) -> Result<(), RegionError> {
+        if !permission::is_trusted(self.cred) {
+            check(&region.attr(inode.ino, Some(inode.generation))?.0)?;
+        }
+        Ok(())
+    }
+
+    /// Clears what a write by this caller clears.
+    fn before_write(&self, region: &mut Region, inode: InodeRef) -> Result<(), RegionError> {
+        if permission::is_trusted(self.cred) {
+            return Ok(());
+        }
+        let (attr, _) = region.attr(inode.ino, Some(inode.generation))?;
+        permission::access(self.cred, &attr, WRITE)?;
+        if let Some(set) = permission::mode_after_write(self.cred, &attr) {
+            region.set_attr(inode, &set, self.now_ns())?;
+        }
+        Ok(())
+    }
+
+    pub async fn lookup(&self, dir: InodeRef, name: &[u8]) -> Answer {
+        names::check(name)?;
+        let (entry, dir_tail) = self
+            .on(dir.ino.region(), |r| {
+                self.check(r, dir, |attr| {
+                    must_be_directory(attr)?;
+                    permission::access(self.cred, attr, EXECUTE)
+                })?;
+                r.lookup(dir, name)
+            })
+            .await?;
+        let target = entry.target;
+        // a courtesy: nobody waits for it
+        let attr = self
+            .node
+            .served(target.ino.region())
+            .and_then(|served| served.enter(|r| r.attr(target.ino, Some(target.generation))).ok());
+        Ok(Reply::Found(Found {
+            target,
+            kind: entry.kind,
+            dir_tail,
+            attr,
+        }))
+    }
+
+    pub async fn get_attr(&self, ino: Ino, generation: Option<Generation>) -> Answer {
+        let (attr, tail) = self.on(ino.region(), |r| r.attr(ino, generation)).await?;
+        Ok(Reply::Attr { attr, tail })
+    }
+
+    pub async fn set_attr(&self, inode: InodeRef, set: &SetAttr) -> Answer {
+        if let Some(size) = set.size {
+            check_end(size, 0)?;
+        }
+        let (attr, tail) = self
+            .on(inode.ino.region(), |r| {
+                let (attr, _) = r.attr(inode.ino, Some(inode.generation))?;
+                let set = permission::set_attr(self.cred, &attr, set)?;
+                r.set_attr(inode, &set, self.now_ns())
+            })
+            .await?;
+        Ok(Reply::Attr { attr, tail })
+    }
+
+    pub async fn read_link(&self, inode: InodeRef) -> Answer {
+        Ok(Reply::Bytes(self.on(inode.ino.region(), |r| r.read_link(inode)).await?))
+    }
+
+    pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Answer {
+        let entries = self
+            .on(dir.ino.region(), |r| {
+                self.check(r, dir, |attr| permission::access(self.cred, attr, READ))?;
+                r.read_dir(dir, after, max.min(ENTRIES_MAX))
+            })
+            .await?;
+        Ok(Reply::Entries(entries))
+    }
+
+    pub async fn open(&self, inode: InodeRef) -> Answer {
+        let map = self
+            .on_for_session(inode.ino.region(), |r| {
+                self.check(r, inode, |attr| permission::access_data(self.cred, attr))?;
+                let map = r.file_map(inode, 0)?;
+                r.open(self.session.id, inode)?;
+                Ok(map)
+            })
+            .await?;
+        Ok(Reply::FileMap(map))
+    }
+
+    pub async fn extents(&self, inode: InodeRef, from: u64) -> Answer {
+        let map = self
+            .on(inode.ino.region(), |r| {
+                self.check(r, inode, |attr| permission::access_data(self.cred, attr))?;
+                r.file_map(inode, from)
+            })
+            .await?;
+        Ok(Reply::FileMap(map))
+    }
+
+    pub async fn write(&self, inode: InodeRef, offset: u64, append: bool, known: Tail, bytes: &[u8]) -> Answer {
+        check_end(if append { 0 } else { offset }, bytes.len() as u64)?;
+        let written = self
+            .on(inode.ino.region(), |r| {
+                self.before_write(r, inode)?;
+                r.write(inode, offset, append, bytes, known, self.now_ns())
+            })
+            .await?;
+        Ok(Reply::Written(written))
+    }
+
+    pub async fn commit(
+        &self,
+        inode: InodeRef,
+        runs: &[WriteRun],
+        append: bool,
+        known: Tail,
+        want_pages: u32,
+    ) -> Answer {
+        for run in runs {
+            check_end(run.offset, run.len)?;
+        }
+        let session = self.session.id;
+        let written = self
+            .on_for_session(inode.ino.region(), |r| {
+                self.before_write(r, inode)?;
+                let mut written = r.commit(session, inode, runs, append, known, self.now_ns())?;
+                if want_pages > 0 {
+                    // the write is done; that no more space is to be had is told to who asks for some
+                    written.space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();
+                }
+                Ok(written)
+            })
+            .await?;
+        Ok(Reply::Written(written))
+    }
+
+    pub async fn fallocate(&self, inode: InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Answer {
+        if len == 0 {
+            return Err(FsError::Invalid("a range of no bytes".into()));
+        }
+        check_end(offset, len)?;
+        let (attr, tail) = self
+            .on(inode.ino.region(), |r| {
+                self.before_write(r, inode)?;
+                r.fallocate(inode, mode, offset, len, self.now_ns())
+            })
+            .await?;
+        Ok(Reply::Attr { attr, tail })
+    }
+
+    pub async fn delegate(&self, region: RegionId, pages: u32) -> Answer {
+        let session = self.session.id;
+        let pages = pages.clamp(1, DELEGATE_MAX);
+        Ok(Reply::Space(
+            self.on_for_session(region, |r| r.delegate(session, pages)).await?,
+        ))
+    }
+
+    pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Answer {
+        check_xattr_name(name)?;
+        let value = self
+            .on(inode.ino.region(), |r| {
+                self.check(r, inode, |attr| match name.starts_with(b"user.") {
+                    true => permission::access(self.cred, attr, READ),
+                    false => Ok(()),
+                })?;
+                r.get_xattr(inode, name)
+            })
+            .await?;
+        Ok(Reply::Bytes(value))
+    }
+
+    pub async fn list_xattr(&self, inode: InodeRef) -> Answer {
+        let names = self.on(inode.ino.region(), |r| r.list_xattr(inode)).await?;
+        Ok(Reply::Names(
+            names.into_iter().map(serde_bytes::ByteBuf::from).collect(),
+        ))
+    }
+
+    /// Who may change an extended attribute: writers those of users, owners the placement, root the rest.
+    fn check_xattr_change(&self, region: &mut Region, inode: InodeRef, name: &[u8]) -> Result<(), RegionError> {
+        if name.starts_with(b"system.") {
+            return Err(FsError::NotSupported("extended attributes of the system".into()).into());
+        }
+        self.check(region, inode, |attr| {
+            if name.starts_with(b"user.") {
+                match attr.kind {
+                    FileKind::File | FileKind::Directory | FileKind::Object => {}
+                    _ => return Err(FsError::NotPermitted),
+                }
+                permission::access(self.cred, attr, WRITE)
+            } else if name.starts_with(b"polvo.") {
+                permission::owner(self.cred, attr)
+            } else {
+                Err(FsError::NotPermitted)
+            }
+        })
+    }
+
+    pub async fn set_xattr(&self, inode: InodeRef, name: &[u8], value: &[u8], mode: XattrMode) -> Answer {
+        check_xattr_name(name)?;
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(FsError::TooBig);
+        }
+        let (attr, tail) = self
+            .on(inode.ino.region(), |r| {
+                self.check_xattr_change(r, inode, name)?;
+                r.set_xattr(inode, name, value, mode, self.now_ns())
+            })
+            .await?;
+        Ok(Reply::Attr { attr, tail })
+    }
+
+    pub async fn remove_xattr(&self, inode: InodeRef, name: &[u8]) -> Answer {
+        check_xattr_name(name)?;
+        let (attr, tail) = self
+            .on(inode.ino.region(), |r| {
+                self.check_xattr_change(r, inode, name)?;
+                r.remove_xattr(inode, name, self.now_ns())
+            })
+            .await?;
+        Ok(Reply::Attr { attr, tail })
+    }
+}

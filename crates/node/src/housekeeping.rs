@@ -1,0 +1,138 @@
+//! What a node does unasked: leases, grace ticks, transactions left over by others or by a run before, usage of the
+//! other nodes, log garbage collection.
+
+use crate::dispatch::Dispatching;
+use crate::node::Node;
+use crate::reactor::Connections;
+use polvo_cluster::{Links, join_all};
+use polvo_format::{NodeId, RegionId, TxnId};
+use polvo_proto::{Cred, Reply, Request};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// How often a node looks after itself. It does nothing in between.
+pub(crate) const PERIOD: Duration = Duration::from_millis(500);
+/// Usage of other nodes is asked for every so many periods.
+const USAGE_EVERY: u64 = 2;
+/// An inode held by a transaction for so long makes us ask its coordinator.
+const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
+/// Pieces of log garbage collection a region and period.
+const GARBAGE_PIECES: u32 = 64;
+/// How long one attempt to dispatch in the background may take.
+const DISPATCH_LIMIT: Duration = Duration::from_secs(5);
+/// How long a node has for saying how full it is.
+const USAGE_LIMIT: Duration = Duration::from_secs(1);
+
+/// Runs until it is dropped.
+pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>) {
+    let mut open_since: HashMap<(RegionId, TxnId), Instant> = HashMap::new();
+    let mut last_renewal = Instant::now();
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for round in 0u64.. {
+        period.tick().await;
+        for session in node.sessions.expired(node.config.timeouts.lease) {
+            tracing::info!(%session, "lease ended");
+            connections.close_session(session);
+            node.end_session(session);
+        }
+        node.advance_tick();
+        let settled = settle(&node, &links, &mut open_since);
+        let rest = async {
+            if last_renewal.elapsed() >= node.config.timeouts.renew_every() {
+                last_renewal = Instant::now();
+                links.renew().await;
+            }
+            if round % USAGE_EVERY == 0 {
+                exchange_usage(&node, &links).await;
+            }
+            dispatch_left_over(&node, &links).await;
+        };
+        tokio::join!(settled, rest);
+        collect_garbage(&node).await;
+    }
+}
+
+impl Node {
+    /// Freed space may be used again once every session has been seen after the tick it was freed at.
+    fn advance_tick(&self) {
+        let tick = self.tick.fetch_add(1, Relaxed) + 1;
+        let oldest = self.sessions.oldest_tick().unwrap_or(tick);
+        let safe = oldest.min(tick) - 1;
+        for served in self.regions.values() {
+            served.enter(|region| region.set_tick(tick, safe));
+        }
+    }
+}
+
+/// Takes over what was dispatched to us, and asks about what stays open.
+async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut HashMap<(RegionId, TxnId), Instant>) {
+    let now = Instant::now();
+    let mut open = HashMap::new();
+    for served in node.regions.values() {
+        for txn in served.enter(|region| region.settle()) {
+            let since = open_since.get(&(served.id, txn)).copied().unwrap_or(now);
+            open.insert((served.id, txn), since);
+        }
+    }
+    *open_since = open;
+    let late: Vec<(RegionId, TxnId)> = open_since
+        .iter()
+        .filter(|(_, since)| now.duration_since(**since) >= OPEN_TOO_LONG)
+        .map(|(key, _)| *key)
+        .collect();
+    join_all(late.into_iter().map(|(region, txn)| async move {
+        if let Some(served) = node.served(region) {
+            node.resolve(links, served, txn).await;
+        }
+    }))
+    .await;
+}
+
+/// One more attempt at every decided transaction that somebody still waits for.
+async fn dispatch_left_over(node: &Arc<Node>, links: &Rc<Links>) {
+    let left_over = std::mem::take(&mut *node.undispatched.lock());
+    join_all(left_over.into_iter().map(|dispatch| async move {
+        let txn = dispatch.txn;
+        // what fails goes back to where it was
+        match Dispatching::new(node, dispatch).attempt(links, DISPATCH_LIMIT).await {
+            Ok(()) => tracing::info!(?txn, "dispatched late"),
+            Err(error) => tracing::debug!(?txn, %error, "still to be dispatched"),
+        }
+    }))
+    .await;
+}
+
+async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
+    node.fullness.learn(node.id(), node.usage());
+    let others: Vec<NodeId> = node
+        .map()
+        .nodes
+        .iter()
+        .map(|n| n.id)
+        .filter(|id| *id != node.id())
+        .collect();
+    join_all(others.into_iter().map(|other| async move {
+        let call = links.make_call(Cred::Kernel, Request::Usage);
+        if let Ok(Reply::Usage(usage)) = links.send_within(other, &call, USAGE_LIMIT).await {
+            node.fullness.learn(other, usage);
+        }
+    }))
+    .await;
+}
+
+/// In small pieces, so that requests come in between.
+async fn collect_garbage(node: &Arc<Node>) {
+    for served in node.regions.values() {
+        for _ in 0..GARBAGE_PIECES {
+            if !served.enter(|region| region.collect_garbage(node.clock.now_ns())) {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}

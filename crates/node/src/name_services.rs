@@ -1,0 +1,307 @@
+//! Operations on names: create, unlink, rmdir, link.
+
+use crate::names;
+use crate::permission::{self, EXECUTE, WRITE};
+use crate::transaction::{Failure, Plan, transact};
+use crate::turn::Turn;
+use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX};
+use polvo_proto::{Answer, FsError, InodeRef, Intent, Made, NewFile, Placement, Reply};
+
+/// Decides about an operation whose transaction failed on what was looked up before it: a look that finds the same again
+/// is believed.
+#[derive(Default)]
+pub(crate) struct Looks {
+    last: Option<Plan>,
+}
+
+impl Looks {
+    /// `Ok`: look again. Else the operation's answer.
+    pub fn after(&mut self, plan: Plan, error: FsError) -> Result<(), FsError> {
+        let about_names = matches!(error, FsError::NotFound | FsError::Stale | FsError::Exists);
+        if !about_names || self.last.as_ref() == Some(&plan) {
+            return Err(error);
+        }
+        self.last = Some(plan);
+        Ok(())
+    }
+}
+
+fn check_new_file(file: &NewFile) -> Result<(), FsError> {
+    match file.kind {
+        FileKind::Symlink if file.target.is_empty() => Err(FsError::NotFound),
+        FileKind::Symlink if file.target.len() > SYMLINK_MAX => Err(FsError::NameTooLong),
+        FileKind::Symlink => Ok(()),
+        FileKind::Object => Err(FsError::Invalid("an object has no name".into())),
+        _ if !file.target.is_empty() => Err(FsError::Invalid("only a symbolic link has a target".into())),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn must_be_directory(attr: &Attr) -> Result<(), FsError> {
+    if attr.kind == FileKind::Directory {
+        Ok(())
+    } else {
+        Err(FsError::NotDirectory)
+    }
+}
+
+impl Turn<'_> {
+    /// A directory of ours in which the caller may change names.
+    async fn writable_directory(&self, dir: InodeRef) -> Result<(Attr, Placement), FsError> {
+        let (attr, placement) = self
+            .on(dir.ino.region(), |r| {
+                let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
+                must_be_directory(&attr)?;
+                Ok((attr, r.placement(dir)?))
+            })
+            .await?;
+        permission::access(self.cred, &attr, WRITE | EXECUTE)?;
+        Ok((attr, placement))
+    }
+
+    /// The region for a new inode: by the directory's placement, but not on a node that was rejected, and on one that
+    /// does not answer only when no other is left.
+    fn choose_region(
+        &self,
+        dir: InodeRef,
+        name: &[u8],
+        placement: Placement,
+        rejected: &mut Vec<NodeId>,
+    ) -> Option<RegionId> {
+        let map = self.node.map();
+        let home = self.session.home;
+        loop {
+            let region = self
+                .node
+                .fullness
+                .choose(&map, placement, home, dir.ino, name, rejected)?;
+            match map.primary(region) {
+                Some(node) if node != self.node.id() && self.links.is_suspect(node) => rejected.push(node),
+                _ => return Some(region),
+            }
+        }
+    }
+
+    pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Answer {
+        names::check_new(&name)?;
+        check_new_file(&file)?;
+        let own = dir.ino.region();
+        let mut rejected = Vec::new();
+        let mut no_room = FsError::NoSpace;
+        let mut backoff = self.backoff();
+        loop {
+            let (parent, placement) = self.writable_directory(dir).await?;
+            match self.on(own, |r| r.lookup(dir, &name)).await {
+                Ok(_) => return Err(FsError::Exists),
+                Err(FsError::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+            let Some(region) = self.choose_region(dir, &name, placement, &mut rejected) else {
+                return Err(no_room);
+            };
+            let file = permission::new_file(self.cred, &parent, file.clone());
+            let kind = file.kind;
+            let mut plan = Plan::new(own);
+            plan.want(
+                region,
+                Intent::NewInode {
+                    file,
+                    parent: dir,
+                    placement,
+                    unnamed: false,
+                },
+            );
+            plan.want(
+                own,
+                Intent::AddName {
+                    dir,
+                    name: name.clone(),
+                    target: None,
+                    kind,
+                },
+            );
+            match transact(self, plan, open, None).await {
+                Ok(outcomes) => {
+                    let made = outcomes
+                        .made
+                        .ok_or_else(|| FsError::Io("a transaction made no inode".into()))?;
+                    self.note_placed(region);
+                    let dir_tail = outcomes.of(dir.ino)?.tail;
+                    return Ok(Reply::Made(Made {
+                        attr: made.attr,
+                        tail: made.tail,
+                        dir_tail,
+                    }));
+                }
+                Err(Failure::Conflict) => backoff.wait().await?,
+                Err(Failure::NoRoom(node, error)) => {
+                    self.node.fullness.note_full(node);
+                    rejected.push(node);
+                    no_room = error;
+                }
+                Err(Failure::Fs(error)) => return Err(error),
+            }
+        }
+    }
+
+    pub async fn create_unnamed(&self, dir: InodeRef, file: NewFile) -> Answer {
+        check_new_file(&file)?;
+        if file.kind != FileKind::File {
+            return Err(FsError::Invalid("only a file can be without a name".into()));
+        }
+        let own = dir.ino.region();
+        let seed = self.node.next_jitter().to_le_bytes();
+        let mut rejected = Vec::new();
+        let mut no_room = FsError::NoSpace;
+        let mut backoff = self.backoff();
+        loop {
+            let (parent, placement) = self.writable_directory(dir).await?;
+            let Some(region) = self.choose_region(dir, &seed, placement, &mut rejected) else {
+                return Err(no_room);
+            };
+            let file = permission::new_file(self.cred, &parent, file.clone());
+            let mut plan = Plan::new(own);
+            plan.want(
+                region,
+                Intent::NewInode {
+                    file,
+                    parent: dir,
+                    placement,
+                    unnamed: true,
+                },
+            );
+            if region != own {
+                plan.want(own, Intent::Pin { inode: dir });
+            }
+            match transact(self, plan, true, None).await {
+                Ok(outcomes) => {
+                    let made = outcomes
+                        .made
+                        .ok_or_else(|| FsError::Io("a transaction made no inode".into()))?;
+                    self.note_placed(region);
+                    let dir_tail = self.on(own, |r| r.attr(dir.ino, Some(dir.generation))).await?.1;
+                    return Ok(Reply::Made(Made {
+                        attr: made.attr,
+                        tail: made.tail,
+                        dir_tail,
+                    }));
+                }
+                Err(Failure::Conflict) => backoff.wait().await?,
+                Err(Failure::NoRoom(node, error)) => {
+                    self.node.fullness.note_full(node);
+                    rejected.push(node);
+                    no_room = error;
+                }
+                Err(Failure::Fs(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn note_placed(&self, region: RegionId) {
+        if let Ok(node) = self.links.primary(region) {
+            self.node.fullness.note_placed(node);
+        }
+    }
+
+    pub async fn unlink(&self, dir: InodeRef, name: Vec<u8>) -> Answer {
+        self.remove(dir, name, false).await
+    }
+
+    pub async fn rmdir(&self, dir: InodeRef, name: Vec<u8>) -> Answer {
+        match &name[..] {
+            b"." => return Err(FsError::Invalid("the last component is .".into())),
+            b".." => return Err(FsError::NotEmpty),
+            _ => {}
+        }
+        self.remove(dir, name, true).await
+    }
+
+    async fn remove(&self, dir: InodeRef, name: Vec<u8>, directory: bool) -> Answer {
+        names::check(&name)?;
+        let own = dir.ino.region();
+        let mut looks = Looks::default();
+        let mut backoff = self.backoff();
+        loop {
+            let (parent, _) = self.writable_directory(dir).await?;
+            let (entry, _) = self.on(own, |r| r.lookup(dir, &name)).await?;
+            let inode = entry.target;
+            match (directory, entry.kind == FileKind::Directory) {
+                (false, true) => return Err(FsError::IsDirectory),
+                (true, false) => return Err(FsError::NotDirectory),
+                _ => {}
+            }
+            if permission::sticky_matters(self.cred, &parent) {
+                permission::remove_sticky(self.cred, &parent, &self.attr_of(inode).await?)?;
+            }
+            let mut plan = Plan::new(own);
+            plan.want(
+                own,
+                Intent::RemoveName {
+                    dir,
+                    name: name.clone(),
+                    target: inode,
+                },
+            );
+            let drop = if directory {
+                Intent::DropDirectory { inode }
+            } else {
+                Intent::DropLink { inode }
+            };
+            plan.want(inode.ino.region(), drop);
+            match transact(self, plan.clone(), false, None).await {
+                Ok(_) => return Ok(Reply::Done),
+                Err(Failure::Conflict) => backoff.wait().await?,
+                Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => looks.after(plan, error)?,
+            }
+        }
+    }
+
+    pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: Vec<u8>) -> Answer {
+        names::check_new(&name)?;
+        let own = dir.ino.region();
+        let mut backoff = self.backoff();
+        loop {
+            self.writable_directory(dir).await?;
+            match self.on(own, |r| r.lookup(dir, &name)).await {
+                Ok(_) => return Err(FsError::Exists),
+                Err(FsError::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+            // elsewhere, collecting tells the type
+            let kind = match inode.ino.region() == own {
+                true => {
+                    self.on(own, |r| r.attr(inode.ino, Some(inode.generation)))
+                        .await?
+                        .0
+                        .kind
+                }
+                false => FileKind::File,
+            };
+            if kind == FileKind::Directory {
+                return Err(FsError::NotPermitted);
+            }
+            let mut plan = Plan::new(own);
+            plan.want(
+                own,
+                Intent::AddName {
+                    dir,
+                    name: name.clone(),
+                    target: Some(inode),
+                    kind,
+                },
+            );
+            plan.want(inode.ino.region(), Intent::AddLink { inode });
+            match transact(self, plan, false, None).await {
+                Ok(outcomes) => {
+                    let outcome = outcomes.of(inode.ino)?;
+                    return Ok(Reply::Attr {
+                        attr: outcome.attr,
+                        tail: outcome.tail,
+                    });
+                }
+                Err(Failure::Conflict) => backoff.wait().await?,
+                Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => return Err(error),
+            }
+        }
+    }
+}

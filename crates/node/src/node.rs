@@ -1,0 +1,347 @@
+//! One node: its pool, its regions, its sessions.
+
+use crate::check_pages::CheckPages;
+use crate::clock::Clock;
+use crate::dispatch::Dispatch;
+use crate::error::to_fs;
+use crate::fullness::Fullness;
+use crate::probe::Probe;
+use crate::rename_lock::RenameLock;
+use crate::request_counters::RequestCounters;
+use crate::served::{PoolKeys, Served};
+use crate::sessions::Sessions;
+use crate::transaction::Undecided;
+use parking_lot::Mutex;
+use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
+use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};
+use polvo_format::{Gpa, NodeId, RegionId, SessionId, TxnId};
+use polvo_pmem::Pmem;
+use polvo_proto::{ClusterMap, Cred, FsError, Reply, Request, TxnState, Usage};
+use polvo_region::{PoolSpace, Region};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long a coordinator has for saying how a transaction stands.
+const STATE_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a node is started with.
+#[derive(Clone)]
+pub struct NodeConfig {
+    /// Who.
+    pub id: NodeId,
+    /// Handshake; its role is this node's.
+    pub identity: Identity,
+    /// Where to listen.
+    pub listen: Vec<Address>,
+    /// The cluster map to start with.
+    pub map: ClusterMap,
+    /// Limits.
+    pub timeouts: Timeouts,
+    /// Shown in status.
+    pub name: String,
+}
+
+/// One node: its pool, its regions, its sessions. `Send + Sync`: entered by whichever thread needs it.
+pub struct Node {
+    pub(crate) config: NodeConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) space: Arc<PoolSpace>,
+    pub(crate) pmem: Arc<Pmem>,
+    pub(crate) map: Arc<MapCell>,
+    pub(crate) regions: BTreeMap<RegionId, Arc<Served>>,
+    /// What peers may reach of ours.
+    pub(crate) memory: Arc<MemoryRegions>,
+    pub(crate) keys: PoolKeys,
+    pub(crate) sessions: Sessions,
+    pub(crate) fullness: Fullness,
+    pub(crate) undecided: Undecided,
+    /// Decided transactions whose request has ended before every participant had its part.
+    pub(crate) undispatched: Mutex<Vec<Dispatch>>,
+    pub(crate) checks: CheckPages,
+    pub(crate) counters: RequestCounters,
+    pub(crate) probe: Probe,
+    pub(crate) started: Instant,
+    /// Grace tick (quarantine of freed space).
+    pub(crate) tick: AtomicU64,
+    pub(crate) stopping: watch::Sender<bool>,
+    /// Requests under way.
+    pub(crate) under_way: AtomicU64,
+    /// Where `serve` listens.
+    pub(crate) bound: Mutex<Vec<Address>>,
+    rename_lock: RenameLock,
+    pub(crate) context: Arc<SessionContext>,
+    jitter: AtomicU64,
+}
+
+impl Node {
+    /// Opens the pool, recovers its regions (creates those that the map assigns to us and that are not there yet).
+    /// `progress(what, done, total)` tells how far it is.
+    ///
+    /// # Errors
+    /// EINVAL for a pool of another node or cluster, EIO for damage, ENOSPC when a new region does not fit.
+    pub fn open(
+        space: Arc<PoolSpace>,
+        config: NodeConfig,
+        clock: Arc<dyn Clock>,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<Arc<Node>, FsError> {
+        let owner = space.identity();
+        if owner.cluster != config.identity.cluster || owner.cluster != config.map.cluster {
+            return Err(FsError::Invalid(
+                "the pool belongs to another cluster; check the configuration".into(),
+            ));
+        }
+        if owner.node != config.id {
+            let (owner, us) = (owner.node.0, config.id.0);
+            return Err(FsError::Invalid(format!(
+                "the pool belongs to node {owner}, but this is node {us}"
+            )));
+        }
+        let pmem = space.pmem().clone();
+        let memory = MemoryRegions::new();
+        let pool_key = |access| memory.register(Memory::Pool(pmem.clone()), 0, pmem.len(), access).0;
+        let keys = PoolKeys {
+            read: pool_key(Access {
+                read: true,
+                write: false,
+                atomic: false,
+            }),
+            node: pool_key(Access {
+                read: true,
+                write: true,
+                atomic: true,
+            }),
+        };
+        let segment_size = space.usage().segment_size;
+        let present = space.regions();
+        let mut regions = BTreeMap::new();
+        for info in config
+            .map
+            .regions
+            .iter()
+            .filter(|region| region.primary() == Some(config.id))
+        {
+            let region = if present.contains(&info.id) {
+                let what = format!("recovering region {}", info.id.0);
+                let mut report = |done, total| progress(&what, done, total);
+                let (region, recovery) = Region::recover(&space, info.id, &mut report).map_err(to_fs)?;
+                tracing::info!(region = info.id.0, ?recovery, "region recovered");
+                region
+            } else {
+                Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
+            };
+            regions.insert(info.id, Arc::new(Served::new(region, segment_size, &pmem, &memory)));
+        }
+        for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
+            tracing::warn!(
+                region = stranger.0,
+                "the pool holds a region that the cluster map gives to another node"
+            );
+        }
+        let undispatched: Vec<Dispatch> = space.undispatched().into_iter().map(Dispatch::found).collect();
+        if !undispatched.is_empty() {
+            tracing::info!(
+                count = undispatched.len(),
+                "transactions of the run before are to be dispatched"
+            );
+        }
+        let map = MapCell::new(config.map.clone());
+        let start_number = space.next_sequence();
+        let context = SessionContext::over(
+            memory.clone(),
+            map.clone(),
+            config.identity.clone(),
+            session_of(config.id, start_number),
+            config.name.clone(),
+            Some(config.id),
+            config.timeouts,
+            None,
+        );
+        let node = Arc::new(Node {
+            clock,
+            pmem,
+            map,
+            regions,
+            memory,
+            keys,
+            sessions: Sessions::default(),
+            fullness: Fullness::default(),
+            undecided: Undecided::default(),
+            undispatched: Mutex::new(undispatched),
+            checks: CheckPages::default(),
+            counters: RequestCounters::default(),
+            probe: Probe::default(),
+            started: Instant::now(),
+            tick: AtomicU64::new(1),
+            stopping: watch::channel(false).0,
+            under_way: AtomicU64::new(0),
+            bound: Mutex::default(),
+            rename_lock: RenameLock::new(),
+            context,
+            jitter: AtomicU64::new(u64::from(config.id.0) << 32),
+            space,
+            config,
+        });
+        node.fullness.learn(node.id(), node.usage());
+        Ok(node)
+    }
+
+    /// Asks `serve` to return.
+    pub fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// The links that a thread inside this process uses for calls from this node (`Role::Node`).
+    pub fn new_links(self: &Arc<Self>) -> Rc<Links> {
+        self.context.links()
+    }
+
+    /// What the threads of a client inside this process share: a session of its own, at home here. Its own node is
+    /// called through [`Node::handle`], beginning with `Attach`.
+    pub fn client_context(self: &Arc<Self>, session: SessionId, name: String) -> Arc<SessionContext> {
+        let config = &self.config;
+        let (memory, map, me) = (self.memory.clone(), self.map.clone(), config.identity.clone());
+        SessionContext::over(memory, map, me, session, name, Some(config.id), config.timeouts, None)
+    }
+
+    /// Direct access for internal clients: reads bytes of a region served here. They may not cross a segment. What is
+    /// read may be overwritten meanwhile: as with a one-sided read, the file's tail tells.
+    pub fn read_gpa(&self, at: Gpa, into: &mut [u8]) -> Result<(), FsError> {
+        self.served(at.region()).ok_or(FsError::WrongEpoch)?.read(at, into)
+    }
+
+    /// Direct access for internal clients: writes to delegated space of a region served here, durably.
+    pub fn write_gpa(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
+        self.served(at.region())
+            .ok_or(FsError::WrongEpoch)?
+            .write_data(at, bytes)
+    }
+
+    /// Regions served here?
+    pub fn serves(&self, region: RegionId) -> bool {
+        self.regions.contains_key(&region)
+    }
+
+    /// Which.
+    pub fn id(&self) -> NodeId {
+        self.config.id
+    }
+
+    /// The map.
+    pub fn map(&self) -> Arc<ClusterMap> {
+        self.map.get()
+    }
+
+    /// The cell that holds the newest map.
+    pub fn map_cell(&self) -> &Arc<MapCell> {
+        &self.map
+    }
+
+    /// The limits.
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.config.timeouts
+    }
+
+    /// True when durability against power loss needs `Sync`.
+    pub fn needs_sync(&self) -> bool {
+        self.pmem.needs_sync()
+    }
+
+    pub(crate) fn served(&self, region: RegionId) -> Option<&Arc<Served>> {
+        self.regions.get(&region)
+    }
+
+    /// A number to seed jitter with: repeats from run to run, differs from node to node and from use to use.
+    pub(crate) fn next_jitter(&self) -> u64 {
+        let n = self.jitter.fetch_add(1, Relaxed).wrapping_add(1);
+        n.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// Space and inodes of this node.
+    pub(crate) fn usage(&self) -> Usage {
+        let pool = self.space.usage();
+        let free = u64::from(pool.free_segments) * pool.segment_size;
+        let mut sum = Usage {
+            total_bytes: u64::from(pool.segments) * pool.segment_size,
+            free_bytes: free,
+            free_inodes: free / polvo_format::INODE_SIZE as u64,
+            ..Usage::default()
+        };
+        for served in self.regions.values() {
+            let usage = served.enter(|region| region.usage());
+            sum.free_bytes += usage.free_bytes;
+            sum.inodes += usage.inodes;
+            sum.free_inodes += usage.free_inodes;
+            sum.data_bytes += usage.data_bytes;
+        }
+        sum
+    }
+
+    /// Grants the rename lock (region 0 is served here), or takes it back.
+    pub(crate) fn grant_rename(&self, holder: TxnId, release: bool) -> Result<u64, FsError> {
+        if release {
+            self.rename_lock.release(holder);
+            return Ok(0);
+        }
+        // a holder waits for at most `held` in all
+        let hold_for = self.config.timeouts.held + Duration::from_secs(1);
+        self.rename_lock.take(holder, hold_for, || self.space.next_sequence())
+    }
+
+    /// Asks the coordinator of a transaction that holds inodes of a region how it ended; lets go if it was given up.
+    pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, served: &Arc<Served>, txn: TxnId) {
+        let state = if txn.node() == self.id() {
+            self.txn_state(txn)
+        } else {
+            let call = links.make_call(Cred::Kernel, Request::TxnState { txn });
+            match links.send_within(txn.node(), &call, STATE_LIMIT).await {
+                Ok(Reply::TxnState(state)) => state,
+                Ok(_) | Err(_) => return,
+            }
+        };
+        if state == TxnState::Aborted {
+            tracing::info!(
+                ?txn,
+                region = served.id.0,
+                "letting go of what a transaction left behind"
+            );
+            served.enter(|region| region.abort(txn));
+        }
+    }
+
+    /// Ends a session: everything it holds here comes back.
+    pub(crate) fn end_session(&self, id: SessionId) {
+        if self.sessions.end(id).is_some() {
+            self.checks.forget(id);
+            for served in self.regions.values() {
+                served.enter(|region| region.end_session(id));
+            }
+        }
+    }
+}
+
+/// Session of a node's own links: another one after every start, since what the one before held is gone.
+fn session_of(node: NodeId, start_number: u64) -> SessionId {
+    let mut h = (u64::from(node.0) << 48 | start_number).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    SessionId((h ^ (h >> 31)).max(1))
+}
+
+#[cfg(feature = "testing")]
+impl Node {
+    /// The next transaction coordinated here stops for ever when it gets to that phase.
+    pub fn stop_coordinator_at(&self, phase: crate::Phase) {
+        self.probe.stop_at(Some(phase));
+    }
+
+    /// True once a coordinator has been stopped.
+    pub fn coordinator_has_stopped(&self) -> bool {
+        self.probe.has_stopped()
+    }
+}

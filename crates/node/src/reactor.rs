@@ -1,0 +1,269 @@
+//! The reactor: listens, accepts, and serves each connection, all on one thread.
+
+use crate::housekeeping;
+use crate::node::Node;
+use crate::sessions::{Party, Session};
+use crate::turn::Turn;
+use polvo_cluster::{LinkTotals, Links};
+use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role};
+use polvo_format::{NodeId, SessionId};
+use polvo_proto::{Answer, Call, FsError, Reply, Request, encode_answer};
+use polvo_rpc::MAX_REPLY;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// Most connections at a time.
+const CONNECTIONS_MAX: usize = 4096;
+/// How long requests under way may take to end after `stop`.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Pause after a listener failed (out of descriptors, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+struct Connection {
+    party: Party,
+    session: RefCell<Option<Arc<Session>>>,
+    pair: QueuePair,
+}
+
+/// The connections of this reactor.
+#[derive(Default)]
+pub(crate) struct Connections {
+    next: Cell<u64>,
+    live: RefCell<BTreeMap<u64, Rc<Connection>>>,
+}
+
+impl Connections {
+    fn add(&self, connection: &Rc<Connection>) -> u64 {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        self.live.borrow_mut().insert(number, connection.clone());
+        number
+    }
+
+    fn close_where(&self, wanted: impl Fn(u64, &Connection) -> bool) {
+        let closing: Vec<Rc<Connection>> = self
+            .live
+            .borrow()
+            .iter()
+            .filter(|(number, c)| wanted(**number, c))
+            .map(|(_, c)| c.clone())
+            .collect();
+        for connection in closing {
+            connection.pair.close();
+        }
+    }
+
+    /// The session has ended: what it still sends must not take effect.
+    pub fn close_session(&self, session: SessionId) {
+        self.close_where(|_, c| c.session.borrow().as_ref().is_some_and(|s| s.id == session));
+    }
+
+    /// Closes all connections of a node but one.
+    fn close_others(&self, node: NodeId, keep: u64) {
+        self.close_where(|number, c| number != keep && c.party == Party::Node(node));
+    }
+}
+
+impl Node {
+    /// Serves until `Shutdown` or `stop()`: listens, accepts, housekeeping (leases, ticks, settle, re-dispatch, log GC).
+    /// Runs on the current LocalSet. `ready` is called once every listener is bound, with the bound addresses.
+    ///
+    /// # Errors
+    /// An address that is malformed or in use.
+    pub async fn serve(self: Arc<Self>, ready: impl FnOnce(&[Address])) -> Result<(), FsError> {
+        let mut stopping = self.stopping.subscribe();
+        let mut listeners = Vec::with_capacity(self.config.listen.len());
+        for address in &self.config.listen {
+            let bound = Listener::bind(address, &self.config.identity, &self.memory).await;
+            listeners.push(bound.map_err(|error| FsError::Invalid(error.to_string()))?);
+        }
+        let addresses: Vec<Address> = listeners.iter().map(Listener::local_addr).collect();
+        *self.bound.lock() = addresses.clone();
+        ready(&addresses);
+
+        let links = self.new_links();
+        let connections = Rc::new(Connections::default());
+        let mut tasks = JoinSet::new();
+        for listener in listeners {
+            tasks.spawn_local(accept(self.clone(), links.clone(), connections.clone(), listener));
+        }
+        tasks.spawn_local(housekeeping::run(self.clone(), links.clone(), connections.clone()));
+
+        // an error means that the node is gone, and with it the sender: then there is nothing to serve either
+        let _stopped = stopping.wait_for(|stop| *stop).await;
+        let drained = async {
+            while self.under_way.load(Relaxed) > 0 || !self.undispatched.lock().is_empty() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            tracing::warn!("requests were under way when the time to stop was over");
+        }
+        connections.close_where(|_, _| true);
+        links.detach().await;
+        tasks.shutdown().await;
+        Ok(())
+    }
+
+    /// Where this node listens.
+    pub(crate) fn bound(&self) -> Vec<Address> {
+        self.bound.lock().clone()
+    }
+
+    /// What this node itself sent to others.
+    pub(crate) fn link_totals(&self) -> LinkTotals {
+        self.context.totals()
+    }
+}
+
+async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>, mut listener: Listener) {
+    let mut serving = JoinSet::new();
+    loop {
+        let pair = match listener.accept().await {
+            Ok(pair) => pair,
+            Err(error) => {
+                tracing::warn!(%error, "a listener failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        while serving.try_join_next().is_some() {}
+        if connections.live.borrow().len() >= CONNECTIONS_MAX {
+            tracing::warn!("{CONNECTIONS_MAX} connections are open; one more was refused");
+            pair.close();
+            continue;
+        }
+        serving.spawn_local(connection(node.clone(), links.clone(), connections.clone(), pair));
+    }
+}
+
+/// Serves one connection until its end.
+async fn connection(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>, pair: QueuePair) {
+    let party = match pair.peer() {
+        Role::Node(id) => Party::Node(NodeId(id)),
+        Role::Client => Party::Client,
+    };
+    let connection = Rc::new(Connection {
+        party,
+        session: RefCell::new(None),
+        pair: pair.clone(),
+    });
+    let number = connections.add(&connection);
+    let handler = {
+        let (node, connections) = (node.clone(), connections.clone());
+        move |request: Vec<u8>| {
+            let (node, links) = (node.clone(), links.clone());
+            let (connection, connections) = (connection.clone(), connections.clone());
+            async move { answer(&node, &links, &connection, &connections, number, &request).await }
+        }
+    };
+    let ended = polvo_rpc::serve(pair, &node.memory, handler).await;
+    if let Err(error) = ended {
+        let gone = matches!(error, polvo_rpc::RpcError::Fabric(FabricError::Disconnected { .. }));
+        if !gone {
+            tracing::warn!(?party, %error, "connection ended");
+        }
+    }
+    connections.live.borrow_mut().remove(&number);
+}
+
+/// Counts a request while it is under way.
+struct UnderWay<'a>(&'a Node);
+
+impl<'a> UnderWay<'a> {
+    fn new(node: &'a Node) -> Self {
+        node.under_way.fetch_add(1, Relaxed);
+        UnderWay(node)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Relaxed);
+    }
+}
+
+async fn answer(
+    node: &Arc<Node>,
+    links: &Rc<Links>,
+    connection: &Connection,
+    connections: &Connections,
+    number: u64,
+    request: &[u8],
+) -> Vec<u8> {
+    let call = match Call::decode(request) {
+        Ok(call) => call,
+        Err(error) => return encode(&Err(FsError::Invalid(error.to_string()))),
+    };
+    node.counters.count(&call.request);
+    let _under_way = UnderWay::new(node);
+    let Call {
+        session,
+        request_id,
+        cred,
+        request,
+        ..
+    } = call;
+    let session = match request {
+        Request::Attach { version, name, home } => {
+            let attached = node.attach(session, connection.party, version, name, home);
+            return encode(&attached.map(|(session, reply)| {
+                *connection.session.borrow_mut() = Some(session);
+                reply
+            }));
+        }
+        _ => match attached(connection, session) {
+            Ok(session) => session,
+            Err(error) => return encode(&Err(error)),
+        },
+    };
+    if request == Request::Fence {
+        let answer = match connection.party {
+            Party::Node(peer) => {
+                connections.close_others(peer, number);
+                Ok(Reply::Done)
+            }
+            Party::Client => Err(FsError::NotPermitted),
+        };
+        return encode(&answer);
+    }
+    let turn = Turn::new(node, links, &session, &cred);
+    if !request.is_mutation() {
+        return encode(&turn.perform(request).await);
+    }
+    match session.replay.begin(request_id).await {
+        Ok(running) => {
+            let answer = encode(&turn.perform(request).await);
+            running.finish(&answer);
+            answer
+        }
+        Err(answer) => answer.to_vec(),
+    }
+}
+
+/// The session of a connection; a caller who names another one than it attached gets nothing.
+fn attached(connection: &Connection, claimed: SessionId) -> Result<Arc<Session>, FsError> {
+    let attached = connection.session.borrow();
+    match &*attached {
+        None => Err(FsError::SessionExpired),
+        Some(session) if session.id != claimed => Err(FsError::NotPermitted),
+        Some(session) if session.is_ended() => Err(FsError::SessionExpired),
+        Some(session) => Ok(session.clone()),
+    }
+}
+
+fn encode(answer: &Answer) -> Vec<u8> {
+    let bytes = encode_answer(answer);
+    if bytes.len() <= MAX_REPLY {
+        return bytes;
+    }
+    encode_answer(&Err(FsError::Io(format!(
+        "an answer of {} bytes does not fit a message",
+        bytes.len()
+    ))))
+}

@@ -1,0 +1,341 @@
+//! Rename: up to four inodes in up to four regions, in one transaction.
+
+use crate::name_services::{Looks, must_be_directory};
+use crate::names;
+use crate::permission::{self, EXECUTE, WRITE};
+use crate::transaction::{Failure, Plan, transact};
+use crate::turn::Turn;
+use polvo_format::{FileKind, Ino, RegionId, TxnId};
+use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, RenameMode, Reply, Request};
+
+/// Deepest chain of parents that is walked.
+const DEPTH_MAX: u32 = 1 << 16;
+
+/// A rename as asked for.
+pub(crate) struct Rename {
+    pub old_dir: InodeRef,
+    pub old_name: Vec<u8>,
+    pub new_dir: InodeRef,
+    pub new_name: Vec<u8>,
+    pub mode: RenameMode,
+}
+
+/// The cluster-wide lock under which directories change parents, as its holder has it.
+pub(crate) struct RenameHold {
+    holder: TxnId,
+    grant: u64,
+}
+
+impl RenameHold {
+    async fn ask(turn: &Turn<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
+        let region = Ino::ROOT.region();
+        if turn.node.serves(region) {
+            return turn.node.grant_rename(holder, release);
+        }
+        match turn
+            .ask_region(region, Request::RenameLock { txn: holder, release })
+            .await?
+        {
+            Reply::Granted(number) => Ok(number),
+            _ => Err(FsError::Io(
+                "the primary of region 0 did not answer for the rename lock".into(),
+            )),
+        }
+    }
+
+    async fn take(turn: &Turn<'_>) -> Result<RenameHold, FsError> {
+        let holder = turn.node.next_txn();
+        let mut backoff = turn.backoff();
+        loop {
+            match Self::ask(turn, holder, false).await {
+                Ok(grant) => return Ok(RenameHold { holder, grant }),
+                Err(FsError::Busy) => backoff.wait().await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The lock has been ours all the time: what was seen of the tree's shape under it still holds.
+    pub async fn verify(&self, turn: &Turn<'_>) -> Result<(), FsError> {
+        match Self::ask(turn, self.holder, false).await? {
+            grant if grant == self.grant => Ok(()),
+            _ => Err(FsError::Busy),
+        }
+    }
+
+    /// Best effort: a grant ends by itself.
+    async fn release(self, turn: &Turn<'_>) {
+        if let Err(error) = Self::ask(turn, self.holder, true).await {
+            tracing::debug!(%error, "the rename lock was not given back");
+        }
+    }
+}
+
+/// What was found of a rename's two names.
+struct Look {
+    source: DirEntry,
+    dest: Option<DirEntry>,
+}
+
+impl Look {
+    /// True when the rename gives a directory another parent.
+    fn moves_directory(&self, rename: &Rename) -> bool {
+        let moves = |entry: &DirEntry| entry.kind == FileKind::Directory;
+        let swapped = rename.mode == RenameMode::Exchange && self.dest.as_ref().is_some_and(moves);
+        rename.old_dir.ino != rename.new_dir.ino && (moves(&self.source) || swapped)
+    }
+}
+
+impl Turn<'_> {
+    pub async fn rename(&self, rename: Rename) -> Answer {
+        names::check(&rename.old_name)?;
+        names::check_new(&rename.new_name).map_err(|error| match error {
+            FsError::Exists => FsError::Busy, // "." and "..": EBUSY
+            error => error,
+        })?;
+        let mut looks = Looks::default();
+        let mut backoff = self.backoff();
+        loop {
+            let Some(look) = self.look(&rename).await? else {
+                return Ok(Reply::Done);
+            };
+            let hold = match look.moves_directory(&rename) {
+                true => Some(RenameHold::take(self).await?),
+                false => None,
+            };
+            let result = self.attempt(&rename, &look, hold.as_ref()).await;
+            if let Some(hold) = hold {
+                hold.release(self).await;
+            }
+            match result {
+                Ok(()) => return Ok(Reply::Done),
+                Err((_, Failure::Conflict)) => backoff.wait().await?,
+                Err((Some(plan), Failure::Fs(error) | Failure::NoRoom(_, error))) => looks.after(plan, error)?,
+                Err((None, Failure::Fs(error) | Failure::NoRoom(_, error))) => return Err(error),
+            }
+        }
+    }
+
+    /// Looks at both names and checks what can be said of them alone; `None` when there is nothing to do.
+    async fn look(&self, rename: &Rename) -> Result<Option<Look>, FsError> {
+        let Rename {
+            old_dir,
+            old_name,
+            new_dir,
+            new_name,
+            mode,
+        } = rename;
+        let new_parent = self
+            .on(new_dir.ino.region(), |r| {
+                let (attr, _) = r.attr(new_dir.ino, Some(new_dir.generation))?;
+                must_be_directory(&attr)?;
+                Ok(attr)
+            })
+            .await?;
+        if old_dir == new_dir && old_name == new_name {
+            let source = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
+            return match mode {
+                RenameMode::NoReplace => Err(FsError::Exists),
+                RenameMode::Replace | RenameMode::Exchange => {
+                    drop(source);
+                    Ok(None)
+                }
+            };
+        }
+        let source = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
+        let dest = self.find(*new_dir, new_name).await?;
+        if !permission::is_trusted(self.cred) {
+            let old_parent = if old_dir == new_dir {
+                new_parent
+            } else {
+                self.attr_of(*old_dir).await?
+            };
+            permission::access(self.cred, &old_parent, WRITE | EXECUTE)?;
+            permission::access(self.cred, &new_parent, WRITE | EXECUTE)?;
+            let moved = self.attr_of(source.target).await?;
+            permission::remove_sticky(self.cred, &old_parent, &moved)?;
+            if source.kind == FileKind::Directory && old_dir != new_dir {
+                permission::access(self.cred, &moved, WRITE)?;
+            }
+            if let Some(dest) = &dest {
+                let replaced = self.attr_of(dest.target).await?;
+                permission::remove_sticky(self.cred, &new_parent, &replaced)?;
+                if *mode == RenameMode::Exchange && dest.kind == FileKind::Directory && old_dir != new_dir {
+                    permission::access(self.cred, &replaced, WRITE)?;
+                }
+            }
+        }
+        match (mode, &dest) {
+            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+            (_, Some(dest)) if dest.target.ino == source.target.ino => return Ok(None),
+            (RenameMode::Replace, Some(dest)) => match (source.kind, dest.kind) {
+                (FileKind::Directory, FileKind::Directory) => {}
+                (FileKind::Directory, _) => return Err(FsError::NotDirectory),
+                (_, FileKind::Directory) => return Err(FsError::IsDirectory),
+                _ => {}
+            },
+            _ => {}
+        }
+        Ok(Some(Look { source, dest }))
+    }
+
+    /// True when `dir` is `ancestor` or lies below it.
+    async fn is_within(&self, dir: InodeRef, ancestor: InodeRef) -> Result<bool, FsError> {
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            if at.ino == ancestor.ino {
+                return Ok(true);
+            }
+            if at.ino == Ino::ROOT {
+                return Ok(false);
+            }
+            at = self.parent_of(at).await?;
+        }
+        Err(FsError::Io(format!(
+            "the parents of directory {:?} do not end at the root",
+            dir.ino
+        )))
+    }
+
+    async fn attempt(
+        &self,
+        rename: &Rename,
+        look: &Look,
+        hold: Option<&RenameHold>,
+    ) -> Result<(), (Option<Plan>, Failure)> {
+        let early = |error: FsError| (None, Failure::from(error));
+        let exchange = rename.mode == RenameMode::Exchange;
+        let own_subtree = || early(FsError::Invalid("a directory cannot be moved into itself".into()));
+        let is_directory = |entry: &DirEntry| entry.kind == FileKind::Directory;
+        if hold.is_some() {
+            if is_directory(&look.source)
+                && self
+                    .is_within(rename.new_dir, look.source.target)
+                    .await
+                    .map_err(early)?
+            {
+                return Err(own_subtree());
+            }
+            if let Some(dest) = look.dest.as_ref().filter(|dest| exchange && is_directory(dest))
+                && self.is_within(rename.old_dir, dest.target).await.map_err(early)?
+            {
+                return Err(own_subtree());
+            }
+        }
+        if !exchange
+            && look
+                .dest
+                .as_ref()
+                .is_some_and(|dest| dest.target.ino == rename.old_dir.ino)
+        {
+            return Err(early(FsError::NotEmpty)); // it holds at least the source
+        }
+        let plan = plan(rename, look);
+        match transact(self, plan.clone(), false, hold).await {
+            Ok(_) => Ok(()),
+            Err(failure) => Err((Some(plan), failure)),
+        }
+    }
+}
+
+/// Who changes what.
+fn plan(rename: &Rename, look: &Look) -> Plan {
+    let Rename {
+        old_dir,
+        old_name,
+        new_dir,
+        new_name,
+        mode,
+    } = rename;
+    let (old_dir, new_dir) = (*old_dir, *new_dir);
+    let own: RegionId = new_dir.ino.region();
+    let (source, kind) = (look.source.target, look.source.kind);
+    let mut plan = Plan::new(own);
+    let moved = |plan: &mut Plan, entry: &DirEntry, parent: InodeRef| {
+        let inode = entry.target;
+        let changes_parent = entry.kind == FileKind::Directory && old_dir.ino != new_dir.ino;
+        let intent = if changes_parent {
+            Intent::SetParent { inode, parent }
+        } else {
+            Intent::Touch { inode }
+        };
+        plan.want(inode.ino.region(), intent);
+    };
+    let old_region = old_dir.ino.region();
+    match (mode, &look.dest) {
+        (RenameMode::Exchange, Some(dest)) => {
+            let (old, name) = (dest.target, new_name.clone());
+            plan.want(
+                own,
+                Intent::ReplaceName {
+                    dir: new_dir,
+                    name,
+                    old,
+                    new: source,
+                    kind,
+                },
+            );
+            let (new, kind, name) = (dest.target, dest.kind, old_name.clone());
+            plan.want(
+                old_region,
+                Intent::ReplaceName {
+                    dir: old_dir,
+                    name,
+                    old: source,
+                    new,
+                    kind,
+                },
+            );
+            moved(&mut plan, dest, old_dir);
+        }
+        (_, Some(dest)) => {
+            plan.want(
+                old_region,
+                Intent::RemoveName {
+                    dir: old_dir,
+                    name: old_name.clone(),
+                    target: source,
+                },
+            );
+            let (old, name) = (dest.target, new_name.clone());
+            plan.want(
+                own,
+                Intent::ReplaceName {
+                    dir: new_dir,
+                    name,
+                    old,
+                    new: source,
+                    kind,
+                },
+            );
+            let drop = match dest.kind {
+                FileKind::Directory => Intent::DropDirectory { inode: dest.target },
+                _ => Intent::DropLink { inode: dest.target },
+            };
+            plan.want(dest.target.ino.region(), drop);
+        }
+        (_, None) => {
+            plan.want(
+                old_region,
+                Intent::RemoveName {
+                    dir: old_dir,
+                    name: old_name.clone(),
+                    target: source,
+                },
+            );
+            let (target, name) = (Some(source), new_name.clone());
+            plan.want(
+                own,
+                Intent::AddName {
+                    dir: new_dir,
+                    name,
+                    target,
+                    kind,
+                },
+            );
+        }
+    }
+    moved(&mut plan, &look.source, new_dir);
+    plan
+}

@@ -1,0 +1,86 @@
+//! The cluster-wide lock under which directories change parents, as its grantor (the primary of region 0) keeps it.
+
+use parking_lot::Mutex;
+use polvo_format::TxnId;
+use polvo_proto::FsError;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// After a start nothing is granted for so long: whoever got the lock of the run before either has decided by then or
+/// finds out, when it asks again just before deciding, that its grant is gone.
+const QUIET_AFTER_START: Duration = Duration::from_secs(1);
+
+struct Grant {
+    holder: TxnId,
+    number: u64,
+    until: Instant,
+}
+
+pub(crate) struct RenameLock {
+    grant: Mutex<Option<Grant>>,
+    quiet_until: Instant,
+}
+
+impl RenameLock {
+    pub fn new() -> RenameLock {
+        RenameLock {
+            grant: Mutex::new(None),
+            quiet_until: Instant::now() + QUIET_AFTER_START,
+        }
+    }
+
+    /// Takes the lock for at most `hold_for`, or says under which number `holder` has it. `number` makes a number that
+    /// was never used, not even by an earlier run.
+    pub fn take(&self, holder: TxnId, hold_for: Duration, number: impl FnOnce() -> u64) -> Result<u64, FsError> {
+        let now = Instant::now();
+        let mut grant = self.grant.lock();
+        match &*grant {
+            Some(held) if held.until > now && held.holder == holder => return Ok(held.number),
+            Some(held) if held.until > now => return Err(FsError::Busy),
+            _ if now < self.quiet_until => return Err(FsError::Busy),
+            _ => {}
+        }
+        let number = number();
+        *grant = Some(Grant {
+            holder,
+            number,
+            until: now + hold_for,
+        });
+        Ok(number)
+    }
+
+    /// Gives it back; ignored when `holder` does not have it.
+    pub fn release(&self, holder: TxnId) {
+        let mut grant = self.grant.lock();
+        if grant.as_ref().is_some_and(|held| held.holder == holder) {
+            *grant = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_at_a_time_and_for_a_bounded_time() {
+        let lock = RenameLock::new();
+        let (a, b) = (TxnId(1), TxnId(2));
+        let second = Duration::from_secs(1);
+        assert_eq!(lock.take(a, second, || 1), Err(FsError::Busy), "quiet after a start");
+        tokio::time::advance(QUIET_AFTER_START).await;
+        assert_eq!(lock.take(a, second, || 1), Ok(1));
+        assert_eq!(lock.take(a, second, || 2), Ok(1), "asking again keeps the grant");
+        assert_eq!(lock.take(b, second, || 2), Err(FsError::Busy));
+        lock.release(b);
+        assert_eq!(
+            lock.take(b, second, || 2),
+            Err(FsError::Busy),
+            "only the holder gives it back"
+        );
+        lock.release(a);
+        assert_eq!(lock.take(b, second, || 2), Ok(2));
+        tokio::time::advance(second).await;
+        assert_eq!(lock.take(a, second, || 3), Ok(3), "a grant ends by itself");
+    }
+}

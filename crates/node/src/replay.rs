@@ -1,0 +1,126 @@
+//! Answers already given: a request that comes again (its answer was lost with a connection) is not done again.
+
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Answers remembered a session.
+const REMEMBERED: usize = 128;
+
+#[derive(Default)]
+struct Inner {
+    done: VecDeque<(u64, Arc<[u8]>)>,
+    running: HashMap<u64, watch::Receiver<()>>,
+}
+
+/// The changing requests of a session by their ids: those under way and the answers to the last ones.
+#[derive(Default)]
+pub(crate) struct Replay {
+    inner: Mutex<Inner>,
+}
+
+enum Begin {
+    Done(Arc<[u8]>),
+    Running(watch::Receiver<()>),
+    Fresh(watch::Sender<()>),
+}
+
+/// A request under way. Dropped without an answer, it was never done.
+pub(crate) struct Running<'a> {
+    replay: &'a Replay,
+    request_id: u64,
+    _over: watch::Sender<()>,
+}
+
+impl Replay {
+    /// Takes up a request, or gives the answer to the same request before, waiting for it if need be (as long as that
+    /// takes, which is bounded by what the request itself waits for).
+    pub async fn begin(&self, request_id: u64) -> Result<Running<'_>, Arc<[u8]>> {
+        loop {
+            match self.look(request_id) {
+                Begin::Done(answer) => return Err(answer),
+                Begin::Fresh(over) => {
+                    return Ok(Running {
+                        replay: self,
+                        request_id,
+                        _over: over,
+                    });
+                }
+                Begin::Running(mut over) => {
+                    let _gone = over.changed().await; // an error: the sender is gone, which is the signal
+                }
+            }
+        }
+    }
+
+    fn look(&self, request_id: u64) -> Begin {
+        let mut inner = self.inner.lock();
+        if let Some((_, answer)) = inner.done.iter().rev().find(|(id, _)| *id == request_id) {
+            return Begin::Done(answer.clone());
+        }
+        if let Some(over) = inner.running.get(&request_id) {
+            return Begin::Running(over.clone());
+        }
+        let (sender, receiver) = watch::channel(());
+        inner.running.insert(request_id, receiver);
+        Begin::Fresh(sender)
+    }
+}
+
+impl Running<'_> {
+    /// The request is done and this is its answer.
+    pub fn finish(self, answer: &[u8]) {
+        let mut inner = self.replay.inner.lock();
+        if inner.done.len() == REMEMBERED {
+            inner.done.pop_front();
+        }
+        inner.done.push_back((self.request_id, answer.into()));
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.replay.inner.lock().running.remove(&self.request_id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_repeated_request_gets_the_first_answer() {
+        let replay = Replay::default();
+        replay.begin(7).await.ok().unwrap().finish(b"seven");
+        assert_eq!(&*replay.begin(7).await.err().unwrap(), b"seven");
+        assert!(replay.begin(8).await.is_ok(), "another request is done");
+        assert!(
+            replay.begin(8).await.is_ok(),
+            "one given up before its answer is done again"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_repetition_waits_for_the_first_to_end() {
+        let replay = Replay::default();
+        let first = replay.begin(7).await.ok().unwrap();
+        let again = replay.begin(7);
+        let first_ends = async {
+            tokio::task::yield_now().await;
+            first.finish(b"seven");
+        };
+        let (again, ()) = tokio::join!(again, first_ends);
+        assert_eq!(&*again.err().unwrap(), b"seven");
+    }
+
+    #[tokio::test]
+    async fn only_the_last_answers_are_kept() {
+        let replay = Replay::default();
+        for id in 0..=REMEMBERED as u64 {
+            replay.begin(id).await.ok().unwrap().finish(&id.to_le_bytes());
+        }
+        assert!(replay.begin(0).await.is_ok());
+        assert!(replay.begin(1).await.is_err());
+    }
+}

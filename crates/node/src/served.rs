@@ -1,0 +1,214 @@
+//! A region served here: the region behind its lock, and where its segments lie.
+
+use crate::error::to_fs;
+use parking_lot::{Mutex, RwLock};
+use polvo_fabric::{Access, Memory, MemoryRegions};
+use polvo_format::{Epoch, Gpa, RegionId, SessionId, TxnId};
+use polvo_pmem::Pmem;
+use polvo_proto::{Collected, FsError, InodeRef, Intent, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace};
+use polvo_region::{Region, RegionError};
+use std::sync::Arc;
+
+/// Keys under which peers reach the whole pool.
+#[derive(Clone, Copy)]
+pub(crate) struct PoolKeys {
+    /// Reads anywhere.
+    pub read: u64,
+    /// Writes and atomics anywhere, for nodes.
+    pub node: u64,
+}
+
+/// A region served here.
+pub(crate) struct Served {
+    pub id: RegionId,
+    region: Mutex<Region>,
+    /// Segments by index. Only grows; what is missing is in the region.
+    places: RwLock<Vec<SegmentPlace>>,
+    segment_shift: u32,
+    pmem: Arc<Pmem>,
+    memory: Arc<MemoryRegions>,
+}
+
+impl Served {
+    pub fn new(region: Region, segment_size: u64, pmem: &Arc<Pmem>, memory: &Arc<MemoryRegions>) -> Served {
+        let served = Served {
+            id: region.id(),
+            region: Mutex::new(region),
+            places: RwLock::default(),
+            segment_shift: segment_size.trailing_zeros(),
+            pmem: pmem.clone(),
+            memory: memory.clone(),
+        };
+        served.update_places();
+        served
+    }
+
+    /// Enters the region: one short critical section.
+    pub fn enter<T>(&self, f: impl FnOnce(&mut Region) -> T) -> T {
+        f(&mut self.region.lock())
+    }
+
+    /// Participant's part of a transaction. With `open_for`, that session holds the inode that the intents make, from
+    /// before anybody can see it.
+    pub fn collect(
+        &self,
+        txn: TxnId,
+        intents: &[Intent],
+        open_for: Option<SessionId>,
+        now_ns: i64,
+    ) -> Result<Collected, RegionError> {
+        let mut region = self.region.lock();
+        let collected = region.collect(txn, intents, now_ns)?;
+        let made = intents
+            .iter()
+            .position(Intent::makes_inode)
+            .and_then(|i| collected.outcomes.get(i));
+        if let (Some(session), Some(outcome)) = (open_for, made) {
+            let inode = InodeRef {
+                ino: outcome.attr.ino,
+                generation: outcome.attr.generation,
+            };
+            if let Err(error) = region.open(session, inode) {
+                region.abort(txn);
+                return Err(error);
+            }
+        }
+        Ok(collected)
+    }
+
+    /// Takes over segments that the region has got since, with a key to write to those that hold data.
+    fn update_places(&self) {
+        let fresh: Vec<(u32, u64, SegmentClass)> = {
+            let known = self.places.read().len();
+            self.region.lock().segments().iter().skip(known).copied().collect()
+        };
+        if fresh.is_empty() {
+            return;
+        }
+        let mut places = self.places.write();
+        for (index, pool_offset, class) in fresh {
+            if places.last().is_some_and(|last| last.index >= index) {
+                continue; // another thread was faster
+            }
+            let write_key = match class {
+                SegmentClass::Data => {
+                    let memory = Memory::Pool(self.pmem.clone());
+                    self.memory
+                        .register(memory, pool_offset, 1 << self.segment_shift, Access::WRITE)
+                        .0
+                }
+                SegmentClass::Inodes | SegmentClass::Logs => 0,
+            };
+            places.push(SegmentPlace {
+                index,
+                pool_offset,
+                class,
+                write_key,
+            });
+        }
+    }
+
+    /// One page of the segment map, from segment `from` on.
+    pub fn segment_map(&self, from: u32, epoch: Epoch, keys: PoolKeys) -> SegmentMap {
+        self.update_places();
+        let places = self.places.read();
+        let start = places.partition_point(|place| place.index < from);
+        let end = places.len().min(start + SEGMENTS_PAGE);
+        SegmentMap {
+            region: self.id,
+            epoch,
+            segment_shift: self.segment_shift,
+            read_key: keys.read,
+            node_key: keys.node,
+            segments: places[start..end].to_vec(),
+        }
+    }
+
+    fn find(&self, at: Gpa, len: usize) -> Option<(u64, SegmentClass)> {
+        let offset = at.offset().0;
+        let inner = offset & ((1 << self.segment_shift) - 1);
+        let index = u32::try_from(offset >> self.segment_shift).ok()?;
+        if at.region() != self.id || len as u64 > (1 << self.segment_shift) - inner {
+            return None;
+        }
+        let places = self.places.read();
+        let place = &places[places.binary_search_by_key(&index, |place| place.index).ok()?];
+        Some((place.pool_offset + inner, place.class))
+    }
+
+    /// Where `len` bytes at an address lie in the pool and what their segment holds. They may not cross segments.
+    pub fn locate(&self, at: Gpa, len: usize) -> Result<(u64, SegmentClass), FsError> {
+        if let Some(found) = self.find(at, len) {
+            return Ok(found);
+        }
+        self.update_places();
+        self.find(at, len)
+            .ok_or_else(|| FsError::Invalid(format!("{at:?} and {len} bytes on are not in a segment")))
+    }
+
+    /// Makes `len` bytes that a participant of this pool contributed durable: all writes, then the locks let go. When
+    /// some locks are found let go already, all writes are in place since the first time, and later ones of others
+    /// may be too, so nothing is written any more.
+    pub fn dispatch(&self, txn: TxnId, writes: &[(Gpa, Vec<u8>)], locks: &[Gpa]) -> Result<(), FsError> {
+        let held = locks
+            .iter()
+            .map(|lock| self.locate(*lock, 8).map(|(at, _)| at))
+            .collect::<Result<Vec<_>, _>>()?;
+        if held.iter().any(|at| at % 8 != 0) {
+            return Err(FsError::Io("lock word out of line in a transaction's record".into()));
+        }
+        if held.iter().all(|at| self.pmem.read_u64(*at) == txn.0) {
+            for (at, bytes) in writes {
+                let (offset, _) = self.locate(*at, bytes.len())?;
+                self.pmem.write(offset, bytes);
+                self.pmem.flush(offset, bytes.len() as u64);
+            }
+            self.pmem.fence();
+        }
+        self.release(txn, &held);
+        Ok(())
+    }
+
+    /// Lets go of lock words that still hold the transaction's id.
+    pub fn unlock(&self, txn: TxnId, locks: &[Gpa]) {
+        let held: Vec<u64> = locks
+            .iter()
+            .filter_map(|lock| self.locate(*lock, 8).ok())
+            .map(|(at, _)| at)
+            .filter(|at| at % 8 == 0)
+            .collect();
+        self.release(txn, &held);
+    }
+
+    fn release(&self, txn: TxnId, locks: &[u64]) {
+        for at in locks {
+            if self.pmem.cas_u64(*at, txn.0, 0) == txn.0 {
+                self.pmem.flush(*at, 8);
+            }
+        }
+        self.pmem.fence();
+    }
+
+    /// Reads bytes at an address of this region.
+    pub fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), FsError> {
+        let (offset, _) = self.locate(at, into.len())?;
+        self.pmem.read(offset, into);
+        Ok(())
+    }
+
+    /// Writes bytes to a data segment of this region, durably.
+    pub fn write_data(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
+        let (offset, class) = self.locate(at, bytes.len())?;
+        if class != SegmentClass::Data {
+            return Err(FsError::NotPermitted);
+        }
+        self.pmem.write_streaming(offset, bytes);
+        self.pmem.fence();
+        Ok(())
+    }
+
+    /// `enter`, for who does not wait for held inodes.
+    pub fn enter_at_once<T>(&self, f: impl FnOnce(&mut Region) -> Result<T, RegionError>) -> Result<T, FsError> {
+        self.enter(f).map_err(to_fs)
+    }
+}

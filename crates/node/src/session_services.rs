@@ -1,0 +1,218 @@
+//! From a call to its service: who may ask what, attachment, leases; and what concerns a session or the whole node.
+
+use crate::node::Node;
+use crate::permission;
+use crate::rename::Rename;
+use crate::sessions::{Party, Session};
+use crate::turn::Turn;
+use polvo_cluster::Links;
+use polvo_format::{NodeId, RegionId};
+use polvo_proto::{Answer, Call, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Most inodes recalled in one answer.
+const RECALL_MAX: usize = 1024;
+
+impl Node {
+    /// One request of a caller inside this process. `links`: the calling thread's links to the other nodes.
+    pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
+        self.counters.count(&call.request);
+        if let Request::Attach { version, name, home } = call.request {
+            let party = Party::Node(self.id());
+            return Ok(self.attach(call.session, party, version, name, home)?.1);
+        }
+        let session = self.sessions.get(call.session)?;
+        let turn = Turn::new(self, links, &session, &call.cred);
+        turn.perform(call.request).await
+    }
+
+    /// Opens or rejoins a session.
+    pub(crate) fn attach(
+        &self,
+        session: polvo_format::SessionId,
+        party: Party,
+        version: u32,
+        name: String,
+        home: Option<NodeId>,
+    ) -> Result<(Arc<Session>, Reply), FsError> {
+        if version != PROTOCOL_VERSION {
+            return Err(FsError::NotSupported(format!(
+                "protocol version {version}: node {} speaks version {PROTOCOL_VERSION}",
+                self.id().0
+            )));
+        }
+        let tick = self.tick.load(Relaxed);
+        let (session, resumed) = self.sessions.attach(session, party, name, home, tick)?;
+        let reply = Reply::Attached {
+            lease_ms: u64::try_from(self.config.timeouts.lease.as_millis()).unwrap_or(u64::MAX),
+            tick,
+            map: (*self.map()).clone(),
+            node: self.id(),
+            resumed,
+            needs_sync: self.needs_sync(),
+        };
+        Ok((session, reply))
+    }
+}
+
+impl Turn<'_> {
+    /// Does what is asked. The caller is attached; what is left to check is done by each service.
+    pub(crate) async fn perform(&self, request: Request) -> Answer {
+        match request {
+            Request::Attach { .. } | Request::Fence => {
+                Err(FsError::Invalid("this request belongs to a connection".into()))
+            }
+            Request::Heartbeat { tick } => Ok(self.heartbeat(tick)),
+            Request::Detach => {
+                self.node.end_session(self.session.id);
+                Ok(Reply::Done)
+            }
+            Request::Map => Ok(Reply::Map((*self.node.map()).clone())),
+            Request::Segments { region, from } => self.segments(region, from),
+            Request::Lookup { dir, name } => self.lookup(dir, &name).await,
+            Request::GetAttr { ino, generation } => self.get_attr(ino, generation).await,
+            Request::SetAttr { inode, set } => self.set_attr(inode, &set).await,
+            Request::Create { dir, name, file, open } => self.create(dir, name, file, open).await,
+            Request::CreateUnnamed { dir, file } => self.create_unnamed(dir, file).await,
+            Request::Unlink { dir, name } => self.unlink(dir, name).await,
+            Request::Rmdir { dir, name } => self.rmdir(dir, name).await,
+            Request::Link { inode, dir, name } => self.link(inode, dir, name).await,
+            Request::Rename {
+                old_dir,
+                old_name,
+                new_dir,
+                new_name,
+                mode,
+            } => {
+                Box::pin(self.rename(Rename {
+                    old_dir,
+                    old_name,
+                    new_dir,
+                    new_name,
+                    mode,
+                }))
+                .await
+            }
+            Request::ReadLink { inode } => self.read_link(inode).await,
+            Request::ReadDir { dir, after, max } => self.read_dir(dir, after, max).await,
+            Request::Open { inode } => self.open(inode).await,
+            Request::Extents { inode, from } => self.extents(inode, from).await,
+            Request::Release { inodes } => self.release(&inodes),
+            Request::Write {
+                inode,
+                offset,
+                append,
+                known,
+                bytes,
+            } => self.write(inode, offset, append, known, &bytes).await,
+            Request::Commit {
+                inode,
+                runs,
+                append,
+                known,
+                want_pages,
+            } => self.commit(inode, &runs, append, known, want_pages).await,
+            Request::Fallocate {
+                inode,
+                mode,
+                offset,
+                len,
+            } => self.fallocate(inode, mode, offset, len).await,
+            Request::Sync => self.node.sync(),
+            Request::Delegate { region, pages } => self.delegate(region, pages).await,
+            Request::ReturnSpace { runs } => self.return_space(&runs),
+            Request::GetXattr { inode, name } => self.get_xattr(inode, &name).await,
+            Request::ListXattr { inode } => self.list_xattr(inode).await,
+            Request::SetXattr {
+                inode,
+                name,
+                value,
+                mode,
+            } => self.set_xattr(inode, &name, &value, mode).await,
+            Request::RemoveXattr { inode, name } => self.remove_xattr(inode, &name).await,
+            Request::Usage => Ok(Reply::Usage(self.node.usage())),
+            Request::Status => Ok(Reply::Json(self.node.status())),
+            Request::Check { region, page } => {
+                let served = self.served(region)?;
+                Ok(Reply::Facts(self.node.checks.page(self.session.id, served, page)?))
+            }
+            Request::Shutdown => self.shutdown(),
+            Request::Collect {
+                txn,
+                region,
+                on_behalf,
+                open,
+                intents,
+            } => self.collect(txn, region, on_behalf, open, &intents).await,
+            Request::TxnState { txn } => self.txn_state(txn),
+            Request::RenameLock { txn, release } => self.rename_lock(txn, release),
+            Request::Parent { inode } => self.parent(inode).await,
+        }
+    }
+
+    fn heartbeat(&self, tick: u64) -> Reply {
+        let now = self.node.tick.load(Relaxed);
+        self.session.renew(tick.min(now));
+        let mut recall: Vec<InodeRef> = Vec::new();
+        for served in self.node.regions.values() {
+            recall.extend(served.enter(|region| region.dead_held(self.session.id)));
+        }
+        recall.truncate(RECALL_MAX);
+        Reply::Renewed {
+            tick: now,
+            recall,
+            epoch: self.node.map().epoch,
+        }
+    }
+
+    fn segments(&self, region: RegionId, from: u32) -> Answer {
+        let served = self.served(region)?;
+        let mut keys = self.node.keys;
+        if self.session.party == Party::Client {
+            keys.node = 0;
+        }
+        let epoch = self
+            .node
+            .map()
+            .region(region)
+            .map_or(self.node.map().epoch, |info| info.epoch);
+        Ok(Reply::Segments(served.segment_map(from, epoch, keys)))
+    }
+
+    fn release(&self, inodes: &[InodeRef]) -> Answer {
+        for inode in inodes {
+            if let Some(served) = self.node.served(inode.ino.region()) {
+                served.enter(|region| region.release(self.session.id, *inode));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn return_space(&self, runs: &[PageRun]) -> Answer {
+        for of_region in runs.chunk_by(|a, b| a.gpa.region() == b.gpa.region()) {
+            if let Some(served) = self.node.served(of_region[0].gpa.region()) {
+                served.enter(|region| region.return_space(self.session.id, of_region));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn shutdown(&self) -> Answer {
+        if self.session.party == Party::Client && !permission::is_administrator(self.cred) {
+            return Err(FsError::NotPermitted);
+        }
+        tracing::info!(by = %self.session.id, "asked to shut down");
+        self.node.stop();
+        Ok(Reply::Done)
+    }
+}
+
+impl Node {
+    /// Makes earlier operations durable against power loss where the medium needs it.
+    pub(crate) fn sync(&self) -> Answer {
+        self.pmem.sync().map_err(|error| FsError::Io(error.to_string()))?;
+        Ok(Reply::Done)
+    }
+}

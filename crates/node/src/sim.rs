@@ -1,0 +1,358 @@
+//! A cluster in one thread: simulated pools, simulated network, paused clock. For tests of this crate and of those above.
+//!
+//! [`run`] makes the runtime and starts the nodes; the test then stops, crashes and restarts them and connects links
+//! as a client. Each node runs in a `LocalSet` of its own, so that a crash ends everything of it at once. Nothing
+//! depends on real time; all randomness comes from the seed.
+//!
+//! ```
+//! use polvo_node::sim::{ClusterOptions, run};
+//! use polvo_proto::{Cred, Reply, Request};
+//!
+//! run(ClusterOptions { seed: 1, ..ClusterOptions::default() }, async |cluster| {
+//!     let links = cluster.client("test");
+//!     let usage = links.call_node(cluster.node(0).id(), Cred::Kernel, Request::Usage).await;
+//!     assert!(matches!(usage, Ok(Reply::Usage(usage)) if usage.inodes == 1), "the root");
+//! });
+//! ```
+
+use crate::check_pages::facts;
+use crate::{Clock, Node, NodeConfig};
+use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
+use polvo_fabric::sim::{Entered, Network};
+use polvo_fabric::{Address, Identity, Role};
+use polvo_format::{NodeId, SessionId};
+use polvo_pmem::Pmem;
+use polvo_proto::{ClusterMap, FsError, NodeInfo, join_facts};
+use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, LocalSet, spawn_local};
+use tokio::time::Instant;
+
+const CLUSTER: [u8; 16] = [0x51; 16];
+/// When the simulated world begins: 2026-11-21, in nanoseconds since the UNIX epoch.
+const BEGINNING_NS: i64 = 1_795_219_200_000_000_000;
+
+/// What kind of cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// Of all randomness.
+    pub seed: u64,
+    /// Nodes, numbered from 0, at `sim://node-N`.
+    pub nodes: u16,
+    /// Regions a node.
+    pub regions_per_node: u16,
+    /// Size of a pool, in bytes.
+    pub pool_bytes: u64,
+    /// log2 of the segment size; `None`: by pool size.
+    pub segment_shift: Option<u32>,
+    /// Limits.
+    pub timeouts: Timeouts,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        ClusterOptions {
+            seed: 0,
+            nodes: 3,
+            regions_per_node: 2,
+            pool_bytes: 64 << 20,
+            segment_shift: None,
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
+/// Wall clock of the simulated world.
+struct SimClock {
+    start: Instant,
+}
+
+impl Clock for SimClock {
+    fn now_ns(&self) -> i64 {
+        BEGINNING_NS + i64::try_from(self.start.elapsed().as_nanos()).unwrap_or(i64::MAX)
+    }
+}
+
+struct Running {
+    node: Arc<Node>,
+    task: JoinHandle<Result<(), FsError>>,
+}
+
+struct Host {
+    pmem: Arc<Pmem>,
+    running: Option<Running>,
+}
+
+/// A cluster in one thread.
+pub struct Cluster {
+    options: ClusterOptions,
+    network: Network,
+    _entered: Entered,
+    map: ClusterMap,
+    clock: Arc<SimClock>,
+    hosts: Vec<Host>,
+    sessions: Cell<u64>,
+}
+
+/// Makes a runtime with a paused clock, starts a cluster in it and runs `test`. The seed is printed when it fails.
+pub fn run<T>(options: ClusterOptions, test: impl AsyncFnOnce(&mut Cluster) -> T) -> T {
+    struct Seed(u64);
+    impl Drop for Seed {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("seed: {}", self.0);
+            }
+        }
+    }
+    let _seed = Seed(options.seed);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build();
+    let runtime = runtime.expect("a runtime needs no more than a few descriptors");
+    LocalSet::new().block_on(&runtime, async {
+        let mut cluster = Cluster::start(options).await;
+        let result = test(&mut cluster).await;
+        cluster.stop_all().await;
+        result
+    })
+}
+
+fn host_name(node: u16) -> String {
+    format!("node-{node}")
+}
+
+fn identity(role: Role) -> Identity {
+    Identity {
+        cluster: CLUSTER,
+        secret: b"a secret of the simulated cluster".as_slice().into(),
+        role,
+    }
+}
+
+impl Cluster {
+    /// Formats the pools and starts the nodes, on the current `LocalSet`, under a paused clock.
+    pub async fn start(options: ClusterOptions) -> Cluster {
+        let network = Network::new(options.seed);
+        let entered = network.enter();
+        network.heal_all(); // its task is to run here, not in the LocalSet of a node
+        let info = |node: u16| NodeInfo {
+            id: NodeId(node),
+            host: host_name(node),
+            addresses: vec![Address::Sim(host_name(node)).to_string()],
+        };
+        let map = initial_map(
+            CLUSTER,
+            (0..options.nodes).map(info).collect(),
+            options.regions_per_node,
+        );
+        let mut cluster = Cluster {
+            network,
+            _entered: entered,
+            map,
+            clock: Arc::new(SimClock { start: Instant::now() }),
+            hosts: Vec::new(),
+            sessions: Cell::new(0),
+            options,
+        };
+        for node in 0..cluster.options.nodes {
+            let pmem = Pmem::simulated(cluster.options.pool_bytes);
+            let mut pool = [0xaa; 16];
+            pool[0] = node as u8;
+            let identity = PoolIdentity {
+                cluster: CLUSTER,
+                pool,
+                node: NodeId(node),
+            };
+            let params = FormatParams {
+                identity,
+                segment_shift: cluster.options.segment_shift,
+            };
+            PoolSpace::format(&pmem, &params).expect("the pool is large enough");
+            cluster.hosts.push(Host { pmem, running: None });
+            cluster.restart(node).await.expect("a fresh pool opens");
+        }
+        cluster
+    }
+
+    /// The network, for delays, partitions and disconnections. Nodes are the hosts `node-N`; a client's host is its name.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The map.
+    pub fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+
+    /// The limits.
+    pub fn timeouts(&self) -> Timeouts {
+        self.options.timeouts
+    }
+
+    /// A node that runs.
+    pub fn node(&self, node: u16) -> &Arc<Node> {
+        &self.hosts[usize::from(node)]
+            .running
+            .as_ref()
+            .expect("this node runs")
+            .node
+    }
+
+    /// A node's pool.
+    pub fn pmem(&self, node: u16) -> &Arc<Pmem> {
+        &self.hosts[usize::from(node)].pmem
+    }
+
+    /// True while it has been started and has neither crashed nor stopped.
+    pub fn is_running(&self, node: u16) -> bool {
+        self.hosts[usize::from(node)]
+            .running
+            .as_ref()
+            .is_some_and(|running| !running.task.is_finished())
+    }
+
+    /// Starts a node on what its pool holds. Errors are those of opening the pool and of `Node::open`.
+    pub async fn restart(&mut self, node: u16) -> Result<(), FsError> {
+        let host = &self.hosts[usize::from(node)];
+        assert!(host.running.is_none(), "node {node} runs already");
+        self.network.reconnect(&host_name(node));
+        let space = PoolSpace::open(host.pmem.clone()).map_err(|error| FsError::Io(error.to_string()))?;
+        let config = NodeConfig {
+            id: NodeId(node),
+            identity: identity(Role::Node(node)),
+            listen: vec![Address::Sim(host_name(node))],
+            map: self.map.clone(),
+            timeouts: self.options.timeouts,
+            name: host_name(node),
+        };
+        let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
+        let (ready, is_ready) = oneshot::channel();
+        let served = opened.clone();
+        let task = spawn_local(async move {
+            let serve = served.serve(|_| ready.send(()).expect("the cluster waits for its nodes"));
+            LocalSet::new().run_until(serve).await
+        });
+        is_ready
+            .await
+            .map_err(|_| FsError::Io(format!("node {node} did not start")))?;
+        self.hosts[usize::from(node)].running = Some(Running { node: opened, task });
+        Ok(())
+    }
+
+    /// Ends a node as `kill -9` would: no more of it runs, its pool holds what was stored. Messages that were under way
+    /// arrive or are lost, by the seed.
+    pub async fn crash(&mut self, node: u16) {
+        let running = self.hosts[usize::from(node)].running.take().expect("this node runs");
+        self.network.disconnect(&host_name(node));
+        running.task.abort();
+        let ended = running.task.await;
+        assert!(
+            ended.is_err_and(|error| error.is_cancelled()),
+            "node {node} ran until its crash"
+        );
+    }
+
+    /// As `crash`, and the machine loses power: of what was not durable a random part is lost, by `seed`.
+    pub async fn power_cut(&mut self, node: u16, seed: u64) {
+        self.crash(node).await;
+        self.pmem(node).sim().expect("pools are simulated").power_cut(seed);
+    }
+
+    /// Stops a node in good order.
+    pub async fn stop(&mut self, node: u16) {
+        let running = self.hosts[usize::from(node)].running.take().expect("this node runs");
+        running.node.stop();
+        running
+            .task
+            .await
+            .expect("a node does not panic")
+            .expect("a node stops in good order");
+        self.network.disconnect(&host_name(node));
+    }
+
+    /// Stops all that run.
+    pub async fn stop_all(&mut self) {
+        for node in 0..self.options.nodes {
+            if self.hosts[usize::from(node)].running.is_some() {
+                self.stop(node).await;
+            }
+        }
+    }
+
+    /// What a client needs to be one: its identity.
+    pub fn client_identity(&self) -> Identity {
+        identity(Role::Client)
+    }
+
+    /// Addresses of all nodes.
+    pub fn addresses(&self) -> Vec<Address> {
+        (0..self.options.nodes)
+            .map(|node| Address::Sim(host_name(node)))
+            .collect()
+    }
+
+    /// A fresh session id.
+    pub fn next_session(&self) -> SessionId {
+        let n = self.sessions.get() + 1;
+        self.sessions.set(n);
+        SessionId(0xc11e_0000_0000_0000 | n)
+    }
+
+    /// Links of a new client session, on a host of that name.
+    pub fn client(&self, name: &str) -> Rc<Links> {
+        self.client_at(name, None)
+    }
+
+    /// As `client`, at home at a node.
+    pub fn client_at(&self, name: &str, home: Option<NodeId>) -> Rc<Links> {
+        let map = MapCell::new(self.map.clone());
+        let (me, session) = (self.client_identity(), self.next_session());
+        let context = SessionContext::new(map, me, session, name.to_string(), home, self.options.timeouts, None);
+        self.network.place(context.memory(), name);
+        context.links()
+    }
+
+    /// Lets simulated time pass.
+    pub async fn sleep(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    /// Checks every region of the running nodes and joins what they know; transactions must have come to rest.
+    pub fn check(&self) -> Vec<String> {
+        let nodes = self.hosts.iter().filter_map(|host| host.running.as_ref());
+        let regions = nodes.flat_map(|running| running.node.regions.values());
+        join_facts(&regions.map(|served| facts(served)).collect::<Vec<_>>())
+    }
+
+    /// True when no node has a transaction that is not decided, or decided and not dispatched.
+    pub fn is_at_rest(&self) -> bool {
+        self.hosts
+            .iter()
+            .filter_map(|host| host.running.as_ref())
+            .all(|running| {
+                let node = &running.node;
+                node.undecided.count() == 0
+                    && node.undispatched.lock().is_empty()
+                    && node
+                        .regions
+                        .values()
+                        .all(|served| served.enter(|region| region.settle()).is_empty())
+            })
+    }
+
+    /// Waits (in simulated time, at most a minute) until all transactions have come to rest.
+    pub async fn rest(&self) {
+        for _ in 0..600 {
+            if self.is_at_rest() {
+                return;
+            }
+            self.sleep(Duration::from_millis(100)).await;
+        }
+        panic!("transactions did not come to rest within a minute");
+    }
+}

@@ -1,0 +1,410 @@
+//! Collect and decide (Octopus 3.3.2): one transaction of the regions that an operation concerns, coordinated by the
+//! primary of the directory that gets or loses the name.
+
+use crate::dispatch::{self, Dispatch};
+use crate::error::to_fs;
+use crate::node::Node;
+use crate::probe::Phase;
+use crate::rename::RenameHold;
+use crate::served::Served;
+use crate::turn::Turn;
+use parking_lot::Mutex;
+use polvo_cluster::RegionVerb;
+use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
+use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, Reply, Request, TxnState};
+use polvo_region::{RedoId, Region, RegionError, RemotePart};
+use std::collections::HashSet;
+
+/// How often a participant looks again at an inode that is held before it says so: whoever collects holds others.
+const COLLECT_LOOKS: u32 = 8;
+
+/// What an operation wants of each region; the first part is the coordinator's own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    parts: Vec<(RegionId, Vec<Intent>)>,
+}
+
+impl Plan {
+    pub fn new(own: RegionId) -> Plan {
+        Plan {
+            parts: vec![(own, Vec::with_capacity(2))],
+        }
+    }
+
+    /// Adds an intent, after those that the region has already.
+    pub fn want(&mut self, region: RegionId, intent: Intent) {
+        match self.parts.iter_mut().find(|(r, _)| *r == region) {
+            Some((_, intents)) => intents.push(intent),
+            None => self.parts.push((region, vec![intent])),
+        }
+    }
+}
+
+/// What became of the inodes.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    all: Vec<Outcome>,
+    /// The inode that was made, if one was.
+    pub made: Option<Outcome>,
+}
+
+impl Outcomes {
+    fn take(&mut self, intents: &[Intent], outcomes: &[Outcome]) {
+        self.all.extend_from_slice(outcomes);
+        if let Some(i) = intents.iter().position(Intent::makes_inode) {
+            self.made = outcomes.get(i).copied();
+        }
+    }
+
+    /// An inode after all changes.
+    pub fn of(&self, ino: Ino) -> Result<Outcome, FsError> {
+        let found = self.all.iter().rev().find(|outcome| outcome.attr.ino == ino);
+        found
+            .copied()
+            .ok_or_else(|| FsError::Io(format!("a transaction says nothing about {ino:?}")))
+    }
+}
+
+/// Why a transaction did not come about. Nothing has changed then.
+pub(crate) enum Failure {
+    /// Another transaction was in the way: try again, a little later.
+    Conflict,
+    /// The place chosen for the new inode cannot take it.
+    NoRoom(NodeId, FsError),
+    /// The answer.
+    Fs(FsError),
+}
+
+impl From<FsError> for Failure {
+    fn from(error: FsError) -> Failure {
+        match error {
+            FsError::Busy => Failure::Conflict,
+            error => Failure::Fs(error),
+        }
+    }
+}
+
+/// Transactions that this node coordinates and has not decided.
+#[derive(Default)]
+pub(crate) struct Undecided {
+    running: Mutex<HashSet<TxnId>>,
+}
+
+struct Running<'a> {
+    undecided: &'a Undecided,
+    txn: TxnId,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.undecided.running.lock().remove(&self.txn);
+    }
+}
+
+impl Undecided {
+    fn begin(&self, txn: TxnId) -> Running<'_> {
+        self.running.lock().insert(txn);
+        Running { undecided: self, txn }
+    }
+
+    fn contains(&self, txn: TxnId) -> bool {
+        self.running.lock().contains(&txn)
+    }
+
+    pub fn count(&self) -> usize {
+        self.running.lock().len()
+    }
+}
+
+impl Node {
+    pub(crate) fn next_txn(&self) -> TxnId {
+        TxnId::new(self.id(), self.space.next_sequence())
+    }
+
+    /// How a transaction of this coordinator stands. Participants hold locks from `begin` on at the earliest, and the
+    /// record is in the log before `begin` is taken back, so "aborted" is never said of one that may still happen.
+    pub(crate) fn txn_state(&self, txn: TxnId) -> TxnState {
+        if self.undecided.contains(txn) {
+            TxnState::Undecided
+        } else if self.space.is_logged(txn) {
+            TxnState::Committed
+        } else {
+            TxnState::Aborted
+        }
+    }
+
+    /// Stages a participant's part in a region of this node; waits only for moments.
+    pub(crate) async fn collect_here(
+        &self,
+        served: &Served,
+        txn: TxnId,
+        intents: &[Intent],
+        open_for: Option<SessionId>,
+    ) -> Result<Collected, FsError> {
+        for _ in 0..COLLECT_LOOKS {
+            match served.collect(txn, intents, open_for, self.clock.now_ns()) {
+                Err(RegionError::Held { .. }) => tokio::task::yield_now().await,
+                other => return other.map_err(to_fs),
+            }
+        }
+        Err(FsError::Busy)
+    }
+}
+
+/// Carries out a plan, all or nothing. With `open`, the caller's session holds open the inode that is made. With a
+/// `hold`, nothing is decided unless the rename lock is still ours.
+pub(crate) async fn transact(
+    turn: &Turn<'_>,
+    mut plan: Plan,
+    open: bool,
+    hold: Option<&RenameHold>,
+) -> Result<Outcomes, Failure> {
+    let (own, own_intents) = plan.parts.swap_remove(0);
+    if plan.parts.is_empty() {
+        return local(turn, own, &own_intents, open, hold).await;
+    }
+    plan.parts.sort_unstable_by_key(|(region, _)| *region);
+    let txn = turn.node.next_txn();
+    let running = turn.node.undecided.begin(txn);
+    let mut remote = Vec::with_capacity(plan.parts.len());
+    let mut outcomes = Outcomes::default();
+    for (region, intents) in &plan.parts {
+        match collect(turn, txn, *region, intents, open).await {
+            Ok(collected) => {
+                outcomes.take(intents, &collected.outcomes);
+                remote.push(remote_part(*region, collected));
+            }
+            Err(error) => {
+                abort(turn, txn, &remote).await;
+                return Err(place(turn, *region, intents, error));
+            }
+        }
+    }
+    turn.node.probe.reached(Phase::Collected).await;
+    match decide(turn, txn, own, own_intents, &remote, &mut outcomes, hold).await {
+        Ok(Some(record)) => {
+            drop(running); // the log speaks for it from here on
+            dispatch::finish(turn, Dispatch::new(txn, record, remote)).await?;
+            Ok(outcomes)
+        }
+        Ok(None) => {
+            abort(turn, txn, &remote).await; // there was nothing to write, only locks to let go
+            Ok(outcomes)
+        }
+        Err(error) => {
+            abort(turn, txn, &remote).await;
+            Err(Failure::from(error))
+        }
+    }
+}
+
+/// The commit point: everything collected and the own part in one redo record. `None`: no participant had anything to
+/// change.
+async fn decide(
+    turn: &Turn<'_>,
+    txn: TxnId,
+    own: RegionId,
+    intents: Vec<Intent>,
+    remote: &[RemotePart],
+    outcomes: &mut Outcomes,
+    hold: Option<&RenameHold>,
+) -> Result<Option<RedoId>, FsError> {
+    if let Some(hold) = hold {
+        hold.verify(turn).await?;
+    }
+    let intents = completed(intents, outcomes);
+    let now_ns = turn.now_ns();
+    let decided = turn
+        .served(own)?
+        .enter_at_once(|region| region.decide(txn, &intents, remote, now_ns))?;
+    outcomes.take(&intents, &decided.outcomes);
+    Ok(decided.record)
+}
+
+/// All in one region: one decision, no participants.
+async fn local(
+    turn: &Turn<'_>,
+    own: RegionId,
+    intents: &[Intent],
+    open: bool,
+    hold: Option<&RenameHold>,
+) -> Result<Outcomes, Failure> {
+    if let Some(hold) = hold {
+        hold.verify(turn).await?;
+    }
+    let txn = turn.node.next_txn();
+    let session = turn.session.id;
+    let decide = |region: &mut Region| {
+        let decided = region.decide(txn, intents, &[], turn.now_ns())?;
+        let mut outcomes = Outcomes::default();
+        outcomes.take(intents, &decided.outcomes);
+        if let (true, Some(made)) = (open, outcomes.made) {
+            region.open(
+                session,
+                InodeRef {
+                    ino: made.attr.ino,
+                    generation: made.attr.generation,
+                },
+            )?;
+        }
+        Ok(outcomes)
+    };
+    turn.on_for_session(own, decide)
+        .await
+        .map_err(|error| place(turn, own, intents, error))
+}
+
+/// Tells an error of the place that was chosen for a new inode from one of the operation.
+fn place(turn: &Turn<'_>, region: RegionId, intents: &[Intent], error: FsError) -> Failure {
+    let elsewhere = matches!(error, FsError::NoSpace | FsError::Unreachable { .. });
+    match turn.links.primary(region) {
+        Ok(node) if elsewhere && intents.iter().any(Intent::makes_inode) => Failure::NoRoom(node, error),
+        _ => Failure::from(error),
+    }
+}
+
+async fn collect(
+    turn: &Turn<'_>,
+    txn: TxnId,
+    region: RegionId,
+    intents: &[Intent],
+    open: bool,
+) -> Result<Collected, FsError> {
+    let open = open && intents.iter().any(Intent::makes_inode);
+    if let Some(served) = turn.node.served(region) {
+        return turn
+            .node
+            .collect_here(served, txn, intents, open.then_some(turn.session.id))
+            .await;
+    }
+    let on_behalf = turn.session.id;
+    let request = Request::Collect {
+        txn,
+        region,
+        on_behalf,
+        open,
+        intents: intents.to_vec(),
+    };
+    let Reply::Collected(collected) = turn.ask_region(region, request).await? else {
+        return Err(FsError::Io(format!(
+            "the primary of region {} did not collect",
+            region.0
+        )));
+    };
+    let inside = collected
+        .writes
+        .iter()
+        .map(|(at, _)| at)
+        .chain(&collected.locks)
+        .all(|at| at.region() == region);
+    if !inside || collected.outcomes.len() != intents.len() {
+        return Err(FsError::Io(format!(
+            "the primary of region {} collected something else",
+            region.0
+        )));
+    }
+    Ok(collected)
+}
+
+fn remote_part(region: RegionId, collected: Collected) -> RemotePart {
+    let writes = collected
+        .writes
+        .into_iter()
+        .map(|(at, bytes)| (at, bytes.into_vec()))
+        .collect();
+    RemotePart {
+        region,
+        writes,
+        locks: collected.locks,
+    }
+}
+
+/// Own intents with what only the participants could say: which inode was made, of what type the linked one is.
+fn completed(mut intents: Vec<Intent>, collected: &Outcomes) -> Vec<Intent> {
+    for intent in &mut intents {
+        let Intent::AddName { target, kind, .. } = intent else {
+            continue;
+        };
+        let outcome = match target {
+            Some(target) => collected.of(target.ino).ok(),
+            None => collected.made,
+        };
+        if let Some(Outcome { attr, .. }) = outcome {
+            *kind = attr.kind;
+            *target = Some(InodeRef {
+                ino: attr.ino,
+                generation: attr.generation,
+            });
+        }
+    }
+    intents
+}
+
+/// Lets go of what was collected: best effort, since a participant that waits too long asks.
+async fn abort(turn: &Turn<'_>, txn: TxnId, remote: &[RemotePart]) {
+    for part in remote {
+        if let Some(served) = turn.node.served(part.region) {
+            served.unlock(txn, &part.locks);
+            continue;
+        }
+        let mut found = vec![0u64; part.locks.len()];
+        let mut swaps: Vec<RegionVerb<'_>> = part
+            .locks
+            .iter()
+            .zip(&mut found)
+            .map(|(at, found)| RegionVerb::CompareSwap {
+                at: *at,
+                expect: txn.0,
+                new: 0,
+                found,
+            })
+            .collect();
+        if let Err(error) = turn.links.one_sided(part.region, &mut swaps).await {
+            tracing::debug!(?txn, region = part.region.0, %error, "a participant has to ask how the transaction ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_is_undecided_only_while_it_runs() {
+        let undecided = Undecided::default();
+        let running = undecided.begin(TxnId(9));
+        assert!(undecided.contains(TxnId(9)) && undecided.count() == 1);
+        drop(running);
+        assert!(!undecided.contains(TxnId(9)) && undecided.count() == 0);
+    }
+
+    #[test]
+    fn intents_of_one_region_stay_together_and_in_order() {
+        let inode = |slot| InodeRef {
+            ino: Ino::new(RegionId(0), slot),
+            generation: polvo_format::Generation(1),
+        };
+        let mut plan = Plan::new(RegionId(3));
+        for (region, slot) in [(1, 1), (3, 2), (1, 3)] {
+            plan.want(RegionId(region), Intent::Touch { inode: inode(slot) });
+        }
+        let slots = |intents: &[Intent]| {
+            intents
+                .iter()
+                .map(|i| {
+                    if let Intent::Touch { inode } = i {
+                        inode.ino.slot()
+                    } else {
+                        0
+                    }
+                })
+                .collect::<Vec<_>>()
+        };
+        let parts: Vec<_> = plan
+            .parts
+            .iter()
+            .map(|(region, intents)| (region.0, slots(intents)))
+            .collect();
+        assert_eq!(parts, [(3, vec![2]), (1, vec![1, 3])]);
+    }
+}

@@ -1,0 +1,198 @@
+//! One request in the making: on whose behalf, by which thread, and how long it may wait.
+
+use crate::backoff::Backoff;
+use crate::error::to_fs;
+use crate::node::Node;
+use crate::served::Served;
+use crate::sessions::Session;
+use polvo_cluster::Links;
+use polvo_format::{Attr, Ino, RegionId, TxnId};
+use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
+use polvo_region::{Region, RegionError};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// After so long a wait for a held inode, the coordinator of the transaction that holds it is asked.
+const ASK_AFTER: Duration = Duration::from_millis(50);
+/// Time that a call to another node gets beyond what is left of the request's own time.
+const CALL_SLACK: Duration = Duration::from_millis(500);
+
+/// One request in the making.
+pub(crate) struct Turn<'a> {
+    pub node: &'a Arc<Node>,
+    /// The calling thread's links to the other nodes.
+    pub links: &'a Rc<Links>,
+    pub session: &'a Arc<Session>,
+    pub cred: &'a Cred,
+    /// When waiting ends; fixed by the first wait, so that a request that never waits reads no clock.
+    deadline: Cell<Option<Instant>>,
+}
+
+impl<'a> Turn<'a> {
+    pub fn new(node: &'a Arc<Node>, links: &'a Rc<Links>, session: &'a Arc<Session>, cred: &'a Cred) -> Turn<'a> {
+        Turn {
+            node,
+            links,
+            session,
+            cred,
+            deadline: Cell::new(None),
+        }
+    }
+
+    pub fn now_ns(&self) -> i64 {
+        self.node.clock.now_ns()
+    }
+
+    pub fn deadline(&self) -> Instant {
+        self.deadline.get().unwrap_or_else(|| {
+            let deadline = Instant::now() + self.node.config.timeouts.held;
+            self.deadline.set(Some(deadline));
+            deadline
+        })
+    }
+
+    /// How long a call to another node may take.
+    pub fn call_limit(&self) -> Duration {
+        self.deadline().saturating_duration_since(Instant::now()) + CALL_SLACK
+    }
+
+    /// A backoff whose jitter is this request's own.
+    pub fn backoff(&self) -> Backoff {
+        Backoff::new(self.node.next_jitter(), self.deadline())
+    }
+
+    /// A region served here; `WrongEpoch` tells the caller to look at the map again.
+    pub fn served(&self, region: RegionId) -> Result<&'a Arc<Served>, FsError> {
+        self.node.served(region).ok_or(FsError::WrongEpoch)
+    }
+
+    /// Does something in a region served here. While an inode it needs is held by a transaction, waits (bounded) and
+    /// does it anew.
+    pub async fn on<T>(
+        &self,
+        region: RegionId,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let served = self.served(region)?;
+        let txn = match served.enter(&mut f) {
+            Err(RegionError::Held { txn, .. }) => txn,
+            other => return other.map_err(to_fs),
+        };
+        self.wait_and_do(served, txn, f).await
+    }
+
+    /// As `on`, for what a session gets: nothing once it has ended. Its end takes back what was given before, since
+    /// both happen with the region entered.
+    pub async fn on_for_session<T>(
+        &self,
+        region: RegionId,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let session = self.session;
+        self.on(region, move |r| {
+            if session.is_ended() {
+                Err(FsError::SessionExpired.into())
+            } else {
+                f(r)
+            }
+        })
+        .await
+    }
+
+    #[cold]
+    async fn wait_and_do<T>(
+        &self,
+        served: &Arc<Served>,
+        mut txn: TxnId,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let mut backoff = Backoff::short(self.node.next_jitter(), self.deadline());
+        let mut ask_at = Instant::now() + ASK_AFTER;
+        loop {
+            backoff.wait().await?;
+            if Instant::now() >= ask_at {
+                self.node.resolve(self.links, served, txn).await;
+                ask_at = Instant::now() + 2 * ASK_AFTER;
+            }
+            match served.enter(&mut f) {
+                Err(RegionError::Held { txn: by, .. }) => txn = by,
+                other => return other.map_err(to_fs),
+            }
+        }
+    }
+
+    /// A request of this node's own to the primary of a region elsewhere.
+    pub async fn ask_region(&self, region: RegionId, request: Request) -> Answer {
+        self.links
+            .call_region_within(region, Cred::Kernel, request, self.call_limit())
+            .await
+    }
+
+    /// Attributes of an inode, wherever it lies.
+    pub async fn attr_of(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        let region = inode.ino.region();
+        if self.node.serves(region) {
+            return Ok(self.on(region, |r| r.attr(inode.ino, Some(inode.generation))).await?.0);
+        }
+        let request = Request::GetAttr {
+            ino: inode.ino,
+            generation: Some(inode.generation),
+        };
+        match self.ask_region(region, request).await? {
+            Reply::Attr { attr, .. } if attr.ino == inode.ino => Ok(attr),
+            _ => Err(strange_reply(inode.ino)),
+        }
+    }
+
+    /// Finds a name, wherever its directory lies. `None` when there is none.
+    pub async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Option<DirEntry>, FsError> {
+        let region = dir.ino.region();
+        let found = if self.node.serves(region) {
+            self.on(region, |r| r.lookup(dir, name)).await.map(|(entry, _)| entry)
+        } else {
+            match self
+                .ask_region(
+                    region,
+                    Request::Lookup {
+                        dir,
+                        name: name.to_vec(),
+                    },
+                )
+                .await
+            {
+                Ok(Reply::Found(found)) => Ok(DirEntry {
+                    cookie: 0,
+                    target: found.target,
+                    kind: found.kind,
+                    name: name.to_vec(),
+                }),
+                Ok(_) => Err(strange_reply(dir.ino)),
+                Err(error) => Err(error),
+            }
+        };
+        match found {
+            Ok(entry) => Ok(Some(entry)),
+            Err(FsError::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A directory's parent, wherever it lies.
+    pub async fn parent_of(&self, dir: InodeRef) -> Result<InodeRef, FsError> {
+        let region = dir.ino.region();
+        if self.node.serves(region) {
+            return self.on(region, |r| r.parent(dir)).await;
+        }
+        match self.ask_region(region, Request::Parent { inode: dir }).await? {
+            Reply::Parent(parent) => Ok(parent),
+            _ => Err(strange_reply(dir.ino)),
+        }
+    }
+}
+
+pub(crate) fn strange_reply(ino: Ino) -> FsError {
+    FsError::Io(format!("the node that serves {ino:?} did not answer what it was asked"))
+}
