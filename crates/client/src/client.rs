@@ -1,0 +1,247 @@
+//! What all threads of a client share: the session, the caches, the holds, the space in hand.
+
+use crate::generations::Generations;
+use crate::holds::Holds;
+use crate::local::LocalClient;
+use crate::names::NameCache;
+use crate::space::Stocks;
+use parking_lot::{Mutex, RwLock};
+use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
+use polvo_fabric::{Address, Identity};
+use polvo_format::{NodeId, RegionId, SessionId};
+use polvo_node::Node;
+use polvo_proto::{ClusterMap, Cred, FsError};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use tokio::sync::Notify;
+
+/// How to reach a cluster.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// Bootstrap addresses; any node of the cluster will do.
+    pub addresses: Vec<Address>,
+    /// Who we are (role client) and the secret that proves it.
+    pub identity: Identity,
+    /// Shown in `polvo status`.
+    pub name: String,
+    /// Forces `tcp` or `shm`; `None` takes shm on the same host, else tcp.
+    pub provider: Option<String>,
+    /// Limits of every wait.
+    pub timeouts: Timeouts,
+    /// On whose behalf requests are made (a mount passes [`Cred::Kernel`]).
+    pub cred: Cred,
+}
+
+/// What a client has asked of the nodes, also in `polvo status --json` of a mount. Work of an internal client in its
+/// own node is no round trip and is not counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// RPCs made.
+    pub rpcs: u64,
+    /// Batches of one-sided operations.
+    pub one_sided_batches: u64,
+    /// Bytes that one-sided operations moved.
+    pub one_sided_bytes: u64,
+    /// File bytes that travelled inside an RPC (eager writes).
+    pub eager_bytes: u64,
+}
+
+/// State shared by all threads of a client. `Send + Sync`.
+pub struct Client {
+    pub(crate) context: Arc<SessionContext>,
+    /// The node this client lives in, if it does.
+    pub(crate) node: Option<Arc<Node>>,
+    /// The session is known to that node.
+    pub(crate) attached_inside: AtomicBool,
+    pub(crate) cred: Cred,
+    pub(crate) names: NameCache,
+    pub(crate) holds: Holds,
+    pub(crate) stocks: Stocks,
+    pub(crate) generations: Generations,
+    pub(crate) eager_bytes: AtomicU64,
+    incarnations: Incarnations,
+    pub(crate) stop: Stop,
+    maintenance: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// How often the session was lost at each node. What was obtained in an earlier incarnation (holds, space) is gone.
+#[derive(Default)]
+struct Incarnations {
+    of_node: RwLock<HashMap<NodeId, u64>>,
+    all: AtomicU64,
+}
+
+/// Tells the maintenance to end.
+#[derive(Default)]
+pub(crate) struct Stop {
+    asked: AtomicBool,
+    pub(crate) changed: Notify,
+}
+
+impl Stop {
+    pub(crate) fn ask(&self) {
+        self.asked.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+}
+
+impl Client {
+    /// Connects to a cluster and opens a session. Call inside a tokio current-thread runtime with a `LocalSet`, or use
+    /// [`Client::connect_blocking`].
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] (with what happened at the last address tried) when no address answers.
+    pub async fn connect(config: ClientConfig) -> Result<Arc<Client>, FsError> {
+        let session = draw_session()?;
+        let map = fetch_map(
+            &config.addresses,
+            &config.identity,
+            session,
+            &config.name,
+            &config.timeouts,
+        )
+        .await?;
+        let context = SessionContext::new(
+            MapCell::new(map),
+            config.identity,
+            session,
+            config.name,
+            None,
+            config.timeouts,
+            config.provider,
+        );
+        Ok(Client::over(context, None, config.cred))
+    }
+
+    /// A client inside a node: the node's own regions are called and read directly, others as by any client.
+    ///
+    /// # Panics
+    /// When the system has no random numbers to draw a session from.
+    pub fn internal(node: &Arc<Node>, name: String, cred: Cred) -> Arc<Client> {
+        let session = draw_session().expect("the system has random numbers");
+        let context = node.new_links().context().sibling(session, name, Some(node.id()));
+        Client::over(context, Some(node.clone()), cred)
+    }
+
+    fn over(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred) -> Arc<Client> {
+        let client = Arc::new(Client {
+            context: context.clone(),
+            node,
+            attached_inside: AtomicBool::new(false),
+            cred,
+            names: NameCache::new(),
+            holds: Holds::new(),
+            stocks: Stocks::default(),
+            generations: Generations::default(),
+            eager_bytes: AtomicU64::new(0),
+            incarnations: Incarnations::default(),
+            stop: Stop::default(),
+            maintenance: Mutex::new(None),
+        });
+        let weak = Arc::downgrade(&client);
+        context.on_reset(move |node| {
+            if let Some(client) = weak.upgrade() {
+                client.lost(node);
+            }
+        });
+        client
+    }
+
+    /// This thread's face, for use inside a tokio current-thread runtime with a `LocalSet`. One per thread; heartbeats
+    /// are sent by whichever face runs [`LocalClient::maintain`].
+    pub fn local(self: &Arc<Self>) -> Rc<LocalClient> {
+        LocalClient::new(self)
+    }
+
+    /// Starts the maintenance thread (heartbeats, recalls, returns). Not used in the simulator, which spawns
+    /// [`LocalClient::maintain`]. Does nothing when there is one already.
+    pub fn start_maintenance(self: &Arc<Self>) {
+        let mut maintenance = self.maintenance.lock();
+        if maintenance.is_some() || self.stop.is_asked() {
+            return;
+        }
+        let client = self.clone();
+        let thread = std::thread::Builder::new().name("polvo-lease".into());
+        match thread.spawn(move || client.run(|local| local.maintain())) {
+            Ok(thread) => *maintenance = Some(thread),
+            Err(error) => tracing::error!(%error, "no thread for the lease: the session will expire when idle"),
+        }
+    }
+
+    /// Ends the session; everything it holds is returned. Waits (bounded) unless called inside a runtime: there, whoever
+    /// awaits [`LocalClient::maintain`] or [`LocalClient::end`] waits.
+    pub fn shutdown(self: &Arc<Self>) {
+        self.stop.ask();
+        if tokio::runtime::Handle::try_current().is_ok() {
+            return;
+        }
+        let thread = self.maintenance.lock().take();
+        match thread.map(JoinHandle::join) {
+            None => self.run(|local| async move { local.end().await }),
+            Some(Ok(())) => {}
+            Some(Err(_)) => tracing::error!("the lease thread had panicked"),
+        }
+    }
+
+    /// What has been asked of the nodes so far.
+    pub fn counters(&self) -> Counters {
+        let totals = self.context.totals();
+        Counters {
+            rpcs: totals.rpcs,
+            one_sided_batches: totals.one_sided_batches,
+            one_sided_bytes: totals.one_sided_bytes,
+            eager_bytes: self.eager_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The newest cluster map known.
+    pub fn map(&self) -> Arc<ClusterMap> {
+        self.context.map().get()
+    }
+
+    /// The session's id, as nodes show it.
+    pub fn session(&self) -> SessionId {
+        self.context.session()
+    }
+
+    /// The node that serves a region.
+    pub(crate) fn primary(&self, region: RegionId) -> Result<NodeId, FsError> {
+        let primary = self.context.map().get().primary(region);
+        primary.ok_or_else(|| FsError::Io(format!("region {} has no primary", region.0)))
+    }
+
+    /// Number of the session at a node: grows when the node forgets it.
+    pub(crate) fn incarnation(&self, node: NodeId) -> u64 {
+        self.incarnations.of_node.read().get(&node).copied().unwrap_or(0)
+    }
+
+    /// Number of losses at all nodes: while it stays, nothing was lost.
+    pub(crate) fn losses(&self) -> u64 {
+        self.incarnations.all.load(Ordering::Acquire)
+    }
+
+    /// A node did not know the session (any more): what was held there is gone.
+    pub(crate) fn lost(&self, node: NodeId) {
+        *self.incarnations.of_node.write().entry(node).or_default() += 1;
+        self.incarnations.all.fetch_add(1, Ordering::AcqRel);
+        let map = self.map();
+        let there = |region: RegionId| map.primary(region) == Some(node);
+        self.stocks.forget_where(there);
+        self.holds.lost(node);
+        self.names.forget_where(|dir| there(dir.ino.region()));
+    }
+}
+
+/// A session id: random, never 0.
+fn draw_session() -> Result<SessionId, FsError> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|e| FsError::Io(format!("no random numbers: {e}")))?;
+    Ok(SessionId(u64::from_le_bytes(bytes) | 1))
+}

@@ -1,0 +1,127 @@
+//! The blocking face: runs an operation to its end on the calling thread, on a runtime that belongs to the thread.
+//!
+//! An operation is polled once before the runtime is set in motion: what needs no waiting (a local region, shared
+//! memory) costs no system call.
+
+use crate::{Client, LocalClient};
+use std::cell::{OnceCell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use tokio::runtime::Runtime;
+use tokio::task::LocalSet;
+
+/// What a thread needs to run operations. Fields are dropped in order: connections before the runtime they live on.
+/// That happens while thread locals are destroyed, when a runtime cannot be entered any more.
+struct Face {
+    clients: RefCell<Vec<Rc<LocalClient>>>,
+    tasks: LocalSet,
+    runtime: Runtime,
+}
+
+thread_local! {
+    static FACE: OnceCell<Rc<Face>> = const { OnceCell::new() };
+}
+
+impl Face {
+    fn of_this_thread() -> Rc<Face> {
+        FACE.with(|face| face.get_or_init(|| Rc::new(Face::new())).clone())
+    }
+
+    fn new() -> Face {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Face {
+            clients: RefCell::default(),
+            tasks: LocalSet::new(),
+            runtime: runtime.expect("the system gives a thread an epoll descriptor"),
+        }
+    }
+
+    fn local(&self, client: &Arc<Client>) -> Rc<LocalClient> {
+        let mut clients = self.clients.borrow_mut();
+        if let Some(local) = clients.iter().find(|local| Arc::ptr_eq(&local.client, client)) {
+            return local.clone();
+        }
+        clients.retain(|local| !local.client.stop.is_asked());
+        clients.push(client.local());
+        clients[clients.len() - 1].clone()
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let first = {
+            let _runtime = self.runtime.enter();
+            let _tasks = self.tasks.enter();
+            future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        match first {
+            Poll::Ready(output) => output,
+            Poll::Pending => self.tasks.block_on(&self.runtime, future),
+        }
+    }
+}
+
+impl Client {
+    /// Runs an operation to its end on the calling thread, with this thread's runtime and face: the blocking face.
+    ///
+    /// # Panics
+    /// When called inside a tokio runtime (an operation of this very face included).
+    pub fn run<T, F>(self: &Arc<Self>, operation: impl FnOnce(Rc<LocalClient>) -> F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        let face = Face::of_this_thread();
+        let local = face.local(self);
+        face.block_on(operation(local))
+    }
+
+    /// [`Client::connect`] on this thread's own runtime.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_blocking(config: crate::ClientConfig) -> Result<Arc<Client>, polvo_proto::FsError> {
+        Face::of_this_thread().block_on(Client::connect(config))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_ready_at_once_and_what_waits_both_end() {
+        let face = Face::of_this_thread();
+        assert_eq!(face.block_on(async { 1 }), 1);
+        assert_eq!(face.block_on(async { tokio::task::yield_now().await }), ());
+        let waited = face.block_on(async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::task::spawn_local(async { 7 }).await
+        });
+        assert_eq!(waited.expect("task"), 7);
+    }
+
+    #[test]
+    fn polled_once_when_nothing_waits() {
+        let polls = Cell::new(0);
+        Face::of_this_thread().block_on(std::future::poll_fn(|_| {
+            polls.set(polls.get() + 1);
+            Poll::Ready(())
+        }));
+        assert_eq!(polls.get(), 1);
+    }
+
+    #[test]
+    fn a_thread_ends_cleanly_with_its_runtime() {
+        let thread = std::thread::spawn(|| {
+            Face::of_this_thread().block_on(async {
+                tokio::task::spawn_local(std::future::pending::<()>());
+                tokio::task::yield_now().await;
+            })
+        });
+        thread.join().expect("no panic while thread locals are dropped");
+    }
+}

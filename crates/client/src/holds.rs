@@ -1,0 +1,453 @@
+//! Open files and the holds behind them.
+//!
+//! The first open of an inode asks its primary to hold it (it then outlives its last name); the hold is kept after the
+//! last close, so that the next open costs one one-sided read. What is not open any more is let go of when there are
+//! too many such inodes, when the node asks for it, or when this client has removed the inode's name.
+//!
+//! An inode is in one of the states of [`Slot`]. A hold is entered and left by RPC, and the two must not overtake each
+//! other; so while one is under way others wait for the change.
+
+use crate::index::FileIndex;
+use parking_lot::{Mutex, RwLock};
+use polvo_format::{FileKind, Ino, NodeId};
+use polvo_proto::InodeRef;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use tokio::sync::Notify;
+
+const SHARDS: usize = 16;
+/// Most inodes held without being open.
+pub(crate) const IDLE_MAX: usize = 4096;
+
+/// An inode held at its primary.
+pub(crate) struct Held {
+    /// Which.
+    pub(crate) inode: InodeRef,
+    /// Its type.
+    pub(crate) kind: FileKind,
+    /// The node that holds it, and which of our sessions there (see `attachment`).
+    holder: AtomicU64,
+    /// The file's mapping; `None` until loaded, and after it was found outdated beyond repair.
+    pub(crate) index: RwLock<Option<FileIndex>>,
+    opens: AtomicUsize,
+    used: AtomicU64,
+    doomed: AtomicBool,
+    /// Number of losses (of sessions, anywhere) up to which the hold is known to be kept.
+    kept: AtomicU64,
+}
+
+impl Held {
+    /// Nothing was lost since the hold was last known to be kept.
+    pub(crate) fn is_kept(&self, losses: u64) -> bool {
+        self.kept.load(Ordering::Acquire) == losses
+    }
+
+    /// The hold is known to be kept after so many losses.
+    pub(crate) fn set_kept(&self, losses: u64) {
+        self.kept.store(losses, Ordering::Release);
+    }
+
+    /// The node that holds the inode, and the number of the session there.
+    pub(crate) fn holder(&self) -> (NodeId, u64) {
+        let packed = self.holder.load(Ordering::Acquire);
+        (NodeId((packed >> 48) as u16), packed & ((1 << 48) - 1))
+    }
+
+    /// The hold was made anew.
+    pub(crate) fn set_holder(&self, holder: (NodeId, u64)) {
+        self.holder.store(pack(holder), Ordering::Release);
+    }
+}
+
+fn pack((node, incarnation): (NodeId, u64)) -> u64 {
+    u64::from(node.0) << 48 | incarnation
+}
+
+enum Slot {
+    /// An `Open` is under way.
+    Opening,
+    /// Held.
+    Held(Arc<Held>),
+    /// A `Release` is under way.
+    Releasing,
+}
+
+/// What a would-be opener finds.
+pub(crate) enum Begin<'a> {
+    /// It is held already; counted as open.
+    Held(Arc<Held>),
+    /// Nobody holds it: the caller asks the primary and reports to the guard.
+    Ask(Opening<'a>),
+    /// Somebody is about to change that: wait and try again.
+    Wait,
+}
+
+/// All holds of a client. Sharded short locks.
+pub(crate) struct Holds {
+    shards: [Mutex<HashMap<Ino, Slot>>; SHARDS],
+    /// An opening or a release has ended.
+    changed: Notify,
+    /// There is something to release without delay.
+    pub(crate) work: Notify,
+    held: AtomicUsize,
+    clock: AtomicU64,
+    doomed: Mutex<Vec<InodeRef>>,
+}
+
+impl Holds {
+    pub(crate) fn new() -> Holds {
+        Holds {
+            shards: Default::default(),
+            changed: Notify::new(),
+            work: Notify::new(),
+            held: AtomicUsize::new(0),
+            clock: AtomicU64::new(0),
+            doomed: Mutex::default(),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Slot>> {
+        &self.shards[(ino.0 ^ ino.0 >> 48) as usize % SHARDS]
+    }
+
+    fn count_open(&self, held: &Arc<Held>) -> Arc<Held> {
+        held.opens.fetch_add(1, Ordering::Relaxed);
+        held.used
+            .store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        held.clone()
+    }
+
+    /// Begins to open an inode.
+    pub(crate) fn begin(&self, inode: InodeRef) -> Begin<'_> {
+        let mut shard = self.shard(inode.ino).lock();
+        match shard.get(&inode.ino) {
+            Some(Slot::Held(held)) if held.inode == inode => return Begin::Held(self.count_open(held)),
+            // of an earlier file in the same slot, which is gone: nothing is held there any more
+            Some(Slot::Held(_)) | None => {}
+            Some(Slot::Opening | Slot::Releasing) => return Begin::Wait,
+        }
+        if let Some(Slot::Held(_)) = shard.insert(inode.ino, Slot::Opening) {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+        Begin::Ask(Opening {
+            holds: self,
+            inode,
+            done: false,
+        })
+    }
+
+    /// Waits until an opening or release that was under way at the call has ended (or another one).
+    pub(crate) async fn wait_changed(&self, inode: InodeRef) {
+        let changed = self.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        if matches!(
+            self.shard(inode.ino).lock().get(&inode.ino),
+            Some(Slot::Opening | Slot::Releasing)
+        ) {
+            changed.await;
+        }
+    }
+
+    /// Enters an inode that a node holds for us without an `Open` (just made, with open). Counted as open.
+    pub(crate) fn enter(
+        &self,
+        inode: InodeRef,
+        kind: FileKind,
+        holder: (NodeId, u64),
+        index: Option<FileIndex>,
+    ) -> Arc<Held> {
+        let held = Arc::new(Held {
+            inode,
+            kind,
+            holder: AtomicU64::new(pack(holder)),
+            index: RwLock::new(index),
+            opens: AtomicUsize::new(0),
+            used: AtomicU64::new(0),
+            doomed: AtomicBool::new(false),
+            kept: AtomicU64::new(u64::MAX),
+        });
+        let counted = self.count_open(&held);
+        if !matches!(
+            self.shard(inode.ino).lock().insert(inode.ino, Slot::Held(held)),
+            Some(Slot::Held(_))
+        ) {
+            self.held.fetch_add(1, Ordering::Relaxed);
+        }
+        self.changed.notify_waiters();
+        if self.held.load(Ordering::Relaxed) > IDLE_MAX + IDLE_MAX / 4 {
+            self.work.notify_one();
+        }
+        counted
+    }
+
+    /// An open file was closed.
+    pub(crate) fn closed(&self, held: &Held) {
+        if held.opens.fetch_sub(1, Ordering::AcqRel) == 1 && held.doomed.load(Ordering::Acquire) {
+            self.doom(held.inode);
+        }
+    }
+
+    /// The inode held, if it is.
+    pub(crate) fn get(&self, inode: InodeRef) -> Option<Arc<Held>> {
+        match self.shard(inode.ino).lock().get(&inode.ino) {
+            Some(Slot::Held(held)) if held.inode == inode => Some(held.clone()),
+            _ => None,
+        }
+    }
+
+    /// The inode has (or may have) lost its last name: it is released as soon as it is not open here.
+    pub(crate) fn doom(&self, inode: InodeRef) {
+        let Some(held) = self.get(inode) else { return };
+        held.doomed.store(true, Ordering::Release);
+        if held.opens.load(Ordering::Acquire) == 0 {
+            let mut doomed = self.doomed.lock();
+            doomed.push(inode);
+            if doomed.len() == 1 {
+                self.work.notify_one();
+            }
+        }
+    }
+
+    /// The node says that the inode is dead and held by us. `true`: we know of no use, it is to be released.
+    pub(crate) fn recalled(&self, inode: InodeRef) -> bool {
+        match self.shard(inode.ino).lock().get(&inode.ino) {
+            Some(Slot::Held(held)) if held.inode == inode => held.doomed.store(true, Ordering::Release),
+            Some(Slot::Opening | Slot::Releasing) => return false,
+            // of another file in the slot, or not known at all (an answer that never reached us): let go
+            Some(Slot::Held(_)) | None => return true,
+        }
+        self.doom(inode);
+        false
+    }
+
+    /// Takes what is to be released: doomed inodes that are not open, and idle ones over the limit, oldest first.
+    /// They stay `Releasing` until [`Holds::released`].
+    pub(crate) fn take_releases(&self) -> Vec<InodeRef> {
+        let mut wanted = std::mem::take(&mut *self.doomed.lock());
+        let excess = self.held.load(Ordering::Relaxed).saturating_sub(IDLE_MAX);
+        if excess > 0 {
+            // a quarter more, so that the next open does not scan again
+            let mut idle = self.idle();
+            idle.sort_unstable_by_key(|(used, _)| *used);
+            wanted.extend(idle.into_iter().take(excess + IDLE_MAX / 4).map(|(_, inode)| inode));
+        }
+        wanted.retain(|inode| self.begin_release(*inode));
+        wanted
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.held.load(Ordering::Relaxed) == 0
+    }
+
+    fn idle(&self) -> Vec<(u64, InodeRef)> {
+        let mut idle = Vec::new();
+        for shard in &self.shards {
+            idle.extend(shard.lock().values().filter_map(|slot| match slot {
+                Slot::Held(held) if held.opens.load(Ordering::Acquire) == 0 => {
+                    Some((held.used.load(Ordering::Relaxed), held.inode))
+                }
+                _ => None,
+            }));
+        }
+        idle
+    }
+
+    fn begin_release(&self, inode: InodeRef) -> bool {
+        let mut shard = self.shard(inode.ino).lock();
+        match shard.get(&inode.ino) {
+            Some(Slot::Held(held)) if held.inode == inode && held.opens.load(Ordering::Acquire) == 0 => {
+                shard.insert(inode.ino, Slot::Releasing);
+                self.held.fetch_sub(1, Ordering::Relaxed);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The releases have been sent (or could not be: then the session's end lets go).
+    pub(crate) fn released(&self, inodes: &[InodeRef]) {
+        for inode in inodes {
+            let mut shard = self.shard(inode.ino).lock();
+            if matches!(shard.get(&inode.ino), Some(Slot::Releasing)) {
+                shard.remove(&inode.ino);
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// The session at a node was lost: forgets what it held that is not open here. What is open is opened anew when it
+    /// is next used.
+    pub(crate) fn lost(&self, node: NodeId) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let before = shard.len();
+            shard.retain(|_, slot| match slot {
+                Slot::Held(held) => held.holder().0 != node || held.opens.load(Ordering::Acquire) > 0,
+                Slot::Opening | Slot::Releasing => true,
+            });
+            self.held.fetch_sub(before - shard.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// An `Open` under way; when dropped without success, the inode is not held.
+pub(crate) struct Opening<'a> {
+    holds: &'a Holds,
+    inode: InodeRef,
+    done: bool,
+}
+
+impl Opening<'_> {
+    /// The primary holds it now.
+    pub(crate) fn opened(mut self, kind: FileKind, holder: (NodeId, u64), index: Option<FileIndex>) -> Arc<Held> {
+        self.done = true;
+        self.holds.enter(self.inode, kind, holder, index)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let mut shard = self.holds.shard(self.inode.ino).lock();
+            if matches!(shard.get(&self.inode.ino), Some(Slot::Opening)) {
+                shard.remove(&self.inode.ino);
+            }
+            drop(shard);
+            self.holds.changed.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::Generation;
+
+    const HOLDER: (NodeId, u64) = (NodeId(1), 1);
+
+    fn inode(n: u64) -> InodeRef {
+        InodeRef {
+            ino: Ino(n),
+            generation: Generation(1),
+        }
+    }
+
+    fn open(holds: &Holds, n: u64) -> Arc<Held> {
+        match holds.begin(inode(n)) {
+            Begin::Held(held) => held,
+            Begin::Ask(opening) => opening.opened(FileKind::File, HOLDER, None),
+            Begin::Wait => panic!("nothing is under way"),
+        }
+    }
+
+    #[test]
+    fn held_after_close_and_released_when_doomed() {
+        let holds = Holds::new();
+        let first = open(&holds, 1);
+        let second = open(&holds, 1);
+        assert!(Arc::ptr_eq(&first, &second));
+        holds.doom(inode(1));
+        holds.closed(&first);
+        assert!(holds.take_releases().is_empty(), "still open");
+        holds.closed(&second);
+        assert_eq!(holds.take_releases(), [inode(1)]);
+        assert!(matches!(holds.begin(inode(1)), Begin::Wait), "a release is under way");
+        holds.released(&[inode(1)]);
+        assert!(holds.is_empty());
+        assert!(matches!(holds.begin(inode(1)), Begin::Ask(_)));
+    }
+
+    #[test]
+    fn reopened_before_the_release_is_kept() {
+        let holds = Holds::new();
+        let file = open(&holds, 1);
+        holds.closed(&file);
+        holds.doom(inode(1));
+        let again = open(&holds, 1);
+        assert!(holds.take_releases().is_empty());
+        holds.closed(&again);
+        assert_eq!(holds.take_releases(), [inode(1)]);
+    }
+
+    #[test]
+    fn a_recall_of_what_is_not_known_is_released() {
+        let holds = Holds::new();
+        assert!(holds.recalled(inode(1)));
+        let Begin::Ask(opening) = holds.begin(inode(2)) else {
+            panic!("first open")
+        };
+        assert!(!holds.recalled(inode(2)), "the answer to its Open may be under way");
+        drop(opening);
+        assert!(holds.recalled(inode(2)));
+        let file = open(&holds, 3);
+        assert!(!holds.recalled(inode(3)));
+        holds.closed(&file);
+        assert_eq!(holds.take_releases(), [inode(3)]);
+    }
+
+    #[test]
+    fn idle_holds_are_bounded_oldest_go_first() {
+        let holds = Holds::new();
+        let keep = open(&holds, 1);
+        for n in 2..(IDLE_MAX + 102) as u64 {
+            let held = open(&holds, n);
+            holds.closed(&held);
+        }
+        let released = holds.take_releases();
+        assert_eq!(released.len(), 101 + IDLE_MAX / 4);
+        assert!(
+            released
+                .iter()
+                .all(|i| i.ino.0 >= 2 && i.ino.0 < 3 + released.len() as u64)
+        );
+        assert!(holds.get(keep.inode).is_some());
+        assert!(holds.take_releases().is_empty());
+    }
+
+    #[test]
+    fn a_new_file_in_the_slot_takes_the_place_of_the_old() {
+        let holds = Holds::new();
+        let old = open(&holds, 1);
+        holds.closed(&old);
+        let new = InodeRef {
+            generation: Generation(2),
+            ..inode(1)
+        };
+        let Begin::Ask(opening) = holds.begin(new) else {
+            panic!("another file")
+        };
+        let held = opening.opened(FileKind::File, HOLDER, None);
+        assert_eq!(held.inode, new);
+        assert!(holds.get(inode(1)).is_none());
+        holds.closed(&held);
+        holds.doom(new);
+        assert_eq!(holds.take_releases(), [new]);
+        holds.released(&[new]);
+        assert!(holds.is_empty(), "counted once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_opener_waits_for_the_release_under_way() {
+        let holds = Arc::new(Holds::new());
+        let file = open(&holds, 1);
+        holds.closed(&file);
+        holds.doom(inode(1));
+        let released = holds.take_releases();
+        let waiting = holds.clone();
+        let local = tokio::task::LocalSet::new();
+        let waiter = local.spawn_local(async move {
+            waiting.wait_changed(inode(1)).await;
+            matches!(waiting.begin(inode(1)), Begin::Ask(_))
+        });
+        local
+            .run_until(async {
+                tokio::task::yield_now().await;
+                holds.released(&released);
+                assert!(waiter.await.expect("waiter"));
+            })
+            .await;
+    }
+}

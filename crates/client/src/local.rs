@@ -1,0 +1,178 @@
+//! One thread's face of a client: how it reaches a region.
+//!
+//! A region is reached *inside* (the node this client lives in serves it: requests are function calls, one-sided
+//! operations are memory accesses) or over the fabric. Everything above is written once for both.
+
+use crate::{Client, inode::unexpected};
+use polvo_cluster::{Links, RegionVerb};
+use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
+use polvo_node::Node;
+use polvo_proto::{Answer, FsError, PROTOCOL_VERSION, Reply, Request};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// One thread's face of a client. All operations validate what they use of the caches, so that completed operations of
+/// others are seen at once.
+pub struct LocalClient {
+    pub(crate) client: Arc<Client>,
+    pub(crate) links: Rc<Links>,
+}
+
+impl LocalClient {
+    pub(crate) fn new(client: &Arc<Client>) -> Rc<LocalClient> {
+        Rc::new(LocalClient {
+            client: client.clone(),
+            links: client.context.links(),
+        })
+    }
+
+    /// What all threads share.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// The node around us, if it serves the region.
+    pub(crate) fn inside(&self, region: RegionId) -> Option<&Arc<Node>> {
+        self.client.node.as_ref().filter(|node| node.serves(region))
+    }
+
+    /// Sends a request to whoever serves the region.
+    pub(crate) async fn call(&self, region: RegionId, request: Request) -> Answer {
+        match self.inside(region) {
+            Some(node) => self.call_inside(node, request).await,
+            None => self.links.call_region(region, self.client.cred.clone(), request).await,
+        }
+    }
+
+    /// Sends a request to a node.
+    pub(crate) async fn call_node(&self, node: NodeId, request: Request) -> Answer {
+        match &self.client.node {
+            Some(inside) if inside.id() == node => self.call_inside(inside, request).await,
+            _ => self.links.call_node(node, self.client.cred.clone(), request).await,
+        }
+    }
+
+    /// A request to the node around us. When it has forgotten the session (a lease that ended while the machine was
+    /// suspended, say), the session is attached anew and the request repeated: the refused one did nothing.
+    async fn call_inside(&self, node: &Arc<Node>, request: Request) -> Answer {
+        if !self.client.attached_inside.load(Ordering::Acquire) {
+            self.attach_inside(node).await?;
+        }
+        // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
+        let again = match &request {
+            Request::Write { .. } | Request::Commit { .. } => None,
+            other => Some(other.clone()),
+        };
+        let call = self.links.make_call(self.client.cred.clone(), request);
+        match node.handle(&self.links, call).await {
+            Err(FsError::SessionExpired) => {
+                self.attach_inside(node).await?;
+                let Some(request) = again else {
+                    return Err(FsError::SessionExpired);
+                };
+                node.handle(&self.links, self.links.make_call(self.client.cred.clone(), request))
+                    .await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn attach_inside(&self, node: &Arc<Node>) -> Result<(), FsError> {
+        let request = Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: self.client.context.name().to_string(),
+            home: Some(node.id()),
+        };
+        let call = self.links.make_call(self.client.cred.clone(), request);
+        match node.handle(&self.links, call).await? {
+            Reply::Attached { resumed, map, .. } => {
+                self.client.context.map().offer(map);
+                if !resumed {
+                    self.client.lost(node.id());
+                }
+                self.client.attached_inside.store(true, Ordering::Release);
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes sure that the node which serves the region knows the session; returns the node and the number of the
+    /// session there, which is what things obtained from now on belong to.
+    pub(crate) async fn session_at(&self, region: RegionId) -> Result<(NodeId, u64), FsError> {
+        let node = match self.inside(region) {
+            Some(node) => {
+                if !self.client.attached_inside.load(Ordering::Acquire) {
+                    self.attach_inside(node).await?;
+                }
+                node.id()
+            }
+            None => {
+                let node = self.client.primary(region)?;
+                self.links.to(node).await?;
+                node
+            }
+        };
+        Ok((node, self.client.incarnation(node)))
+    }
+
+    /// One batch of one-sided operations on one region, in order.
+    pub(crate) async fn one_sided(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
+        let Some(node) = self.inside(region) else {
+            return self.links.one_sided(region, ops).await;
+        };
+        for op in ops {
+            match op {
+                RegionVerb::Read { at, into } => {
+                    let mut rest = &mut **into;
+                    let mut at = *at;
+                    while !rest.is_empty() {
+                        let (now, later) = rest.split_at_mut(room(at).min(rest.len()));
+                        node.read_gpa(at, now)?;
+                        at = Gpa(at.0 + now.len() as u64);
+                        rest = later;
+                    }
+                }
+                RegionVerb::WriteData { at, bytes } => {
+                    let mut rest = *bytes;
+                    let mut at = *at;
+                    while !rest.is_empty() {
+                        let (now, later) = rest.split_at(room(at).min(rest.len()));
+                        node.write_gpa(at, now)?;
+                        at = Gpa(at.0 + now.len() as u64);
+                        rest = later;
+                    }
+                }
+                RegionVerb::WriteAny { .. } | RegionVerb::CompareSwap { .. } => return Err(FsError::NotPermitted),
+            }
+        }
+        Ok(())
+    }
+
+    /// A request to one node (status, check, shutdown), as it is.
+    pub async fn ask(&self, node: NodeId, request: Request) -> Answer {
+        self.call_node(node, request).await
+    }
+
+    /// Ends the session at all nodes; what it holds is returned. Later operations would begin a new one.
+    pub async fn end(&self) {
+        self.client.stop.ask();
+        if let Some(node) = &self.client.node
+            && self.client.attached_inside.swap(false, Ordering::AcqRel)
+        {
+            let call = self.links.make_call(self.client.cred.clone(), Request::Detach);
+            if let Err(error) = node.handle(&self.links, call).await {
+                tracing::debug!(%error, "detach inside the node");
+            }
+        }
+        self.links.detach().await;
+    }
+}
+
+/// Bytes from an address to where a segment may end: neighbours in a file may lie in several, and memory is accessed
+/// in one at a time. (All segments are multiples of the smallest.)
+fn room(at: Gpa) -> usize {
+    const SMALLEST: u64 = 1 << SEGMENT_SHIFT_MIN;
+    (SMALLEST - at.0 % SMALLEST) as usize
+}

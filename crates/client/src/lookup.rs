@@ -1,0 +1,482 @@
+//! Names and attributes: lookup through the name cache, validated; path walk.
+
+use crate::LocalClient;
+use crate::inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
+use crate::names::{Child, DirLog, Known};
+use polvo_cluster::RegionVerb;
+use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, NAME_MAX, RegionOffset, SYMLINK_MAX, Tail};
+use polvo_proto::{Cred, Found, FsError, InodeRef, LogCursor, Reply, Request};
+
+/// How often a lookup starts again because the directory changes under it, before the primary is asked.
+const VALIDATE_TRIES: u32 = 4;
+/// Most symbolic links followed in a walk.
+const SYMLINKS_MAX: u32 = 40;
+/// Most components of a walk, those of links included.
+const COMPONENTS_MAX: u32 = 4096;
+
+/// How a cached directory compares with the real one.
+enum Validity {
+    /// Nothing has changed.
+    Valid,
+    /// It had changed; the cache has caught up.
+    CaughtUp,
+    /// The primary is to be asked.
+    Ask,
+}
+
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > NAME_MAX {
+        return Err(FsError::NameTooLong);
+    }
+    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+        return Err(FsError::Invalid("a name is not empty and has no '/' and no NUL".into()));
+    }
+    Ok(())
+}
+
+/// Whether the caller may search a directory (execute permission). Asked where a name comes from the cache; else the
+/// node checks.
+fn may_search(cred: &Cred, attr: &Attr) -> bool {
+    match cred {
+        Cred::Kernel => true,
+        Cred::User { uid: 0, .. } => true,
+        Cred::User { uid, .. } if *uid == attr.uid => attr.mode & 0o100 != 0,
+        Cred::User { gid, groups, .. } if *gid == attr.gid || groups.contains(&attr.gid) => attr.mode & 0o010 != 0,
+        Cred::User { .. } => attr.mode & 0o001 != 0,
+    }
+}
+
+impl LocalClient {
+    /// Finds a name in a directory. One round trip when the name is cached.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`] when there is no such name; [`FsError::Stale`] when the directory is gone.
+    pub async fn lookup(&self, dir: InodeRef, name: &[u8]) -> Result<Attr, FsError> {
+        Ok(self.find(dir, name).await?.attr)
+    }
+
+    /// Attributes of an inode as they are now: one one-sided read.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone.
+    pub async fn get_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        Ok(self.current(inode.ino, Some(inode.generation)).await?.attr)
+    }
+
+    /// The inode of a number (FUSE knows no generation): the one last seen by this client, else the one there now.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`] when there is none.
+    pub async fn resolve(&self, ino: Ino) -> Result<InodeRef, FsError> {
+        match self.client.generations.get(ino) {
+            Some(inode) => Ok(inode),
+            None => Ok(self.current(ino, None).await?.inode()),
+        }
+    }
+
+    async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Current, FsError> {
+        match name {
+            b"." => return self.current(dir.ino, Some(dir.generation)).await,
+            b".." => return self.parent(dir).await,
+            _ => check_name(name)?,
+        }
+        for _ in 0..VALIDATE_TRIES {
+            let Some((log, known)) = self.client.names.find(dir, name) else {
+                break;
+            };
+            let child = match known {
+                Known::Nothing => break,
+                Known::Absent => None,
+                Known::Child(child) => Some(child.target),
+            };
+            let (validity, seen) = self.validate_with(dir, log, child.map(|c| c.ino)).await?;
+            match validity {
+                Validity::Ask => break,
+                Validity::CaughtUp => continue,
+                Validity::Valid => {}
+            }
+            let Some(child) = child else {
+                return Err(FsError::NotFound);
+            };
+            let found = match seen {
+                Seen::Inode(view) => self.accept(Current::from(&*view), Some(child.generation)),
+                Seen::Torn | Seen::Locked => self.current(child.ino, Some(child.generation)).await,
+                Seen::Nothing => Err(FsError::Stale),
+            };
+            match found {
+                // removed since: the directory has changed
+                Err(FsError::Stale) => {}
+                found => return found,
+            }
+        }
+        self.find_asking(dir, name).await
+    }
+
+    /// Asks the primary for a name and enters the answer.
+    async fn find_asking(&self, dir: InodeRef, name: &[u8]) -> Result<Current, FsError> {
+        for _ in 0..VALIDATE_TRIES {
+            let basis = self.client.names.basis(dir);
+            let request = Request::Lookup {
+                dir,
+                name: name.to_vec(),
+            };
+            let found = match self.call(dir.ino.region(), request).await {
+                Ok(Reply::Found(found)) => found,
+                Ok(other) => return Err(unexpected(&other)),
+                Err(FsError::NotFound) => {
+                    if let Some(basis) = basis {
+                        self.client.names.enter(dir, basis.tail, name, None);
+                    }
+                    return Err(FsError::NotFound);
+                }
+                Err(FsError::Stale) => {
+                    self.client.names.forget(dir);
+                    return Err(FsError::Stale);
+                }
+                Err(error) => return Err(error),
+            };
+            let Found {
+                target,
+                kind,
+                dir_tail,
+                attr,
+            } = found;
+            self.enter_found(dir, basis, name, Child { target, kind }, dir_tail);
+            let current = match attr {
+                Some((attr, tail)) => self.accept(Current::new(attr, tail), Some(target.generation)),
+                None => self.current(target.ino, Some(target.generation)).await,
+            };
+            match current {
+                // removed between the two looks
+                Err(FsError::Stale) => {}
+                current => return current,
+            }
+        }
+        Err(FsError::NotFound)
+    }
+
+    fn enter_found(&self, dir: InodeRef, basis: Option<DirLog>, name: &[u8], child: Child, dir_tail: Tail) {
+        let names = &self.client.names;
+        match basis {
+            Some(basis) if basis.tail.version() == dir_tail.version() => {
+                names.enter(dir, basis.tail, name, Some(child));
+            }
+            _ => {
+                names.seed(
+                    dir,
+                    DirLog {
+                        tail: dir_tail,
+                        page: None,
+                    },
+                );
+                names.enter(dir, dir_tail, name, Some(child));
+            }
+        }
+    }
+
+    /// Compares a cached directory with its inode, and reads the inode of a child along with it: in one batch where
+    /// both lie in one region, else in two at a time.
+    async fn validate_with(&self, dir: InodeRef, log: DirLog, child: Option<Ino>) -> Result<(Validity, Seen), FsError> {
+        if self.client.cred != Cred::Kernel {
+            // permissions may have changed without the names: look at the whole inode
+            let dir_now = self.current(dir.ino, Some(dir.generation)).await?;
+            if !may_search(&self.client.cred, &dir_now.attr) {
+                return Err(FsError::Access);
+            }
+            let state = LogState {
+                tail: dir_now.log.tail,
+                locked: false,
+            };
+            let validity = self.catch_up_names(dir, log, state).await?;
+            let seen = match (&validity, child) {
+                (Validity::Valid, Some(child)) => self.see(child).await?,
+                _ => Seen::Nothing,
+            };
+            return Ok((validity, seen));
+        }
+        let (state, seen) = match child {
+            Some(child) if child.region() == dir.ino.region() => {
+                let (Some(at), Some(child_at)) = (tail_at(dir.ino), inode_at(child)) else {
+                    return Err(FsError::Stale);
+                };
+                let (mut state, mut bytes) = ([0; STATE_SIZE], [0; INODE_SIZE]);
+                let mut ops = [
+                    RegionVerb::Read { at, into: &mut state },
+                    RegionVerb::Read {
+                        at: child_at,
+                        into: &mut bytes,
+                    },
+                ];
+                self.one_sided(child.region(), &mut ops).await?;
+                (LogState::decode(&state), judge(&bytes, child))
+            }
+            Some(child) => {
+                let (state, seen) = tokio::join!(self.log_state(dir.ino), self.see(child));
+                (state?, seen?)
+            }
+            None => (self.log_state(dir.ino).await?, Seen::Nothing),
+        };
+        Ok((self.catch_up_names(dir, log, state).await?, seen))
+    }
+
+    /// Brings a cached directory up to the state its inode is in.
+    async fn catch_up_names(&self, dir: InodeRef, log: DirLog, now: LogState) -> Result<Validity, FsError> {
+        let names = &self.client.names;
+        if now.locked {
+            return Ok(Validity::Ask);
+        }
+        if now.tail == log.tail {
+            return Ok(Validity::Valid);
+        }
+        if now.tail.version() == log.tail.version() {
+            let from = LogCursor {
+                tail: log.tail,
+                page: log.page.unwrap_or_default(),
+            };
+            if let Some(units) = self.pull(dir.ino, from, now.tail).await?
+                && let Ok(changes) = units.name_changes()
+            {
+                let page = (units.cursor.page != RegionOffset(0)).then_some(units.cursor.page);
+                names.apply(dir, log.tail, changes, DirLog { tail: now.tail, page });
+                return Ok(Validity::CaughtUp);
+            }
+        }
+        names.forget(dir);
+        // where a long log goes on is for the primary to say, so that next time it can be followed
+        if let Ok(Reply::FileMap(map)) = self
+            .call(dir.ino.region(), Request::Extents { inode: dir, from: 0 })
+            .await
+        {
+            let page = (map.cursor.page != RegionOffset(0)).then_some(map.cursor.page);
+            names.seed(
+                dir,
+                DirLog {
+                    tail: map.cursor.tail,
+                    page,
+                },
+            );
+        }
+        Ok(Validity::Ask)
+    }
+
+    async fn parent(&self, dir: InodeRef) -> Result<Current, FsError> {
+        for _ in 0..VALIDATE_TRIES {
+            let parent = match self.see(dir.ino).await? {
+                Seen::Inode(view) if view.attr.generation == dir.generation => {
+                    if view.attr.kind != FileKind::Directory {
+                        return Err(FsError::NotDirectory);
+                    }
+                    InodeRef {
+                        ino: view.parent,
+                        generation: view.parent_generation,
+                    }
+                }
+                Seen::Inode(_) | Seen::Nothing => return Err(FsError::Stale),
+                // the primary waits for the transaction that holds it
+                Seen::Torn | Seen::Locked => {
+                    self.current(dir.ino, Some(dir.generation)).await?;
+                    continue;
+                }
+            };
+            // the root is its own parent
+            let parent = if dir.ino == Ino::ROOT { dir } else { parent };
+            return self.current(parent.ino, Some(parent.generation)).await;
+        }
+        Err(FsError::Busy)
+    }
+
+    /// Walks a `/`-separated path from the root. Symbolic links are followed (at most 40), in the last component only
+    /// with `follow` or when a `/` ends the path.
+    ///
+    /// # Errors
+    /// As [`LocalClient::lookup`]; [`FsError::NotDirectory`], [`FsError::Loop`].
+    pub async fn walk(&self, path: &[u8], follow: bool) -> Result<Attr, FsError> {
+        let mut walk = Walk::new(self.root().await?, path);
+        while let Some(name) = walk.next_name()? {
+            let dir = walk.here();
+            if dir.attr.kind != FileKind::Directory {
+                return Err(FsError::NotDirectory);
+            }
+            match name.as_slice() {
+                b"." => continue,
+                b".." => {
+                    walk.up();
+                    continue;
+                }
+                _ => {}
+            }
+            let found = self.find(dir.inode(), &name).await?;
+            if found.attr.kind == FileKind::Symlink && (follow || !walk.at_end()) {
+                walk.follow(&self.read_link(found.inode()).await?)?;
+            } else {
+                walk.enter(found);
+            }
+        }
+        let attr = walk.here().attr;
+        if walk.wants_directory && attr.kind != FileKind::Directory {
+            return Err(FsError::NotDirectory);
+        }
+        Ok(attr)
+    }
+
+    /// Parent directory and last component of a path, for an operation that makes or removes a name.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when the path has no last component to name (`/`, `.` or `..`); as [`LocalClient::walk`].
+    pub async fn walk_parent<'p>(&self, path: &'p [u8]) -> Result<(InodeRef, &'p [u8]), FsError> {
+        let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
+        let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+        let name = &path[start..end];
+        if matches!(name, b"" | b"." | b"..") {
+            return Err(FsError::Invalid("the path ends in no name".into()));
+        }
+        check_name(name)?;
+        let parent = self.walk(&path[..start], true).await?;
+        if parent.kind != FileKind::Directory {
+            return Err(FsError::NotDirectory);
+        }
+        Ok((
+            InodeRef {
+                ino: parent.ino,
+                generation: parent.generation,
+            },
+            name,
+        ))
+    }
+
+    async fn root(&self) -> Result<Current, FsError> {
+        let generation: Option<Generation> = self.client.generations.get(Ino::ROOT).map(|root| root.generation);
+        self.current(Ino::ROOT, generation).await
+    }
+}
+
+/// A path walk: what is still to be walked, and the way back.
+struct Walk {
+    /// Components to come, last one first.
+    rest: Vec<Vec<u8>>,
+    /// Directories from the root to here, and what was entered last.
+    way: Vec<Current>,
+    wants_directory: bool,
+    links: u32,
+    components: u32,
+}
+
+impl Walk {
+    fn new(root: Current, path: &[u8]) -> Walk {
+        let mut walk = Walk {
+            rest: Vec::new(),
+            way: vec![root],
+            wants_directory: false,
+            links: 0,
+            components: 0,
+        };
+        walk.push(path);
+        walk.wants_directory = path.ends_with(b"/");
+        walk
+    }
+
+    fn push(&mut self, path: &[u8]) {
+        self.rest.extend(
+            path.split(|b| *b == b'/')
+                .rev()
+                .filter(|c| !c.is_empty())
+                .map(<[u8]>::to_vec),
+        );
+    }
+
+    fn next_name(&mut self) -> Result<Option<Vec<u8>>, FsError> {
+        self.components += 1;
+        if self.components > COMPONENTS_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        Ok(self.rest.pop())
+    }
+
+    fn here(&self) -> Current {
+        *self.way.last().expect("the root is never left")
+    }
+
+    /// No component is to come, and nothing (such as a `/` at the end) asks for a directory.
+    fn at_end(&self) -> bool {
+        self.rest.is_empty() && !self.wants_directory
+    }
+
+    fn up(&mut self) {
+        if self.way.len() > 1 {
+            self.way.pop();
+        }
+    }
+
+    fn enter(&mut self, found: Current) {
+        self.way.push(found);
+    }
+
+    fn follow(&mut self, target: &[u8]) -> Result<(), FsError> {
+        self.links += 1;
+        if self.links > SYMLINKS_MAX {
+            return Err(FsError::Loop);
+        }
+        if target.is_empty() || target.len() > SYMLINK_MAX {
+            return Err(FsError::NotFound);
+        }
+        if target.starts_with(b"/") {
+            self.way.truncate(1);
+        }
+        if self.rest.is_empty() && target.ends_with(b"/") {
+            self.wants_directory = true;
+        }
+        self.push(target);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert_eq!(check_name(&[b'x'; 256]), Err(FsError::NameTooLong));
+        for bad in [&b""[..], b"a/b", b"a\0b"] {
+            assert!(matches!(check_name(bad), Err(FsError::Invalid(_))));
+        }
+        assert_eq!(check_name(&[b'x'; 255]), Ok(()));
+    }
+
+    #[test]
+    fn search_permission_is_that_of_the_class_that_applies() {
+        let attr = |mode| Attr {
+            ino: Ino(9),
+            generation: Generation(1),
+            kind: FileKind::Directory,
+            mode,
+            nlink: 2,
+            uid: 10,
+            gid: 20,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime_ns: 0,
+            mtime_ns: 0,
+            ctime_ns: 0,
+            btime_ns: 0,
+        };
+        let user = |uid, gid, groups: &[u32]| Cred::User {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+        };
+        for (cred, mode, may) in [
+            (user(10, 1, &[]), 0o100, true),
+            (user(10, 20, &[]), 0o011, false),
+            (user(11, 20, &[]), 0o010, true),
+            (user(11, 1, &[20]), 0o010, true),
+            (user(11, 1, &[20]), 0o101, false),
+            (user(11, 1, &[]), 0o001, true),
+            (user(0, 0, &[]), 0, true),
+            (Cred::Kernel, 0, true),
+        ] {
+            assert_eq!(may_search(&cred, &attr(mode)), may, "{cred:?} {mode:o}");
+        }
+    }
+}

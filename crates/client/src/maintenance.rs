@@ -1,0 +1,87 @@
+//! What goes on beside the operations: the lease is renewed, what is held or kept for no use is returned.
+
+use crate::local::LocalClient;
+use polvo_format::NodeId;
+use polvo_proto::{Answer, FsError, InodeRef, Reply, Request};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Releases wait this long for more of their kind.
+const GATHER: Duration = Duration::from_millis(20);
+
+impl LocalClient {
+    /// Renews the lease three times in its length, lets go of what the nodes ask for and what is not used any more,
+    /// until the client is shut down; then ends the session. Sleeps otherwise.
+    pub async fn maintain(self: Rc<Self>) {
+        let every = self.client.context.timeouts().renew_every();
+        let mut next = Instant::now() + every;
+        let stop = &self.client.stop;
+        while !stop.is_asked() {
+            tokio::select! {
+                () = stop.changed.notified() => {}
+                () = self.client.holds.work.notified() => {
+                    tokio::select! {
+                        () = tokio::time::sleep(GATHER) => {}
+                        () = stop.changed.notified() => break,
+                    }
+                    self.release_some().await;
+                }
+                () = tokio::time::sleep_until(next) => {
+                    next = Instant::now() + every;
+                    self.renew().await;
+                    self.release_some().await;
+                    let excess = self.client.stocks.excess();
+                    self.return_space(excess).await;
+                }
+            }
+        }
+        self.end().await;
+    }
+
+    /// Renews the lease everywhere, once, and does what the answers ask for.
+    pub(crate) async fn renew(&self) {
+        let mut answers = self.links.renew().await;
+        if let Some(node) = &self.client.node
+            && self.client.attached_inside.load(std::sync::atomic::Ordering::Acquire)
+        {
+            // one-sided reads inside are over before the operation yields: any tick will do
+            answers.push((
+                node.id(),
+                self.call_node(node.id(), Request::Heartbeat { tick: 0 }).await,
+            ));
+        }
+        let mut newest = self.client.map().epoch;
+        for (node, answer) in answers {
+            match self.renewed(node, answer).await {
+                Ok(epoch) if epoch > newest => match self.call_node(node, Request::Map).await {
+                    Ok(Reply::Map(map)) => {
+                        self.client.context.map().offer(map);
+                        newest = epoch;
+                    }
+                    Ok(_) | Err(_) => tracing::debug!(%node, "no newer map"),
+                },
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%node, %error, "lease not renewed"),
+            }
+        }
+    }
+
+    async fn renewed(&self, node: NodeId, answer: Answer) -> Result<polvo_format::Epoch, FsError> {
+        let Reply::Renewed { recall, epoch, .. } = answer? else {
+            return Err(FsError::Io("no renewal".into()));
+        };
+        let map = self.client.map();
+        self.client
+            .stocks
+            .confirm_where(|region| map.primary(region) == Some(node));
+        let unknown: Vec<InodeRef> = recall
+            .into_iter()
+            .filter(|inode| self.client.holds.recalled(*inode))
+            .collect();
+        if !unknown.is_empty() {
+            self.release_at(node, &unknown).await;
+        }
+        Ok(epoch)
+    }
+}

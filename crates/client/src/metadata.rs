@@ -1,0 +1,445 @@
+//! Operations on names and attributes: one RPC each, to the primary of the directory that gets or loses the name.
+//! What the answers tell is entered in the caches, so that the next lookup costs one round trip.
+
+use crate::inode::{Current, unexpected};
+use crate::local::LocalClient;
+use crate::lookup::check_name;
+use crate::names::{Child, DirLog, Known};
+use crate::open::OpenFile;
+use crate::pull::growth;
+use polvo_cluster::join_all;
+use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX};
+use polvo_proto::{
+    Answer, DirEntry, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, Reply, Request, SetAttr, Usage,
+    XATTR_VALUE_MAX, XattrMode,
+};
+use std::sync::Arc;
+
+impl LocalClient {
+    /// Changes attributes.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone, and what the node says of permissions and values.
+    pub async fn set_attr(&self, inode: InodeRef, set: SetAttr) -> Result<Attr, FsError> {
+        self.attr_of(inode.ino.region(), Request::SetAttr { inode, set }).await
+    }
+
+    /// Makes an inode and its name.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`] when the name exists; [`FsError::NoSpace`].
+    pub async fn create(&self, dir: InodeRef, name: &[u8], file: NewFile) -> Result<Attr, FsError> {
+        Ok(self.make(dir, name, file, false).await?.attr)
+    }
+
+    /// Makes an inode and its name and opens it, in one RPC.
+    ///
+    /// # Errors
+    /// As [`LocalClient::create`].
+    pub async fn create_open(
+        &self,
+        dir: InodeRef,
+        name: &[u8],
+        file: NewFile,
+    ) -> Result<(Attr, Arc<OpenFile>), FsError> {
+        let made = self.make(dir, name, file, true).await?;
+        Ok((made.attr, self.opened_made(&made).await?))
+    }
+
+    /// Makes a file that has no name, and opens it (`O_TMPFILE`). `dir` says where it goes.
+    ///
+    /// # Errors
+    /// As [`LocalClient::create`].
+    pub async fn create_unnamed(&self, dir: InodeRef, file: NewFile) -> Result<(Attr, Arc<OpenFile>), FsError> {
+        let request = || Request::CreateUnnamed {
+            dir,
+            file: file.clone(),
+        };
+        match self.call_for_space(dir.ino.region(), request).await? {
+            Reply::Made(made) => {
+                self.note(&Current::new(made.attr, made.tail));
+                Ok((made.attr, self.opened_made(&made).await?))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn make(&self, dir: InodeRef, name: &[u8], file: NewFile, open: bool) -> Result<Made, FsError> {
+        check_name(name)?;
+        if file.kind == FileKind::Symlink {
+            if file.target.is_empty() {
+                return Err(FsError::NotFound);
+            }
+            if file.target.len() > SYMLINK_MAX {
+                return Err(FsError::NameTooLong);
+            }
+        }
+        let basis = self.client.names.basis(dir);
+        let kind = file.kind;
+        let request = || Request::Create {
+            dir,
+            name: name.to_vec(),
+            file: file.clone(),
+            open,
+        };
+        let made = match self.call_for_space(dir.ino.region(), request).await? {
+            Reply::Made(made) => made,
+            other => return Err(unexpected(&other)),
+        };
+        let current = Current::new(made.attr, made.tail);
+        let names = &self.client.names;
+        if kind == FileKind::Directory {
+            names.seed_empty(current.inode(), current.log);
+        }
+        self.note(&current);
+        let child = Child {
+            target: current.inode(),
+            kind,
+        };
+        let after = DirLog {
+            tail: made.dir_tail,
+            page: None,
+        };
+        match basis {
+            None => {
+                names.seed(dir, after);
+                names.enter(dir, after.tail, name, Some(child));
+            }
+            Some(basis) => {
+                names.enter(dir, basis.tail, name, Some(child));
+                let entry = Entry::DentryAdd {
+                    name,
+                    target: child.target.ino,
+                    generation: child.target.generation,
+                    kind,
+                    cookie: 0,
+                    time_ns: 0,
+                };
+                self.advance_names(dir, basis, &entry, after);
+            }
+        }
+        Ok(made)
+    }
+
+    /// Our own entry in a directory's log: when it is all that came since `basis`, the cache has caught up with it.
+    fn advance_names(&self, dir: InodeRef, basis: DirLog, entry: &Entry<'_>, after: DirLog) {
+        let grown = growth(basis.tail, entry.units());
+        let alone = basis.tail.version() == after.tail.version() && basis.tail.units() + grown == after.tail.units();
+        if alone {
+            // the same page goes on holding the tail unless the entry began a new one
+            let page = basis.page.filter(|_| grown == entry.units());
+            self.client.names.advance(dir, basis.tail, DirLog { page, ..after });
+        }
+    }
+
+    /// Opens a file that was just made and is held by the node that made it.
+    async fn opened_made(&self, made: &Made) -> Result<Arc<OpenFile>, FsError> {
+        let inode = InodeRef {
+            ino: made.attr.ino,
+            generation: made.attr.generation,
+        };
+        let cursor = LogCursor {
+            tail: made.tail,
+            page: RegionOffset(0),
+        };
+        self.open_held(inode, made.attr.kind, cursor, made.attr.size).await
+    }
+
+    /// Removes a name of something that is no directory.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::IsDirectory`].
+    pub async fn unlink(&self, dir: InodeRef, name: &[u8]) -> Result<(), FsError> {
+        self.remove(
+            dir,
+            name,
+            Request::Unlink {
+                dir,
+                name: name.to_vec(),
+            },
+        )
+        .await
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NotEmpty`].
+    pub async fn rmdir(&self, dir: InodeRef, name: &[u8]) -> Result<(), FsError> {
+        self.remove(
+            dir,
+            name,
+            Request::Rmdir {
+                dir,
+                name: name.to_vec(),
+            },
+        )
+        .await
+    }
+
+    async fn remove(&self, dir: InodeRef, name: &[u8], request: Request) -> Result<(), FsError> {
+        check_name(name)?;
+        let victim = self.cached(dir, name);
+        let basis = self.client.names.basis(dir);
+        done(self.call(dir.ino.region(), request).await?)?;
+        if let Some(basis) = basis {
+            self.client.names.enter(dir, basis.tail, name, None);
+        }
+        self.bury(victim);
+        Ok(())
+    }
+
+    /// What the cache (not validated) knows of a name.
+    fn cached(&self, dir: InodeRef, name: &[u8]) -> Option<Child> {
+        match self.client.names.find(dir, name)?.1 {
+            Known::Child(child) => Some(child),
+            Known::Absent | Known::Nothing => None,
+        }
+    }
+
+    /// An inode has lost a name, and may be dead: our hold must not keep it.
+    fn bury(&self, victim: Option<Child>) {
+        match victim {
+            Some(Child {
+                target,
+                kind: FileKind::Directory,
+            }) => self.client.names.forget(target),
+            Some(Child { target, .. }) => self.client.holds.doom(target),
+            None => {}
+        }
+    }
+
+    /// Adds a name to an inode that is no directory.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotPermitted`] for a directory, [`FsError::TooManyLinks`].
+    pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: &[u8]) -> Result<Attr, FsError> {
+        check_name(name)?;
+        let basis = self.client.names.basis(dir);
+        let attr = self
+            .attr_of(
+                dir.ino.region(),
+                Request::Link {
+                    inode,
+                    dir,
+                    name: name.to_vec(),
+                },
+            )
+            .await?;
+        if let Some(basis) = basis {
+            let child = Child {
+                target: inode,
+                kind: attr.kind,
+            };
+            self.client.names.enter(dir, basis.tail, name, Some(child));
+        }
+        Ok(attr)
+    }
+
+    /// Renames.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`]; [`FsError::Exists`] with [`RenameMode::NoReplace`]; [`FsError::Invalid`] when a directory
+    /// would become its own descendant; [`FsError::NotEmpty`], [`FsError::IsDirectory`], [`FsError::NotDirectory`].
+    pub async fn rename(
+        &self,
+        old_dir: InodeRef,
+        old: &[u8],
+        new_dir: InodeRef,
+        new: &[u8],
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
+        check_name(old)?;
+        check_name(new)?;
+        let victim = if mode == RenameMode::Replace {
+            self.cached(new_dir, new)
+        } else {
+            None
+        };
+        let moved = self.cached(old_dir, old);
+        let old_basis = self.client.names.basis(old_dir);
+        let request = Request::Rename {
+            old_dir,
+            old_name: old.to_vec(),
+            new_dir,
+            new_name: new.to_vec(),
+            mode,
+        };
+        done(self.call(new_dir.ino.region(), request).await?)?;
+        match mode {
+            // what the new name stands for is left to the log: our idea of what moved may have been old
+            RenameMode::Replace | RenameMode::NoReplace => {
+                if let Some(basis) = old_basis
+                    && (old_dir, old) != (new_dir, new)
+                {
+                    self.client.names.enter(old_dir, basis.tail, old, None);
+                }
+            }
+            RenameMode::Exchange => {}
+        }
+        if victim != moved {
+            self.bury(victim);
+        }
+        Ok(())
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when it is none.
+    pub async fn read_link(&self, inode: InodeRef) -> Result<Vec<u8>, FsError> {
+        bytes(self.call(inode.ino.region(), Request::ReadLink { inode }).await?)
+    }
+
+    /// Entries of a directory after position `after` (0, or the cookie of the last entry seen), at most `max`; empty at
+    /// the end.
+    ///
+    /// # Errors
+    /// [`FsError::NotDirectory`].
+    pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Result<Vec<DirEntry>, FsError> {
+        let basis = self.client.names.basis(dir);
+        let entries = match self
+            .call(dir.ino.region(), Request::ReadDir { dir, after, max })
+            .await?
+        {
+            Reply::Entries(entries) => entries,
+            other => return Err(unexpected(&other)),
+        };
+        if let Some(basis) = basis
+            && max > 0
+        {
+            let to = entries.last().map_or(u64::MAX, |last| last.cookie);
+            let known = entries.iter().filter(|e| e.name.len() <= NAME_MAX);
+            let known = known.map(|e| {
+                (
+                    e.name.as_slice(),
+                    Child {
+                        target: e.target,
+                        kind: e.kind,
+                    },
+                )
+            });
+            self.client.names.enter_page(dir, basis.tail, after, to, known);
+        }
+        for entry in &entries {
+            self.client.generations.note(entry.target);
+        }
+        Ok(entries)
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`].
+    pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        bytes(
+            self.call(
+                inode.ino.region(),
+                Request::GetXattr {
+                    inode,
+                    name: name.to_vec(),
+                },
+            )
+            .await?,
+        )
+    }
+
+    /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`].
+    pub async fn list_xattr(&self, inode: InodeRef) -> Result<Vec<Vec<u8>>, FsError> {
+        match self.call(inode.ino.region(), Request::ListXattr { inode }).await? {
+            Reply::Names(names) => Ok(names.into_iter().map(|name| name.into_vec()).collect()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`] and [`FsError::NoAttribute`] as `mode` says; [`FsError::TooBig`].
+    pub async fn set_xattr(&self, inode: InodeRef, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), FsError> {
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(FsError::TooBig);
+        }
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        let request = Request::SetXattr {
+            inode,
+            name: name.to_vec(),
+            value: value.to_vec(),
+            mode,
+        };
+        self.attr_of(inode.ino.region(), request).await.map(drop)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`].
+    pub async fn remove_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<(), FsError> {
+        let request = Request::RemoveXattr {
+            inode,
+            name: name.to_vec(),
+        };
+        self.attr_of(inode.ino.region(), request).await.map(drop)
+    }
+
+    /// Space and inodes of all nodes, asked at the same time; those that cannot be reached are left out and named.
+    ///
+    /// # Errors
+    /// None at present: a node that fails is one that cannot be reached.
+    pub async fn usage(&self) -> Result<(Vec<(NodeId, Usage)>, Vec<NodeId>), FsError> {
+        let map = self.client.map();
+        let answers = join_all(
+            map.nodes
+                .iter()
+                .map(|node| async move { (node.id, self.call_node(node.id, Request::Usage).await) }),
+        )
+        .await;
+        let (mut usages, mut missing) = (Vec::new(), Vec::new());
+        for (node, answer) in answers {
+            match answer {
+                Ok(Reply::Usage(usage)) => usages.push((node, usage)),
+                Ok(_) | Err(_) => missing.push(node),
+            }
+        }
+        Ok((usages, missing))
+    }
+
+    /// Sends a request whose answer is an inode's attributes.
+    pub(crate) async fn attr_of(&self, region: RegionId, request: Request) -> Result<Attr, FsError> {
+        match self.call(region, request).await? {
+            Reply::Attr { attr, tail } => {
+                self.note(&Current::new(attr, tail));
+                Ok(attr)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A request that takes space: when there is none, what this client has in hand is returned and it is sent again.
+    async fn call_for_space(&self, region: RegionId, request: impl Fn() -> Request) -> Answer {
+        match self.call(region, request()).await {
+            Err(FsError::NoSpace) if self.give_back_all().await => self.call(region, request()).await,
+            answer => answer,
+        }
+    }
+}
+
+fn done(reply: Reply) -> Result<(), FsError> {
+    match reply {
+        // some nodes say more than needed
+        Reply::Done | Reply::Attr { .. } => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn bytes(reply: Reply) -> Result<Vec<u8>, FsError> {
+    match reply {
+        Reply::Bytes(bytes) => Ok(bytes),
+        other => Err(unexpected(&other)),
+    }
+}

@@ -1,0 +1,398 @@
+//! The name cache: what names of a directory mean, as of a tail of the directory's log.
+//!
+//! Nothing here is believed without validation: a caller compares the directory's tail, freshly read, with the tail of
+//! the cached names. Equal tails mean equal directories. When the tail has moved a little, the caller pulls the new log
+//! entries and [`NameCache::apply`]s them; else the directory is forgotten.
+//!
+//! **Basis.** What an RPC answers may be entered at the tail that the cache had *before* the call (the basis), as long
+//! as the cache is still there when the answer comes: the answer was computed at that tail or at a later one, and if a
+//! later one, then replaying the entries in between over it ends in the right state. This is why negative answers and
+//! pages of a listing, which carry no tail, can be cached.
+
+use parking_lot::Mutex;
+use polvo_format::{FileKind, Ino, RegionOffset, Tail};
+use polvo_proto::InodeRef;
+use std::collections::HashMap;
+
+const SHARDS: usize = 8;
+/// Most names kept in all; beyond, the directories used longest ago are forgotten.
+const NAMES_MAX: usize = 1 << 20;
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Child {
+    /// Which inode.
+    pub(crate) target: InodeRef,
+    /// Its type.
+    pub(crate) kind: FileKind,
+}
+
+/// What the cache knows of a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Known {
+    /// It names this inode.
+    Child(Child),
+    /// There is no such name.
+    Absent,
+    /// Nothing is known.
+    Nothing,
+}
+
+/// One effect of a directory's log entry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum NameChange {
+    /// The name now stands for this.
+    Set(Box<[u8]>, Child),
+    /// The name is gone.
+    Gone(Box<[u8]>),
+}
+
+/// The directory's log as of which its names are known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DirLog {
+    /// Tail.
+    pub(crate) tail: Tail,
+    /// The log page that holds the position `tail` or the one before it; `None` when not known.
+    pub(crate) page: Option<RegionOffset>,
+}
+
+struct DirNames {
+    log: DirLog,
+    names: HashMap<Box<[u8]>, Option<Child>>,
+    /// All names up to this listing position are in `names`; `u64::MAX` when the listing was seen to its end.
+    listed_to: u64,
+    used: u64,
+}
+
+#[derive(Default)]
+struct Shard {
+    dirs: HashMap<InodeRef, DirNames>,
+    names: usize,
+    clock: u64,
+}
+
+/// Names of directories. Sharded short locks; bounded.
+pub(crate) struct NameCache {
+    shards: [Mutex<Shard>; SHARDS],
+    shard_max: usize,
+}
+
+impl NameCache {
+    pub(crate) fn new() -> NameCache {
+        NameCache::with_limit(NAMES_MAX)
+    }
+
+    fn with_limit(names: usize) -> NameCache {
+        NameCache {
+            shards: Default::default(),
+            shard_max: names / SHARDS,
+        }
+    }
+
+    fn shard(&self, dir: InodeRef) -> &Mutex<Shard> {
+        let Ino(number) = dir.ino;
+        &self.shards[(number ^ number >> 48) as usize % SHARDS]
+    }
+
+    /// The log as of which the directory is known, and what is known of the name. `None`: the directory is not cached.
+    pub(crate) fn find(&self, dir: InodeRef, name: &[u8]) -> Option<(DirLog, Known)> {
+        let mut shard = self.shard(dir).lock();
+        shard.clock += 1;
+        let clock = shard.clock;
+        let names = shard.dirs.get_mut(&dir)?;
+        names.used = clock;
+        let known = match names.names.get(name) {
+            Some(Some(child)) => Known::Child(*child),
+            Some(None) => Known::Absent,
+            None if names.listed_to == u64::MAX => Known::Absent,
+            None => Known::Nothing,
+        };
+        Some((names.log, known))
+    }
+
+    /// The log as of which the directory is known: the basis of what is about to be asked.
+    pub(crate) fn basis(&self, dir: InodeRef) -> Option<DirLog> {
+        self.shard(dir).lock().dirs.get(&dir).map(|names| names.log)
+    }
+
+    /// Starts caching a directory whose log is known to be at `log`; keeps what is there, unless the log was rewritten.
+    pub(crate) fn seed(&self, dir: InodeRef, log: DirLog) {
+        let mut shard = self.shard(dir).lock();
+        match shard.dirs.get_mut(&dir) {
+            Some(names) if names.log.tail.version() >= log.tail.version() => {
+                if names.log.tail == log.tail && names.log.page.is_none() {
+                    names.log.page = log.page;
+                }
+            }
+            _ => shard.reset(dir, log),
+        }
+    }
+
+    /// A directory that this client has just made: known to be empty.
+    pub(crate) fn seed_empty(&self, dir: InodeRef, log: DirLog) {
+        let mut shard = self.shard(dir).lock();
+        shard.reset(dir, log);
+        if let Some(names) = shard.dirs.get_mut(&dir) {
+            names.listed_to = u64::MAX;
+        }
+    }
+
+    /// Enters what a call answered about a name (`None`: it does not exist), if the directory is still known as of the
+    /// basis, the tail it was known at before the call.
+    pub(crate) fn enter(&self, dir: InodeRef, basis: Tail, name: &[u8], child: Option<Child>) {
+        let mut shard = self.shard(dir).lock();
+        if shard.at(dir, basis).is_some() {
+            shard.set(dir, name, child);
+            self.bound(&mut shard, dir);
+        }
+    }
+
+    /// The directory's log is at `to` now and all that happened since the basis has been entered.
+    pub(crate) fn advance(&self, dir: InodeRef, basis: Tail, to: DirLog) {
+        if let Some(names) = self.shard(dir).lock().at(dir, basis) {
+            names.log = to;
+        }
+    }
+
+    /// Applies what the directory's log says between the basis and `to`.
+    pub(crate) fn apply(&self, dir: InodeRef, basis: Tail, changes: Vec<NameChange>, to: DirLog) {
+        let mut shard = self.shard(dir).lock();
+        if shard.at(dir, basis).is_none() {
+            return;
+        }
+        for change in changes {
+            match change {
+                NameChange::Set(name, child) => shard.set(dir, &name, Some(child)),
+                NameChange::Gone(name) => shard.set(dir, &name, None),
+            }
+        }
+        if let Some(names) = shard.dirs.get_mut(&dir) {
+            names.log = to;
+        }
+        self.bound(&mut shard, dir);
+    }
+
+    /// Enters a page of a listing: the entries that follow position `after`, up to position `to` (`u64::MAX` when there
+    /// are no more). Basis as with [`NameCache::enter`].
+    pub(crate) fn enter_page<'a>(
+        &self,
+        dir: InodeRef,
+        basis: Tail,
+        after: u64,
+        to: u64,
+        entries: impl Iterator<Item = (&'a [u8], Child)>,
+    ) {
+        let mut shard = self.shard(dir).lock();
+        if shard.at(dir, basis).is_none() {
+            return;
+        }
+        for (name, child) in entries {
+            shard.set(dir, name, Some(child));
+        }
+        if let Some(names) = shard.dirs.get_mut(&dir)
+            && after <= names.listed_to
+        {
+            names.listed_to = names.listed_to.max(to);
+        }
+        self.bound(&mut shard, dir);
+    }
+
+    /// Drops all names of a directory.
+    pub(crate) fn forget(&self, dir: InodeRef) {
+        self.shard(dir).lock().remove(dir);
+    }
+
+    /// Drops everything in directories for which `gone` says so.
+    pub(crate) fn forget_where(&self, gone: impl Fn(InodeRef) -> bool) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let dirs: Vec<InodeRef> = shard.dirs.keys().copied().filter(|dir| gone(*dir)).collect();
+            for dir in dirs {
+                shard.remove(dir);
+            }
+        }
+    }
+
+    /// Keeps the shard within its limit: forgets directories used longest ago, `keep` last.
+    fn bound(&self, shard: &mut Shard, keep: InodeRef) {
+        while shard.names > self.shard_max {
+            let oldest = shard
+                .dirs
+                .iter()
+                .filter(|(dir, _)| **dir != keep)
+                .min_by_key(|(_, names)| names.used);
+            match oldest.map(|(dir, _)| *dir) {
+                Some(dir) => shard.remove(dir),
+                None => {
+                    if let Some(names) = shard.dirs.get_mut(&keep) {
+                        names.names = HashMap::new();
+                        names.listed_to = 0;
+                    }
+                    // the directory itself is all that is left in this shard
+                    shard.names = 1;
+                }
+            }
+        }
+    }
+}
+
+impl Shard {
+    fn at(&mut self, dir: InodeRef, basis: Tail) -> Option<&mut DirNames> {
+        self.dirs.get_mut(&dir).filter(|names| names.log.tail == basis)
+    }
+
+    fn set(&mut self, dir: InodeRef, name: &[u8], child: Option<Child>) {
+        let Some(names) = self.dirs.get_mut(&dir) else { return };
+        if let Some(known) = names.names.get_mut(name) {
+            *known = child;
+        } else if child.is_some() || names.listed_to != u64::MAX {
+            names.names.insert(name.into(), child);
+            self.names += 1;
+        }
+    }
+
+    fn reset(&mut self, dir: InodeRef, log: DirLog) {
+        self.remove(dir);
+        self.clock += 1;
+        let used = self.clock;
+        self.names += 1;
+        self.dirs.insert(
+            dir,
+            DirNames {
+                log,
+                names: HashMap::new(),
+                listed_to: 0,
+                used,
+            },
+        );
+    }
+
+    /// A directory counts as one name itself, so that empty ones are bounded too.
+    fn remove(&mut self, dir: InodeRef) {
+        if let Some(names) = self.dirs.remove(&dir) {
+            self.names -= names.names.len() + 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::Generation;
+
+    fn inode(n: u64) -> InodeRef {
+        InodeRef {
+            ino: Ino(n),
+            generation: Generation(1),
+        }
+    }
+
+    fn child(n: u64) -> Child {
+        Child {
+            target: inode(n),
+            kind: FileKind::File,
+        }
+    }
+
+    fn log(units: u64) -> DirLog {
+        DirLog {
+            tail: Tail::new(1, units),
+            page: None,
+        }
+    }
+
+    #[test]
+    fn answers_enter_only_at_their_basis() {
+        let cache = NameCache::new();
+        cache.enter(inode(1), log(1).tail, b"a", Some(child(2)));
+        assert_eq!(cache.find(inode(1), b"a"), None);
+        cache.seed(inode(1), log(1));
+        cache.enter(inode(1), log(1).tail, b"a", Some(child(2)));
+        cache.enter(inode(1), log(1).tail, b"b", None);
+        assert_eq!(cache.find(inode(1), b"a"), Some((log(1), Known::Child(child(2)))));
+        assert_eq!(cache.find(inode(1), b"b"), Some((log(1), Known::Absent)));
+        assert_eq!(cache.find(inode(1), b"c"), Some((log(1), Known::Nothing)));
+        cache.apply(inode(1), log(1).tail, vec![NameChange::Gone(b"a"[..].into())], log(2));
+        cache.enter(inode(1), log(1).tail, b"a", Some(child(2)));
+        assert_eq!(cache.find(inode(1), b"a"), Some((log(2), Known::Absent)));
+    }
+
+    #[test]
+    fn complete_listing_knows_what_is_absent() {
+        let cache = NameCache::new();
+        cache.seed(inode(1), log(1));
+        let page = |after, to, names: &[(&[u8], u64)]| {
+            cache.enter_page(
+                inode(1),
+                log(1).tail,
+                after,
+                to,
+                names.iter().map(|(n, i)| (*n, child(*i))),
+            )
+        };
+        page(0, 7, &[(b"a", 2)]);
+        page(9, u64::MAX, &[]);
+        assert_eq!(
+            cache.find(inode(1), b"z").map(|f| f.1),
+            Some(Known::Nothing),
+            "a page is missing"
+        );
+        page(7, 9, &[(b"b", 3)]);
+        page(9, u64::MAX, &[]);
+        assert_eq!(cache.find(inode(1), b"z").map(|f| f.1), Some(Known::Absent));
+        cache.apply(
+            inode(1),
+            log(1).tail,
+            vec![NameChange::Set(b"z"[..].into(), child(4))],
+            log(2),
+        );
+        assert_eq!(cache.find(inode(1), b"z").map(|f| f.1), Some(Known::Child(child(4))));
+    }
+
+    #[test]
+    fn rewritten_log_resets() {
+        let cache = NameCache::new();
+        cache.seed_empty(inode(1), log(1));
+        assert_eq!(cache.find(inode(1), b"a").map(|f| f.1), Some(Known::Absent));
+        cache.seed(
+            inode(1),
+            DirLog {
+                tail: Tail::new(2, 1),
+                page: None,
+            },
+        );
+        assert_eq!(cache.find(inode(1), b"a").map(|f| f.1), Some(Known::Nothing));
+        cache.seed(inode(1), log(9));
+        assert_eq!(
+            cache.basis(inode(1)).map(|l| l.tail.version()),
+            Some(2),
+            "an older version never comes back"
+        );
+    }
+
+    #[test]
+    fn bounded() {
+        let cache = NameCache::with_limit(SHARDS * 100);
+        for dir in 0..40 {
+            cache.seed(inode(8 * dir), log(1));
+            for n in 0..30u64 {
+                cache.enter(inode(8 * dir), log(1).tail, &n.to_le_bytes(), Some(child(n)));
+            }
+        }
+        let shard = cache.shards[0].lock();
+        assert!(shard.names <= 100);
+        assert_eq!(
+            shard.names,
+            shard.dirs.values().map(|d| d.names.len() + 1).sum::<usize>()
+        );
+        assert!(shard.dirs.contains_key(&inode(8 * 39)), "the newest stays");
+        drop(shard);
+        cache.seed_empty(inode(8), log(1));
+        for n in 0..1000u64 {
+            cache.enter(inode(8), log(1).tail, &n.to_le_bytes(), Some(child(n)));
+        }
+        let last = cache.find(inode(8), &5u64.to_le_bytes()).map(|f| f.1);
+        assert_eq!(last, Some(Known::Nothing), "what was cut is unknown, not absent");
+        assert!(cache.shards[0].lock().names <= 100);
+    }
+}

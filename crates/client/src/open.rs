@@ -1,0 +1,301 @@
+//! Opening files, and keeping their indexes.
+
+use crate::client::Client;
+use crate::holds::{Begin, Held};
+use crate::index::FileIndex;
+use crate::inode::unexpected;
+use crate::local::LocalClient;
+use crate::pull::Units;
+use polvo_format::{FileKind, NodeId, RegionId, Tail};
+use polvo_proto::{FileMap, FsError, InodeRef, LogCursor, Reply, Request, Written};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How often loading a part of an index is tried again because the file changes meanwhile.
+const LOAD_TRIES: u32 = 64;
+
+/// An open file; the inode is held while any clone of its `Arc` lives (and released lazily).
+pub struct OpenFile {
+    pub(crate) held: Arc<Held>,
+    client: Arc<Client>,
+}
+
+impl OpenFile {
+    /// Which inode.
+    pub fn inode(&self) -> InodeRef {
+        self.held.inode
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> FileKind {
+        self.held.kind
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.client.holds.closed(&self.held);
+    }
+}
+
+impl std::fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenFile").field("inode", &self.inode()).finish()
+    }
+}
+
+/// What the entries pulled have done to a read under way.
+pub(crate) enum Moved {
+    /// Nothing that it sees.
+    Elsewhere,
+    /// It is to be planned anew.
+    Here,
+}
+
+fn index_of(map: &FileMap) -> FileIndex {
+    let mut index = FileIndex::new(map.cursor, map.attr.size);
+    index.add_page(&map.extents, page_end(map));
+    index
+}
+
+fn page_end(map: &FileMap) -> u64 {
+    match map.extents.last() {
+        Some(last) if map.more => last.offset.saturating_add(last.len),
+        _ => u64::MAX,
+    }
+}
+
+impl LocalClient {
+    /// Opens an inode. The first time one RPC, which also brings the file's map; one one-sided read while it is held.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone.
+    pub async fn open(&self, inode: InodeRef) -> Result<Arc<OpenFile>, FsError> {
+        let holds = &self.client.holds;
+        let limit = self.client.context.timeouts().rpc;
+        let open = async {
+            loop {
+                match holds.begin(inode) {
+                    Begin::Held(held) => {
+                        let file = self.file(held);
+                        self.keep(&file.held).await?;
+                        self.current(inode.ino, Some(inode.generation)).await?;
+                        return Ok(file);
+                    }
+                    Begin::Ask(opening) => {
+                        let (holder, map) = self.ask_open(inode).await?;
+                        let index = (map.attr.kind == FileKind::File).then(|| index_of(&map));
+                        return Ok(self.file(opening.opened(map.attr.kind, holder, index)));
+                    }
+                    Begin::Wait => holds.wait_changed(inode).await,
+                }
+            }
+        };
+        // an RPC has its own limit; this bounds the wait for those of other threads
+        match tokio::time::timeout(limit * 3, open).await {
+            Ok(opened) => opened,
+            Err(_) => Err(FsError::Busy),
+        }
+    }
+
+    fn file(&self, held: Arc<Held>) -> Arc<OpenFile> {
+        Arc::new(OpenFile {
+            held,
+            client: self.client.clone(),
+        })
+    }
+
+    async fn ask_open(&self, inode: InodeRef) -> Result<((NodeId, u64), FileMap), FsError> {
+        let holder = self.session_at(inode.ino.region()).await?;
+        match self.call(inode.ino.region(), Request::Open { inode }).await? {
+            Reply::FileMap(map) => Ok((holder, map)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Opens a file that was made just now with `open`, so that its primary holds it already.
+    pub(crate) async fn open_held(
+        &self,
+        inode: InodeRef,
+        kind: FileKind,
+        cursor: LogCursor,
+        size: u64,
+    ) -> Result<Arc<OpenFile>, FsError> {
+        let region = inode.ino.region();
+        let primary = self.client.primary(region)?;
+        // its lease there is to be renewed, although nothing of ours may have talked to it yet
+        self.client.context.note_attached(primary);
+        let holder = (primary, self.client.incarnation(primary));
+        let fresh = kind == FileKind::File && size == 0;
+        let index = fresh.then(|| FileIndex::empty(cursor));
+        Ok(self.file(self.client.holds.enter(inode, kind, holder, index)))
+    }
+
+    /// Makes sure that an open inode is still held: after the loss of the session at its primary it is opened anew.
+    pub(crate) async fn keep(&self, held: &Held) -> Result<(), FsError> {
+        let losses = self.client.losses();
+        if held.is_kept(losses) {
+            return Ok(());
+        }
+        let (node, incarnation) = held.holder();
+        if self.client.incarnation(node) != incarnation {
+            let (holder, map) = self.ask_open(held.inode).await?;
+            held.set_holder(holder);
+            if held.kind == FileKind::File {
+                *held.index.write() = Some(index_of(&map));
+            }
+        }
+        held.set_kept(losses);
+        Ok(())
+    }
+
+    /// Loads the index of a file from the primary, at least up to offset `to`.
+    pub(crate) async fn load_index(&self, held: &Held, to: u64) -> Result<(), FsError> {
+        for _ in 0..LOAD_TRIES {
+            let known = held.index.read().as_ref().map(|i| (i.known_to(), i.size(), i.cursor()));
+            let Some((from, size, cursor)) = known else {
+                let map = self.ask_extents(held.inode, 0).await?;
+                *held.index.write() = Some(index_of(&map));
+                continue;
+            };
+            if from >= to.min(size) {
+                return Ok(());
+            }
+            let map = self.ask_extents(held.inode, from).await?;
+            let mut page = FileIndex::new(map.cursor, map.attr.size).starting_at(from);
+            page.add_page(&map.extents, page_end(&map));
+            // whichever is older catches up with the other
+            if page.cursor().tail == cursor.tail {
+                // nothing to do
+            } else if page.cursor().tail < cursor.tail {
+                if !self.advance_page(held.inode, &mut page, cursor.tail).await? {
+                    continue;
+                }
+            } else {
+                self.catch_up(held, page.cursor().tail, 0, 0).await?;
+            }
+            let mut index = held.index.write();
+            if let Some(index) = index.as_mut()
+                && index.cursor().tail == page.cursor().tail
+                && index.known_to() >= from
+            {
+                index.join(&page);
+            }
+        }
+        Err(FsError::Busy)
+    }
+
+    async fn ask_extents(&self, inode: InodeRef, from: u64) -> Result<FileMap, FsError> {
+        match self.call(inode.ino.region(), Request::Extents { inode, from }).await? {
+            Reply::FileMap(map) => Ok(map),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn advance_page(&self, inode: InodeRef, page: &mut FileIndex, to: Tail) -> Result<bool, FsError> {
+        let Some(units) = self.pull(inode.ino, page.cursor(), to).await? else {
+            return Ok(false);
+        };
+        let Ok(changes) = units.map_changes(page.cursor().tail.units()) else {
+            return Ok(false);
+        };
+        changes.iter().for_each(|change| page.apply(change));
+        page.set_cursor(units.cursor);
+        Ok(true)
+    }
+
+    /// Brings a file's index to (at least) the tail `to`, which was just read; says whether that changes anything for a
+    /// read of `offset..offset + len`.
+    pub(crate) async fn catch_up(&self, held: &Held, to: Tail, offset: u64, len: u64) -> Result<Moved, FsError> {
+        let Some(cursor) = held.index.read().as_ref().map(FileIndex::cursor) else {
+            return Ok(Moved::Here);
+        };
+        if cursor.tail.version() == to.version() && cursor.tail.units() >= to.units() {
+            return Ok(Moved::Here); // another thread was faster
+        }
+        let units = self.pull(held.inode.ino, cursor, to).await?;
+        let changes = units.as_ref().and_then(|u| u.map_changes(cursor.tail.units()).ok());
+        let mut guard = held.index.write();
+        match (units, changes, guard.as_mut()) {
+            (Some(units), Some(changes), Some(index)) if index.cursor().tail == cursor.tail => {
+                changes.iter().for_each(|change| index.apply(change));
+                index.set_cursor(units.cursor);
+                let here = changes.iter().any(|change| change.touches(offset, len));
+                Ok(if here { Moved::Here } else { Moved::Elsewhere })
+            }
+            // another thread has changed it
+            (_, _, Some(index)) if index.cursor().tail != cursor.tail => Ok(Moved::Here),
+            _ => {
+                *guard = None;
+                Ok(Moved::Here)
+            }
+        }
+    }
+
+    /// Applies the answer to a write of our own, made when the log was known as `known`.
+    pub(crate) fn apply_written(&self, held: &Held, known: LogCursor, written: Written) {
+        let mut guard = held.index.write();
+        let Some(index) = guard.as_mut() else { return };
+        let (now, then) = (index.cursor().tail, written.cursor.tail);
+        if now.version() == then.version() && now.units() >= then.units() {
+            return; // another thread has pulled our entry already
+        }
+        let size = written.attr.size;
+        let applied = now.version() == then.version() && now.units() >= known.tail.units() && {
+            let units = Units::of_answer(held.inode.ino, known, written);
+            units.is_some_and(|units| match units.map_changes(now.units()) {
+                Ok(changes) => {
+                    changes.iter().for_each(|change| index.apply(change));
+                    index.set_cursor(units.cursor);
+                    true
+                }
+                Err(_) => false,
+            })
+        };
+        if applied {
+            debug_assert_eq!(index.size(), size, "the entries say the same as the attributes");
+        } else if now.version() != then.version() {
+            // rewritten: loaded anew when needed. Else the next reader pulls what is missing
+            *guard = None;
+        }
+    }
+
+    /// Lets go of what is held for no use. False when there was nothing.
+    pub(crate) async fn release_some(&self) -> bool {
+        let inodes = self.client.holds.take_releases();
+        if inodes.is_empty() {
+            return false;
+        }
+        let mut by_node: BTreeMap<Option<NodeId>, Vec<InodeRef>> = BTreeMap::new();
+        for inode in &inodes {
+            by_node
+                .entry(self.client.primary(inode.ino.region()).ok())
+                .or_default()
+                .push(*inode);
+        }
+        for (node, inodes) in by_node {
+            if let Some(node) = node {
+                self.release_at(node, &inodes).await;
+            }
+            self.client.holds.released(&inodes);
+        }
+        true
+    }
+
+    pub(crate) async fn release_at(&self, node: NodeId, inodes: &[InodeRef]) {
+        for inodes in inodes.chunks(polvo_proto::RELEASE_MAX / 2) {
+            let request = Request::Release {
+                inodes: inodes.to_vec(),
+            };
+            if let Err(error) = self.call_node(node, request).await {
+                // not lost for good: the node asks for what is dead, and the session's end returns all
+                tracing::debug!(%node, %error, "release");
+            }
+        }
+    }
+}
+
+/// The region a file's data lies in: that of its inode.
+pub(crate) fn data_region(held: &Held) -> RegionId {
+    held.inode.ino.region()
+}

@@ -1,0 +1,242 @@
+//! Reading, client-active: one batch of one-sided reads, the data first and the log's tail last. An unmoved tail
+//! proves that what was read was the file's when it was read; when it has moved, the new entries are pulled and what
+//! they overlap is read again. The server's CPU does nothing.
+
+use crate::holds::Held;
+use crate::index::{NotLoaded, Plan};
+use crate::inode::tail_at;
+use crate::local::LocalClient;
+use crate::open::{Moved, OpenFile, data_region};
+use polvo_cluster::{RegionVerb, join_all};
+use polvo_format::{FileKind, Tail};
+use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, Request};
+use tokio::time::Instant;
+
+/// Bytes of one batch; larger reads are several batches at a time.
+const BATCH_BYTES: usize = 1 << 20;
+/// Batches under way at a time.
+const BATCHES: usize = 4;
+/// Most data reads in one batch; a read of a file in smaller pieces is cut short of its length and goes on.
+const BATCH_PIECES: usize = 256;
+/// Reads of a range that changes under the reader before it looks at the clock.
+const QUICK_TRIES: u32 = 16;
+/// Bytes copied at a time by `copy_range`.
+const COPY_BYTES: u64 = 1 << 20;
+
+/// `SEEK_DATA` / `SEEK_HOLE`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whence {
+    /// Next mapped byte.
+    Data,
+    /// Next byte that is not mapped; the end of the file counts as one.
+    Hole,
+}
+
+impl LocalClient {
+    /// Reads at an offset; short at the end of the file only.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the file is gone, [`FsError::IsDirectory`], [`FsError::Busy`] when the range is
+    /// overwritten faster than it can be read for as long as `Timeouts::held`.
+    pub async fn read(&self, file: &OpenFile, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
+        let held = &*file.held;
+        self.check_file(held).await?;
+        if into.len() <= BATCH_BYTES {
+            return self.read_some(held, offset, into).await;
+        }
+        let mut done = 0;
+        for window in into.chunks_mut(BATCH_BYTES * BATCHES) {
+            let start = offset.saturating_add(done as u64);
+            let reads = window
+                .chunks_mut(BATCH_BYTES)
+                .enumerate()
+                .map(|(n, part)| self.read_some(held, start.saturating_add((n * BATCH_BYTES) as u64), part));
+            for read in join_all(reads).await {
+                let read = read?;
+                done += read;
+                if read < BATCH_BYTES {
+                    return Ok(done);
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// The file is one that has bytes, and is held.
+    async fn check_file(&self, held: &Held) -> Result<(), FsError> {
+        match held.kind {
+            FileKind::File | FileKind::Object => self.keep(held).await,
+            FileKind::Directory => Err(FsError::IsDirectory),
+            _ => Err(FsError::Invalid("not a regular file".into())),
+        }
+    }
+
+    async fn read_some(&self, held: &Held, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
+        let mut done = 0;
+        // more than one round only where a file is scattered over very many pieces
+        while done < into.len() {
+            let (read, more) = self
+                .read_batch(held, offset.saturating_add(done as u64), &mut into[done..])
+                .await?;
+            done += read;
+            if !more {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads as many bytes as fit one batch. Says whether there may be more before the end of the file.
+    async fn read_batch(&self, held: &Held, offset: u64, into: &mut [u8]) -> Result<(usize, bool), FsError> {
+        let mut tries = 0;
+        let mut deadline = None;
+        loop {
+            let plan = held
+                .index
+                .read()
+                .as_ref()
+                .and_then(|index| index.plan(offset, into.len()));
+            let Some(mut plan) = plan else {
+                self.load_index(held, offset.saturating_add(into.len() as u64)).await?;
+                continue;
+            };
+            let cut = plan.pieces.len() > BATCH_PIECES;
+            if cut {
+                plan.pieces.truncate(BATCH_PIECES);
+                plan.len = plan.pieces.iter().map(|piece| piece.len).sum();
+            }
+            let tail = self.read_planned(held, &plan, into).await?;
+            if tail == plan.tail {
+                return Ok((plan.len, cut));
+            }
+            // an extension matters to a read that was cut off at the end of the file
+            let len = if cut { plan.len } else { into.len() } as u64;
+            if let Moved::Elsewhere = self.catch_up(held, tail, offset, len).await? {
+                return Ok((plan.len, cut));
+            }
+            tries += 1;
+            if tries >= QUICK_TRIES {
+                let held_max = self.client.context.timeouts().held;
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + held_max);
+                if Instant::now() >= deadline {
+                    return Err(FsError::Busy);
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Fetches what a plan names, and then the tail, in one batch.
+    async fn read_planned(&self, held: &Held, plan: &Plan, into: &mut [u8]) -> Result<Tail, FsError> {
+        let mut tail = [0; 8];
+        let mut ops = Vec::with_capacity(plan.pieces.len() + 1);
+        let mut rest = &mut into[..plan.len];
+        for piece in &plan.pieces {
+            let (part, later) = rest.split_at_mut(piece.len);
+            rest = later;
+            match piece.gpa {
+                Some(at) => ops.push(RegionVerb::Read { at, into: part }),
+                None => part.fill(0),
+            }
+        }
+        let at = tail_at(held.inode.ino).ok_or(FsError::Stale)?;
+        ops.push(RegionVerb::Read { at, into: &mut tail });
+        self.one_sided(data_region(held), &mut ops).await?;
+        Ok(Tail(u64::from_le_bytes(tail)))
+    }
+
+    /// Makes the index that of now: reads the tail, pulls what is new.
+    async fn validate_index(&self, held: &Held) -> Result<(), FsError> {
+        if held.index.read().is_none() {
+            // loading it from the primary is as good as validating it
+            return self.load_index(held, 0).await;
+        }
+        let state = self.log_state(held.inode.ino).await?;
+        let known = held.index.read().as_ref().map(|index| index.cursor().tail);
+        if known != Some(state.tail) {
+            self.catch_up(held, state.tail, 0, 0).await?;
+        }
+        Ok(())
+    }
+
+    /// Next data or hole at or after an offset.
+    ///
+    /// # Errors
+    /// [`FsError::NoSuchOffset`] (ENXIO) at or past the end of the file, and when no data follows.
+    pub async fn seek(&self, file: &OpenFile, offset: u64, whence: Whence) -> Result<u64, FsError> {
+        let held = &*file.held;
+        self.check_file(held).await?;
+        self.validate_index(held).await?;
+        loop {
+            let found = held.index.read().as_ref().map(|index| match whence {
+                Whence::Data => index.next_data(offset),
+                Whence::Hole => index.next_hole(offset),
+            });
+            match found {
+                Some(Ok(found)) => return found.ok_or(FsError::NoSuchOffset),
+                Some(Err(NotLoaded)) => {
+                    let known = held.index.read().as_ref().map_or(0, |index| index.known_to());
+                    self.load_index(held, known.saturating_add(1)).await?;
+                }
+                None => self.load_index(held, 0).await?,
+            }
+        }
+    }
+
+    /// Copies bytes between files (or inside one), at most to the end of the first; returns how many.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when the ranges overlap in one file; as reads and writes.
+    pub async fn copy_range(
+        &self,
+        from: &OpenFile,
+        from_offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64, FsError> {
+        let apart = from_offset.abs_diff(to_offset);
+        if from.inode() == to.inode() && apart < len {
+            return Err(FsError::Invalid("the ranges overlap".into()));
+        }
+        let mut buffer = vec![0; len.min(COPY_BYTES) as usize];
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(buffer.len() as u64) as usize;
+            let read = self
+                .read(from, from_offset.saturating_add(done), &mut buffer[..part])
+                .await?;
+            if read == 0 {
+                break;
+            }
+            match self.write(to, to_offset.saturating_add(done), &buffer[..read]).await {
+                Ok(written) => done += written as u64,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Changes the mapping of a range: reserves, punches a hole, zeroes.
+    ///
+    /// # Errors
+    /// [`FsError::FileTooLarge`], [`FsError::NoSpace`], [`FsError::Invalid`] for an empty range.
+    pub async fn fallocate(&self, file: &OpenFile, mode: FallocateMode, offset: u64, len: u64) -> Result<(), FsError> {
+        if len == 0 {
+            return Err(FsError::Invalid("an empty range".into()));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(FsError::FileTooLarge);
+        }
+        let held = &*file.held;
+        self.check_file(held).await?;
+        let request = Request::Fallocate {
+            inode: held.inode,
+            mode,
+            offset,
+            len,
+        };
+        self.attr_of(data_region(held), request).await.map(drop)
+    }
+}

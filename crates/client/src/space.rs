@@ -1,0 +1,363 @@
+//! Space that a region has delegated to this session: where client-active writes put their data before they commit.
+//!
+//! Pure bookkeeping. How much to keep in hand follows the writes: twice the largest recent one,
+//! between [`TARGET_MIN`] and [`TARGET_MAX`] pages, so that the commit of a write brings the space of the next and
+//! small writers do not hoard.
+
+use parking_lot::Mutex;
+use polvo_format::{Gpa, PAGE, RegionId};
+use polvo_proto::PageRun;
+use std::collections::HashMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Least pages to keep in hand once a region is written to.
+pub(crate) const TARGET_MIN: u64 = 64;
+/// Most pages to keep in hand.
+pub(crate) const TARGET_MAX: u64 = 2048;
+
+/// Pages of one region in hand.
+#[derive(Debug, Default)]
+pub(crate) struct RegionSpace {
+    runs: Vec<PageRun>,
+    pages: u64,
+    target: u64,
+    used: bool,
+}
+
+impl RegionSpace {
+    /// Pages in hand.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Takes `need` pages, in as few runs as can be found quickly; `None` (and nothing taken) when there are too few.
+    pub(crate) fn take(&mut self, need: u64) -> Option<Vec<PageRun>> {
+        self.used = true;
+        self.target = self.target.max(2 * need).clamp(TARGET_MIN, TARGET_MAX);
+        if need > self.pages {
+            return None;
+        }
+        self.pages -= need;
+        let fits = self
+            .runs
+            .iter()
+            .enumerate()
+            .filter(|(_, run)| u64::from(run.pages) >= need);
+        if let Some((at, _)) = fits.min_by_key(|(_, run)| run.pages) {
+            return Some(vec![self.take_from(at, need)]);
+        }
+        let mut taken = Vec::new();
+        let mut missing = need;
+        while missing > 0 {
+            let largest = (0..self.runs.len()).max_by_key(|&at| self.runs[at].pages);
+            let at = largest.expect("the pages counted are in the runs");
+            let run = self.take_from(at, missing.min(u64::from(self.runs[at].pages)));
+            missing -= u64::from(run.pages);
+            taken.push(run);
+        }
+        Some(taken)
+    }
+
+    /// Takes everything.
+    pub(crate) fn take_all(&mut self) -> Vec<PageRun> {
+        self.pages = 0;
+        std::mem::take(&mut self.runs)
+    }
+
+    /// Adds runs: new ones, or ones that were taken and not used.
+    pub(crate) fn put(&mut self, runs: impl IntoIterator<Item = PageRun>) {
+        for run in runs {
+            if run.pages > 0 {
+                self.pages += u64::from(run.pages);
+                self.runs.push(run);
+            }
+        }
+    }
+
+    /// Pages to ask for along with a commit, so that the next writes need not ask.
+    pub(crate) fn want(&self) -> u32 {
+        if self.pages >= self.target * 3 / 4 {
+            0
+        } else {
+            (self.target - self.pages) as u32
+        }
+    }
+
+    /// Called now and then: what is in excess. A region not written to since the last call gives back everything, and
+    /// forgets how much it wanted.
+    pub(crate) fn excess(&mut self) -> Vec<PageRun> {
+        if std::mem::take(&mut self.used) {
+            return Vec::new();
+        }
+        self.target = 0;
+        self.take_all()
+    }
+
+    fn take_from(&mut self, at: usize, pages: u64) -> PageRun {
+        let run = &mut self.runs[at];
+        if u64::from(run.pages) == pages {
+            return self.runs.swap_remove(at);
+        }
+        let taken = PageRun {
+            gpa: run.gpa,
+            pages: pages as u32,
+        };
+        run.gpa = Gpa(run.gpa.0 + pages * PAGE as u64);
+        run.pages -= pages as u32;
+        taken
+    }
+}
+
+/// Space in hand in all regions. One short lock.
+#[derive(Default)]
+pub(crate) struct Stocks {
+    regions: Mutex<HashMap<RegionId, Stock>>,
+}
+
+struct Stock {
+    space: RegionSpace,
+    /// Number of the session at the primary that the space was given to.
+    incarnation: u64,
+    /// When the primary last showed that it knows the session.
+    confirmed: Instant,
+}
+
+/// What a region's stock has to offer.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// The pages asked for.
+    Runs(Vec<PageRun>),
+    /// So many pages are missing, and so many are worth asking for.
+    Short {
+        /// pages
+        missing: u64,
+        /// pages
+        want: u64,
+    },
+    /// The lease may have ended since the primary was last heard of: the space may be somebody else's by now.
+    Unconfirmed,
+}
+
+impl Stocks {
+    /// Takes pages of a region, obtained by the session of that number and confirmed within `lease`.
+    pub(crate) fn take(&self, region: RegionId, incarnation: u64, need: u64, lease: Duration) -> Taken {
+        let mut regions = self.regions.lock();
+        let stock = Self::stock(&mut regions, region, incarnation);
+        if stock.space.pages() > 0 && stock.confirmed.elapsed() >= lease {
+            return Taken::Unconfirmed;
+        }
+        match stock.space.take(need) {
+            Some(runs) => Taken::Runs(runs),
+            None => {
+                let missing = need - stock.space.pages();
+                Taken::Short {
+                    missing,
+                    want: missing.max(u64::from(stock.space.want())),
+                }
+            }
+        }
+    }
+
+    /// The primary has just answered the session of that number, and given it these pages.
+    pub(crate) fn receive(&self, region: RegionId, incarnation: u64, runs: Vec<PageRun>) {
+        let mut regions = self.regions.lock();
+        let stock = Self::stock(&mut regions, region, incarnation);
+        if stock.incarnation == incarnation {
+            stock.confirmed = Instant::now();
+            stock.space.put(runs);
+        }
+    }
+
+    /// Puts pages back that were taken and not used.
+    pub(crate) fn put_back(&self, region: RegionId, incarnation: u64, runs: impl IntoIterator<Item = PageRun>) {
+        let mut regions = self.regions.lock();
+        let stock = Self::stock(&mut regions, region, incarnation);
+        if stock.incarnation == incarnation {
+            stock.space.put(runs);
+        }
+    }
+
+    /// Pages to ask for along with a commit.
+    pub(crate) fn want(&self, region: RegionId) -> u32 {
+        self.regions.lock().get(&region).map_or(0, |stock| stock.space.want())
+    }
+
+    /// The primary of the regions for which `there` holds has shown that it knows the session.
+    pub(crate) fn confirm_where(&self, there: impl Fn(RegionId) -> bool) {
+        let now = Instant::now();
+        for (region, stock) in self.regions.lock().iter_mut() {
+            if there(*region) {
+                stock.confirmed = now;
+            }
+        }
+    }
+
+    /// Takes everything of the regions for which `there` holds, to give it back.
+    pub(crate) fn drain_where(&self, there: impl Fn(RegionId) -> bool) -> Vec<(RegionId, Vec<PageRun>)> {
+        let mut regions = self.regions.lock();
+        let drained = regions.iter_mut().filter(|(region, _)| there(**region));
+        drained
+            .map(|(region, stock)| (*region, stock.space.take_all()))
+            .filter(|(_, runs)| !runs.is_empty())
+            .collect()
+    }
+
+    /// What regions not written to since the last call have in hand.
+    pub(crate) fn excess(&self) -> Vec<(RegionId, Vec<PageRun>)> {
+        let mut regions = self.regions.lock();
+        let excess: Vec<_> = regions
+            .iter_mut()
+            .map(|(region, stock)| (*region, stock.space.excess()))
+            .collect();
+        regions.retain(|_, stock| stock.space.target > 0);
+        excess.into_iter().filter(|(_, runs)| !runs.is_empty()).collect()
+    }
+
+    /// The session at the primary of these regions was lost, and all that was given to it.
+    pub(crate) fn forget_where(&self, there: impl Fn(RegionId) -> bool) {
+        self.regions.lock().retain(|region, _| !there(*region));
+    }
+
+    /// Pages in hand.
+    #[cfg(test)]
+    pub(crate) fn pages(&self) -> u64 {
+        self.regions.lock().values().map(|stock| stock.space.pages()).sum()
+    }
+
+    fn stock(regions: &mut HashMap<RegionId, Stock>, region: RegionId, incarnation: u64) -> &mut Stock {
+        let fresh = || Stock {
+            space: RegionSpace::default(),
+            incarnation,
+            confirmed: Instant::now(),
+        };
+        let stock = regions.entry(region).or_insert_with(fresh);
+        if stock.incarnation < incarnation {
+            *stock = fresh();
+        }
+        stock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn pages(runs: &[PageRun]) -> Vec<u64> {
+        runs.iter()
+            .flat_map(|r| (0..u64::from(r.pages)).map(|p| r.gpa.0 + p * PAGE as u64))
+            .collect()
+    }
+
+    proptest! {
+        /// No page is handed out twice and none is lost, whatever is taken and put back.
+        #[test]
+        fn pages_are_conserved(steps in prop::collection::vec((0u8..4, 1u64..40), 1..80)) {
+            let mut space = RegionSpace::default();
+            let mut out: Vec<PageRun> = Vec::new();
+            let mut given = 0u64;
+            for (what, n) in steps {
+                match what {
+                    0 => {
+                        space.put([PageRun { gpa: Gpa(given * PAGE as u64), pages: n as u32 }]);
+                        given += n;
+                    }
+                    1 | 2 => match space.take(n) {
+                        Some(runs) => {
+                            prop_assert_eq!(pages(&runs).len() as u64, n);
+                            out.extend(runs);
+                        }
+                        None => prop_assert!(space.pages() < n),
+                    },
+                    _ => space.put(out.drain(..)),
+                }
+            }
+            let mut all = pages(&out);
+            prop_assert_eq!(all.len() as u64 + space.pages(), given);
+            all.extend(pages(&space.take_all()));
+            prop_assert_eq!(all.iter().collect::<HashSet<_>>().len() as u64, given);
+        }
+    }
+
+    #[test]
+    fn one_run_when_one_fits() {
+        let mut space = RegionSpace::default();
+        space.put([
+            PageRun {
+                gpa: Gpa(0),
+                pages: 100,
+            },
+            PageRun {
+                gpa: Gpa(1 << 20),
+                pages: 10,
+            },
+        ]);
+        assert_eq!(
+            space.take(8),
+            Some(vec![PageRun {
+                gpa: Gpa(1 << 20),
+                pages: 8
+            }])
+        );
+        assert_eq!(space.take(103), None);
+        assert_eq!(space.pages(), 102);
+    }
+
+    #[test]
+    fn wants_follow_the_writes_and_idleness_returns_all() {
+        let mut space = RegionSpace::default();
+        assert_eq!(space.want(), 0);
+        assert_eq!(space.take(256), None);
+        assert_eq!(space.want(), 512);
+        space.put([PageRun {
+            gpa: Gpa(0),
+            pages: 512,
+        }]);
+        assert_eq!(space.want(), 0);
+        assert!(space.take(256).is_some());
+        assert_eq!(space.want(), 256);
+        assert!(space.excess().is_empty());
+        assert_eq!(pages(&space.excess()).len(), 256);
+        assert_eq!((space.pages(), space.want()), (0, 0));
+    }
+
+    const REGION: RegionId = RegionId(3);
+    const LEASE: Duration = Duration::from_secs(20);
+
+    fn run(pages: u32) -> PageRun {
+        PageRun {
+            gpa: Gpa::new(REGION, polvo_format::RegionOffset(1 << 20)),
+            pages,
+        }
+    }
+
+    #[test]
+    fn space_of_a_lost_session_is_never_handed_out() {
+        let stocks = Stocks::default();
+        stocks.receive(REGION, 1, vec![run(100)]);
+        assert!(matches!(stocks.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
+        assert!(matches!(
+            stocks.take(REGION, 2, 10, LEASE),
+            Taken::Short { missing: 10, .. }
+        ));
+        stocks.put_back(REGION, 1, [run(10)]);
+        assert_eq!(stocks.pages(), 0, "given to a session that is gone");
+        stocks.receive(REGION, 2, vec![run(10)]);
+        stocks.forget_where(|region| region == REGION);
+        assert_eq!(stocks.pages(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn space_is_used_only_while_the_lease_surely_lasts() {
+        let stocks = Stocks::default();
+        stocks.receive(REGION, 1, vec![run(100)]);
+        tokio::time::advance(LEASE).await;
+        assert_eq!(stocks.take(REGION, 1, 10, LEASE), Taken::Unconfirmed);
+        stocks.confirm_where(|region| region == REGION);
+        assert!(matches!(stocks.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
+        assert_eq!(stocks.drain_where(|_| true).len(), 1);
+        assert!(stocks.drain_where(|_| true).is_empty());
+    }
+}

@@ -1,0 +1,407 @@
+//! Writing. Small writes travel in the RPC (eager). Larger ones are client-active: the data goes by one-sided writes
+//! into space that the region has delegated to this session, then one log commit names it. No lock is taken: the
+//! answer tells what others have committed in between (client arbitration).
+
+use crate::holds::Held;
+use crate::inode::unexpected;
+use crate::local::LocalClient;
+use crate::open::{OpenFile, data_region};
+use crate::space::Taken;
+use polvo_cluster::{RegionVerb, join_all};
+use polvo_format::{FileKind, Gpa, NodeId, PAGE, RegionId, RegionOffset, Tail};
+use polvo_proto::{
+    EAGER_MAX, FILE_SIZE_MAX, FsError, LogCursor, PageRun, RELEASE_MAX, RUNS_MAX, Reply, Request, WriteRun,
+};
+use std::sync::atomic::Ordering;
+
+/// Bytes of one commit: a write is atomic up to this size.
+const COMMIT_BYTES: usize = 8 << 20;
+/// Bytes of one batch of one-sided writes; larger writes are several at a time.
+const BATCH_BYTES: usize = 1 << 20;
+/// How often a write starts again because the session was lost under it.
+const SESSION_TRIES: u32 = 3;
+/// How often space is asked for while the answers bring less than is missing.
+const DELEGATE_TRIES: u32 = 16;
+
+/// Where a write goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum At {
+    Offset(u64),
+    /// Wherever the file ends.
+    End,
+}
+
+impl At {
+    fn plus(self, bytes: usize) -> At {
+        match self {
+            At::Offset(offset) => At::Offset(offset + bytes as u64),
+            At::End => At::End,
+        }
+    }
+}
+
+/// Lays bytes out over runs, in order: what goes where, as a commit wants it (offsets from `base` on).
+fn lay_out(runs: &[PageRun], bytes: usize, base: u64) -> Vec<WriteRun> {
+    let mut laid = Vec::with_capacity(runs.len());
+    let mut done = 0;
+    for run in runs {
+        let len = (run.pages as usize * PAGE).min(bytes - done);
+        if len == 0 {
+            break;
+        }
+        laid.push(WriteRun {
+            offset: base + done as u64,
+            len: len as u64,
+            gpa: run.gpa,
+        });
+        done += len;
+    }
+    laid
+}
+
+impl LocalClient {
+    /// Writes at an offset. Atomic up to 8 MiB; short only when space runs out.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`] when nothing could be written, [`FsError::FileTooLarge`], [`FsError::Stale`].
+    pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
+        if offset
+            .checked_add(bytes.len() as u64)
+            .is_none_or(|end| end > FILE_SIZE_MAX)
+        {
+            return Err(FsError::FileTooLarge);
+        }
+        Ok(self.write_all(&file.held, At::Offset(offset), bytes).await?.1)
+    }
+
+    /// Writes at the end of the file, wherever that is by then; returns where the bytes went. Up to 8 MiB stay
+    /// together whatever others append.
+    ///
+    /// # Errors
+    /// As [`LocalClient::write`]; [`FsError::NoSpace`] also when only a part could be written.
+    pub async fn append(&self, file: &OpenFile, bytes: &[u8]) -> Result<u64, FsError> {
+        let (first, written) = self.write_all(&file.held, At::End, bytes).await?;
+        if written < bytes.len() {
+            Err(FsError::NoSpace)
+        } else {
+            Ok(first)
+        }
+    }
+
+    /// Makes what was written durable against power loss, where the medium needs to be asked. `None`: everywhere.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when a node that has to be asked cannot be.
+    pub async fn sync(&self, file: Option<&OpenFile>) -> Result<(), FsError> {
+        let nodes = match file {
+            Some(file) => vec![self.client.primary(data_region(&file.held))?],
+            None => self.client.map().nodes.iter().map(|node| node.id).collect(),
+        };
+        for answer in join_all(nodes.into_iter().map(|node| self.sync_at(node))).await {
+            answer?;
+        }
+        Ok(())
+    }
+
+    async fn sync_at(&self, node: NodeId) -> Result<(), FsError> {
+        let inside = self.client.node.as_ref().filter(|inside| inside.id() == node);
+        let needed = match inside {
+            Some(_) => true, // it knows best, and asking costs nothing
+            None => self.links.to(node).await?.needs_sync,
+        };
+        if !needed {
+            return Ok(());
+        }
+        match self.call_node(node, Request::Sync).await? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn write_all(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+        match held.kind {
+            FileKind::File | FileKind::Object => {}
+            FileKind::Directory => return Err(FsError::IsDirectory),
+            _ => return Err(FsError::Invalid("not a regular file".into())),
+        }
+        let mut first = match at {
+            At::Offset(offset) => Some(offset),
+            At::End => None,
+        };
+        if bytes.is_empty() {
+            return Ok((first.unwrap_or(0), 0));
+        }
+        let mut done = 0;
+        let mut delegated = true;
+        while done < bytes.len() {
+            let rest = &bytes[done..];
+            let here = at.plus(done);
+            let result = if rest.len() <= EAGER_MAX {
+                self.write_eager(held, here, rest).await
+            } else if delegated {
+                self.write_delegated(held, here, &rest[..rest.len().min(COMMIT_BYTES)])
+                    .await
+            } else {
+                self.write_eager(held, here, &rest[..EAGER_MAX]).await
+            };
+            match result {
+                Ok((offset, written)) => {
+                    first.get_or_insert(offset);
+                    done += written;
+                }
+                // no pages are to be had: what the region has left is handed out piece by piece
+                Err(FsError::NoSpace) if delegated && rest.len() > EAGER_MAX => delegated = false,
+                Err(FsError::NoSpace) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((first.unwrap_or(0), done))
+    }
+
+    /// The bytes travel in the request.
+    async fn write_eager(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+        let mut reclaimed = false;
+        for _ in 0..SESSION_TRIES {
+            self.keep(held).await?;
+            let known = self.known_log(held);
+            let (offset, append) = match at {
+                At::Offset(offset) => (offset, false),
+                At::End => (0, true),
+            };
+            let request = Request::Write {
+                inode: held.inode,
+                offset,
+                append,
+                known: known.tail,
+                bytes: bytes.to_vec(),
+            };
+            if self.inside(data_region(held)).is_none() {
+                self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            }
+            match self.call(data_region(held), request).await {
+                Ok(Reply::Written(written)) => {
+                    let first = written.offset;
+                    self.apply_written(held, known, written);
+                    return Ok((first, bytes.len()));
+                }
+                Ok(other) => return Err(unexpected(&other)),
+                Err(FsError::SessionExpired) => {}
+                Err(FsError::NoSpace) if !std::mem::replace(&mut reclaimed, true) => {
+                    if !self.give_back_at(data_region(held), None).await {
+                        return Err(FsError::NoSpace);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FsError::SessionExpired)
+    }
+
+    fn known_log(&self, held: &Held) -> LogCursor {
+        let index = held.index.read();
+        index.as_ref().map_or(
+            LogCursor {
+                tail: Tail(0),
+                page: RegionOffset(0),
+            },
+            |index| index.cursor(),
+        )
+    }
+
+    /// The bytes go into delegated space; then one commit. Writes as many as fit one commit.
+    async fn write_delegated(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+        let region = data_region(held);
+        let mut reclaimed = false;
+        for _ in 0..SESSION_TRIES {
+            self.keep(held).await?;
+            let (_, session) = self.session_at(region).await?;
+            let mut runs = self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await?;
+            if runs.len() > RUNS_MAX {
+                self.client.stocks.put_back(region, session, runs.split_off(RUNS_MAX));
+            }
+            let base = match at {
+                At::Offset(offset) => offset,
+                At::End => 0,
+            };
+            let laid = lay_out(&runs, bytes.len(), base);
+            let len = laid.iter().map(|run| run.len as usize).sum();
+            if let Err(error) = self.put_data(region, &laid, &bytes[..len]).await {
+                self.client.stocks.put_back(region, session, runs);
+                return Err(error);
+            }
+            if self.client.incarnation(self.client.primary(region)?) != session {
+                continue; // the space was not ours any more
+            }
+            let known = self.known_log(held);
+            let request = Request::Commit {
+                inode: held.inode,
+                runs: laid,
+                append: at == At::End,
+                known: known.tail,
+                want_pages: self.client.stocks.want(region),
+            };
+            match self.call(region, request).await {
+                Ok(Reply::Written(mut written)) => {
+                    let first = written.offset;
+                    self.client
+                        .stocks
+                        .receive(region, session, std::mem::take(&mut written.space));
+                    self.apply_written(held, known, written);
+                    return Ok((first, len));
+                }
+                Ok(other) => return Err(unexpected(&other)),
+                Err(FsError::SessionExpired) => {}
+                // whether it was committed is not known: the pages stay where they are until the session ends
+                Err(error @ FsError::Unreachable { .. }) => return Err(error),
+                Err(_) if self.client.incarnation(self.client.primary(region)?) != session => {}
+                Err(error) => {
+                    self.client.stocks.put_back(region, session, runs);
+                    let again = error == FsError::NoSpace && !std::mem::replace(&mut reclaimed, true);
+                    if !(again && self.give_back_at(region, Some(region)).await) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Err(FsError::SessionExpired)
+    }
+
+    /// Writes the data where it was laid out, several batches at a time.
+    async fn put_data(&self, region: RegionId, laid: &[WriteRun], bytes: &[u8]) -> Result<(), FsError> {
+        let mut ops = Vec::with_capacity(laid.len() + bytes.len() / BATCH_BYTES);
+        let mut rest = bytes;
+        for run in laid {
+            let (mut part, later) = rest.split_at(run.len as usize);
+            let mut at = run.gpa;
+            rest = later;
+            while !part.is_empty() {
+                let (now, more) = part.split_at(part.len().min(BATCH_BYTES));
+                ops.push((at, now));
+                at = Gpa(at.0 + now.len() as u64);
+                part = more;
+            }
+        }
+        if bytes.len() <= BATCH_BYTES {
+            return self.put_batch(region, &ops).await;
+        }
+        let mut batches = Vec::new();
+        let (mut start, mut size) = (0, 0);
+        for (n, (_, part)) in ops.iter().enumerate() {
+            if size + part.len() > BATCH_BYTES && n > start {
+                batches.push(&ops[start..n]);
+                (start, size) = (n, 0);
+            }
+            size += part.len();
+        }
+        batches.push(&ops[start..]);
+        for result in join_all(batches.into_iter().map(|batch| self.put_batch(region, batch))).await {
+            result?;
+        }
+        Ok(())
+    }
+
+    async fn put_batch(&self, region: RegionId, parts: &[(Gpa, &[u8])]) -> Result<(), FsError> {
+        let mut ops: Vec<RegionVerb<'_>> = parts
+            .iter()
+            .map(|(at, bytes)| RegionVerb::WriteData { at: *at, bytes })
+            .collect();
+        self.one_sided(region, &mut ops).await
+    }
+
+    /// Takes space of a region, asking for more when there is too little in hand.
+    async fn obtain(&self, region: RegionId, session: u64, pages: u64) -> Result<Vec<PageRun>, FsError> {
+        let lease = self.client.context.timeouts().lease * 2 / 3;
+        let mut reclaimed = false;
+        for _ in 0..DELEGATE_TRIES {
+            let (missing, want) = match self.client.stocks.take(region, session, pages, lease) {
+                Taken::Runs(runs) => return Ok(runs),
+                Taken::Short { missing, want } => (missing, want),
+                Taken::Unconfirmed => {
+                    self.renew().await;
+                    if self.client.incarnation(self.client.primary(region)?) != session {
+                        return Err(FsError::SessionExpired);
+                    }
+                    continue;
+                }
+            };
+            let ask = if reclaimed { missing } else { want };
+            let request = Request::Delegate {
+                region,
+                pages: u32::try_from(ask).unwrap_or(u32::MAX),
+            };
+            match self.call(region, request).await {
+                Ok(Reply::Space(runs)) => self.client.stocks.receive(region, session, runs),
+                Ok(other) => return Err(unexpected(&other)),
+                Err(FsError::NoSpace) if !std::mem::replace(&mut reclaimed, true) => {
+                    if !self.give_back_at(region, Some(region)).await {
+                        return Err(FsError::NoSpace);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FsError::NoSpace)
+    }
+
+    /// Gives back what we have in hand at the node that serves `region`, and what we hold there for no use. What is in
+    /// hand of region `keep` stays. False when there was nothing to give.
+    async fn give_back_at(&self, region: RegionId, keep: Option<RegionId>) -> bool {
+        let map = self.client.map();
+        let node = map.primary(region);
+        let drained = self
+            .client
+            .stocks
+            .drain_where(|r| map.primary(r) == node && Some(r) != keep);
+        self.give_back(drained).await
+    }
+
+    /// Gives back all that is in hand anywhere. False when there was nothing to give.
+    pub(crate) async fn give_back_all(&self) -> bool {
+        let drained = self.client.stocks.drain_where(|_| true);
+        self.give_back(drained).await
+    }
+
+    async fn give_back(&self, drained: Vec<(RegionId, Vec<PageRun>)>) -> bool {
+        let released = self.release_some().await;
+        let returned = !drained.is_empty();
+        self.return_space(drained).await;
+        released || returned
+    }
+
+    pub(crate) async fn return_space(&self, drained: Vec<(RegionId, Vec<PageRun>)>) {
+        for (region, runs) in drained {
+            for runs in runs.chunks(RELEASE_MAX / 2) {
+                if let Err(error) = self.call(region, Request::ReturnSpace { runs: runs.to_vec() }).await {
+                    // it comes back when the session ends
+                    tracing::debug!(%region, %error, "return of space");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_laid_out_over_runs_in_order() {
+        let run = |at: u64, pages| PageRun { gpa: Gpa(at), pages };
+        let runs = [run(0x10000, 2), run(0x40000, 1), run(0x80000, 5)];
+        let laid = lay_out(&runs, 2 * PAGE + PAGE + 10, 7);
+        let expect = |offset, len, gpa| WriteRun {
+            offset,
+            len,
+            gpa: Gpa(gpa),
+        };
+        assert_eq!(
+            laid,
+            [
+                expect(7, 8192, 0x10000),
+                expect(7 + 8192, 4096, 0x40000),
+                expect(7 + 12288, 10, 0x80000),
+            ]
+        );
+        assert_eq!(lay_out(&runs[..1], 3 * PAGE, 0), [expect(0, 8192, 0x10000)]);
+    }
+}
