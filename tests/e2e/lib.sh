@@ -16,6 +16,7 @@ shopt -s inherit_errexit
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 REPO=$(cd "$HERE/../.." && pwd)
+# shellcheck disable=SC2034 # used by the tests
 WORKLOAD=$HERE/workload
 export PYTHONDONTWRITEBYTECODE=1
 
