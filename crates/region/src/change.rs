@@ -1,0 +1,438 @@
+//! Changes of one inode: attributes, bytes, mapping, extended attributes. Each is one commit of the inode's log,
+//! durable on return; on error nothing changed.
+
+use crate::file_index::FileIndex;
+use crate::inode::{Body, Inode};
+use crate::read::PLACEMENT_XATTR;
+use crate::space::Run;
+use crate::store::{Store, Urgency};
+use crate::{Region, RegionError};
+use polvo_format::{Attr, AttrChange, Entry, FileKind, INLINE_MAX, LINE, NAME_MAX, PAGE, SessionId, Tail};
+use polvo_proto::{
+    EAGER_MAX, FILE_SIZE_MAX, FallocateMode, FsError, InodeRef, Placement, RUNS_MAX, SetAttr, TimeChange, WriteRun,
+    Written, XATTR_VALUE_MAX, XattrMode,
+};
+
+const PAGE_BYTES: u64 = PAGE as u64;
+/// Most bytes of log entries that a write's answer carries.
+const ENTRIES_MAX: u64 = 8 << 10;
+/// Most bytes of extended attributes, names and values, of one inode.
+const XATTRS_MAX: usize = 64 << 10;
+
+fn invalid(why: impl Into<String>) -> RegionError {
+    FsError::Invalid(why.into()).into()
+}
+
+impl Region {
+    /// Changes attributes (size included).
+    ///
+    /// # Errors
+    /// EISDIR, EINVAL: a size for something that has none; EFBIG.
+    pub fn set_attr(&mut self, inode: InodeRef, set: &SetAttr, now_ns: i64) -> Result<(Attr, Tail), RegionError> {
+        let (store, inode) = self.inode(inode)?;
+        let mut entries = Vec::new();
+        let mut urgency = Urgency::Normal;
+        if let Some(size) = set.size {
+            inode.file_body()?;
+            if size > FILE_SIZE_MAX {
+                return Err(FsError::FileTooLarge.into());
+            }
+            if size < inode.attr.size {
+                urgency = Urgency::Frees;
+            }
+            Entry::Truncate { size, time_ns: now_ns }.encode(false, &mut entries);
+        }
+        let time = |t: Option<TimeChange>| {
+            t.map(|t| match t {
+                TimeChange::Now => now_ns,
+                TimeChange::To(ns) => ns,
+            })
+        };
+        let change = AttrChange {
+            mode: set.mode.map(|m| m & 0o7777),
+            uid: set.uid,
+            gid: set.gid,
+            atime_ns: time(set.atime),
+            mtime_ns: time(set.mtime),
+            ctime_ns: now_ns,
+        };
+        let only_size = AttrChange {
+            ctime_ns: now_ns,
+            ..AttrChange::default()
+        };
+        if set.size.is_none() || change != only_size {
+            Entry::SetAttr(change).encode(false, &mut entries);
+        }
+        store.append(inode, &entries, urgency)?;
+        Ok((inode.attr, inode.tail))
+    }
+
+    /// Small write (at most [`EAGER_MAX`] bytes), bytes copied here. `known`: entries after it are in the answer.
+    ///
+    /// Bytes at the end of the file go on in the file's last page where that has room (nobody can see them there before
+    /// the tail moves); other small ones travel in the log entry; the rest gets a fresh page.
+    pub fn write(
+        &mut self,
+        inode: InodeRef,
+        offset: u64,
+        append: bool,
+        bytes: &[u8],
+        known: Tail,
+        now_ns: i64,
+    ) -> Result<Written, RegionError> {
+        let (store, inode) = self.inode(inode)?;
+        let size = inode.attr.size;
+        let offset = if append { size } else { offset };
+        let index = inode.file_body()?;
+        if bytes.len() > EAGER_MAX {
+            return Err(invalid(format!("eager write of {} bytes", bytes.len())));
+        }
+        let end = offset
+            .checked_add(bytes.len() as u64)
+            .filter(|&end| end <= FILE_SIZE_MAX);
+        end.ok_or(FsError::FileTooLarge)?;
+        if bytes.is_empty() {
+            return Ok(written(store, inode, offset, known, inode.tail));
+        }
+        let before = inode.tail;
+        let mut entries = std::mem::take(&mut store.entries);
+        entries.clear();
+        let placed = place_bytes(store, index, offset, size, bytes, now_ns, &mut entries);
+        let appended = placed.and_then(|placed| match store.append(inode, &entries, Urgency::Normal) {
+            Ok(()) => Ok(placed),
+            Err(e) => {
+                if let Some((run, _, _)) = placed.fresh {
+                    store.space.give(run);
+                }
+                Err(e)
+            }
+        });
+        store.entries = entries;
+        let placed = appended?;
+        if let Some((at, len)) = placed.filled {
+            assert!(
+                store.space.map_more(at, len),
+                "bytes behind the last extent of a page are free"
+            );
+        }
+        if let Some((_, at, len)) = placed.fresh {
+            store.space.map_fresh(at, len);
+        }
+        Ok(written(store, inode, offset, known, before))
+    }
+
+    /// Log commit of runs that lie in space delegated to `session` (checked; consumed, whole pages at a time).
+    pub fn commit(
+        &mut self,
+        session: SessionId,
+        inode: InodeRef,
+        runs: &[WriteRun],
+        append: bool,
+        known: Tail,
+        now_ns: i64,
+    ) -> Result<Written, RegionError> {
+        if runs.is_empty() || runs.len() > RUNS_MAX {
+            return Err(invalid(format!("commit of {} runs", runs.len())));
+        }
+        let slot = {
+            let (_, inode) = self.inode(inode)?;
+            inode.file_body()?;
+            inode.slot
+        };
+        let (store, sessions) = (&mut self.store, &mut self.sessions);
+        let inode = self.cache.get(store, slot)?;
+        let before = inode.tail;
+        let base = if append { inode.attr.size } else { 0 };
+        let mut entries = std::mem::take(&mut store.entries);
+        entries.clear();
+        let checked = check_runs(store, runs, base, now_ns, &mut entries);
+        let committed = checked.and_then(|()| {
+            sessions.consume(session, runs)?;
+            let appended = store.append(inode, &entries, Urgency::Normal);
+            if appended.is_err() {
+                sessions.unconsume(session, runs);
+            }
+            appended
+        });
+        store.entries = entries;
+        committed?;
+        for run in runs {
+            store.space.map_fresh(run.gpa.offset().0, run.len);
+        }
+        Ok(written(store, inode, base + runs[0].offset, known, before))
+    }
+
+    /// Changes the mapping of a range. Space is never reserved (data is copy-on-write), so extending changes the size
+    /// alone.
+    pub fn fallocate(
+        &mut self,
+        inode: InodeRef,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        now_ns: i64,
+    ) -> Result<(Attr, Tail), RegionError> {
+        let (store, inode) = self.inode(inode)?;
+        inode.file_body()?;
+        if len == 0 {
+            return Err(invalid("fallocate of no bytes"));
+        }
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| end <= FILE_SIZE_MAX)
+            .ok_or(FsError::FileTooLarge)?;
+        let (hole, extend) = match mode {
+            FallocateMode::Extend => (false, true),
+            FallocateMode::KeepSize => (false, false),
+            FallocateMode::PunchHole => (true, false),
+            FallocateMode::ZeroRange { keep_size } => (true, !keep_size),
+        };
+        let mut entries = Vec::new();
+        if hole {
+            Entry::Hole {
+                offset,
+                len,
+                time_ns: now_ns,
+            }
+            .encode(false, &mut entries);
+        }
+        if extend && end > inode.attr.size {
+            Entry::Truncate {
+                size: end,
+                time_ns: now_ns,
+            }
+            .encode(false, &mut entries);
+        }
+        if !entries.is_empty() {
+            let urgency = if hole { Urgency::Frees } else { Urgency::Normal };
+            store.append(inode, &entries, urgency)?;
+        }
+        Ok((inode.attr, inode.tail))
+    }
+
+    /// Sets an xattr. `polvo.placement` (value `hash` or `local`) on a directory sets its placement.
+    ///
+    /// # Errors
+    /// EEXIST, ENODATA as the mode says; E2BIG for a value or a sum of all over the limits.
+    pub fn set_xattr(
+        &mut self,
+        inode: InodeRef,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        now_ns: i64,
+    ) -> Result<(Attr, Tail), RegionError> {
+        let (store, inode) = self.inode(inode)?;
+        let mut entries = Vec::new();
+        if name == PLACEMENT_XATTR {
+            inode.directory_body()?;
+            let placement = match value {
+                b"hash" => Placement::Hash,
+                b"local" => Placement::Local,
+                _ => return Err(invalid("polvo.placement is \"hash\" or \"local\"")),
+            };
+            let placement = placement as u8;
+            Entry::Placement {
+                placement,
+                time_ns: now_ns,
+            }
+            .encode(false, &mut entries);
+        } else {
+            check_xattr_name(name)?;
+            let old = inode.xattrs.get(name).map(|old| name.len() + old.len());
+            match (mode, old) {
+                (XattrMode::Create, Some(_)) => return Err(FsError::Exists.into()),
+                (XattrMode::Replace, None) => return Err(FsError::NoAttribute.into()),
+                _ => {}
+            }
+            let all: usize = inode.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
+            let all = all - old.unwrap_or(0) + name.len() + value.len();
+            if value.len() > XATTR_VALUE_MAX || all > XATTRS_MAX {
+                return Err(FsError::TooBig.into());
+            }
+            Entry::SetXattr {
+                name,
+                value,
+                time_ns: now_ns,
+            }
+            .encode(false, &mut entries);
+        }
+        store.append(inode, &entries, Urgency::Normal)?;
+        Ok((inode.attr, inode.tail))
+    }
+
+    /// Removes an xattr.
+    ///
+    /// # Errors
+    /// ENODATA.
+    pub fn remove_xattr(&mut self, inode: InodeRef, name: &[u8], now_ns: i64) -> Result<(Attr, Tail), RegionError> {
+        let (store, inode) = self.inode(inode)?;
+        check_xattr_name(name)?;
+        if !inode.xattrs.contains_key(name) {
+            return Err(FsError::NoAttribute.into());
+        }
+        let mut entries = Vec::new();
+        Entry::DelXattr { name, time_ns: now_ns }.encode(false, &mut entries);
+        store.append(inode, &entries, Urgency::Frees)?;
+        Ok((inode.attr, inode.tail))
+    }
+}
+
+impl Inode {
+    /// The mapping of a file whose bytes can be written.
+    fn file_body(&self) -> Result<&FileIndex, RegionError> {
+        match &self.body {
+            Body::File(index) if self.attr.kind != FileKind::Symlink => Ok(index),
+            Body::Directory(_) => Err(FsError::IsDirectory.into()),
+            _ => Err(invalid("not a regular file")),
+        }
+    }
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), RegionError> {
+    if name.is_empty() || name.contains(&0) {
+        return Err(invalid("name of an extended attribute"));
+    }
+    if name.len() > NAME_MAX {
+        return Err(FsError::NameTooLong.into());
+    }
+    Ok(())
+}
+
+/// Where the bytes of a small write went.
+#[derive(Default)]
+struct Placed {
+    /// behind the last extent, in its page: region offset, bytes
+    filled: Option<(u64, u64)>,
+    /// in a fresh page: the page, region offset, bytes
+    fresh: Option<(Run, u64, u64)>,
+}
+
+/// Stores a small write's bytes (streaming; the commit's first fence makes them durable) and makes the entries.
+fn place_bytes(
+    store: &mut Store,
+    index: &FileIndex,
+    offset: u64,
+    size: u64,
+    bytes: &[u8],
+    now_ns: i64,
+    entries: &mut Vec<u8>,
+) -> Result<Placed, RegionError> {
+    let len = bytes.len() as u64;
+    if offset != size && bytes.len() <= INLINE_MAX {
+        Entry::Inline {
+            offset,
+            bytes,
+            time_ns: now_ns,
+        }
+        .encode(false, entries);
+        return Ok(Placed::default());
+    }
+    // the place right behind the last extent, when the file ends there
+    let behind = index
+        .last()
+        .filter(|(at, e)| offset == size && at + e.len == size && !e.inline);
+    let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
+    let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
+    let fill = room.min(len);
+    let rest = len - fill;
+    let mut placed = Placed::default();
+    let mut fresh_at = None;
+    if rest > 0 {
+        let last_page = behind.map(|at| (at - 1) / PAGE_BYTES);
+        let run = match last_page.and_then(|page| store.space.take_after(page)) {
+            Some(run) => run,
+            None => store.take_data(1)?,
+        };
+        // at the same place in the page as in the file, if it fits there, so that later whole pages replace it whole
+        let in_page = (offset + fill) % PAGE_BYTES;
+        let in_page = if in_page + rest <= PAGE_BYTES { in_page } else { 0 };
+        let at = store.space.offset(run) + in_page;
+        store.pmem.write_streaming(store.at(at), &bytes[fill as usize..]);
+        placed.fresh = Some((run, at, rest));
+        fresh_at = Some(at);
+    }
+    let behind = behind.filter(|_| fill > 0);
+    if let Some(at) = behind {
+        store.pmem.write_streaming(store.at(at), &bytes[..fill as usize]);
+        placed.filled = Some((at, fill));
+    }
+    let mut map = |offset, len, at| {
+        let gpa = store.gpa(at);
+        Entry::Write {
+            offset,
+            len,
+            gpa,
+            time_ns: now_ns,
+        }
+        .encode(false, entries);
+    };
+    match (behind, fresh_at) {
+        (Some(at), Some(fresh)) if at + fill == fresh => map(offset, len, at),
+        (behind, fresh) => {
+            if let Some(at) = behind {
+                map(offset, fill, at);
+            }
+            if let Some(at) = fresh {
+                map(offset + fill, rest, at);
+            }
+        }
+    }
+    Ok(placed)
+}
+
+/// Checks what a commit's runs say about file and region, and makes the entries.
+fn check_runs(
+    store: &Store,
+    runs: &[WriteRun],
+    base: u64,
+    now_ns: i64,
+    entries: &mut Vec<u8>,
+) -> Result<(), RegionError> {
+    let mut file_end = 0;
+    for run in runs {
+        let end = run
+            .offset
+            .checked_add(run.len)
+            .filter(|end| end.checked_add(base).is_some_and(|e| e <= FILE_SIZE_MAX));
+        let end = end.ok_or(FsError::FileTooLarge)?;
+        if run.len == 0 || run.offset < file_end {
+            return Err(invalid("runs that overlap, are out of order or empty"));
+        }
+        file_end = end;
+        if store.data_from_media(run.gpa, run.len).is_none() {
+            return Err(invalid(format!(
+                "{} bytes at {:?} are no data space of this region",
+                run.len, run.gpa
+            )));
+        }
+        let entry = Entry::Write {
+            offset: base + run.offset,
+            len: run.len,
+            gpa: run.gpa,
+            time_ns: now_ns,
+        };
+        entry.encode(false, entries);
+    }
+    Ok(())
+}
+
+/// The answer to a write: `before` is the tail before it.
+fn written(store: &Store, inode: &Inode, offset: u64, known: Tail, before: Tail) -> Written {
+    let (from, to) = (known.units(), inode.tail.units());
+    let follows = known.version() == inode.tail.version() && from != 0 && from <= to;
+    let entries = if !follows || (to - from) * LINE as u64 > ENTRIES_MAX {
+        None
+    } else if known == before && before != inode.tail {
+        Some(store.layout.bytes.clone())
+    } else {
+        Some(store.read_units(inode, from))
+    };
+    Written {
+        offset,
+        attr: inode.attr,
+        cursor: inode.cursor(),
+        entries,
+        space: Vec::new(),
+    }
+}

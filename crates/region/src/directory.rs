@@ -1,0 +1,171 @@
+//! The names of a directory: by name for look-ups, by cookie for listing. Cookies grow with every new entry and stay
+//! with it for life, so that a listing goes on where it stopped whatever happened in between.
+
+use polvo_format::{Entry, FileKind};
+use polvo_proto::InodeRef;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Dentry {
+    pub cookie: u64,
+    pub target: InodeRef,
+    pub kind: FileKind,
+}
+
+#[derive(Default)]
+pub(crate) struct Directory {
+    names: HashMap<Arc<[u8]>, Dentry>,
+    order: BTreeMap<u64, Arc<[u8]>>,
+    next_cookie: u64,
+    subdirectories: u32,
+    live_units: u64,
+}
+
+impl Directory {
+    /// Entries.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Entries that are directories.
+    pub fn subdirectories(&self) -> u32 {
+        self.subdirectories
+    }
+
+    /// Cookie of the next new entry.
+    pub fn next_cookie(&self) -> u64 {
+        self.next_cookie
+    }
+
+    /// A checkpoint says which cookie comes next.
+    pub fn set_next_cookie(&mut self, cookie: u64) {
+        self.next_cookie = self.next_cookie.max(cookie);
+    }
+
+    /// Log units that a compact log of these names would take.
+    pub fn live_units(&self) -> u64 {
+        self.live_units
+    }
+
+    pub fn get(&self, name: &[u8]) -> Option<Dentry> {
+        self.names.get(name).copied()
+    }
+
+    /// Entries with cookies over `after`, in order.
+    pub fn after(&self, after: u64) -> impl Iterator<Item = (&[u8], Dentry)> + '_ {
+        let from = after.saturating_add(1);
+        self.order.range(from..).map(|(_, name)| (&name[..], self.names[name]))
+    }
+
+    /// Enters a name, or points it at another inode. Why not, when the log contradicts itself.
+    pub fn add(&mut self, name: &[u8], new: Dentry) -> Result<(), &'static str> {
+        if new.cookie == 0 || new.cookie == u64::MAX {
+            return Err("cookie out of range");
+        }
+        let directory = new.kind == FileKind::Directory;
+        match self.order.get(&new.cookie) {
+            Some(known) if **known == *name => {
+                let old = self.names.get_mut(name).expect("both maps hold the same names");
+                self.subdirectories -= u32::from(old.kind == FileKind::Directory);
+                *old = new;
+            }
+            Some(_) => return Err("cookie of another name"),
+            None if self.names.contains_key(name) => return Err("name is there already"),
+            None => {
+                let name: Arc<[u8]> = name.into();
+                self.live_units += units(&name);
+                self.order.insert(new.cookie, name.clone());
+                self.names.insert(name, new);
+                self.next_cookie = self.next_cookie.max(new.cookie + 1);
+            }
+        }
+        self.subdirectories += u32::from(directory);
+        Ok(())
+    }
+
+    /// Removes a name. Why not, when the log contradicts itself.
+    pub fn remove(&mut self, name: &[u8], cookie: u64) -> Result<(), &'static str> {
+        if self.names.get(name).is_none_or(|d| d.cookie != cookie) {
+            return Err("removed name is not there");
+        }
+        let old = self.names.remove(name).expect("just seen");
+        self.order.remove(&cookie);
+        self.subdirectories -= u32::from(old.kind == FileKind::Directory);
+        self.live_units -= units(name);
+        Ok(())
+    }
+}
+
+fn units(name: &[u8]) -> u64 {
+    dentry_entry(name, Dentry::NOWHERE, 0).units()
+}
+
+impl Dentry {
+    const NOWHERE: Dentry = Dentry {
+        cookie: 0,
+        target: InodeRef {
+            ino: polvo_format::Ino(0),
+            generation: polvo_format::Generation(0),
+        },
+        kind: FileKind::File,
+    };
+}
+
+/// The log entry for a name.
+pub(crate) fn dentry_entry(name: &[u8], dentry: Dentry, time_ns: i64) -> Entry<'_> {
+    Entry::DentryAdd {
+        name,
+        target: dentry.target.ino,
+        generation: dentry.target.generation,
+        kind: dentry.kind,
+        cookie: dentry.cookie,
+        time_ns,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{Generation, Ino};
+
+    fn dentry(cookie: u64, ino: u64, kind: FileKind) -> Dentry {
+        let target = InodeRef {
+            ino: Ino(ino),
+            generation: Generation(1),
+        };
+        Dentry { cookie, target, kind }
+    }
+
+    #[test]
+    fn names_come_and_go() {
+        let mut d = Directory::default();
+        d.add(b"a", dentry(1, 10, FileKind::File)).unwrap();
+        d.add(b"b", dentry(2, 11, FileKind::Directory)).unwrap();
+        d.add(&[b'c'; 255], dentry(3, 12, FileKind::Directory)).unwrap();
+        assert_eq!(
+            (d.len(), d.subdirectories(), d.next_cookie(), d.live_units()),
+            (3, 2, 4, 1 + 1 + 5)
+        );
+        d.add(b"b", dentry(2, 13, FileKind::File)).unwrap();
+        assert_eq!((d.subdirectories(), d.get(b"b").unwrap().target.ino), (1, Ino(13)));
+        d.remove(b"a", 1).unwrap();
+        assert_eq!(d.after(0).map(|(n, _)| n.len()).collect::<Vec<_>>(), [1, 255]);
+        assert_eq!(d.after(2).count(), 1);
+        assert_eq!(d.next_cookie(), 4);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let mut d = Directory::default();
+        d.add(b"a", dentry(1, 10, FileKind::File)).unwrap();
+        assert!(d.add(b"a", dentry(2, 10, FileKind::File)).is_err());
+        assert!(d.add(b"b", dentry(1, 10, FileKind::File)).is_err());
+        assert!(d.add(b"b", dentry(0, 10, FileKind::File)).is_err());
+        assert!(d.add(b"b", dentry(u64::MAX, 10, FileKind::File)).is_err());
+        assert!(d.remove(b"a", 2).is_err());
+        assert!(d.remove(b"x", 1).is_err());
+        assert_eq!(d.len(), 1);
+    }
+}

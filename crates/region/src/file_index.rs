@@ -1,0 +1,234 @@
+//! Where the bytes of a file lie: extents by file offset, byte-granular, never overlapping.
+
+use polvo_format::Gpa;
+use std::collections::BTreeMap;
+
+/// A mapped range of a file. In the index it is found by its offset in the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mapped {
+    pub len: u64,
+    pub gpa: Gpa,
+    /// the bytes lie in a log entry, not in a data page
+    pub inline: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct FileIndex {
+    extents: BTreeMap<u64, Mapped>,
+    mapped: u64,
+    inline: u64,
+}
+
+impl FileIndex {
+    /// Extents.
+    pub fn len(&self) -> usize {
+        self.extents.len()
+    }
+
+    /// Bytes that are mapped.
+    pub fn mapped(&self) -> u64 {
+        self.mapped
+    }
+
+    /// Log units (about) that a compact log of this mapping would take.
+    pub fn live_units(&self) -> u64 {
+        self.extents.len() as u64 + self.inline / 64
+    }
+
+    /// All extents by offset.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Mapped)> + '_ {
+        self.extents.iter().map(|(&offset, &mapped)| (offset, mapped))
+    }
+
+    /// Extents from the one that covers `offset` (or is the next after it) on; the first is not cut.
+    pub fn from(&self, offset: u64) -> impl Iterator<Item = (u64, Mapped)> + '_ {
+        let first = self.extents.range(..=offset).next_back();
+        let start = first
+            .filter(|(at, e)| *at + e.len > offset)
+            .map_or(offset, |(at, _)| *at);
+        self.extents.range(start..).map(|(&offset, &mapped)| (offset, mapped))
+    }
+
+    /// The last extent.
+    pub fn last(&self) -> Option<(u64, Mapped)> {
+        self.extents.last_key_value().map(|(&offset, &mapped)| (offset, mapped))
+    }
+
+    /// Maps a range; what it hides is appended to `hidden`. Extents of the same segment that continue each other are
+    /// joined (`shift`: log2 of the segment size).
+    pub fn insert(&mut self, mut offset: u64, mut new: Mapped, shift: u32, hidden: &mut Vec<Mapped>) {
+        self.remove(offset, new.len, hidden);
+        self.count(&new, true);
+        let joins = |a: &Mapped, b: &Mapped| {
+            !a.inline && !b.inline && a.gpa.checked_add(a.len) == Some(b.gpa) && a.gpa.0 >> shift == b.gpa.0 >> shift
+        };
+        if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back() {
+            if before + extent.len == offset && joins(extent, &new) {
+                new = Mapped {
+                    len: extent.len + new.len,
+                    gpa: extent.gpa,
+                    inline: false,
+                };
+                offset = before;
+            }
+        }
+        let end = offset + new.len;
+        if let Some(after) = self.extents.get(&end).copied().filter(|after| joins(&new, after)) {
+            self.extents.remove(&end);
+            new.len += after.len;
+        }
+        self.extents.insert(offset, new);
+    }
+
+    /// Unmaps a range; what was mapped there is appended to `hidden`.
+    pub fn remove(&mut self, offset: u64, len: u64, hidden: &mut Vec<Mapped>) {
+        let end = offset.saturating_add(len);
+        if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back() {
+            let extent_end = before + extent.len;
+            if extent_end > offset {
+                let old = *extent;
+                extent.len = offset - before;
+                let cut = part(&old, offset - before, extent_end.min(end) - offset);
+                if extent_end > end {
+                    let rest = part(&old, end - before, extent_end - end);
+                    self.extents.insert(end, rest);
+                }
+                self.count(&cut, false);
+                hidden.push(cut);
+            }
+        }
+        while let Some((&at, &extent)) = self.extents.range(offset..end).next() {
+            self.extents.remove(&at);
+            let extent_end = at + extent.len;
+            let cut = part(&extent, 0, extent_end.min(end) - at);
+            if extent_end > end {
+                self.extents.insert(end, part(&extent, end - at, extent_end - end));
+            }
+            self.count(&cut, false);
+            hidden.push(cut);
+        }
+    }
+
+    fn count(&mut self, extent: &Mapped, add: bool) {
+        let change = |total: &mut u64| *total = if add { *total + extent.len } else { *total - extent.len };
+        change(&mut self.mapped);
+        if extent.inline {
+            change(&mut self.inline);
+        }
+    }
+
+    /// The same extents, inline ones at new places (after garbage collection), in order of offset.
+    pub fn move_inline(&mut self, places: impl IntoIterator<Item = Gpa>) {
+        let mut places = places.into_iter();
+        for extent in self.extents.values_mut().filter(|e| e.inline) {
+            extent.gpa = places.next().expect("one place for each inline extent");
+        }
+    }
+}
+
+fn part(extent: &Mapped, skip: u64, len: u64) -> Mapped {
+    Mapped {
+        len,
+        gpa: Gpa(extent.gpa.0 + skip),
+        inline: extent.inline,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(gpa: u64, len: u64) -> Mapped {
+        Mapped {
+            len,
+            gpa: Gpa(gpa),
+            inline: false,
+        }
+    }
+
+    fn insert(index: &mut FileIndex, offset: u64, new: Mapped) -> Vec<Mapped> {
+        let mut hidden = Vec::new();
+        index.insert(offset, new, 21, &mut hidden);
+        hidden
+    }
+
+    fn all(index: &FileIndex) -> Vec<(u64, u64, u64)> {
+        index.iter().map(|(o, e)| (o, e.len, e.gpa.0)).collect()
+    }
+
+    #[test]
+    fn neighbours_join_within_a_segment() {
+        let mut index = FileIndex::default();
+        let segment = 1 << 21;
+        insert(&mut index, 0, data(segment - 8192, 4096));
+        insert(&mut index, 8192, data(segment, 4096));
+        insert(&mut index, 4096, data(segment - 4096, 4096));
+        assert_eq!(all(&index), [(0, 8192, segment - 8192), (8192, 4096, segment)]);
+        assert_eq!(index.mapped(), 12288);
+    }
+
+    #[test]
+    fn an_overwrite_in_the_middle_splits() {
+        let mut index = FileIndex::default();
+        insert(&mut index, 0, data(10_000, 100));
+        let hidden = insert(&mut index, 40, data(50_000, 20));
+        assert_eq!(hidden, [data(10_040, 20)]);
+        assert_eq!(all(&index), [(0, 40, 10_000), (40, 20, 50_000), (60, 40, 10_060)]);
+        let mut hidden = Vec::new();
+        index.remove(30, 40, &mut hidden);
+        assert_eq!(hidden, [data(10_030, 10), data(50_000, 20), data(10_060, 10)]);
+        assert_eq!(all(&index), [(0, 30, 10_000), (70, 30, 10_070)]);
+        assert_eq!(index.from(10).count(), 2);
+        assert_eq!(index.from(30).next().unwrap().0, 70);
+    }
+
+    #[test]
+    fn it_agrees_with_a_byte_by_byte_model() {
+        let mut index = FileIndex::default();
+        let mut model = vec![0u64; 300];
+        let mut seed = 7u64;
+        let mut next = |n: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % n
+        };
+        let mut fresh = 1 << 22;
+        for _ in 0..5000 {
+            let (offset, len) = (next(200), 1 + next(90));
+            let mut hidden = Vec::new();
+            let inline = next(4) == 0;
+            let before: u64 = model.iter().filter(|&&g| g != 0).count() as u64;
+            let range = offset as usize..(offset + len) as usize;
+            let hidden_model = model[range.clone()].iter().filter(|&&g| g != 0).count() as u64;
+            if next(3) == 0 {
+                index.remove(offset, len, &mut hidden);
+                model[range].fill(0);
+            } else {
+                index.insert(
+                    offset,
+                    Mapped {
+                        len,
+                        gpa: Gpa(fresh),
+                        inline,
+                    },
+                    30,
+                    &mut hidden,
+                );
+                for (i, byte) in model[range].iter_mut().enumerate() {
+                    *byte = fresh + i as u64;
+                }
+                fresh += len + next(2);
+            }
+            assert_eq!(hidden.iter().map(|h| h.len).sum::<u64>(), hidden_model);
+            let _ = before;
+            assert_eq!(index.mapped(), model.iter().filter(|&&g| g != 0).count() as u64);
+            let mut read = vec![0u64; 300];
+            for (offset, e) in index.iter() {
+                for i in 0..e.len {
+                    assert_eq!(read[(offset + i) as usize], 0);
+                    read[(offset + i) as usize] = e.gpa.0 + i;
+                }
+            }
+            assert_eq!(read, model);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Log garbage collection: a log that is more than half dead is written anew, compact, under the next version.
+//!
+//! The new log (a checkpoint, then what is live) goes to fresh pages that nobody can see; one redo record swaps it in
+//! together with the units that lie in the inode. The old pages go to quarantine: a client that is just reading them
+//! notices that the version has changed. A log whose version cannot be raised any more is left as it is.
+
+use crate::RegionError;
+use crate::directory::dentry_entry;
+use crate::inode::{Body, Inode};
+use crate::log::{Layout, LogEnd};
+use crate::region::{Region, VERSION_MAX, raised};
+use crate::store::{Store, Urgency};
+use polvo_format::{
+    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, LogEntries, Record, RegionOffset,
+    TxnId, encode_attributes,
+};
+use polvo_proto::SegmentClass;
+
+/// Log units looked at or written in one call: about 1 MiB. One log is never cut, however long.
+const UNITS_PER_CALL: u64 = 1 << 14;
+
+impl Region {
+    /// Does a bounded piece of log garbage collection; false when there is nothing to do.
+    pub fn collect_garbage(&mut self, _now_ns: i64) -> bool {
+        // what could not be freed when its last holder let go
+        let dead: Vec<u64> = self
+            .dead
+            .iter()
+            .copied()
+            .filter(|slot| !self.sessions.is_held(*slot))
+            .take(64)
+            .collect();
+        for slot in dead {
+            self.free_if_dead(slot);
+        }
+        let mut units = 0;
+        while units < UNITS_PER_CALL {
+            let Some(slot) = self.store.garbage.pop_first() else {
+                return units > 0;
+            };
+            if self.held.holds(slot) && self.settle_slot(slot).is_err() {
+                continue; // looked at again when its log next grows
+            }
+            units += 1;
+            match self.compact(slot) {
+                Ok(moved) => units += moved,
+                Err(e) => {
+                    tracing::debug!(region = self.store.region.0, slot, error = %e, "log garbage collection is put off");
+                }
+            }
+        }
+        true
+    }
+
+    /// Writes the log of an inode anew if that is worth it. Gives the units looked at and written.
+    fn compact(&mut self, slot: u64) -> Result<u64, RegionError> {
+        let inode = self.cache.get(&self.store, slot)?;
+        let worth = inode.is_garbage() && inode.attr.nlink != 0 && inode.tail.version() + 1 < VERSION_MAX;
+        if !worth {
+            return Ok(0);
+        }
+        let mut inode = self.cache.take(slot).expect("just used");
+        let result = self.compact_inode(&mut inode);
+        self.cache.put(inode);
+        result
+    }
+
+    fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
+        let entries = checkpoint(&self.store, inode);
+        let store = &mut self.store;
+        let mut layout = Layout::default();
+        let end = LogEnd {
+            ino: inode.attr.ino,
+            tail: raised(inode.tail),
+            pages: &[],
+        };
+        store.lay_out(end, &entries, Urgency::Frees, &mut layout)?;
+
+        let inode_offset = inode.slot * INODE_SIZE as u64;
+        let attributes = encode_attributes(&inode.attr);
+        let mut lines = attributes.to_vec();
+        for (offset, range) in &layout.pieces {
+            let bytes = &layout.bytes[range.clone()];
+            if store.class(*offset) == SegmentClass::Inodes {
+                let at = (offset - inode_offset - INODE_ATTRIBUTES) as usize;
+                debug_assert!(at + INODE_ATTRIBUTES as usize >= INODE_UNITS as usize);
+                lines.resize(lines.len().max(at + bytes.len()), 0);
+                lines[at..at + bytes.len()].copy_from_slice(bytes);
+            } else {
+                store.pmem.write_streaming(store.at(*offset), bytes);
+            }
+        }
+        for (offset, header) in layout.headers(end) {
+            store.write(offset, &header);
+        }
+        store.pmem.fence();
+
+        let head = InodeHead {
+            log_page: RegionOffset(layout.new_pages.first().copied().unwrap_or(0)),
+            tail: layout.tail,
+            ..inode.head()
+        };
+        let head = head.encode(inode.attr.ino, &attributes).to_vec();
+        let writes = [(inode_offset + INODE_ATTRIBUTES, lines), (inode_offset, head)];
+        if let Err(e) = self.redo(TxnId::default(), &writes, &[]) {
+            self.store.give_pages(&layout.new_pages);
+            return Err(e);
+        }
+
+        let looked_at = inode.tail.units() + layout.tail.units();
+        let old_pages = std::mem::replace(&mut inode.pages, layout.new_pages);
+        self.store.retire_pages(&old_pages);
+        inode.tail = layout.tail;
+        let places = inline_places(&self.store, inode, &layout.bytes);
+        if let Body::File(index) = &mut inode.body {
+            index.move_inline(places);
+        }
+        Ok(looked_at)
+    }
+}
+
+/// The entries of a compact log: everything that is live.
+fn checkpoint(store: &Store, inode: &Inode) -> Vec<u8> {
+    let attr = &inode.attr;
+    let mut entries = Vec::new();
+    let init = Init {
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        size: attr.size,
+        mtime_ns: attr.mtime_ns,
+        ctime_ns: attr.ctime_ns,
+        atime_ns: attr.atime_ns,
+        rdev_or_cookie: match &inode.body {
+            Body::Directory(directory) => directory.next_cookie(),
+            _ => attr.rdev,
+        },
+        placement: if attr.kind == FileKind::Directory {
+            inode.placement as u8
+        } else {
+            0
+        },
+    };
+    Entry::Init(init).encode(false, &mut entries);
+    let mut push = |entry: Entry| entry.encode(true, &mut entries);
+    for (name, value) in &inode.xattrs {
+        push(Entry::SetXattr {
+            name,
+            value,
+            time_ns: 0,
+        });
+    }
+    match &inode.body {
+        Body::File(index) => {
+            let mut bytes = Vec::new();
+            for (offset, extent) in index.iter() {
+                if extent.inline {
+                    bytes.resize(extent.len as usize, 0);
+                    store.read(extent.gpa.offset().0, &mut bytes);
+                    push(Entry::Inline {
+                        offset,
+                        bytes: &bytes,
+                        time_ns: 0,
+                    });
+                } else {
+                    push(Entry::Write {
+                        offset,
+                        len: extent.len,
+                        gpa: extent.gpa,
+                        time_ns: 0,
+                    });
+                }
+            }
+        }
+        Body::Directory(directory) => {
+            for (name, dentry) in directory.after(0) {
+                push(dentry_entry(name, dentry, 0));
+            }
+        }
+        Body::Special => {}
+    }
+    entries
+}
+
+/// Where the bytes of the inline entries of a new log lie, in order.
+fn inline_places(store: &Store, inode: &Inode, units: &[u8]) -> Vec<Gpa> {
+    let inline = |record: Record| match record.entry {
+        Entry::Inline { .. } => Some(store.gpa(inode.unit_offset(record.position) + Record::INLINE_BYTES)),
+        _ => None,
+    };
+    let records = LogEntries::unsealed(0, units).map(|r| r.expect("entries were made by this crate"));
+    records.filter_map(inline).collect()
+}

@@ -1,0 +1,285 @@
+//! An inode as kept in DRAM: what its log says, taken together. Everything here can be rebuilt from the media at any
+//! time; log entries are applied by the same code whether they are read back or just made.
+
+use crate::directory::{Dentry, Directory};
+use crate::file_index::{FileIndex, Mapped};
+use polvo_format::{
+    Attr, Entry, FileKind, Gpa, INODE_SIZE, Ino, InodeHead, LogEntries, Record, RegionId, RegionOffset, Tail, UnitPlace,
+};
+use polvo_proto::{InodeRef, Placement};
+use std::collections::BTreeMap;
+
+/// What is behind an inode of a kind.
+pub(crate) enum Body {
+    /// file, object, symbolic link (its target is its content)
+    File(FileIndex),
+    Directory(Directory),
+    /// pipe, socket, device
+    Special,
+}
+
+impl Body {
+    /// Same mapping, same names?
+    pub fn is_same(&self, other: &Body) -> bool {
+        match (self, other) {
+            (Body::File(a), Body::File(b)) => a.iter().eq(b.iter()),
+            (Body::Directory(a), Body::Directory(b)) => a.next_cookie() == b.next_cookie() && a.after(0).eq(b.after(0)),
+            (Body::Special, Body::Special) => true,
+            _ => false,
+        }
+    }
+}
+
+pub(crate) struct Inode {
+    pub slot: u64,
+    pub attr: Attr,
+    pub tail: Tail,
+    /// log pages in order (region offsets); there may be more than the tail needs
+    pub pages: Vec<u64>,
+    /// of a directory
+    pub parent: InodeRef,
+    pub placement: Placement,
+    /// made without a name and never named yet: may get one though its link count is 0
+    pub linkable: bool,
+    pub body: Body,
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    xattr_units: u64,
+    /// when last used, for the cache
+    pub stamp: u64,
+}
+
+impl Inode {
+    /// The inode of a slot before its first log entry.
+    pub fn new(ino: Ino, kind: FileKind, head: &InodeHead) -> Inode {
+        Inode {
+            slot: ino.slot(),
+            attr: Attr {
+                ino,
+                generation: head.generation,
+                kind,
+                mode: 0,
+                nlink: 0,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                size: 0,
+                blocks: 0,
+                atime_ns: 0,
+                mtime_ns: 0,
+                ctime_ns: 0,
+                btime_ns: head.btime_ns,
+            },
+            tail: Tail::new(head.tail.version(), 0),
+            pages: Vec::new(),
+            parent: InodeRef {
+                ino: head.parent,
+                generation: head.parent_generation,
+            },
+            placement: Placement::Hash,
+            linkable: false,
+            body: match kind {
+                FileKind::File | FileKind::Object | FileKind::Symlink => Body::File(FileIndex::default()),
+                FileKind::Directory => Body::Directory(Directory::default()),
+                _ => Body::Special,
+            },
+            xattrs: BTreeMap::new(),
+            xattr_units: 0,
+            stamp: 0,
+        }
+    }
+
+    /// Number and generation.
+    pub fn inode_ref(&self) -> InodeRef {
+        InodeRef {
+            ino: self.attr.ino,
+            generation: self.attr.generation,
+        }
+    }
+
+    /// Line 0 as it should be on the media.
+    pub fn head(&self) -> InodeHead {
+        InodeHead {
+            kind: Some(self.attr.kind),
+            generation: self.attr.generation,
+            parent: self.parent.ino,
+            parent_generation: self.parent.generation,
+            log_page: RegionOffset(self.pages.first().copied().unwrap_or(0)),
+            btime_ns: self.attr.btime_ns,
+            tail: self.tail,
+        }
+    }
+
+    /// Log units (about) that a compact log would take.
+    pub fn live_units(&self) -> u64 {
+        let body = match &self.body {
+            Body::File(index) => index.live_units(),
+            Body::Directory(directory) => directory.live_units(),
+            Body::Special => 0,
+        };
+        1 + body + self.xattr_units
+    }
+
+    /// Is more than half of a log of some size dead?
+    pub fn is_garbage(&self) -> bool {
+        self.pages.len() > 4 && self.live_units() * 2 < self.tail.units()
+    }
+
+    /// How much DRAM it takes, about, in units of 100 bytes.
+    pub fn weight(&self) -> usize {
+        let body = match &self.body {
+            Body::File(index) => index.len(),
+            Body::Directory(directory) => directory.len() * 2,
+            Body::Special => 0,
+        };
+        4 + body + self.xattr_units as usize + self.pages.len() / 12
+    }
+
+    /// Region offset of a log position's unit. Its page is linked.
+    pub fn unit_offset(&self, position: u64) -> u64 {
+        unit_offset(self.slot, &self.pages, position)
+    }
+
+    /// Applies whole entries that lie from `start` on (their checksums are right or were just made). What they hide of
+    /// the file's mapping is appended to `hidden`.
+    pub fn apply_all(
+        &mut self,
+        region: RegionId,
+        shift: u32,
+        start: u64,
+        units: &[u8],
+        hidden: &mut Vec<Mapped>,
+    ) -> Result<(), String> {
+        for record in LogEntries::unsealed(start, units) {
+            let record = record.map_err(|e| e.to_string())?;
+            self.apply(region, shift, &record, hidden).map_err(str::to_string)?;
+        }
+        self.derive();
+        Ok(())
+    }
+
+    /// Applies one entry, but for the attributes that follow from the body (see [`Self::derive`]).
+    pub fn apply(
+        &mut self,
+        region: RegionId,
+        shift: u32,
+        record: &Record,
+        hidden: &mut Vec<Mapped>,
+    ) -> Result<(), &'static str> {
+        match record.entry {
+            Entry::Pad | Entry::SetAttr(_) | Entry::Parent { .. } => {}
+            Entry::Init(init) => {
+                if record.position != 0 {
+                    return Err("checkpoint in the middle of a log");
+                }
+                self.placement = placement(init.placement)?;
+                self.linkable = init.nlink == 0;
+                if let Body::Directory(directory) = &mut self.body {
+                    directory.set_next_cookie(init.rdev_or_cookie);
+                }
+            }
+            Entry::Write { offset, len, gpa, .. } => {
+                let new = Mapped {
+                    len,
+                    gpa,
+                    inline: false,
+                };
+                self.file()?.insert(offset, new, shift, hidden);
+            }
+            Entry::Inline { offset, bytes, .. } => {
+                let at = self.unit_offset(record.position) + Record::INLINE_BYTES;
+                let new = Mapped {
+                    len: bytes.len() as u64,
+                    gpa: Gpa::new(region, RegionOffset(at)),
+                    inline: true,
+                };
+                self.file()?.insert(offset, new, shift, hidden);
+            }
+            Entry::Truncate { size, .. } => self.file()?.remove(size, u64::MAX, hidden),
+            Entry::Hole { offset, len, .. } => self.file()?.remove(offset, len, hidden),
+            Entry::SetXattr { name, value, .. } => {
+                self.forget_xattr(name);
+                self.xattr_units += record.units;
+                self.xattrs.insert(name.into(), value.into());
+            }
+            Entry::DelXattr { name, .. } => {
+                self.forget_xattr(name);
+            }
+            Entry::DentryAdd {
+                name,
+                target,
+                generation,
+                kind,
+                cookie,
+                ..
+            } => {
+                let target = InodeRef {
+                    ino: target,
+                    generation,
+                };
+                self.directory()?.add(name, Dentry { cookie, target, kind })?;
+            }
+            Entry::DentryDel { name, cookie, .. } => self.directory()?.remove(name, cookie)?,
+            Entry::Links { .. } => self.linkable = false,
+            Entry::Placement { placement: byte, .. } => self.placement = placement(byte)?,
+        }
+        record.update(&mut self.attr);
+        Ok(())
+    }
+
+    fn forget_xattr(&mut self, name: &[u8]) {
+        if let Some(value) = self.xattrs.remove(name) {
+            let entry = Entry::SetXattr {
+                name,
+                value: &value,
+                time_ns: 0,
+            };
+            self.xattr_units -= entry.units();
+        }
+    }
+
+    fn file(&mut self) -> Result<&mut FileIndex, &'static str> {
+        match &mut self.body {
+            Body::File(index) => Ok(index),
+            _ => Err("mapping of something that is no file"),
+        }
+    }
+
+    fn directory(&mut self) -> Result<&mut Directory, &'static str> {
+        match &mut self.body {
+            Body::Directory(directory) => Ok(directory),
+            _ => Err("name in something that is no directory"),
+        }
+    }
+
+    /// Attributes that follow from the body.
+    pub fn derive(&mut self) {
+        let bytes = match &self.body {
+            Body::File(index) => index.mapped(),
+            Body::Directory(directory) => {
+                if self.attr.nlink != 0 {
+                    self.attr.nlink = 2 + directory.subdirectories();
+                }
+                self.attr.size = directory.len() as u64 * 64;
+                self.attr.size
+            }
+            Body::Special => 0,
+        };
+        self.attr.blocks = bytes.div_ceil(512);
+    }
+}
+
+/// Region offset of a log position's unit.
+pub(crate) fn unit_offset(slot: u64, pages: &[u64], position: u64) -> u64 {
+    match UnitPlace::of(position) {
+        UnitPlace::Inode(at) => slot * INODE_SIZE as u64 + at,
+        UnitPlace::Page { page, at } => pages[page as usize] + at,
+    }
+}
+
+fn placement(byte: u8) -> Result<Placement, &'static str> {
+    match byte {
+        0 => Ok(Placement::Hash),
+        1 => Ok(Placement::Local),
+        _ => Err("unknown placement"),
+    }
+}

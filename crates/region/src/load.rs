@@ -1,0 +1,137 @@
+//! Reading an inode from the media: its first line, its log page by page, its mapping. Nothing is believed that is not
+//! checked: every page says whose it is and which, so a chain of pages cannot loop or stray into another log.
+
+use crate::RegionError;
+use crate::inode::{Body, Inode};
+use crate::store::{Store, UNIT};
+use polvo_format::{
+    INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail, UnitPlace,
+};
+use polvo_proto::FsError;
+
+impl Store {
+    /// Reads a slot's first line and the rest of its inode.
+    pub fn read_slot(&self, slot: u64) -> [u8; INODE_SIZE] {
+        let mut bytes = [0; INODE_SIZE];
+        self.pmem.read(self.slot_at(slot), &mut bytes);
+        bytes
+    }
+
+    /// Loads the inode of a slot. ESTALE when it is free; damage is an error that names the place.
+    pub fn load(&self, slot: u64, bytes_read: &mut u64) -> Result<Inode, RegionError> {
+        let bytes = self.read_slot(slot);
+        let ino = self.ino(slot);
+        let offset = slot * INODE_SIZE as u64;
+        let head = InodeHead::decode(&bytes, ino).map_err(|e| self.corrupt("inode", offset, e))?;
+        self.load_from(ino, &head, &bytes, bytes_read)
+    }
+
+    /// As [`Self::load`], from an inode's bytes.
+    pub fn load_from(
+        &self,
+        ino: Ino,
+        head: &InodeHead,
+        bytes: &[u8; INODE_SIZE],
+        bytes_read: &mut u64,
+    ) -> Result<Inode, RegionError> {
+        let kind = head.kind.ok_or(FsError::Stale)?;
+        let mut inode = Inode::new(ino, kind, head);
+        let slot_offset = ino.slot() * INODE_SIZE as u64;
+        let units = head.tail.units();
+        if units == 0 {
+            return Err(self.corrupt("inode", slot_offset, "log without a checkpoint"));
+        }
+        let needed = UnitPlace::pages(units);
+        inode.pages = self.follow_pages(ino, head, needed)?;
+        *bytes_read += (INODE_SIZE + inode.pages.len() * PAGE) as u64;
+
+        let here = INODE_UNITS as usize..INODE_UNITS as usize + units.min(INLINE_UNITS) as usize * UNIT;
+        self.apply_units(&mut inode, head.tail, 0, &bytes[here], slot_offset)?;
+        let mut page = [0; PAGE];
+        for n in 0..needed {
+            let offset = inode.pages[n as usize];
+            self.read(offset, &mut page);
+            let start = INLINE_UNITS + n * PAGE_UNITS;
+            let end = (units - start).min(PAGE_UNITS) as usize;
+            self.apply_units(&mut inode, head.tail, start, &page[LINE..LINE + end * UNIT], offset)?;
+        }
+        inode.tail = head.tail;
+        inode.derive();
+        self.check_mapping(&inode)?;
+        Ok(inode)
+    }
+
+    fn apply_units(
+        &self,
+        inode: &mut Inode,
+        tail: Tail,
+        start: u64,
+        units: &[u8],
+        offset: u64,
+    ) -> Result<(), RegionError> {
+        let mut hidden = Vec::new();
+        for record in LogEntries::new(inode.attr.ino, tail.version(), start, units) {
+            let record = record.map_err(|e| self.corrupt("log", offset, e))?;
+            if (record.position == 0) != matches!(record.entry, polvo_format::Entry::Init(_)) {
+                return Err(self.corrupt("log", offset, "checkpoint is not the first entry"));
+            }
+            inode
+                .apply(self.region, self.segment_shift(), &record, &mut hidden)
+                .map_err(|e| self.corrupt("log", offset, format!("{e} at position {}", record.position)))?;
+            hidden.clear();
+        }
+        Ok(())
+    }
+
+    /// The pages of a log: the first `needed` must be there; what is linked behind them is taken along.
+    pub fn follow_pages(&self, ino: Ino, head: &InodeHead, needed: u64) -> Result<Vec<u64>, RegionError> {
+        let mut pages = Vec::new();
+        let mut from = ino.slot() * INODE_SIZE as u64;
+        let mut next = head.log_page.0;
+        loop {
+            let number = pages.len() as u64;
+            let must = number < needed;
+            if next == 0 && !must {
+                return Ok(pages);
+            }
+            let header = self.log_page_from_media(next).then(|| {
+                let mut bytes = [0; LINE];
+                self.read(next, &mut bytes);
+                LogPage::decode(&bytes)
+            });
+            match header {
+                Some(Ok(page)) if page.belongs(ino, head.tail.version(), number) => {
+                    pages.push(next);
+                    from = next;
+                    next = page.next.0;
+                }
+                _ if !must => return Ok(pages),
+                None => return Err(self.corrupt("log", from, format!("link to +{next:#x}, which is no log page"))),
+                Some(Err(e)) => return Err(self.corrupt("log", next, e)),
+                Some(Ok(page)) => {
+                    let why = format!(
+                        "page {} of {:?} where page {number} of {ino:?} belongs",
+                        page.page, page.ino
+                    );
+                    return Err(self.corrupt("log", next, why));
+                }
+            }
+        }
+    }
+
+    fn check_mapping(&self, inode: &Inode) -> Result<(), RegionError> {
+        let Body::File(index) = &inode.body else {
+            return Ok(());
+        };
+        for (offset, extent) in index.iter().filter(|(_, e)| !e.inline) {
+            if self.data_from_media(extent.gpa, extent.len).is_none() {
+                let why = format!(
+                    "{} bytes at offset {offset} mapped to {:?}, which holds no data",
+                    extent.len, extent.gpa
+                );
+                return Err(self.corrupt("mapping", inode.slot * INODE_SIZE as u64, why));
+            }
+        }
+        Ok(())
+    }
+}

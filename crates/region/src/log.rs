@@ -1,0 +1,235 @@
+//! Appending to an inode's log: laying entries out behind the tail, writing them, and moving the tail.
+//!
+//! The commit of one inode takes two fences. Entries (and headers and links of new log pages, and whatever data the
+//! entries speak of) go out with the first; nobody can see them. Then attributes, checksums and the tail are stored and
+//! the tail's line goes out with the second. A link to a page whose header did not make it is recognised as none.
+
+use crate::RegionError;
+use crate::file_index::Mapped;
+use crate::inode::{Inode, unit_offset};
+use crate::store::{Store, UNIT, Urgency};
+use polvo_format::{
+    Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, LINE,
+    LOG_PAGE_NEXT, LogPage, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
+};
+use std::ops::Range;
+
+/// Where a log ends.
+#[derive(Clone, Copy)]
+pub(crate) struct LogEnd<'a> {
+    pub ino: Ino,
+    pub tail: Tail,
+    pub pages: &'a [u64],
+}
+
+/// Entries laid out behind a tail: sealed, cut into pieces, with the pages they need.
+#[derive(Default)]
+pub(crate) struct Layout {
+    /// the units, pads included
+    pub bytes: Vec<u8>,
+    /// where they go: region offset, range of `bytes`
+    pub pieces: Vec<(u64, Range<usize>)>,
+    /// log pages taken for them
+    pub new_pages: Vec<u64>,
+    /// the tail behind them
+    pub tail: Tail,
+}
+
+impl Layout {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+        self.new_pages.clear();
+    }
+
+    /// Headers of the new pages: region offset, bytes.
+    pub fn headers(&self, end: LogEnd) -> impl Iterator<Item = (u64, [u8; LINE])> + '_ {
+        let first = end.pages.len() as u64;
+        let (ino, version) = (end.ino, end.tail.version());
+        self.new_pages.iter().enumerate().map(move |(n, &offset)| {
+            let header = LogPage {
+                ino,
+                page: first + n as u64,
+                version,
+                next: RegionOffset(self.new_pages.get(n + 1).copied().unwrap_or(0)),
+            };
+            (offset, header.encode())
+        })
+    }
+
+    /// The word that links the first new page to the page before it: region offset and value. `None` when there is no
+    /// new page, or no page before it (then the inode's first line links it).
+    pub fn link(&self, end: LogEnd) -> Option<(u64, u64)> {
+        Some((end.pages.last()? + LOG_PAGE_NEXT, *self.new_pages.first()?))
+    }
+}
+
+impl Store {
+    /// Lays whole unsealed entries out behind a log's end, into `layout`. Takes log pages as needed; on error it has
+    /// given them back.
+    pub fn lay_out(
+        &mut self,
+        end: LogEnd,
+        entries: &[u8],
+        urgency: Urgency,
+        layout: &mut Layout,
+    ) -> Result<(), RegionError> {
+        layout.clear();
+        let (slot, version) = (end.ino.slot(), end.tail.version());
+        let mut position = end.tail.units();
+        let mut rest = entries;
+        while !rest.is_empty() {
+            let units = entry_units(rest).expect("entries were encoded by this crate");
+            let (entry, others) = rest.split_at(units as usize * UNIT);
+            let room = UnitPlace::room(position);
+            let padding = if units > room { room } else { 0 };
+            for pad in [true, false] {
+                let units = if pad { padding } else { units };
+                if units == 0 {
+                    continue;
+                }
+                let start = layout.bytes.len();
+                if pad {
+                    Entry::encode_pad(units, &mut layout.bytes);
+                } else {
+                    layout.bytes.extend_from_slice(entry);
+                }
+                if let UnitPlace::Page { page, .. } = UnitPlace::of(position) {
+                    let have = end.pages.len() + layout.new_pages.len();
+                    if page as usize >= have {
+                        match self.take_log_page(urgency) {
+                            Ok(page) => layout.new_pages.push(page),
+                            Err(e) => {
+                                self.give_pages(&layout.new_pages);
+                                layout.clear();
+                                return Err(e);
+                            }
+                        }
+                    }
+                }
+                let offset = match UnitPlace::of(position) {
+                    UnitPlace::Page { page, at } if page as usize >= end.pages.len() => {
+                        layout.new_pages[page as usize - end.pages.len()] + at
+                    }
+                    _ => unit_offset(slot, end.pages, position),
+                };
+                seal(&mut layout.bytes[start..], end.ino, version, position);
+                let bytes = start..layout.bytes.len();
+                match layout.pieces.last_mut() {
+                    Some((at, range)) if *at + range.len() as u64 == offset && UnitPlace::room(position) > 0 => {
+                        range.end = bytes.end;
+                    }
+                    _ => layout.pieces.push((offset, bytes)),
+                }
+                position += units;
+            }
+            rest = others;
+        }
+        layout.tail = Tail::new(version, position);
+        Ok(())
+    }
+
+    /// Appends whole unsealed entries to an inode's log and moves its tail: durable on return, in DRAM and on the
+    /// media. On error (no space for a log page) nothing changed. Data that the entries map was written streaming or
+    /// flushed before.
+    pub fn append(&mut self, inode: &mut Inode, entries: &[u8], urgency: Urgency) -> Result<(), RegionError> {
+        let mut layout = std::mem::take(&mut self.layout);
+        let end = LogEnd {
+            ino: inode.attr.ino,
+            tail: inode.tail,
+            pages: &inode.pages,
+        };
+        let laid_out = self.lay_out(end, entries, urgency, &mut layout);
+        if laid_out.is_ok() {
+            self.commit(inode, &layout);
+        }
+        self.layout = layout;
+        laid_out
+    }
+
+    /// Writes what [`Self::lay_out`] has laid out behind this inode's tail, and moves the tail.
+    pub fn commit(&mut self, inode: &mut Inode, layout: &Layout) {
+        let end = LogEnd {
+            ino: inode.attr.ino,
+            tail: inode.tail,
+            pages: &inode.pages,
+        };
+        for (offset, range) in &layout.pieces {
+            self.write(*offset, &layout.bytes[range.clone()]);
+        }
+        if !layout.new_pages.is_empty() {
+            for (offset, header) in layout.headers(end) {
+                self.write(offset, &header);
+            }
+            if let Some((offset, next)) = layout.link(end) {
+                self.write_word(offset, next);
+            }
+        }
+        self.pmem.fence();
+
+        let mut hidden = Vec::new();
+        self.take_over(inode, layout, &mut hidden);
+        let attributes = encode_attributes(&inode.attr);
+        let head = inode.head();
+        let at = self.slot_at(inode.slot);
+        self.pmem.write(at + INODE_ATTRIBUTES, &attributes);
+        if !layout.new_pages.is_empty() {
+            self.pmem.write_u64(at + INODE_LOG_PAGE, head.log_page.0);
+        }
+        self.pmem
+            .write_u64(at + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
+        self.pmem.write_u64(at + INODE_TAIL, head.tail.0);
+        self.pmem.persist(at, LINE as u64);
+        self.unmap(&hidden);
+    }
+
+    /// The DRAM side of a commit.
+    pub fn take_over(&mut self, inode: &mut Inode, layout: &Layout, hidden: &mut Vec<Mapped>) {
+        inode.pages.extend_from_slice(&layout.new_pages);
+        self.apply(inode, &layout.bytes, layout.tail, hidden);
+    }
+
+    /// Applies sealed units behind the tail to the inode in DRAM.
+    pub fn apply(&mut self, inode: &mut Inode, units: &[u8], tail: Tail, hidden: &mut Vec<Mapped>) {
+        inode
+            .apply_all(self.region, self.segment_shift(), inode.tail.units(), units, hidden)
+            .expect("entries were checked before they were made");
+        inode.tail = tail;
+        if inode.is_garbage() {
+            self.garbage.insert(inode.slot);
+        }
+    }
+
+    /// Bytes that a file no longer maps: their pages are freed with the last live byte.
+    pub fn unmap(&mut self, hidden: &[Mapped]) {
+        for extent in hidden.iter().filter(|e| !e.inline) {
+            self.space.unmap(extent.gpa.offset().0, extent.len);
+        }
+    }
+
+    /// Copies the log units from position `from` to the tail, page headers left out.
+    pub fn read_units(&self, inode: &Inode, from: u64) -> Vec<u8> {
+        let to = inode.tail.units();
+        let mut units = vec![0; (to - from) as usize * UNIT];
+        let mut position = from;
+        let mut rest = &mut units[..];
+        while position < to {
+            let n = UnitPlace::room(position).min(to - position);
+            let (part, others) = rest.split_at_mut(n as usize * UNIT);
+            self.read(inode.unit_offset(position), part);
+            position += n;
+            rest = others;
+        }
+        units
+    }
+
+    /// The lock word of a slot.
+    pub fn lock_word(&self, slot: u64) -> u64 {
+        self.pmem.read_u64(self.slot_at(slot) + INODE_LOCK)
+    }
+
+    /// Region offset of a slot's lock word.
+    pub fn lock_offset(slot: u64) -> u64 {
+        slot * INODE_SIZE as u64 + INODE_LOCK
+    }
+}

@@ -1,0 +1,135 @@
+//! Recovery: the DRAM state is rebuilt from the media alone. Redo records were replayed when the pool was opened; what
+//! remains is one walk over all inodes and logs. A damaged inode does not stop it: it is set aside (EIO when used) and
+//! reported.
+
+use crate::region::Region;
+use crate::store::Store;
+use crate::survey::{Slot, Survey, holder};
+use crate::{Finding, PoolSpace, RegionError};
+use polvo_format::{
+    INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_SIZE, LINE, RegionHeader, RegionId, TxnId, encode_attributes,
+};
+use polvo_proto::SegmentClass;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Inodes put into the cache by recovery, so that the first requests find something there.
+const WARM_INODES: u64 = 1 << 14;
+
+/// What recovery found.
+#[derive(Clone, Debug, Default)]
+pub struct Recovery {
+    /// inodes in use
+    pub inodes: u64,
+    /// bytes read from the media
+    pub bytes_read: u64,
+    /// inodes without a name, freed
+    pub orphans_freed: u64,
+    /// transactions (by others) that hold inodes here
+    pub held_by: Vec<TxnId>,
+    /// damage: these inodes answer EIO, everything else works
+    pub damaged: Vec<Finding>,
+}
+
+impl Region {
+    /// Rebuilds the DRAM state from the media. `progress(done, total)` counts segments.
+    ///
+    /// # Errors
+    /// `Corrupt` when the region's header is damaged; `Pool` when the region has no (or not all of its) segments here.
+    pub fn recover(
+        space: &Arc<PoolSpace>,
+        id: RegionId,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Region, Recovery), RegionError> {
+        let store = Store::new(space, id)?;
+        match store.segments().first() {
+            Some((_, _, SegmentClass::Inodes)) => {}
+            Some(_) => return Err(RegionError::Pool(format!("region {id} does not begin with inodes"))),
+            None => return Err(RegionError::Pool(format!("region {id} has no segment in this pool"))),
+        }
+        let mut header = [0; LINE];
+        store.read(0, &mut header);
+        match RegionHeader::decode(&header).map_err(|e| store.corrupt("region header", 0, e))? {
+            Some(header) if header.region == id && header.segment_shift == store.segment_shift() => {}
+            Some(header) => return Err(store.corrupt("region header", 0, format!("is of region {}", header.region))),
+            // the power went while the region was made
+            None if store.segments().len() <= 2 => {
+                let at = store.slot_at(0);
+                store.pmem.zero_streaming(at, 1 << store.segment_shift());
+                store.pmem.fence();
+                let region = Region::found(store, 0)?;
+                let recovery = Recovery {
+                    inodes: region.inodes,
+                    ..Recovery::default()
+                };
+                return Ok((region, recovery));
+            }
+            None => return Err(store.corrupt("region header", 0, "is missing")),
+        }
+        Region::rebuild(store, progress)
+    }
+
+    fn rebuild(store: Store, progress: &mut dyn FnMut(u64, u64)) -> Result<(Region, Recovery), RegionError> {
+        let mut region = Region::empty(store);
+        let mut survey = Survey::new(&region.store);
+        let mut orphans = Vec::new();
+        let mut refresh = Vec::new();
+        let mut garbage = BTreeSet::new();
+        let mut damaged = Vec::new();
+        let Region {
+            store,
+            cache,
+            held,
+            inodes,
+            ..
+        } = &mut region;
+        survey.walk(store, progress, &mut |slot, found| match found {
+            Slot::InUse { inode, lock, stale } => {
+                *inodes += 1;
+                match holder(lock) {
+                    Some(txn) => held.recovered(txn, slot, None),
+                    None if inode.attr.nlink == 0 => orphans.push(slot),
+                    None if stale => refresh.push((slot, inode.head(), encode_attributes(&inode.attr))),
+                    None => {}
+                }
+                if inode.is_garbage() {
+                    garbage.insert(slot);
+                }
+                if lock == 0 && *inodes <= WARM_INODES && inode.weight() < 1000 {
+                    cache.put(inode);
+                }
+            }
+            Slot::Reserved { lock, pages } => {
+                let txn = holder(lock).expect("a reserved slot is locked");
+                held.recovered(txn, slot, Some(pages));
+            }
+            Slot::Worn => {}
+            Slot::Damaged(why) => damaged.push((slot, why)),
+        })?;
+
+        region.store.space = survey.space;
+        region.store.garbage = garbage;
+        region.store.damaged.extend(damaged);
+        for (slot, head, attributes) in refresh {
+            let store = &region.store;
+            let offset = slot * INODE_SIZE as u64;
+            store.write(offset + INODE_ATTRIBUTES, &attributes);
+            store.write_word(offset + INODE_CHECKSUMS, head.checksums(store.ino(slot), &attributes));
+        }
+        region.store.pmem.fence();
+        let mut orphans_freed = 0;
+        for slot in orphans {
+            region.dead.insert(slot);
+            region.free_if_dead(slot);
+            orphans_freed += u64::from(!region.dead.contains(&slot));
+        }
+        let recovery = Recovery {
+            inodes: region.inodes,
+            bytes_read: survey.bytes_read,
+            orphans_freed,
+            held_by: region.held.transactions(),
+            damaged: survey.findings,
+        };
+        Ok((region, recovery))
+    }
+}

@@ -1,0 +1,246 @@
+//! The region: what its parts share, how it is made, and how an inode is reached.
+
+use crate::cache::Cache;
+use crate::inode::Inode;
+use crate::session::Sessions;
+use crate::store::{Store, Urgency};
+use crate::transaction::Held;
+use crate::{PoolSpace, RedoId, RegionError, RemotePart};
+use polvo_format::{
+    Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
+    RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
+};
+use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Last log version. A log that has reached it is compacted no more, a slot not used again.
+pub(crate) const VERSION_MAX: u32 = (1 << 24) - 1;
+
+/// A region served here. Guard it with one short lock.
+pub struct Region {
+    pub(crate) store: Store,
+    pub(crate) cache: Cache,
+    pub(crate) held: Held,
+    pub(crate) sessions: Sessions,
+    /// inodes in use
+    pub(crate) inodes: u64,
+    /// inodes without a name that are kept for those who hold them open
+    pub(crate) dead: BTreeSet<u64>,
+}
+
+impl Region {
+    /// Makes an empty region in the pool; region 0 gets the root directory (mode 0755, owner 0:0).
+    ///
+    /// # Errors
+    /// ENOSPC when the pool has not three free segments.
+    pub fn create(space: &Arc<PoolSpace>, id: RegionId, now_ns: i64) -> Result<Region, RegionError> {
+        let mut store = Store::new(space, id)?;
+        if !store.segments().is_empty() {
+            return Err(RegionError::Pool(format!("region {id} exists already")));
+        }
+        store.add_segment(SegmentClass::Inodes)?;
+        Region::found(store, now_ns)
+    }
+
+    /// Writes what every region begins with, the header last.
+    pub(crate) fn found(mut store: Store, now_ns: i64) -> Result<Region, RegionError> {
+        if !store.segments().iter().any(|s| s.2 == SegmentClass::Logs) {
+            store.add_segment(SegmentClass::Logs)?;
+        }
+        let header_slot = store.slot_run(0);
+        store.space.mark(header_slot);
+        let mut region = Region::empty(store);
+        if region.id() == RegionId(0) {
+            region.make_root(now_ns)?;
+        }
+        let store = &region.store;
+        let header = RegionHeader {
+            region: store.region,
+            segment_shift: store.segment_shift(),
+        };
+        store.write(0, &header.encode());
+        store.pmem.fence();
+        Ok(region)
+    }
+
+    pub(crate) fn empty(store: Store) -> Region {
+        Region {
+            store,
+            cache: Cache::default(),
+            held: Held::default(),
+            sessions: Sessions::default(),
+            inodes: 0,
+            dead: BTreeSet::new(),
+        }
+    }
+
+    fn make_root(&mut self, now_ns: i64) -> Result<(), RegionError> {
+        let store = &mut self.store;
+        let root = store.slot_run(Ino::ROOT.slot());
+        store.space.mark(root);
+        let head = InodeHead {
+            generation: Generation(1),
+            parent: Ino::ROOT,
+            parent_generation: Generation(1),
+            btime_ns: now_ns,
+            ..InodeHead::UNUSED
+        };
+        let mut inode = Inode::new(Ino::ROOT, FileKind::Directory, &head);
+        let init = Init {
+            mode: 0o755,
+            nlink: 2,
+            mtime_ns: now_ns,
+            ctime_ns: now_ns,
+            atime_ns: now_ns,
+            rdev_or_cookie: 1,
+            ..Init::default()
+        };
+        let mut entries = Vec::new();
+        Entry::Init(init).encode(false, &mut entries);
+        // nobody can see it yet: the region's header comes last
+        let head = inode.head().encode(Ino::ROOT, &encode_attributes(&inode.attr));
+        store.write(Ino::ROOT.slot() * INODE_SIZE as u64, &head);
+        store.append(&mut inode, &entries, Urgency::Normal)?;
+        self.inodes += 1;
+        self.cache.put(Box::new(inode));
+        Ok(())
+    }
+
+    /// Which.
+    pub fn id(&self) -> RegionId {
+        self.store.region
+    }
+
+    /// Segments by index: (index, pool offset, class). Changes only by growing.
+    pub fn segments(&self) -> &[(u32, u64, SegmentClass)] {
+        self.store.segments()
+    }
+
+    /// Inodes in use, bytes free in its own segments.
+    pub fn usage(&self) -> Usage {
+        let space = &self.store.space;
+        Usage {
+            total_bytes: (self.segments().len() as u64) << self.store.segment_shift(),
+            free_bytes: (space.free(SegmentClass::Data) + space.quarantined()) * polvo_format::PAGE as u64,
+            inodes: self.inodes,
+            free_inodes: space.free(SegmentClass::Inodes),
+            data_bytes: space.used_data_pages() * polvo_format::PAGE as u64,
+        }
+    }
+
+    /// The inode behind a reference, and the store. ESTALE when the slot has another file or none.
+    pub(crate) fn inode(&mut self, inode: InodeRef) -> Result<(&mut Store, &mut Inode), RegionError> {
+        let slot = self.reach(inode.ino)?;
+        let found = self.cache.get(&self.store, slot)?;
+        if found.attr.generation != inode.generation {
+            return Err(FsError::Stale.into());
+        }
+        Ok((&mut self.store, found))
+    }
+
+    /// The slot of an inode that may be looked at: not damaged, and not (or no more) held by a transaction.
+    pub(crate) fn reach(&mut self, ino: Ino) -> Result<u64, RegionError> {
+        let slot = self.store.slot_of(ino).ok_or(FsError::Stale)?;
+        if !self.held.is_empty() {
+            self.settle_slot(slot)?;
+        }
+        if !self.store.damaged.is_empty() {
+            if let Some(why) = self.store.damaged.get(&slot) {
+                return Err(FsError::Io(why.clone()).into());
+            }
+        }
+        Ok(slot)
+    }
+
+    /// Logs a redo record and puts the local part in place, durably. Gives the record when a remote part remains.
+    pub(crate) fn redo(
+        &self,
+        txn: TxnId,
+        writes: &[(u64, Vec<u8>)],
+        remote: &[RemotePart],
+    ) -> Result<Option<RedoId>, RegionError> {
+        let store = &self.store;
+        let local: Vec<(Gpa, &[u8])> = writes
+            .iter()
+            .map(|(offset, bytes)| (store.gpa(*offset), &bytes[..]))
+            .collect();
+        let record = store.pool.log(txn, &local, remote)?;
+        for (offset, bytes) in writes {
+            let is_head = bytes.len() == INODE_HEAD_SIZE && store.class(*offset) == SegmentClass::Inodes;
+            if is_head {
+                // who reads just the tail must find everything else in place
+                let (before, tail) = bytes.split_at(INODE_TAIL as usize);
+                store.write(*offset, before);
+                let tail = u64::from_le_bytes(tail.try_into().expect("the tail ends the head"));
+                store.write_word(offset + INODE_TAIL, tail);
+            } else {
+                store.write(*offset, bytes);
+            }
+        }
+        store.pmem.fence();
+        Ok(store.pool.applied(record))
+    }
+
+    /// Frees an inode that has no name and that nobody holds.
+    pub(crate) fn free_inode(&mut self, slot: u64) -> Result<(), RegionError> {
+        let inode = match self.cache.take(slot) {
+            Some(inode) => inode,
+            None => Box::new(self.store.load(slot, &mut 0)?),
+        };
+        let freed = (slot * INODE_SIZE as u64, freed_head(&inode));
+        match self.redo(TxnId::default(), &[freed], &[]) {
+            Ok(_) => {
+                self.forget(inode);
+                Ok(())
+            }
+            Err(e) => {
+                self.cache.put(inode);
+                Err(e)
+            }
+        }
+    }
+
+    /// The DRAM side of freeing an inode: its space goes to quarantine, its slot can be used again.
+    pub(crate) fn forget(&mut self, inode: Box<Inode>) {
+        let slot = inode.slot;
+        self.dead.remove(&slot);
+        self.store.garbage.remove(&slot);
+        self.inodes -= 1;
+        if let crate::inode::Body::File(index) = &inode.body {
+            for (_, extent) in index.iter().filter(|(_, e)| !e.inline) {
+                self.store.space.unmap(extent.gpa.offset().0, extent.len);
+            }
+        }
+        self.store.retire_pages(&inode.pages);
+        if !is_worn(inode.attr.generation, raised(inode.tail)) {
+            let run = self.store.slot_run(slot);
+            self.store.space.give(run);
+        }
+    }
+}
+
+/// The tail of a log's next version, empty.
+pub(crate) fn raised(tail: Tail) -> Tail {
+    Tail::new((tail.version() + 1).min(VERSION_MAX), 0)
+}
+
+/// A free slot that has used up its generations or log versions and is never used again.
+pub(crate) fn is_worn(generation: Generation, tail: Tail) -> bool {
+    generation.0 == u32::MAX || tail.version() == VERSION_MAX
+}
+
+/// Line 0 of the slot once the inode is gone: generation and version stay.
+pub(crate) fn freed_head(inode: &Inode) -> Vec<u8> {
+    let head = InodeHead {
+        generation: inode.attr.generation,
+        tail: raised(inode.tail),
+        ..InodeHead::UNUSED
+    };
+    head.encode(inode.attr.ino, &[0; INODE_ATTRIBUTES as usize]).to_vec()
+}
+
+/// The address of a slot's lock word.
+pub(crate) fn lock_gpa(region: RegionId, slot: u64) -> Gpa {
+    Gpa::new(region, RegionOffset(Store::lock_offset(slot)))
+}

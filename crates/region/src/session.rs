@@ -1,0 +1,304 @@
+//! What sessions hold in a region: inodes open, pages to write to. In DRAM only; after a restart sessions attach again
+//! and ask again.
+
+use crate::transaction::Reserved;
+use crate::{Region, RegionError};
+use polvo_format::{Generation, PAGE, SessionId};
+use polvo_proto::{FsError, InodeRef, PageRun, SegmentClass, WriteRun};
+use std::collections::BTreeMap;
+
+use crate::hash::NumberMap;
+
+const PAGE_BYTES: u64 = PAGE as u64;
+/// Most inodes that one session holds open in a region.
+const OPEN_MAX: usize = 1 << 20;
+/// Most pages delegated at once: 256 MiB.
+const DELEGATE_MAX: u32 = 1 << 16;
+
+#[derive(Default)]
+struct Session {
+    open: BTreeMap<u64, Generation>,
+    delegated: PageSet,
+}
+
+#[derive(Default)]
+pub(crate) struct Sessions {
+    sessions: BTreeMap<SessionId, Session>,
+    /// how many sessions hold a slot's inode
+    holders: NumberMap<u32>,
+}
+
+impl Sessions {
+    /// Does anybody hold the inode of a slot open?
+    pub fn is_held(&self, slot: u64) -> bool {
+        self.holders.contains_key(&slot)
+    }
+
+    /// Takes the pages of write runs out of what is delegated to a session: all or, on error, none.
+    pub fn consume(&mut self, session: SessionId, runs: &[WriteRun]) -> Result<(), RegionError> {
+        let delegated = self.sessions.get_mut(&session).map(|s| &mut s.delegated);
+        let delegated = delegated.ok_or_else(|| not_delegated(&runs[0]))?;
+        for (n, run) in runs.iter().enumerate() {
+            let (first, pages) = pages_of(run);
+            if !delegated.remove(first, pages) {
+                for run in &runs[..n] {
+                    let (first, pages) = pages_of(run);
+                    delegated.add(first, pages);
+                }
+                return Err(not_delegated(run));
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Self::consume`].
+    pub fn unconsume(&mut self, session: SessionId, runs: &[WriteRun]) {
+        let delegated = &mut self.sessions.entry(session).or_default().delegated;
+        for run in runs {
+            let (first, pages) = pages_of(run);
+            delegated.add(first, pages);
+        }
+    }
+
+    /// All delegated pages: (first page number, pages).
+    pub fn delegated(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.sessions
+            .values()
+            .flat_map(|s| s.delegated.runs.iter().map(|(&first, &pages)| (first, pages)))
+    }
+
+    /// Nobody holds the inode of this slot any more (it never came to be).
+    pub fn forget(&mut self, slot: u64) {
+        if self.holders.remove(&slot).is_some() {
+            for session in self.sessions.values_mut() {
+                session.open.remove(&slot);
+            }
+        }
+    }
+
+    fn drop_hold(&mut self, slot: u64) {
+        if let Some(holders) = self.holders.get_mut(&slot) {
+            *holders -= 1;
+            if *holders == 0 {
+                self.holders.remove(&slot);
+            }
+        }
+    }
+}
+
+fn not_delegated(run: &WriteRun) -> RegionError {
+    FsError::Invalid(format!(
+        "{} bytes at {:?} are not delegated to this session",
+        run.len, run.gpa
+    ))
+    .into()
+}
+
+fn pages_of(run: &WriteRun) -> (u64, u64) {
+    let at = run.gpa.offset().0;
+    let first = at / PAGE_BYTES;
+    (first, (at + run.len).div_ceil(PAGE_BYTES) - first)
+}
+
+/// Pages by number, as runs.
+#[derive(Default)]
+struct PageSet {
+    runs: BTreeMap<u64, u64>,
+}
+
+impl PageSet {
+    fn add(&mut self, mut first: u64, mut pages: u64) {
+        if let Some((&before, &n)) = self.runs.range(..first).next_back().filter(|(b, n)| *b + *n == first) {
+            first = before;
+            pages += n;
+        }
+        if let Some(n) = self.runs.remove(&(first + pages)) {
+            pages += n;
+        }
+        self.runs.insert(first, pages);
+    }
+
+    /// Removes pages; false (and nothing happens) unless all are there.
+    fn remove(&mut self, first: u64, pages: u64) -> bool {
+        let Some((&start, &n)) = self.runs.range(..=first).next_back() else {
+            return false;
+        };
+        let Some(end) = first.checked_add(pages).filter(|&end| end <= start + n) else {
+            return false;
+        };
+        self.runs.remove(&start);
+        if start < first {
+            self.runs.insert(start, first - start);
+        }
+        if end < start + n {
+            self.runs.insert(end, start + n - end);
+        }
+        true
+    }
+}
+
+impl Region {
+    /// Holds an inode open for a session (it outlives its last name). An inode that a transaction is making can be
+    /// held already.
+    ///
+    /// # Errors
+    /// EBUSY when the session holds too many.
+    pub fn open(&mut self, session: SessionId, inode: InodeRef) -> Result<(), RegionError> {
+        let slot = match self.held.reserved(inode) {
+            Reserved::ByTransaction => inode.ino.slot(),
+            Reserved::No => {
+                self.inode(inode)?;
+                inode.ino.slot()
+            }
+        };
+        let held = self.sessions.sessions.entry(session).or_default();
+        if held.open.len() >= OPEN_MAX && !held.open.contains_key(&slot) {
+            return Err(FsError::Busy.into());
+        }
+        if held.open.insert(slot, inode.generation).is_none() {
+            *self.sessions.holders.entry(slot).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Lets go; frees the inode if it is dead and nobody else holds it.
+    pub fn release(&mut self, session: SessionId, inode: InodeRef) {
+        let Some(held) = self.sessions.sessions.get_mut(&session) else {
+            return;
+        };
+        let slot = inode.ino.slot();
+        if inode.ino.region() != self.store.region || held.open.get(&slot) != Some(&inode.generation) {
+            return;
+        }
+        held.open.remove(&slot);
+        self.let_go(slot);
+    }
+
+    fn let_go(&mut self, slot: u64) {
+        self.sessions.drop_hold(slot);
+        self.free_if_dead(slot);
+    }
+
+    /// Frees an inode that is dead, not held open, and not in the hands of a transaction. What fails now (no redo log
+    /// slot is free) is tried again by garbage collection.
+    pub(crate) fn free_if_dead(&mut self, slot: u64) {
+        let free = self.dead.contains(&slot) && !self.sessions.is_held(slot) && !self.held.holds(slot);
+        if free {
+            if let Err(e) = self.free_inode(slot) {
+                tracing::debug!(region = self.store.region.0, slot, error = %e, "freeing an inode is put off");
+            }
+        }
+    }
+
+    /// Dead inodes that this session holds open.
+    pub fn dead_held(&self, session: SessionId) -> Vec<InodeRef> {
+        let Some(held) = self.sessions.sessions.get(&session) else {
+            return Vec::new();
+        };
+        let dead = self.dead.iter().filter_map(|slot| Some((*slot, *held.open.get(slot)?)));
+        dead.map(|(slot, generation)| InodeRef {
+            ino: self.store.ino(slot),
+            generation,
+        })
+        .collect()
+    }
+
+    /// How many inodes a session holds open here, and how many pages are delegated to it.
+    pub fn held_by_session(&self, session: SessionId) -> (u64, u64) {
+        self.sessions
+            .sessions
+            .get(&session)
+            .map_or((0, 0), |s| (s.open.len() as u64, s.delegated.runs.values().sum()))
+    }
+
+    /// Hands out space; fewer pages than asked when short, ENOSPC when none.
+    pub fn delegate(&mut self, session: SessionId, pages: u32) -> Result<Vec<PageRun>, RegionError> {
+        let mut left = pages.min(DELEGATE_MAX);
+        let mut given = Vec::new();
+        while left > 0 {
+            // many small pieces cost the client more than they are worth, but some space is better than none
+            if given.len() >= 64 {
+                break;
+            }
+            let run = match self.store.take_data(left) {
+                Ok(run) => run,
+                Err(_) if !given.is_empty() => break,
+                Err(e) => return Err(e),
+            };
+            let offset = self.store.space.offset(run);
+            let delegated = &mut self.sessions.sessions.entry(session).or_default().delegated;
+            delegated.add(offset / PAGE_BYTES, u64::from(run.len));
+            given.push(PageRun {
+                gpa: self.store.gpa(offset),
+                pages: run.len,
+            });
+            left -= run.len;
+        }
+        Ok(given)
+    }
+
+    /// Takes unused delegated space back (what is not this session's is ignored).
+    pub fn return_space(&mut self, session: SessionId, runs: &[PageRun]) {
+        let Some(held) = self.sessions.sessions.get_mut(&session) else {
+            return;
+        };
+        for run in runs {
+            let offset = run.gpa.offset().0;
+            let len = u64::from(run.pages) * PAGE_BYTES;
+            let ours = run.gpa.region() == self.store.region
+                && offset.is_multiple_of(PAGE_BYTES)
+                && self.store.is_within(offset, len, SegmentClass::Data);
+            if ours && run.pages > 0 && held.delegated.remove(offset / PAGE_BYTES, u64::from(run.pages)) {
+                let run = self.store.space.page_run(offset, u64::from(run.pages));
+                self.store.space.give(run);
+            }
+        }
+    }
+
+    /// The session is gone: everything it held open and every page delegated to it comes back (pages via quarantine:
+    /// it may still be writing).
+    pub fn end_session(&mut self, session: SessionId) {
+        let Some(held) = self.sessions.sessions.remove(&session) else {
+            return;
+        };
+        for (first, pages) in held.delegated.runs {
+            // neighbouring runs may have become one across a segment's end
+            let mut at = first;
+            while at < first + pages {
+                let in_segment = (1u64 << self.store.segment_shift()) / PAGE_BYTES;
+                let n = (in_segment - at % in_segment).min(first + pages - at);
+                let run = self.store.space.page_run(at * PAGE_BYTES, n);
+                self.store.space.quarantine(run, true);
+                at += n;
+            }
+        }
+        for slot in held.open.into_keys() {
+            self.let_go(slot);
+        }
+    }
+
+    /// Quarantine: what is freed from now on carries `tick`; what was freed at or before `safe` is free again.
+    pub fn set_tick(&mut self, tick: u64, safe: u64) {
+        self.store.space.set_tick(tick, safe);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PageSet;
+
+    #[test]
+    fn page_sets_join_and_split() {
+        let mut set = PageSet::default();
+        set.add(10, 5);
+        set.add(20, 5);
+        set.add(15, 5);
+        assert_eq!(set.runs.iter().collect::<Vec<_>>(), [(&10, &15)]);
+        assert!(!set.remove(9, 2));
+        assert!(!set.remove(24, 2));
+        assert!(!set.remove(24, u64::MAX));
+        assert!(set.remove(12, 3));
+        assert!(!set.remove(12, 1));
+        assert_eq!(set.runs.iter().collect::<Vec<_>>(), [(&10, &2), (&15, &10)]);
+    }
+}

@@ -1,0 +1,433 @@
+//! Free and used space of a region, in DRAM only: rebuilt from the logs at recovery.
+//!
+//! Three classes of segments, three kinds of units: inode slots, log pages, data pages. A data page is in use while
+//! live bytes of it are mapped; pages that are partly live have a counter. Freed pages wait in quarantine until no
+//! client can still be reading (or a client that is gone, writing) them.
+
+use crate::bitmap::Bitmap;
+use crate::hash::NumberMap;
+use polvo_format::{INODE_SIZE, PAGE};
+use polvo_proto::SegmentClass;
+use std::collections::{BTreeSet, VecDeque};
+
+const PAGE_BYTES: u64 = PAGE as u64;
+/// Segments looked at for a long run before the best found so far is good enough.
+const SEARCH_SEGMENTS: usize = 32;
+
+/// Consecutive units of one segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
+    pub segment: u32,
+    pub start: u32,
+    pub len: u32,
+}
+
+struct Freed {
+    tick: u64,
+    run: Run,
+    /// a client that is gone may still write to it: never free early
+    written: bool,
+}
+
+#[derive(Default)]
+struct Class {
+    /// segments that have a free unit
+    open: BTreeSet<u32>,
+    cursor: u32,
+    free: u64,
+}
+
+pub(crate) struct Space {
+    shift: u32,
+    segments: Vec<(SegmentClass, Bitmap)>,
+    classes: [Class; 3],
+    /// live bytes of data pages (by number) that are partly live
+    live: NumberMap<u16>,
+    quarantine: VecDeque<Freed>,
+    quarantined: u64,
+    tick: u64,
+}
+
+fn class_at(class: SegmentClass) -> usize {
+    class as usize - 1
+}
+
+impl Space {
+    pub fn new(shift: u32) -> Space {
+        Space {
+            shift,
+            segments: Vec::new(),
+            classes: Default::default(),
+            live: NumberMap::default(),
+            quarantine: VecDeque::new(),
+            quarantined: 0,
+            tick: 0,
+        }
+    }
+
+    /// A segment more, all free.
+    pub fn add_segment(&mut self, class: SegmentClass) {
+        let unit = if class == SegmentClass::Inodes {
+            INODE_SIZE
+        } else {
+            PAGE
+        };
+        let units = (1u64 << self.shift) / unit as u64;
+        let index = self.segments.len() as u32;
+        self.segments.push((class, Bitmap::new(units as u32)));
+        let of_class = &mut self.classes[class_at(class)];
+        of_class.open.insert(index);
+        of_class.free += units;
+    }
+
+    pub fn bitmap(&self, segment: u32) -> &Bitmap {
+        &self.segments[segment as usize].1
+    }
+
+    /// Free units of a class, quarantine not counted.
+    pub fn free(&self, class: SegmentClass) -> u64 {
+        self.classes[class_at(class)].free
+    }
+
+    /// Data pages that hold something, or are delegated to a session.
+    pub fn used_data_pages(&self) -> u64 {
+        let data = self.segments.iter().filter(|(class, _)| *class == SegmentClass::Data);
+        let pages: u64 = data.map(|(_, bitmap)| u64::from(bitmap.len())).sum();
+        let quarantined = self
+            .quarantine
+            .iter()
+            .filter(|f| self.segments[f.run.segment as usize].0 == SegmentClass::Data);
+        let quarantined: u64 = quarantined.map(|f| u64::from(f.run.len)).sum();
+        pages - self.free(SegmentClass::Data) - quarantined
+    }
+
+    /// Pages in quarantine.
+    pub fn quarantined(&self) -> u64 {
+        self.quarantined
+    }
+
+    /// Takes any one unit.
+    pub fn take_one(&mut self, class: SegmentClass) -> Option<Run> {
+        let of_class = &mut self.classes[class_at(class)];
+        let segment = match of_class.open.contains(&of_class.cursor) {
+            true => of_class.cursor,
+            false => *of_class
+                .open
+                .range(of_class.cursor..)
+                .next()
+                .or(of_class.open.first())?,
+        };
+        of_class.cursor = segment;
+        let start = self.segments[segment as usize]
+            .1
+            .take_one()
+            .expect("open segments have a free unit");
+        self.took(segment, 1);
+        Some(Run { segment, start, len: 1 })
+    }
+
+    /// Takes a run of at most `max` units: the longest found with bounded effort.
+    pub fn take_run(&mut self, class: SegmentClass, max: u32) -> Option<Run> {
+        if max == 1 {
+            return self.take_one(class);
+        }
+        let of_class = &self.classes[class_at(class)];
+        let from_cursor = of_class.open.range(of_class.cursor..);
+        let mut best: Option<Run> = None;
+        for &segment in from_cursor
+            .chain(of_class.open.range(..of_class.cursor))
+            .take(SEARCH_SEGMENTS)
+        {
+            let longest = best.map_or(0, |b| b.len);
+            let bitmap = &self.segments[segment as usize].1;
+            if bitmap.free() <= longest {
+                continue;
+            }
+            if let Some((start, len)) = bitmap.best_run(max).filter(|(_, len)| *len > longest) {
+                best = Some(Run { segment, start, len });
+                if len == max {
+                    break;
+                }
+            }
+        }
+        let run = best?;
+        self.classes[class_at(class)].cursor = run.segment;
+        assert!(self.mark(run), "a run found free is free");
+        Some(run)
+    }
+
+    /// Takes the unit right after another one of its segment, if that is free.
+    pub fn take_after(&mut self, page: u64) -> Option<Run> {
+        let run = self.page_run((page + 1) * PAGE_BYTES, 1);
+        let (class, bitmap) = self.segments.get(run.segment as usize)?;
+        let same_segment = self.page_run(page * PAGE_BYTES, 1).segment == run.segment;
+        (same_segment && *class == SegmentClass::Data && bitmap.free_at(run.start, 1) == 1).then(|| {
+            self.mark(run);
+            run
+        })
+    }
+
+    /// Marks a run as in use; false when part of it is already.
+    pub fn mark(&mut self, run: Run) -> bool {
+        let marked = self.segments[run.segment as usize].1.take(run.start, run.len);
+        if marked {
+            self.took(run.segment, run.len);
+        }
+        marked
+    }
+
+    fn took(&mut self, segment: u32, n: u32) {
+        let (class, bitmap) = &self.segments[segment as usize];
+        let of_class = &mut self.classes[class_at(*class)];
+        of_class.free -= u64::from(n);
+        if bitmap.free() == 0 {
+            of_class.open.remove(&segment);
+        }
+    }
+
+    /// Gives a run back at once: nobody can know of it any more.
+    pub fn give(&mut self, run: Run) {
+        let (class, bitmap) = &mut self.segments[run.segment as usize];
+        bitmap.give(run.start, run.len);
+        let of_class = &mut self.classes[class_at(*class)];
+        of_class.free += u64::from(run.len);
+        of_class.open.insert(run.segment);
+    }
+
+    /// The run of pages that begins at a region offset.
+    pub fn page_run(&self, offset: u64, pages: u64) -> Run {
+        let within = offset & ((1 << self.shift) - 1);
+        Run {
+            segment: (offset >> self.shift) as u32,
+            start: (within / PAGE_BYTES) as u32,
+            len: pages as u32,
+        }
+    }
+
+    /// Region offset of a run's first byte.
+    pub fn offset(&self, run: Run) -> u64 {
+        let unit = match self.segments[run.segment as usize].0 {
+            SegmentClass::Inodes => INODE_SIZE as u64,
+            _ => PAGE_BYTES,
+        };
+        (u64::from(run.segment) << self.shift) + u64::from(run.start) * unit
+    }
+
+    // ---- quarantine
+
+    /// What is freed from now on carries `tick`; what was freed at or before `safe` is free again.
+    pub fn set_tick(&mut self, tick: u64, safe: u64) {
+        self.tick = self.tick.max(tick);
+        while self.quarantine.front().is_some_and(|f| f.tick <= safe) {
+            let freed = self.quarantine.pop_front().expect("there is a front");
+            self.quarantined -= u64::from(freed.run.len);
+            self.give(freed.run);
+        }
+    }
+
+    /// Pages that nobody is to use before their time. `written`: by a client that is gone and may still write there.
+    pub fn quarantine(&mut self, run: Run, written: bool) {
+        self.quarantined += u64::from(run.len);
+        if let Some(last) = self.quarantine.back_mut() {
+            let follows = last.run.segment == run.segment && last.run.start + last.run.len == run.start;
+            if follows && last.tick == self.tick && last.written == written {
+                last.run.len += run.len;
+                return;
+            }
+        }
+        self.quarantine.push_back(Freed {
+            tick: self.tick,
+            run,
+            written,
+        });
+    }
+
+    /// Space is short: empties the quarantine but for what a client that is gone may still write to. True when that
+    /// gave anything.
+    pub fn empty_quarantine(&mut self) -> bool {
+        let before = self.quarantine.len();
+        for freed in std::mem::take(&mut self.quarantine) {
+            if freed.written {
+                self.quarantine.push_back(freed);
+            } else {
+                self.quarantined -= u64::from(freed.run.len);
+                self.give(freed.run);
+            }
+        }
+        self.quarantine.len() < before
+    }
+
+    /// Every run in quarantine.
+    pub fn quarantined_runs(&self) -> impl Iterator<Item = Run> + '_ {
+        self.quarantine.iter().map(|f| f.run)
+    }
+
+    // ---- live bytes
+
+    /// Live bytes of a data page that is in use.
+    pub fn live_bytes(&self, page: u64) -> u16 {
+        self.live.get(&page).copied().unwrap_or(PAGE as u16)
+    }
+
+    /// Bytes of pages that held nothing live until now are mapped.
+    pub fn map_fresh(&mut self, offset: u64, len: u64) {
+        each_page(offset, len, |page, bytes| {
+            if bytes < PAGE_BYTES {
+                self.live.insert(page, bytes as u16);
+            }
+        });
+    }
+
+    /// Bytes of pages that hold live bytes already are mapped in addition; false when that is more than a page has.
+    pub fn map_more(&mut self, offset: u64, len: u64) -> bool {
+        let mut fits = true;
+        each_page(offset, len, |page, bytes| {
+            let live = u64::from(self.live_bytes(page)) + bytes;
+            match live {
+                0..PAGE_BYTES => {
+                    self.live.insert(page, live as u16);
+                }
+                PAGE_BYTES => {
+                    self.live.remove(&page);
+                }
+                _ => fits = false,
+            }
+        });
+        fits
+    }
+
+    /// Bytes are mapped no more: pages without a live byte go to quarantine.
+    pub fn unmap(&mut self, offset: u64, len: u64) {
+        let (end, first_whole) = (offset + len, offset.next_multiple_of(PAGE_BYTES));
+        let end_whole = end - end % PAGE_BYTES;
+        if first_whole < end_whole {
+            self.unmap_part(offset, first_whole - offset);
+            let pages = (end_whole - first_whole) / PAGE_BYTES;
+            let run = self.page_run(first_whole, pages);
+            self.quarantine(run, false);
+            self.unmap_part(end_whole, end - end_whole);
+        } else {
+            each_page(offset, len, |page, bytes| {
+                self.unmap_part(page * PAGE_BYTES, bytes);
+            });
+        }
+    }
+
+    fn unmap_part(&mut self, offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let page = offset / PAGE_BYTES;
+        let left = u64::from(self.live_bytes(page)).saturating_sub(bytes);
+        if left == 0 {
+            self.live.remove(&page);
+            self.quarantine(self.page_run(page * PAGE_BYTES, 1), false);
+        } else {
+            self.live.insert(page, left as u16);
+        }
+    }
+}
+
+/// Calls with each page's number and how many bytes of the range lie in it.
+pub(crate) fn each_page(offset: u64, len: u64, mut with: impl FnMut(u64, u64)) {
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let bytes = (PAGE_BYTES - at % PAGE_BYTES).min(end - at);
+        with(at / PAGE_BYTES, bytes);
+        at += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space() -> Space {
+        let mut space = Space::new(21);
+        for class in [
+            SegmentClass::Inodes,
+            SegmentClass::Logs,
+            SegmentClass::Data,
+            SegmentClass::Data,
+        ] {
+            space.add_segment(class);
+        }
+        space
+    }
+
+    #[test]
+    fn runs_are_as_long_as_a_segment_and_small_ones_fill_the_gaps() {
+        let mut s = space();
+        let a = s.take_run(SegmentClass::Data, 10).unwrap();
+        let b = s.take_run(SegmentClass::Data, 10_000).unwrap();
+        assert_eq!((a.segment, a.start, a.len), (2, 0, 10));
+        assert_eq!((b.segment, b.start, b.len), (3, 0, 512));
+        assert_eq!(s.take_run(SegmentClass::Data, 10_000).unwrap().len, 502);
+        assert_eq!(s.take_run(SegmentClass::Data, 1), None);
+        s.give(Run {
+            segment: 2,
+            start: 4,
+            len: 1,
+        });
+        assert_eq!(s.take_one(SegmentClass::Data).unwrap().start, 4);
+        assert_eq!(s.free(SegmentClass::Data), 0);
+        assert_eq!(s.free(SegmentClass::Inodes), 8192);
+    }
+
+    #[test]
+    fn a_page_is_freed_with_its_last_live_byte() {
+        let mut s = space();
+        let run = s.take_run(SegmentClass::Data, 3).unwrap();
+        let at = s.offset(run);
+        s.map_fresh(at, 2 * 4096 + 100);
+        assert!(s.map_more(at + 2 * 4096 + 100, 50));
+        assert!(!s.map_more(at, 1), "a fully live page has no room");
+        s.unmap(at + 4000, 4096 + 96);
+        assert_eq!(s.quarantined(), 1);
+        s.unmap(at + 2 * 4096, 150);
+        s.unmap(at, 4000);
+        assert_eq!(s.quarantined(), 3);
+        s.set_tick(1, 0);
+        assert_eq!((s.quarantined(), s.free(SegmentClass::Data)), (0, 1024));
+    }
+
+    #[test]
+    fn unmapping_across_pages_without_a_whole_one() {
+        let mut s = space();
+        let at = {
+            let run = s.take_run(SegmentClass::Data, 2).unwrap();
+            s.offset(run)
+        };
+        s.map_fresh(at, 8192);
+        s.unmap(at + 4000, 200);
+        assert_eq!((s.live_bytes(at / 4096), s.live_bytes(at / 4096 + 1)), (4000, 3992));
+        assert_eq!(s.quarantined(), 0);
+    }
+
+    #[test]
+    fn quarantine_ends_with_its_tick_or_when_space_is_short() {
+        let mut s = space();
+        s.set_tick(5, 4);
+        let a = s.take_run(SegmentClass::Data, 1).unwrap();
+        let b = s.take_run(SegmentClass::Data, 1).unwrap();
+        s.quarantine(a, false);
+        s.quarantine(b, true);
+        s.set_tick(6, 4);
+        assert_eq!(s.quarantined(), 2);
+        assert!(s.empty_quarantine());
+        assert_eq!(s.quarantined(), 1);
+        assert!(!s.empty_quarantine());
+        s.set_tick(7, 5);
+        assert_eq!(s.quarantined(), 0);
+    }
+
+    #[test]
+    fn the_next_page_is_taken_only_within_the_segment() {
+        let mut s = space();
+        let a = s.take_run(SegmentClass::Data, 511).unwrap();
+        let last = s.offset(a) / 4096 + 510;
+        assert_eq!(s.take_after(last).unwrap().start, 511);
+        assert_eq!(s.take_after(last + 1), None);
+        assert_eq!(s.take_after(last - 1), None);
+    }
+}

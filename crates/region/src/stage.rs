@@ -1,0 +1,437 @@
+//! Staging: what a list of intents would do to this region's inodes, worked out without changing anything.
+//!
+//! Each inode touched gets a list of log entries and its attributes after them. Checks look at the inode as it would
+//! be after the intents before. Slots of new inodes are taken and given back when nothing comes of it.
+
+use crate::directory::{Dentry, dentry_entry};
+use crate::inode::Inode;
+use crate::region::is_worn;
+use crate::store::Urgency;
+use crate::{Region, RegionError};
+use polvo_format::{
+    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, NAME_MAX,
+    RegionOffset, SYMLINK_MAX, Tail,
+};
+use polvo_proto::{FsError, InodeRef, Intent, NewFile, Placement};
+
+/// Most names of an inode that is no directory.
+const LINKS_MAX: u32 = 65_000;
+
+/// An inode as it would be.
+pub(crate) struct Staged {
+    pub inode: InodeRef,
+    pub attr: Attr,
+    /// the log's end before
+    pub tail: Tail,
+    pub parent: InodeRef,
+    /// `parent` is another one than before
+    pub moved: bool,
+    pub fresh: bool,
+    /// loses its last name
+    pub dies: bool,
+    pub linkable: bool,
+    /// unsealed log entries
+    pub entries: Vec<u8>,
+    names: Vec<(Box<[u8]>, Option<Dentry>)>,
+    next_cookie: u64,
+}
+
+impl Staged {
+    fn of(inode: &Inode) -> Staged {
+        Staged {
+            inode: inode.inode_ref(),
+            attr: inode.attr,
+            tail: inode.tail,
+            parent: inode.parent,
+            moved: false,
+            fresh: false,
+            dies: false,
+            linkable: inode.linkable,
+            entries: Vec::new(),
+            names: Vec::new(),
+            next_cookie: inode.directory_body().map_or(0, |d| d.next_cookie()),
+        }
+    }
+
+    pub fn slot(&self) -> u64 {
+        self.inode.ino.slot()
+    }
+
+    /// Line 0 after the change.
+    pub fn head(&self, first_page: u64, tail: Tail) -> InodeHead {
+        InodeHead {
+            kind: Some(self.attr.kind),
+            generation: self.inode.generation,
+            parent: self.parent.ino,
+            parent_generation: self.parent.generation,
+            log_page: RegionOffset(first_page),
+            btime_ns: self.attr.btime_ns,
+            tail,
+        }
+    }
+
+    fn push(&mut self, entry: &Entry) {
+        entry.encode(false, &mut self.entries);
+    }
+
+    fn touch(&mut self, now_ns: i64) {
+        let change = AttrChange {
+            ctime_ns: now_ns,
+            ..AttrChange::default()
+        };
+        self.push(&Entry::SetAttr(change));
+        self.attr.ctime_ns = now_ns;
+    }
+
+    fn set_nlink(&mut self, nlink: u32, now_ns: i64) {
+        self.push(&Entry::Links { nlink, time_ns: now_ns });
+        self.attr.nlink = nlink;
+        self.attr.ctime_ns = now_ns;
+        self.linkable = false;
+        self.dies = nlink == 0;
+    }
+
+    /// Attributes of a directory whose names changed.
+    fn names_changed(&mut self, entries: i64, subdirectories: i64, now_ns: i64) {
+        self.attr.size = self.attr.size.saturating_add_signed(entries * 64);
+        self.attr.blocks = self.attr.size.div_ceil(512);
+        self.attr.nlink = self.attr.nlink.saturating_add_signed(subdirectories as i32);
+        (self.attr.mtime_ns, self.attr.ctime_ns) = (now_ns, now_ns);
+    }
+}
+
+/// Everything that a list of intents would do.
+#[derive(Default)]
+pub(crate) struct Stage {
+    pub inodes: Vec<Staged>,
+    /// for each intent, which of `inodes` it is about
+    pub about: Vec<usize>,
+    made: Option<InodeRef>,
+}
+
+fn is_directory(kind: FileKind) -> i64 {
+    i64::from(kind == FileKind::Directory)
+}
+
+fn check_name(name: &[u8]) -> Result<(), RegionError> {
+    if name.len() > NAME_MAX {
+        return Err(FsError::NameTooLong.into());
+    }
+    if matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
+        return Err(FsError::Invalid("file name".into()).into());
+    }
+    Ok(())
+}
+
+impl Region {
+    /// Works out what the intents would do. On error nothing is taken.
+    pub(crate) fn stage(&mut self, intents: &[Intent], now_ns: i64) -> Result<Stage, RegionError> {
+        let mut stage = Stage::default();
+        for intent in intents {
+            match self.stage_one(&mut stage, intent, now_ns) {
+                Ok(about) => stage.about.push(about),
+                Err(e) => {
+                    self.unstage(&stage);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(stage)
+    }
+
+    /// Gives back what staging has taken.
+    pub(crate) fn unstage(&mut self, stage: &Stage) {
+        for fresh in stage.inodes.iter().filter(|s| s.fresh) {
+            let run = self.store.slot_run(fresh.slot());
+            self.store.space.give(run);
+        }
+    }
+
+    /// May this list of intents dig into the reserve? It may when it only takes away.
+    pub(crate) fn urgency(intents: &[Intent]) -> Urgency {
+        let frees = intents.iter().all(|intent| {
+            matches!(
+                intent,
+                Intent::RemoveName { .. }
+                    | Intent::DropLink { .. }
+                    | Intent::DropDirectory { .. }
+                    | Intent::Touch { .. }
+                    | Intent::Pin { .. }
+            )
+        });
+        if frees { Urgency::Frees } else { Urgency::Normal }
+    }
+
+    fn stage_one(&mut self, stage: &mut Stage, intent: &Intent, now_ns: i64) -> Result<usize, RegionError> {
+        match intent {
+            Intent::NewInode {
+                file,
+                parent,
+                placement,
+                unnamed,
+            } => self.stage_new(stage, file, *parent, *placement, *unnamed, now_ns),
+            Intent::AddName {
+                dir,
+                name,
+                target,
+                kind,
+            } => {
+                check_name(name)?;
+                let target = target
+                    .or(stage.made)
+                    .ok_or_else(|| FsError::Invalid("name of nothing".into()))?;
+                let at = self.stage_directory(stage, *dir)?;
+                if self.staged_name(stage, at, name)?.is_some() {
+                    return Err(FsError::Exists.into());
+                }
+                let staged = &mut stage.inodes[at];
+                let cookie = staged.next_cookie;
+                if cookie == u64::MAX {
+                    return Err(FsError::NoSpace.into());
+                }
+                let dentry = Dentry {
+                    cookie,
+                    target,
+                    kind: *kind,
+                };
+                staged.next_cookie += 1;
+                staged.push(&dentry_entry(name, dentry, now_ns));
+                staged.names.push((name[..].into(), Some(dentry)));
+                staged.names_changed(1, is_directory(*kind), now_ns);
+                Ok(at)
+            }
+            Intent::RemoveName { dir, name, target } => {
+                let at = self.stage_directory(stage, *dir)?;
+                let old = self
+                    .staged_name(stage, at, name)?
+                    .filter(|d| d.target == *target)
+                    .ok_or(FsError::NotFound)?;
+                let staged = &mut stage.inodes[at];
+                staged.push(&Entry::DentryDel {
+                    name,
+                    target: old.target.ino,
+                    generation: old.target.generation,
+                    kind: old.kind,
+                    cookie: old.cookie,
+                    time_ns: now_ns,
+                });
+                staged.names.push((name[..].into(), None));
+                staged.names_changed(-1, -is_directory(old.kind), now_ns);
+                Ok(at)
+            }
+            Intent::ReplaceName {
+                dir,
+                name,
+                old,
+                new,
+                kind,
+            } => {
+                let at = self.stage_directory(stage, *dir)?;
+                let known = self
+                    .staged_name(stage, at, name)?
+                    .filter(|d| d.target == *old)
+                    .ok_or(FsError::NotFound)?;
+                let staged = &mut stage.inodes[at];
+                let dentry = Dentry {
+                    cookie: known.cookie,
+                    target: *new,
+                    kind: *kind,
+                };
+                staged.push(&dentry_entry(name, dentry, now_ns));
+                staged.names.push((name[..].into(), Some(dentry)));
+                staged.names_changed(0, is_directory(*kind) - is_directory(known.kind), now_ns);
+                Ok(at)
+            }
+            Intent::AddLink { inode } => {
+                let at = self.stage_inode(stage, *inode)?;
+                let staged = &mut stage.inodes[at];
+                match staged.attr.nlink {
+                    _ if staged.attr.kind == FileKind::Directory => return Err(FsError::NotPermitted.into()),
+                    0 if !staged.linkable => return Err(FsError::NotFound.into()),
+                    LINKS_MAX.. => return Err(FsError::TooManyLinks.into()),
+                    nlink => staged.set_nlink(nlink + 1, now_ns),
+                }
+                Ok(at)
+            }
+            Intent::DropLink { inode } => {
+                let at = self.stage_inode(stage, *inode)?;
+                let staged = &mut stage.inodes[at];
+                if staged.attr.kind == FileKind::Directory {
+                    return Err(FsError::IsDirectory.into());
+                }
+                let nlink = staged.attr.nlink.checked_sub(1).ok_or(FsError::NotFound)?;
+                staged.set_nlink(nlink, now_ns);
+                Ok(at)
+            }
+            Intent::DropDirectory { inode } => {
+                let at = self.stage_directory(stage, *inode)?;
+                let staged = &mut stage.inodes[at];
+                if staged.attr.size != 0 {
+                    return Err(FsError::NotEmpty.into());
+                }
+                if staged.inode.ino == polvo_format::Ino::ROOT {
+                    return Err(FsError::Busy.into());
+                }
+                staged.set_nlink(0, now_ns);
+                Ok(at)
+            }
+            Intent::SetParent { inode, parent } => {
+                let at = self.stage_directory(stage, *inode)?;
+                let staged = &mut stage.inodes[at];
+                staged.push(&Entry::Parent {
+                    parent: parent.ino,
+                    generation: parent.generation,
+                    time_ns: now_ns,
+                });
+                staged.moved |= staged.parent != *parent;
+                staged.parent = *parent;
+                staged.attr.ctime_ns = now_ns;
+                Ok(at)
+            }
+            Intent::Touch { inode } => {
+                let at = self.stage_inode(stage, *inode)?;
+                stage.inodes[at].touch(now_ns);
+                Ok(at)
+            }
+            Intent::Pin { inode } => self.stage_directory(stage, *inode),
+        }
+    }
+
+    /// The staged state of an inode, from its present state if this is the first intent about it.
+    fn stage_inode(&mut self, stage: &mut Stage, inode: InodeRef) -> Result<usize, RegionError> {
+        if let Some(at) = stage.inodes.iter().position(|s| s.inode.ino == inode.ino) {
+            let known = stage.inodes[at].inode == inode;
+            return if known { Ok(at) } else { Err(FsError::Stale.into()) };
+        }
+        let (_, found) = self.inode(inode)?;
+        stage.inodes.push(Staged::of(found));
+        Ok(stage.inodes.len() - 1)
+    }
+
+    /// The same for a directory that is alive.
+    fn stage_directory(&mut self, stage: &mut Stage, dir: InodeRef) -> Result<usize, RegionError> {
+        let at = self.stage_inode(stage, dir)?;
+        match &stage.inodes[at].attr {
+            attr if attr.kind != FileKind::Directory => Err(FsError::NotDirectory.into()),
+            attr if attr.nlink == 0 => Err(FsError::NotFound.into()),
+            _ => Ok(at),
+        }
+    }
+
+    /// What a name stands for after the intents so far.
+    fn staged_name(&mut self, stage: &Stage, at: usize, name: &[u8]) -> Result<Option<Dentry>, RegionError> {
+        let staged = &stage.inodes[at];
+        if let Some((_, known)) = staged.names.iter().rev().find(|(n, _)| **n == *name) {
+            return Ok(*known);
+        }
+        if staged.fresh {
+            return Ok(None);
+        }
+        let inode = self.cache.get(&self.store, staged.slot())?;
+        Ok(inode.directory_body()?.get(name))
+    }
+
+    fn stage_new(
+        &mut self,
+        stage: &mut Stage,
+        file: &NewFile,
+        parent: InodeRef,
+        placement: Placement,
+        unnamed: bool,
+        now_ns: i64,
+    ) -> Result<usize, RegionError> {
+        let directory = file.kind == FileKind::Directory;
+        let device = matches!(file.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let symlink = file.kind == FileKind::Symlink;
+        if directory && unnamed {
+            return Err(FsError::Invalid("directory without a name".into()).into());
+        }
+        if symlink && file.target.is_empty() || !symlink && !file.target.is_empty() || file.target.contains(&0) {
+            return Err(FsError::Invalid("target of a symbolic link".into()).into());
+        }
+        if file.target.len() > SYMLINK_MAX {
+            return Err(FsError::NameTooLong.into());
+        }
+        let slot = self.store.take_slot()?;
+        let ino = self.store.ino(slot);
+        let head = match InodeHead::decode(&self.store.read_slot(slot), ino) {
+            Ok(head) => head,
+            // left in use, so that nobody gets it again
+            Err(e) => return Err(self.store.corrupt("inode", slot * INODE_SIZE as u64, e)),
+        };
+        assert!(
+            head.kind.is_none() && !is_worn(head.generation, head.tail),
+            "slot {slot} of {} was free",
+            self.store.region
+        );
+        let inode = InodeRef {
+            ino,
+            generation: Generation(head.generation.0 + 1),
+        };
+        let init = Init {
+            mode: file.mode & 0o7777,
+            nlink: match (unnamed, directory) {
+                (true, _) => 0,
+                (_, true) => 2,
+                _ => 1,
+            },
+            uid: file.uid,
+            gid: file.gid,
+            size: file.target.len() as u64,
+            mtime_ns: now_ns,
+            ctime_ns: now_ns,
+            atime_ns: now_ns,
+            rdev_or_cookie: match (directory, device) {
+                (true, _) => 1,
+                (_, true) => file.rdev,
+                _ => 0,
+            },
+            placement: if directory { placement as u8 } else { 0 },
+        };
+        let no_parent = InodeRef {
+            ino: polvo_format::Ino(0),
+            generation: Generation(0),
+        };
+        let mut staged = Staged {
+            inode,
+            attr: Attr {
+                ino,
+                generation: inode.generation,
+                kind: file.kind,
+                mode: init.mode,
+                nlink: init.nlink,
+                uid: init.uid,
+                gid: init.gid,
+                rdev: if device { file.rdev } else { 0 },
+                size: init.size,
+                blocks: init.size.div_ceil(512),
+                atime_ns: now_ns,
+                mtime_ns: now_ns,
+                ctime_ns: now_ns,
+                btime_ns: now_ns,
+            },
+            tail: Tail::new(head.tail.version(), 0),
+            parent: if directory { parent } else { no_parent },
+            moved: false,
+            fresh: true,
+            dies: false,
+            linkable: unnamed,
+            entries: Vec::new(),
+            names: Vec::new(),
+            next_cookie: 1,
+        };
+        staged.push(&Entry::Init(init));
+        for (n, bytes) in file.target.chunks(INLINE_ENTRY_MAX).enumerate() {
+            let offset = (n * INLINE_ENTRY_MAX) as u64;
+            Entry::Inline {
+                offset,
+                bytes,
+                time_ns: now_ns,
+            }
+            .encode(true, &mut staged.entries);
+        }
+        stage.made = Some(inode);
+        stage.inodes.push(staged);
+        Ok(stage.inodes.len() - 1)
+    }
+}

@@ -1,0 +1,260 @@
+//! The region's bytes: where its offsets lie in the pool, and which of them are free.
+//!
+//! Offsets that come from the media are checked here (`*_from_media`) before anything is read at them; offsets that
+//! this crate has made itself are trusted.
+
+use crate::hash::NumberMap;
+use crate::log::Layout;
+use crate::space::{Run, Space};
+use crate::{PoolSpace, RegionError};
+use polvo_format::{Gpa, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
+use polvo_pmem::Pmem;
+use polvo_proto::{FsError, SegmentClass};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Log pages that only operations which free something may take, so that a full region can be emptied again (at most
+/// a quarter of a segment).
+const LOG_RESERVE: u64 = 64;
+
+/// What an allocation is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Urgency {
+    /// May fail when space is short.
+    Normal,
+    /// Frees space in the end: may dig into the reserve.
+    Frees,
+}
+
+pub(crate) struct Store {
+    pub pool: Arc<PoolSpace>,
+    pub pmem: Arc<Pmem>,
+    pub region: RegionId,
+    shift: u32,
+    segments: Vec<(u32, u64, SegmentClass)>,
+    pub space: Space,
+    /// inodes whose log is more than half dead
+    pub garbage: BTreeSet<u64>,
+    /// inodes that recovery or a later load found damaged, and what is wrong
+    pub damaged: NumberMap<String>,
+    /// scratch of `append`
+    pub layout: Layout,
+    /// scratch of whoever makes entries
+    pub entries: Vec<u8>,
+}
+
+impl Store {
+    /// The region's segments as the pool's table says.
+    pub fn new(pool: &Arc<PoolSpace>, region: RegionId) -> Result<Store, RegionError> {
+        let shift = pool.usage().segment_size.ilog2();
+        let segments = pool.segments_of(region);
+        if let Some((at, _)) = segments.iter().enumerate().find(|(at, s)| s.0 as usize != *at) {
+            return Err(RegionError::Pool(format!("segment {at} of region {region} is missing")));
+        }
+        let mut space = Space::new(shift);
+        for (_, _, class) in &segments {
+            space.add_segment(*class);
+        }
+        Ok(Store {
+            pmem: pool.pmem().clone(),
+            pool: pool.clone(),
+            region,
+            shift,
+            segments,
+            space,
+            garbage: BTreeSet::new(),
+            damaged: NumberMap::default(),
+            layout: Layout::default(),
+            entries: Vec::new(),
+        })
+    }
+
+    pub fn segments(&self) -> &[(u32, u64, SegmentClass)] {
+        &self.segments
+    }
+
+    pub fn segment_shift(&self) -> u32 {
+        self.shift
+    }
+
+    // ---- addresses
+
+    /// Pool offset of a region offset of ours.
+    pub fn at(&self, offset: u64) -> u64 {
+        let (_, base, _) = self.segments[(offset >> self.shift) as usize];
+        base + (offset & ((1 << self.shift) - 1))
+    }
+
+    /// Global address of a region offset of ours.
+    pub fn gpa(&self, offset: u64) -> Gpa {
+        Gpa::new(self.region, RegionOffset(offset))
+    }
+
+    /// What the segment of a region offset of ours holds.
+    pub fn class(&self, offset: u64) -> SegmentClass {
+        self.segments[(offset >> self.shift) as usize].2
+    }
+
+    /// Is this a range within one segment of this class?
+    pub fn is_within(&self, offset: u64, len: u64, class: SegmentClass) -> bool {
+        let within = offset & ((1 << self.shift) - 1);
+        let segment = usize::try_from(offset >> self.shift)
+            .ok()
+            .and_then(|s| self.segments.get(s));
+        segment.is_some_and(|s| s.2 == class) && within.checked_add(len).is_some_and(|end| end <= 1 << self.shift)
+    }
+
+    /// Region offset of an address from the media that must lie in a data segment of this region.
+    pub fn data_from_media(&self, gpa: Gpa, len: u64) -> Option<u64> {
+        let offset = gpa.offset().0;
+        (gpa.region() == self.region && self.is_within(offset, len, SegmentClass::Data)).then_some(offset)
+    }
+
+    /// Checks a log page's offset from the media.
+    pub fn log_page_from_media(&self, offset: u64) -> bool {
+        offset.is_multiple_of(PAGE as u64) && self.is_within(offset, PAGE as u64, SegmentClass::Logs)
+    }
+
+    /// The inode number of a slot.
+    pub fn ino(&self, slot: u64) -> Ino {
+        Ino::new(self.region, slot)
+    }
+
+    /// Pool offset of a slot.
+    pub fn slot_at(&self, slot: u64) -> u64 {
+        self.at(slot * INODE_SIZE as u64)
+    }
+
+    /// Does an inode number name a slot of this region?
+    pub fn slot_of(&self, ino: Ino) -> Option<u64> {
+        let offset = ino.offset()?.0;
+        let known = ino.region() == self.region && self.is_within(offset, INODE_SIZE as u64, SegmentClass::Inodes);
+        known.then(|| ino.slot())
+    }
+
+    /// The bit that stands for a slot.
+    pub fn slot_run(&self, slot: u64) -> Run {
+        let offset = slot * INODE_SIZE as u64;
+        Run {
+            segment: (offset >> self.shift) as u32,
+            start: ((offset & ((1 << self.shift) - 1)) / INODE_SIZE as u64) as u32,
+            len: 1,
+        }
+    }
+
+    // ---- bytes
+
+    /// Reads at a region offset of ours.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        self.pmem.read(self.at(offset), into);
+    }
+
+    /// Stores and starts the write-back: durable after the next fence.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let at = self.at(offset);
+        self.pmem.write(at, bytes);
+        self.pmem.flush(at, bytes.len() as u64);
+    }
+
+    /// Stores a word and starts the write-back.
+    pub fn write_word(&self, offset: u64, word: u64) {
+        let at = self.at(offset);
+        self.pmem.write_u64(at, word);
+        self.pmem.flush(at, 8);
+    }
+
+    // ---- space
+
+    /// Gets a segment from the pool. Data leaves the last ones to inodes and logs; ordinary changes leave the very
+    /// last one to deletions.
+    fn grow(&mut self, class: SegmentClass, urgency: Urgency) -> bool {
+        let usage = self.pool.usage();
+        let keep = match (class, urgency) {
+            (SegmentClass::Data, _) => (usage.segments / 64).max(2),
+            (_, Urgency::Normal) => 1,
+            (_, Urgency::Frees) => 0,
+        };
+        usage.free_segments > keep && self.add_segment(class).is_ok()
+    }
+
+    /// Gets a segment from the pool, whatever that leaves.
+    pub fn add_segment(&mut self, class: SegmentClass) -> Result<(), RegionError> {
+        let index = self.segments.len() as u32;
+        let at = self.pool.take_segment(self.region, index, class)?;
+        self.segments.push((index, at, class));
+        self.space.add_segment(class);
+        Ok(())
+    }
+
+    /// Takes one log page.
+    pub fn take_log_page(&mut self, urgency: Urgency) -> Result<u64, RegionError> {
+        let class = SegmentClass::Logs;
+        let reserve = match urgency {
+            Urgency::Normal => LOG_RESERVE.min(1 << (self.shift - 14)),
+            Urgency::Frees => 0,
+        };
+        if self.space.free(class) <= reserve {
+            self.space.empty_quarantine();
+        }
+        if self.space.free(class) <= reserve && !self.grow(class, urgency) {
+            return Err(FsError::NoSpace.into());
+        }
+        let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
+        Ok(self.space.offset(run))
+    }
+
+    /// Takes one inode slot.
+    pub fn take_slot(&mut self) -> Result<u64, RegionError> {
+        let class = SegmentClass::Inodes;
+        if self.space.free(class) == 0 && !self.grow(class, Urgency::Normal) {
+            return Err(FsError::NoSpace.into());
+        }
+        let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
+        Ok(self.space.offset(run) / INODE_SIZE as u64)
+    }
+
+    /// Takes a run of at most `max` data pages; ENOSPC when there is none at all.
+    pub fn take_data(&mut self, max: u32) -> Result<Run, RegionError> {
+        let class = SegmentClass::Data;
+        let max = max.clamp(1, (1u32 << (self.shift - 12)).max(1));
+        // a long run is worth a fresh segment while there are plenty
+        if max >= 64 && self.space.free(class) < u64::from(max) {
+            self.grow(class, Urgency::Normal);
+        }
+        if self.space.free(class) == 0 {
+            self.space.empty_quarantine();
+        }
+        if self.space.free(class) == 0 {
+            self.grow(class, Urgency::Normal);
+        }
+        self.space.take_run(class, max).ok_or_else(|| FsError::NoSpace.into())
+    }
+
+    /// Gives log pages that never became part of a log back at once.
+    pub fn give_pages(&mut self, pages: &[u64]) {
+        for &page in pages {
+            let run = self.space.page_run(page, 1);
+            self.space.give(run);
+        }
+    }
+
+    /// Puts pages that a log has used in quarantine.
+    pub fn retire_pages(&mut self, pages: &[u64]) {
+        for &page in pages {
+            let run = self.space.page_run(page, 1);
+            self.space.quarantine(run, false);
+        }
+    }
+
+    /// An error about something on the media.
+    pub fn corrupt(&self, what: &'static str, offset: u64, why: impl ToString) -> RegionError {
+        RegionError::Corrupt {
+            what,
+            at: self.at(offset),
+            why: why.to_string(),
+        }
+    }
+}
+
+/// A unit of the log, as bytes.
+pub(crate) const UNIT: usize = LINE;

@@ -1,0 +1,184 @@
+//! A walk over everything of a region on the media: every inode slot, every log, and which pages they claim. Recovery
+//! makes the DRAM state from it; the check compares it with the DRAM state.
+
+use crate::file_index::Mapped;
+use crate::hash::NumberMap;
+use crate::inode::{Body, Inode};
+use crate::region::is_worn;
+use crate::space::{Space, each_page};
+use crate::store::Store;
+use crate::{Finding, RegionError};
+use polvo_format::{INODE_LOCK, INODE_SIZE, Ino, InodeHead, InodeView, PAGE, TxnId};
+use polvo_proto::SegmentClass;
+
+/// Slots read at a time.
+const CHUNK: usize = 256;
+const PAGE_BYTES: u64 = PAGE as u64;
+
+/// An inode slot that is not simply free, and what the media say about it.
+pub(crate) enum Slot {
+    /// in use; `stale`: its cached attributes are not what the log says
+    InUse {
+        inode: Box<Inode>,
+        lock: u64,
+        stale: bool,
+    },
+    /// free, but a transaction has reserved it and linked these log pages
+    Reserved {
+        lock: u64,
+        pages: Vec<u64>,
+    },
+    /// never used again: its generations or log versions are used up
+    Worn,
+    Damaged(String),
+}
+
+/// What the walk has claimed and read so far.
+pub(crate) struct Survey {
+    pub space: Space,
+    pub bytes_read: u64,
+    pub findings: Vec<Finding>,
+}
+
+impl Survey {
+    pub fn new(store: &Store) -> Survey {
+        let mut space = Space::new(store.segment_shift());
+        for (_, _, class) in store.segments() {
+            space.add_segment(*class);
+        }
+        Survey {
+            space,
+            bytes_read: 0,
+            findings: Vec::new(),
+        }
+    }
+
+    fn finding(&mut self, ino: Ino, what: String) {
+        self.findings.push(Finding { ino: Some(ino), what });
+    }
+
+    /// Walks all slots, in order; `visit` gets each that is not free. `progress(done, total)` counts segments.
+    pub fn walk(
+        &mut self,
+        store: &Store,
+        progress: &mut dyn FnMut(u64, u64),
+        visit: &mut dyn FnMut(u64, Slot),
+    ) -> Result<(), RegionError> {
+        let total = store.segments().len() as u64;
+        let slots_in_segment = (1u64 << store.segment_shift()) / INODE_SIZE as u64;
+        let mut bytes = vec![0; CHUNK * INODE_SIZE];
+        for (index, _, class) in store.segments() {
+            progress(u64::from(*index), total);
+            if *class != SegmentClass::Inodes {
+                continue;
+            }
+            let first = u64::from(*index) * slots_in_segment;
+            for chunk in (first..first + slots_in_segment).step_by(CHUNK) {
+                store.read(chunk * INODE_SIZE as u64, &mut bytes);
+                self.bytes_read += bytes.len() as u64;
+                for (n, bytes) in bytes.as_chunks::<INODE_SIZE>().0.iter().enumerate() {
+                    let slot = chunk + n as u64;
+                    if slot == 0 {
+                        self.space.mark(store.slot_run(0));
+                    } else if let Some(found) = self.slot(store, slot, bytes) {
+                        self.space.mark(store.slot_run(slot));
+                        if let Slot::Damaged(why) = &found {
+                            self.finding(store.ino(slot), why.clone());
+                        }
+                        visit(slot, found);
+                    }
+                }
+            }
+        }
+        progress(total, total);
+        Ok(())
+    }
+
+    /// Reads one slot and claims what it uses; `None` when it is free.
+    fn slot(&mut self, store: &Store, slot: u64, bytes: &[u8; INODE_SIZE]) -> Option<Slot> {
+        let ino = store.ino(slot);
+        let lock = bytes[INODE_LOCK as usize..][..8].try_into().expect("a word is 8 bytes");
+        let lock = u64::from_le_bytes(lock);
+        let head = match InodeHead::decode(bytes, ino) {
+            Ok(head) => head,
+            Err(e) => {
+                let e = store.corrupt("inode", slot * INODE_SIZE as u64, e);
+                return Some(Slot::Damaged(e.to_string()));
+            }
+        };
+        if head.kind.is_none() {
+            if lock == 0 {
+                return is_worn(head.generation, head.tail).then_some(Slot::Worn);
+            }
+            let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
+            self.claim_pages(store, ino, &pages);
+            return Some(Slot::Reserved { lock, pages });
+        }
+        match store.load_from(ino, &head, bytes, &mut self.bytes_read) {
+            Ok(inode) => {
+                self.claim_pages(store, ino, &inode.pages);
+                if let Body::File(index) = &inode.body {
+                    if let Err(why) = self.claim_data(store, index.iter().map(|(_, e)| e)) {
+                        let e = store.corrupt("mapping", slot * INODE_SIZE as u64, why);
+                        return Some(Slot::Damaged(e.to_string()));
+                    }
+                }
+                let stale = InodeView::decode(bytes, ino)
+                    .ok()
+                    .is_none_or(|view| view.attr != inode.attr);
+                let inode = Box::new(inode);
+                Some(Slot::InUse { inode, lock, stale })
+            }
+            Err(e) => {
+                // what can still be found of its log stays out of others' hands
+                let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
+                self.claim_pages(store, ino, &pages);
+                Some(Slot::Damaged(e.to_string()))
+            }
+        }
+    }
+
+    fn claim_pages(&mut self, store: &Store, ino: Ino, pages: &[u64]) {
+        for &page in pages {
+            if !self.space.mark(store.space.page_run(page, 1)) {
+                self.finding(ino, format!("log page +{page:#x} belongs to another log too"));
+            }
+        }
+    }
+
+    /// Claims a file's data pages. A page belongs to one file; within it, each byte to one extent.
+    fn claim_data(&mut self, store: &Store, extents: impl Iterator<Item = Mapped>) -> Result<(), String> {
+        let mut partial: NumberMap<u64> = NumberMap::default();
+        for extent in extents.filter(|e| !e.inline) {
+            let (at, len) = (extent.gpa.offset().0, extent.len);
+            let (first, end) = (at.next_multiple_of(PAGE_BYTES), (at + len) / PAGE_BYTES * PAGE_BYTES);
+            if first < end {
+                let run = store.space.page_run(first, (end - first) / PAGE_BYTES);
+                if !self.space.mark(run) {
+                    return Err(format!(
+                        "{len} bytes at {:?} are mapped by something else too",
+                        extent.gpa
+                    ));
+                }
+            }
+            each_page(at, len, |page, bytes| {
+                if bytes < PAGE_BYTES {
+                    *partial.entry(page).or_default() += bytes;
+                }
+            });
+        }
+        for (page, live) in partial {
+            let at = page * PAGE_BYTES;
+            if live > PAGE_BYTES || !self.space.mark(store.space.page_run(at, 1)) {
+                return Err(format!("page +{at:#x} is mapped by something else too"));
+            }
+            self.space.map_fresh(at, live);
+        }
+        Ok(())
+    }
+}
+
+/// The transaction that a lock word names.
+pub(crate) fn holder(lock: u64) -> Option<TxnId> {
+    (lock != 0).then_some(TxnId(lock))
+}
