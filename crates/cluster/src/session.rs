@@ -73,21 +73,6 @@ impl SessionContext {
         })
     }
 
-    /// Another session of the same process: the same identity, map, limits and way to reach nodes.
-    pub fn sibling(&self, session: SessionId, name: String, home: Option<NodeId>) -> Arc<SessionContext> {
-        let (map, me, provider) = (self.map.clone(), self.me.clone(), self.provider.clone());
-        SessionContext::over(
-            self.memory.clone(),
-            map,
-            me,
-            session,
-            name,
-            home,
-            self.timeouts,
-            provider,
-        )
-    }
-
     /// Links of the calling thread.
     pub fn links(self: &Arc<Self>) -> Rc<Links> {
         Links::of(self)
