@@ -1,0 +1,157 @@
+//! A cluster of one node inside the benchmark's own process, so that internal and external clients of the same pool
+//! are measured side by side.
+
+use polvo_client::{Client, ClientConfig};
+use polvo_cluster::{Timeouts, initial_map};
+use polvo_fabric::{Address, Identity, Role};
+use polvo_format::NodeId;
+use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_pmem::Pmem;
+use polvo_proto::{Cred, NodeInfo};
+use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// Any failure of a benchmark: it ends the run.
+pub type BenchError = Box<dyn std::error::Error>;
+
+/// A directory that is removed at the end.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes a directory of this process's own below `parent`.
+    pub fn new(parent: &Path) -> std::io::Result<Scratch> {
+        let path = parent.join(format!("polvo-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Scratch(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The node.
+pub struct BenchNode {
+    node: Arc<Node>,
+    identity: Identity,
+    timeouts: Timeouts,
+    addresses: Vec<Address>,
+    reactor: JoinHandle<Result<(), String>>,
+}
+
+impl BenchNode {
+    /// Formats a pool of `pool_len` bytes in `dir` and serves it over tcp (loopback) and shm.
+    pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, BenchError> {
+        let cluster = *b"polvo-benchmark!";
+        let identity = Identity {
+            cluster,
+            secret: Arc::from(&b"benchmark secret"[..]),
+            role: Role::Node(0),
+        };
+        let timeouts = Timeouts {
+            connect: Duration::from_secs(2),
+            rpc: Duration::from_secs(10),
+            held: Duration::from_secs(2),
+            lease: Duration::from_secs(30),
+        };
+        let pmem = Pmem::create(&dir.join("pool"), pool_len, None)?;
+        let params = FormatParams {
+            identity: PoolIdentity {
+                cluster,
+                pool: cluster,
+                node: NodeId(0),
+            },
+            segment_shift: None,
+        };
+        PoolSpace::format(&pmem, &params)?;
+        let space = PoolSpace::open(pmem)?;
+        let shm = Address::Shm(dir.join("node.sock"));
+        // the map names the port, so one is found before the node binds it
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let tcp = Address::Tcp(format!("127.0.0.1:{port}"));
+        let info = NodeInfo {
+            id: NodeId(0),
+            host: polvo_cluster::host_identity(),
+            addresses: vec![shm.to_string(), tcp.to_string()],
+        };
+        let config = NodeConfig {
+            id: NodeId(0),
+            identity: identity.clone(),
+            listen: vec![tcp, shm],
+            map: initial_map(cluster, vec![info], 1),
+            timeouts,
+            name: "bench".into(),
+        };
+        let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
+        let (ready, bound) = mpsc::channel();
+        let served = node.clone();
+        let reactor = std::thread::Builder::new().name("reactor".into()).spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|e| e.to_string())?;
+            let tasks = tokio::task::LocalSet::new();
+            let serve = served.serve(move |addresses| {
+                let _ = ready.send(addresses.to_vec());
+            });
+            tasks.block_on(&runtime, serve).map_err(|e| e.to_string())
+        })?;
+        let addresses = bound
+            .recv_timeout(Duration::from_secs(10))
+            .map_err(|_| "the node did not start to listen")?;
+        Ok(BenchNode {
+            node,
+            identity,
+            timeouts,
+            addresses,
+            reactor,
+        })
+    }
+
+    /// A client inside the node.
+    pub fn internal(&self) -> Arc<Client> {
+        Client::internal(&self.node, "bench".into(), Cred::Kernel)
+    }
+
+    /// An external client over `tcp` or `shm`.
+    pub fn external(&self, provider: &str) -> Result<Arc<Client>, BenchError> {
+        let address = self
+            .addresses
+            .iter()
+            .find(|a| matches!((a, provider), (Address::Tcp(_), "tcp") | (Address::Shm(_), "shm")))
+            .ok_or("the node does not listen with that provider")?
+            .clone();
+        let config = ClientConfig {
+            addresses: vec![address],
+            identity: Identity {
+                role: Role::Client,
+                ..self.identity.clone()
+            },
+            name: format!("bench-{provider}"),
+            provider: Some(provider.into()),
+            timeouts: self.timeouts,
+            cred: Cred::Kernel,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(tokio::task::LocalSet::new().block_on(&runtime, Client::connect(config))?)
+    }
+
+    /// Ends it in good order.
+    pub fn stop(self) -> Result<(), BenchError> {
+        self.node.stop();
+        self.reactor.join().map_err(|_| "the reactor thread failed")??;
+        Ok(())
+    }
+}
