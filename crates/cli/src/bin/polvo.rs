@@ -1,2 +1,81 @@
-//! (in progress)
-fn main() {}
+//! `polvo`: the command line of PolvoFS. Called as `mount.polvo` it does what mount(8) expects of a helper.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use polvo_cli::args::{Cli, Command, MountArgs};
+use polvo_cli::{CliError, Exit, dev, df, format, fsck, mount, path, status};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let called = std::env::args_os().next().unwrap_or_default();
+    let line: Vec<OsString> = if Path::new(&called).file_name() == Some(OsStr::new("mount.polvo")) {
+        match mount::from_mount_helper(std::env::args_os()) {
+            Ok(Some(line)) => line,
+            Ok(None) => return ExitCode::SUCCESS,
+            Err(e) => return fail(&e),
+        }
+    } else {
+        std::env::args_os().collect()
+    };
+    let cli = Cli::parse_from(line);
+    start_log(&cli.command);
+    match run(&cli.command) {
+        Ok(code) => code,
+        Err(e) => fail(&e),
+    }
+}
+
+/// Warnings go to stderr, and more where `POLVO_LOG` (or, for a mount, `--log-level`) asks for it.
+fn start_log(command: &Command) {
+    let level = match command {
+        Command::Mount(MountArgs { log_level, .. }) => log_level.as_str(),
+        _ => "warn",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("POLVO_LOG")
+        .or_else(|_| tracing_subscriber::EnvFilter::try_new(level))
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+}
+
+fn run(command: &Command) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Up(args) => dev::up(args)?,
+        Command::Down(args) => dev::down(args)?,
+        Command::Format(args) => format::run(args)?,
+        Command::Mount(args) => mount::mount(args)?,
+        Command::Umount(args) => mount::umount(args)?,
+        Command::Status(args) => return status::status(args).map(ExitCode::from),
+        Command::Df(args) => return df::df(args).map(ExitCode::from),
+        Command::Fsck(args) => return Ok(ExitCode::from(fsck::fsck(args) as u8)),
+        Command::Ls(args) => path::ls(args)?,
+        Command::Cat(args) => path::cat(args)?,
+        Command::Put(args) => path::put(args)?,
+        Command::Get(args) => path::get(args)?,
+        Command::Rm(args) => path::rm(args)?,
+        Command::Mkdir(args) => path::mkdir(args)?,
+        Command::Mv(args) => path::mv(args)?,
+        Command::Stat(args) => path::stat(args)?,
+    }
+    Ok(Exit::Success.into())
+}
+
+fn fail(error: &CliError) -> ExitCode {
+    // The reader of a pipe has had enough: no failure of ours.
+    if let CliError::Os { source, .. } = error
+        && source.kind() == std::io::ErrorKind::BrokenPipe
+    {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("polvo: {error}");
+    match error.exit() {
+        Exit::Usage => Exit::Usage.into(),
+        // The finer codes are those of the daemon.
+        _ => Exit::Failure.into(),
+    }
+}

@@ -1,2 +1,82 @@
-//! (in progress)
-fn main() {}
+//! `polvod`: a node of PolvoFS.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use polvo_cli::config::Config;
+use polvo_cli::config_template::TEMPLATE;
+use polvo_cli::{CliError, Exit, daemon, detached};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Runs in the foreground; logs to stderr. On stdout it says what it recovers and then, once, `ready` and the addresses at
+which it listens; systemd is told as well (Type=notify). SIGTERM and SIGINT end it in good order.
+
+Exit codes:
+  0  ended in good order
+  1  failed while it ran
+  2  wrong command line, configuration or secret file
+  3  an address cannot be listened at (in use?)
+  4  the pool cannot be used (not there, in use, of another node or cluster, damaged)
+  5  the mount failed
+
+A new node:
+  polvod --print-config > /etc/polvo/polvod.toml     and edit it
+  polvo format --config /etc/polvo/polvod.toml
+  polvod --config /etc/polvo/polvod.toml";
+
+/// A node of PolvoFS: one pool, the regions in it, and optionally a mount.
+#[derive(Parser, Debug)]
+#[command(name = "polvod", version, after_long_help = HELP, max_term_width = 100)]
+struct Args {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = "/etc/polvo/polvod.toml")]
+    config: PathBuf,
+    /// Print a configuration file with every key explained, and end
+    #[arg(long)]
+    print_config: bool,
+    /// Check the configuration file and the secret, and end
+    #[arg(long)]
+    check_config: bool,
+    /// Started in the background by `polvo up`
+    #[arg(long, hide = true)]
+    detached: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.print_config {
+        print!("{TEMPLATE}");
+        return ExitCode::SUCCESS;
+    }
+    if args.detached {
+        detached::leave_session();
+    }
+    match run(&args) {
+        Ok(()) => Exit::Success.into(),
+        Err(e) => {
+            eprintln!("polvod: {e}");
+            e.exit().into()
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), CliError> {
+    let config = Config::read(&args.config)?;
+    if args.check_config {
+        let (cluster, _) = config.cluster_and_secret()?;
+        println!(
+            "{}: valid; node {} of cluster {cluster}",
+            args.config.display(),
+            config.node.0
+        );
+        return Ok(());
+    }
+    let filter = tracing_subscriber::EnvFilter::new(&config.log_level);
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    daemon::run(&config)
+}

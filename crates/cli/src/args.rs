@@ -1,0 +1,509 @@
+//! The command line of `polvo`.
+
+use crate::ClusterId;
+use crate::size::Size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const MAIN_HELP: &str = "\
+A cluster is named in one of three ways:
+  polvo://HOST:PORT/PATH   the address of one of its nodes; the secret comes from --secret-file
+  --cluster-dir DIR        a directory with a cluster.toml, as `polvo up` makes one
+  nothing                  ./.polvo, then /etc/polvo
+
+Examples:
+  polvo up --nodes 3 --dir .polvo --mount ./mnt
+  polvo status
+  polvo put -r ~/data /data
+  polvo ls -l /data
+  polvo mount polvo://node1:7400/ /mnt --secret-file ~/secret
+  polvo down --dir .polvo
+
+Exit codes: 0 done; 1 something failed (stderr says what); 2 wrong command line or configuration file.
+`status` ends with 1 when a node does not answer, `fsck` like fsck(8): 0 clean, 4 errors left, 8 could not check.";
+
+/// PolvoFS: one POSIX file system out of the memory of many machines.
+#[derive(Parser, Debug)]
+#[command(name = "polvo", version, after_long_help = MAIN_HELP, max_term_width = 100)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Start a development cluster: nodes, pools and a mount on this machine
+    #[command(after_long_help = UP_HELP)]
+    Up(UpArgs),
+    /// Stop a development cluster and remove what `up` made
+    Down(DownArgs),
+    /// Make a pool
+    #[command(after_long_help = FORMAT_HELP)]
+    Format(FormatArgs),
+    /// Mount a cluster at a directory
+    #[command(after_long_help = MOUNT_HELP)]
+    Mount(MountArgs),
+    /// Unmount a directory
+    Umount(UmountArgs),
+    /// Show nodes, regions, space, sessions, providers and persistence
+    #[command(after_long_help = STATUS_HELP)]
+    Status(StatusArgs),
+    /// Show the space of each node
+    Df(DfArgs),
+    /// Check the consistency of a running cluster, or of the pools of a stopped one
+    #[command(after_long_help = FSCK_HELP)]
+    Fsck(FsckArgs),
+    /// List directories
+    Ls(LsArgs),
+    /// Write files to standard output
+    Cat(CatArgs),
+    /// Copy files into the cluster
+    #[command(after_long_help = COPY_HELP)]
+    Put(PutArgs),
+    /// Copy files out of the cluster
+    #[command(after_long_help = COPY_HELP)]
+    Get(GetArgs),
+    /// Remove files and directories
+    Rm(RmArgs),
+    /// Make directories
+    Mkdir(MkdirArgs),
+    /// Rename or move files and directories
+    Mv(MvArgs),
+    /// Show the attributes of files
+    Stat(StatArgs),
+}
+
+/// Provider of the fabric.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Provider {
+    /// Shared memory: peers on this machine
+    Shm,
+    /// TCP
+    Tcp,
+}
+
+impl Provider {
+    /// As the fabric calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Provider::Shm => "shm",
+            Provider::Tcp => "tcp",
+        }
+    }
+}
+
+/// Which cluster, and how to get at it.
+#[derive(Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Directory with a cluster.toml [default: ./.polvo, then /etc/polvo]
+    #[arg(long, value_name = "DIR", env = "POLVO_CLUSTER_DIR")]
+    pub cluster_dir: Option<PathBuf>,
+    /// File with the cluster's secret: SECRET or CLUSTER-ID:SECRET
+    #[arg(long, value_name = "FILE", env = "POLVO_SECRET_FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Identity of the cluster, when neither the secret file nor a cluster.toml names it
+    #[arg(long, value_name = "UUID")]
+    pub cluster: Option<ClusterId>,
+    /// Talk over this only [default: shm to nodes on this machine, tcp to others]
+    #[arg(long, value_enum)]
+    pub provider: Option<Provider>,
+}
+
+const UP_HELP: &str = "\
+Any number of clusters may run side by side, each in a directory of its own with its configuration files, logs,
+secret and process ids. `up` in the directory of a cluster that was stopped (or whose nodes died) starts the missing
+nodes on the same pools.
+
+Examples:
+  polvo up --dir .polvo --mount ./mnt                  three nodes of 1 GiB over shm
+  polvo up --nodes 5 --size 256M --provider tcp --dir /tmp/five
+  polvo up --dir .polvo                                again, after a kill or `down --keep`
+  polvo down --dir .polvo";
+
+/// `polvo up`
+#[derive(Args, Debug, Clone)]
+pub struct UpArgs {
+    /// Directory of the cluster; made when it is not there
+    #[arg(long, value_name = "DIR", default_value = ".polvo")]
+    pub dir: PathBuf,
+    /// Number of nodes [default: 3]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub nodes: Option<u16>,
+    /// Size of each node's pool [default: 1G]
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// How nodes and clients talk when both ways are there [default: shm]
+    #[arg(long, value_enum)]
+    pub provider: Option<Provider>,
+    /// Mount the cluster here, inside node 0; the directory is made when it is not there
+    #[arg(long, value_name = "DIR")]
+    pub mount: Option<PathBuf>,
+    /// Options of the mount, comma-separated
+    #[arg(long, value_name = "OPTIONS", requires = "mount")]
+    pub mount_options: Option<String>,
+    /// Regions a node [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub regions_per_node: Option<u16>,
+    /// What the pools lie on [default: tmpfs if it has room, else file]
+    #[arg(long, value_enum, conflicts_with = "pool_dir")]
+    pub medium: Option<DevMedium>,
+    /// Directory for the pools
+    #[arg(long, value_name = "DIR")]
+    pub pool_dir: Option<PathBuf>,
+    /// How stores become durable: auto, clwb, clflushopt, clflush or none
+    #[arg(long, value_name = "MODE")]
+    pub persistence: Option<String>,
+    /// Log level of the nodes
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Longest wait for the nodes, in seconds
+    #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub wait: u64,
+}
+
+/// What a development cluster's pools lie on.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DevMedium {
+    /// /dev/shm: gone after a reboot
+    Tmpfs,
+    /// Files in the cluster's directory
+    File,
+}
+
+/// `polvo down`
+#[derive(Args, Debug, Clone)]
+pub struct DownArgs {
+    /// Directory of the cluster
+    #[arg(long, value_name = "DIR", default_value = ".polvo")]
+    pub dir: PathBuf,
+    /// Leave pools and configuration, so that `up` can go on with them
+    #[arg(long)]
+    pub keep: bool,
+    /// Time for a clean end, in seconds; then the nodes are killed
+    #[arg(long, value_name = "S", default_value_t = 15, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub wait: u64,
+}
+
+const FORMAT_HELP: &str = "\
+A device is taken whole; for a file that is not there yet give its --size. What the pool held is destroyed, so
+anything that is not blank is refused without --force.
+
+Examples:
+  polvo format --config /etc/polvo/polvod.toml
+  polvo format --config /etc/polvo/polvod.toml --size 64G
+  polvo format --pool /dev/dax0.0 --cluster 3f3f3f3f-3f3f-4f3f-bf3f-3f3f3f3f3f3f --node 0";
+
+/// `polvo format`
+#[derive(Args, Debug, Clone)]
+pub struct FormatArgs {
+    /// The configuration of the node: names pool, cluster and node
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pool", "node", "cluster", "secret_file"])]
+    pub config: Option<PathBuf>,
+    /// The pool: a device or a file
+    #[arg(long, value_name = "PATH")]
+    pub pool: Option<PathBuf>,
+    /// Identity of the cluster
+    #[arg(long, value_name = "UUID")]
+    pub cluster: Option<ClusterId>,
+    /// A secret file that names the cluster
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Number of the node
+    #[arg(long, value_name = "N")]
+    pub node: Option<u16>,
+    /// Length of the pool, such as 64G
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// How stores become durable: auto, clwb, clflushopt, clflush or none
+    #[arg(long, value_name = "MODE")]
+    pub persistence: Option<String>,
+    /// Destroy what is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+const MOUNT_HELP: &str = "\
+Returns when the file system is there; a process of its own serves it until it is unmounted. As mount(8) calls it:
+mount -t polvo polvo://node1:7400/ /mnt -o secret_file=/etc/polvo/secret
+
+Options besides those of the kernel (ro, nosuid, nodev, noexec, noatime, allow_other, default_permissions, ...):
+  secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp
+
+Examples:
+  polvo mount polvo://node1:7400/ /mnt --secret-file /etc/polvo/secret
+  polvo mount --cluster-dir .polvo --provider tcp / ./mnt2
+  polvo umount ./mnt2";
+
+/// `polvo mount`
+#[derive(Args, Debug, Clone)]
+pub struct MountArgs {
+    /// What to mount: polvo://HOST:PORT/, or / for the cluster of --cluster-dir
+    pub source: OsString,
+    /// Mount point: an empty directory
+    pub dir: PathBuf,
+    /// Mount options, comma-separated
+    #[arg(short = 'o', long, value_name = "OPTIONS", action = clap::ArgAction::Append, value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(long)]
+    pub foreground: bool,
+    /// Started in the background by another `polvo mount`
+    #[arg(long, hide = true)]
+    pub detached: bool,
+    /// Longest wait for the mount, in seconds
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub wait: u64,
+    /// Where the log goes [default: a file beside the process id, removed after a clean end]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Log level
+    #[arg(long, value_name = "LEVEL", default_value = "warn")]
+    pub log_level: String,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo umount`
+#[derive(Args, Debug, Clone)]
+pub struct UmountArgs {
+    /// Mount point
+    pub dir: PathBuf,
+    /// Even when files are open there: programs that use it get errors from then on
+    #[arg(short, long)]
+    pub force: bool,
+}
+
+const STATUS_HELP: &str = "\
+With --mount the counters of a mount's client are shown too: rpcs, one_sided_batches, one_sided_bytes and eager_bytes
+since it was mounted. They are also an attribute of the mount's root: getfattr -n user.polvo.counters DIR
+
+Exit codes: 0 all nodes answer; 1 a node does not, or no node does.";
+
+/// `polvo status`
+#[derive(Args, Debug, Clone)]
+pub struct StatusArgs {
+    /// polvo://HOST:PORT of a node
+    pub url: Option<OsString>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also the counters of the mount at this directory
+    #[arg(long, value_name = "DIR")]
+    pub mount: Option<PathBuf>,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo df`
+#[derive(Args, Debug, Clone)]
+pub struct DfArgs {
+    /// polvo://HOST:PORT of a node
+    pub url: Option<OsString>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+const FSCK_HELP: &str = "\
+Offline, name the pools of all nodes of the cluster, or its directory: what one region says of inodes in another can
+be checked only then. Opening a pool finishes what a crash has left (redo records), as starting its node would.
+Online, the nodes check their regions while they serve; on a busy cluster a change that is under way may look like
+damage, so findings are checked a second time.
+
+Exit codes: 0 clean; 4 errors are left; 8 the check could not be made.
+
+Examples:
+  polvo fsck --dir .polvo                          all pools of a stopped development cluster
+  polvo fsck /pool/0 /pool/1 /pool/2
+  polvo fsck --online                              the default cluster, running";
+
+/// `polvo fsck`
+#[derive(Args, Debug, Clone)]
+pub struct FsckArgs {
+    /// Pools of a stopped cluster, or polvo://HOST:PORT with --online
+    pub pools: Vec<OsString>,
+    /// Check a running cluster
+    #[arg(long)]
+    pub online: bool,
+    /// Directory of a stopped development cluster: all its pools
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["online", "pools"])]
+    pub dir: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No progress bar
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo ls`
+#[derive(Args, Debug, Clone)]
+pub struct LsArgs {
+    /// What to list
+    #[arg(default_value = "/")]
+    pub paths: Vec<OsString>,
+    /// One line each, with attributes
+    #[arg(short)]
+    pub long: bool,
+    /// Names that begin with a dot too
+    #[arg(short)]
+    pub all: bool,
+    /// Directories themselves, not what they hold
+    #[arg(short)]
+    pub directory: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo cat`
+#[derive(Args, Debug, Clone)]
+pub struct CatArgs {
+    /// Files
+    #[arg(required = true)]
+    pub paths: Vec<OsString>,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+const COPY_HELP: &str = "\
+As with cp(1): when the destination is a directory, files go into it under their own names. Modes and modification
+times are kept, owners too when root copies. Holes stay holes. With -r symbolic links are copied as links, devices and
+sockets are left out with a message.
+
+Examples:
+  polvo put notes.txt /
+  polvo put -r ./tree /backup
+  polvo get -r /backup .
+  polvo get polvo://node1:7400/notes.txt - | less";
+
+/// `polvo put`
+#[derive(Args, Debug, Clone)]
+pub struct PutArgs {
+    /// Local files (- is standard input) and, last, the destination in the cluster
+    #[arg(required = true, num_args = 2..)]
+    pub paths: Vec<OsString>,
+    /// Directories with all they hold
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// No progress bar
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo get`
+#[derive(Args, Debug, Clone)]
+pub struct GetArgs {
+    /// Files in the cluster and, last, the local destination (- is standard output)
+    #[arg(required = true, num_args = 2..)]
+    pub paths: Vec<OsString>,
+    /// Directories with all they hold
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// No progress bar
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo rm`
+#[derive(Args, Debug, Clone)]
+pub struct RmArgs {
+    /// What to remove
+    #[arg(required = true)]
+    pub paths: Vec<OsString>,
+    /// Directories with all they hold
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// What is not there is no error
+    #[arg(short, long)]
+    pub force: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo mkdir`
+#[derive(Args, Debug, Clone)]
+pub struct MkdirArgs {
+    /// Directories to make
+    #[arg(required = true)]
+    pub paths: Vec<OsString>,
+    /// Parents too; one that is there already is no error
+    #[arg(short, long)]
+    pub parents: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo mv`
+#[derive(Args, Debug, Clone)]
+pub struct MvArgs {
+    /// What to move and, last, where to
+    #[arg(required = true, num_args = 2..)]
+    pub paths: Vec<OsString>,
+    /// Fail when the destination exists
+    #[arg(short, long)]
+    pub no_clobber: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo stat`
+#[derive(Args, Debug, Clone)]
+pub struct StatArgs {
+    /// Files
+    #[arg(required = true)]
+    pub paths: Vec<OsString>,
+    /// Follow a symbolic link
+    #[arg(short = 'L', long)]
+    pub dereference: bool,
+    /// As JSON, a line each
+    #[arg(long)]
+    pub json: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_what_it_does() {
+        let all = Cli::command();
+        for command in all.get_subcommands() {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for arg in command.get_arguments().filter(|a| a.get_id() != "help") {
+                assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
+            }
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! The daemon's configuration file: parsed and checked at the edge, trusted afterwards.
+//!
+//! Unknown keys, wrong types and values that cannot be are errors that name the file, the line, the key and the cure.
+//! [`crate::config_template::TEMPLATE`] explains every key.
+
+use crate::secret::Secret;
+use crate::text_position::{explain, key_at, line_of};
+use crate::{CliError, ClusterId, ConfigProblem, Context};
+use polvo_cluster::Timeouts;
+use polvo_fabric::Address;
+use polvo_format::NodeId;
+use polvo_pmem::Persistence;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::Spanned;
+
+/// Largest configuration file, bytes.
+const FILE_MAX: u64 = 4 << 20;
+/// What the messages point to.
+const HELP: &str = "polvod --print-config explains every key";
+/// Regions a node that a configuration may ask for.
+pub const REGIONS_PER_NODE_MAX: u16 = 1024;
+
+/// A node in the static map.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigNode {
+    /// Which.
+    pub id: NodeId,
+    /// Where the others reach it.
+    pub addresses: Vec<Address>,
+    /// Name of its machine, when given.
+    pub host: Option<String>,
+}
+
+/// A mount inside the daemon.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigMount {
+    /// Mount point.
+    pub dir: PathBuf,
+    /// Options, comma-separated.
+    pub options: String,
+}
+
+/// Limits of every wait of the daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConfigTimeouts {
+    /// Connect and handshake.
+    pub connect: Duration,
+    /// One RPC.
+    pub rpc: Duration,
+    /// An inode held by a transaction.
+    pub held: Duration,
+    /// Session lease.
+    pub lease: Duration,
+    /// Clean end of the daemon.
+    pub stop: Duration,
+}
+
+impl ConfigTimeouts {
+    /// The part that the cluster crate knows.
+    pub fn cluster(&self) -> Timeouts {
+        Timeouts {
+            connect: self.connect,
+            rpc: self.rpc,
+            held: self.held,
+            lease: self.lease,
+        }
+    }
+}
+
+impl Default for ConfigTimeouts {
+    fn default() -> Self {
+        let Timeouts {
+            connect,
+            rpc,
+            held,
+            lease,
+        } = Timeouts::default();
+        ConfigTimeouts {
+            connect,
+            rpc,
+            held,
+            lease,
+            stop: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A checked configuration. Paths are absolute or relative to the working directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The file it came from.
+    pub file: PathBuf,
+    /// Identity of the cluster; `None`: the secret file names it.
+    pub cluster: Option<ClusterId>,
+    /// File with the secret.
+    pub secret_file: PathBuf,
+    /// Regions a node.
+    pub regions_per_node: u16,
+    /// All nodes, by id.
+    pub nodes: Vec<ConfigNode>,
+    /// Which of them this is; always one of `nodes`.
+    pub node: NodeId,
+    /// Where to listen.
+    pub listen: Vec<Address>,
+    /// Where to write the process id.
+    pub pid_file: Option<PathBuf>,
+    /// The pool.
+    pub pool: PathBuf,
+    /// Override of what is detected.
+    pub persistence: Option<Persistence>,
+    /// Limits.
+    pub timeouts: ConfigTimeouts,
+    /// A mount in the daemon.
+    pub mount: Option<ConfigMount>,
+    /// Log filter.
+    pub log_level: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    cluster: RawCluster,
+    node: RawNode,
+    pool: RawPool,
+    #[serde(default)]
+    timeouts: RawTimeouts,
+    mount: Option<RawMount>,
+    #[serde(default)]
+    log: RawLog,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCluster {
+    id: Option<Spanned<String>>,
+    secret_file: PathBuf,
+    regions_per_node: Option<Spanned<u16>>,
+    nodes: Spanned<Vec<RawClusterNode>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawClusterNode {
+    id: Spanned<u16>,
+    addresses: Spanned<Vec<Spanned<String>>>,
+    host: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawNode {
+    id: Spanned<u16>,
+    listen: Option<Spanned<Vec<Spanned<String>>>>,
+    pid_file: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPool {
+    path: PathBuf,
+    persistence: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct RawTimeouts {
+    connect_ms: Option<Spanned<u64>>,
+    rpc_ms: Option<Spanned<u64>>,
+    held_ms: Option<Spanned<u64>>,
+    lease_ms: Option<Spanned<u64>>,
+    stop_ms: Option<Spanned<u64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMount {
+    dir: PathBuf,
+    #[serde(default)]
+    options: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct RawLog {
+    level: Option<Spanned<String>>,
+}
+
+/// The text under examination, to say where a value lies.
+struct Source<'a> {
+    file: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn problem<T>(&self, value: &Spanned<T>, what: impl Into<String>) -> ConfigProblem {
+        let at = value.span().start;
+        ConfigProblem {
+            file: self.file.into(),
+            line: line_of(self.text, at),
+            key: key_at(self.text, at),
+            what: what.into(),
+        }
+    }
+
+    fn addresses(&self, list: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<Address>, ConfigProblem> {
+        if list.as_ref().is_empty() {
+            return Err(self.problem(
+                list,
+                "the list is empty; name at least one address, such as tcp://HOST:PORT",
+            ));
+        }
+        let parse = |text: &Spanned<String>| match text.as_ref().parse::<Address>() {
+            Ok(Address::Sim(_)) => Err(self.problem(text, "sim addresses exist in the simulator only")),
+            Ok(address) => Ok(address),
+            Err(why) => Err(self.problem(text, format!("{why}; write tcp://HOST:PORT or shm:///PATH/OF/SOCKET"))),
+        };
+        list.as_ref().iter().map(parse).collect()
+    }
+
+    fn wait(&self, given: Option<Spanned<u64>>, default: Duration) -> Result<Duration, ConfigProblem> {
+        match given {
+            None => Ok(default),
+            Some(ms) if (1..=3_600_000).contains(ms.as_ref()) => Ok(Duration::from_millis(*ms.as_ref())),
+            Some(ms) => Err(self.problem(&ms, "a wait must be 1 to 3600000 milliseconds")),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a configuration file.
+    pub fn read(file: &Path) -> Result<Config, CliError> {
+        let what = || format!("configuration {}", file.display());
+        let meta = std::fs::metadata(file).doing(what)?;
+        if meta.len() > FILE_MAX {
+            return Err(CliError::Usage(format!("{}: over {FILE_MAX} bytes", what())));
+        }
+        Ok(Config::parse(&std::fs::read_to_string(file).doing(what)?, file)?)
+    }
+
+    /// Checks the text of a configuration file; relative paths start at the directory of `file`.
+    pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigProblem> {
+        let raw: RawConfig = toml::from_str(text).map_err(|e| explain(file, text, &e, HELP))?;
+        let source = Source { file, text };
+        let base = file.parent().unwrap_or(Path::new(""));
+
+        let cluster = match &raw.cluster.id {
+            None => None,
+            Some(id) => Some(
+                id.as_ref()
+                    .parse::<ClusterId>()
+                    .map_err(|why| source.problem(id, why))?,
+            ),
+        };
+        let regions_per_node = match &raw.cluster.regions_per_node {
+            None => 4,
+            Some(n) if (1..=REGIONS_PER_NODE_MAX).contains(n.as_ref()) => *n.as_ref(),
+            Some(n) => return Err(source.problem(n, format!("must be 1 to {REGIONS_PER_NODE_MAX}"))),
+        };
+        let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
+        let node = NodeId(*raw.node.id.as_ref());
+        let Some(me) = nodes.iter().find(|n| n.id == node) else {
+            let ids: Vec<String> = nodes.iter().map(|n| n.id.0.to_string()).collect();
+            return Err(source.problem(
+                &raw.node.id,
+                format!("no such node in cluster.nodes: {}", ids.join(", ")),
+            ));
+        };
+        let listen = match &raw.node.listen {
+            None => me.addresses.clone(),
+            Some(list) => source.addresses(list)?,
+        };
+        let persistence = match &raw.pool.persistence {
+            None => None,
+            Some(word) => parse_persistence(word.as_ref()).map_err(|why| source.problem(word, why))?,
+        };
+        let defaults = ConfigTimeouts::default();
+        let t = raw.timeouts;
+        let timeouts = ConfigTimeouts {
+            connect: source.wait(t.connect_ms, defaults.connect)?,
+            rpc: source.wait(t.rpc_ms, defaults.rpc)?,
+            held: source.wait(t.held_ms, defaults.held)?,
+            lease: source.wait(t.lease_ms, defaults.lease)?,
+            stop: source.wait(t.stop_ms, defaults.stop)?,
+        };
+        let log_level = match &raw.log.level {
+            None => "info".to_string(),
+            Some(level) => match tracing_subscriber::EnvFilter::try_new(level.as_ref()) {
+                Ok(_) => level.as_ref().clone(),
+                Err(why) => return Err(source.problem(level, format!("{why}; such as info or debug"))),
+            },
+        };
+        Ok(Config {
+            file: file.into(),
+            cluster,
+            secret_file: base.join(raw.cluster.secret_file),
+            regions_per_node,
+            node,
+            listen,
+            pid_file: raw
+                .node
+                .pid_file
+                .filter(|p| !p.as_os_str().is_empty())
+                .map(|p| base.join(p)),
+            pool: base.join(raw.pool.path),
+            persistence,
+            timeouts,
+            mount: raw.mount.map(|m| ConfigMount {
+                dir: base.join(m.dir),
+                options: m.options,
+            }),
+            log_level,
+            nodes,
+        })
+    }
+
+    fn nodes(
+        source: &Source<'_>,
+        list: &Spanned<Vec<RawClusterNode>>,
+        regions_per_node: u16,
+    ) -> Result<Vec<ConfigNode>, ConfigProblem> {
+        let mut seen = BTreeSet::new();
+        let mut nodes = Vec::new();
+        for raw in list.as_ref() {
+            if !seen.insert(*raw.id.as_ref()) {
+                return Err(source.problem(&raw.id, format!("node {} is there twice", raw.id.as_ref())));
+            }
+            nodes.push(ConfigNode {
+                id: NodeId(*raw.id.as_ref()),
+                addresses: source.addresses(&raw.addresses)?,
+                host: raw.host.clone().filter(|h| !h.is_empty()),
+            });
+        }
+        if nodes.is_empty() {
+            return Err(source.problem(list, "no node; name all nodes of the cluster"));
+        }
+        if nodes.len() * usize::from(regions_per_node) > 1 << 16 {
+            return Err(source.problem(list, "nodes times regions_per_node is more than 65536 regions"));
+        }
+        nodes.sort_by_key(|n| n.id);
+        Ok(nodes)
+    }
+
+    /// Reads the secret file and settles the cluster's id: from the configuration, from the secret file, or (when both
+    /// name it) from both if they agree.
+    pub fn cluster_and_secret(&self) -> Result<(ClusterId, Secret), CliError> {
+        let secret = Secret::read(&self.secret_file)?;
+        let problem = |key: &str, what: String| ConfigProblem {
+            file: self.file.clone(),
+            line: 0,
+            key: key.into(),
+            what,
+        };
+        match (self.cluster, secret.cluster) {
+            (Some(here), Some(there)) if here != there => Err(problem(
+                "cluster.secret_file",
+                format!("{} is of cluster {there}, not of {here}", self.secret_file.display()),
+            )
+            .into()),
+            (Some(id), _) | (None, Some(id)) => Ok((id, secret)),
+            (None, None) => Err(problem(
+                "cluster.id",
+                format!(
+                    "left out, and {} does not name the cluster either",
+                    self.secret_file.display()
+                ),
+            )
+            .into()),
+        }
+    }
+}
+
+/// Parses `auto` (`None`) and the names of the persistence modes.
+pub fn parse_persistence(word: &str) -> Result<Option<Persistence>, String> {
+    if word == "auto" {
+        return Ok(None);
+    }
+    word.parse::<Persistence>()
+        .map(Some)
+        .map_err(|e| format!("{e}, or auto"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_template::TEMPLATE;
+
+    /// The error of the template with one line replaced.
+    fn error_with(old: &str, new: &str) -> String {
+        assert!(TEMPLATE.contains(old), "the template has {old:?}");
+        let text = TEMPLATE.replacen(old, new, 1);
+        Config::parse(&text, Path::new("/etc/p.toml")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_line_and_known_ones() {
+        let error = error_with("path = \"/dev/dax0.0\"", "pth = \"/dev/dax0.0\"");
+        assert!(error.starts_with("/etc/p.toml:"), "{error}");
+        assert!(error.contains("key pool.pth") && error.contains("`path`"), "{error}");
+        assert!(error.contains("--print-config"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_type_is_named_with_its_line() {
+        let error = error_with("# connect_ms = 2000", "connect_ms = \"soon\"");
+        let line = TEMPLATE.lines().position(|l| l == "# connect_ms = 2000").unwrap() + 1;
+        assert!(
+            error.starts_with(&format!("/etc/p.toml:{line}: key timeouts.connect_ms: ")),
+            "{error}"
+        );
+        assert!(error.contains("expected u64"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_key_is_named() {
+        let error = error_with("secret_file = \"secret\"\n", "");
+        assert!(
+            error.contains("missing field `secret_file`") && error.contains("key cluster"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn broken_toml_is_named_with_its_line() {
+        assert!(error_with("[pool]", "[pool").starts_with("/etc/p.toml:"));
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused() {
+        for (old, new, key, word) in [
+            ("id = \"3f3f", "id = \"3f", "cluster.id", "UUID"),
+            ("id = 1\n", "id = 0\n", "cluster.nodes.id", "twice"),
+            (
+                "[node]\n# Which of the nodes this is.\nid = 0",
+                "[node]\nid = 7",
+                "node.id",
+                "no such node",
+            ),
+            (
+                "# regions_per_node = 4",
+                "regions_per_node = 0",
+                "cluster.regions_per_node",
+                "must be",
+            ),
+            (
+                "# lease_ms = 30000",
+                "lease_ms = 0",
+                "timeouts.lease_ms",
+                "milliseconds",
+            ),
+            (
+                "# persistence = \"auto\"",
+                "persistence = \"hope\"",
+                "pool.persistence",
+                "clwb",
+            ),
+            (
+                "addresses = [\"tcp://10.0.0.2:7400\"]",
+                "addresses = []",
+                "cluster.nodes.addresses",
+                "empty",
+            ),
+        ] {
+            let error = error_with(old, new);
+            assert!(
+                error.contains(&format!("key {key}: ")) && error.contains(word),
+                "{new}: {error}"
+            );
+        }
+    }
+}

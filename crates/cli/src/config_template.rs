@@ -1,0 +1,112 @@
+//! The configuration file of `polvod`, with every key explained: what `polvod --print-config` prints.
+
+/// A complete configuration; keys that have a default are commented out and show it.
+pub const TEMPLATE: &str = r#"# Configuration of polvod, the PolvoFS node. TOML. Relative paths start at this file's directory.
+# Times are in milliseconds. Check a file with: polvod --check-config --config FILE
+
+[cluster]
+# Identity of the cluster, a UUID. May be left out when the secret file names it (CLUSTER-ID:SECRET).
+id = "3f3f3f3f-3f3f-4f3f-bf3f-3f3f3f3f3f3f"
+
+# File with the secret that nodes and clients share; nobody but its owner and group may have access (chmod 600).
+secret_file = "secret"
+
+# Regions a node: pieces in which load and space are spread. The same in all nodes' files, and never changed once
+# the cluster has files.
+# regions_per_node = 4
+
+# All nodes of the cluster, the same in all nodes' files.
+#   id         number of the node, 0 to 65535
+#   addresses  where the others reach it, in order of preference: tcp://HOST:PORT, shm:///PATH/OF/SOCKET
+#   host       which machine it is on: nodes and clients on the same one use shm with each other, if they have shm
+#              addresses. Left out: this machine for this node and for loopback addresses, else unknown (tcp)
+[[cluster.nodes]]
+id = 0
+addresses = ["tcp://10.0.0.1:7400"]
+# host = ""
+
+[[cluster.nodes]]
+id = 1
+addresses = ["tcp://10.0.0.2:7400"]
+
+[node]
+# Which of the nodes this is.
+id = 0
+
+# Where to listen. Left out: the node's addresses above.
+# listen = ["tcp://0.0.0.0:7400", "shm:///run/polvo/n0.sock"]
+
+# File that holds the process id while polvod runs.
+# pid_file = ""
+
+[pool]
+# The persistent memory: a device (/dev/dax0.0), a file on a DAX file system, a file on tmpfs, or any file.
+# Made by: polvo format --config FILE
+path = "/dev/dax0.0"
+
+# How stores become durable: auto (detected), clwb, clflushopt, clflush, or none (eADR; media without power
+# protection to begin with).
+# persistence = "auto"
+
+# Every wait has its limit here. docs/operations.md says what happens after each.
+[timeouts]
+# Connecting to a node, handshake included.
+# connect_ms = 2000
+# One request to a node.
+# rpc_ms = 8000
+# How long an operation waits for an inode that another transaction holds, before EBUSY.
+# held_ms = 4000
+# What a client holds (open files, space) comes back this long after it was last heard of.
+# lease_ms = 30000
+# A clean end: unmounting and stopping. Afterwards the process ends anyway.
+# stop_ms = 10000
+
+# A mount of the cluster inside this node. Leave the section out for none.
+# [mount]
+# dir = "/mnt/polvo"
+# Mount options, comma-separated: ro, allow_other, default_permissions, ...
+# options = ""
+
+[log]
+# error, warn, info, debug or trace; or a filter such as "info,polvo_node=debug".
+# level = "info"
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use std::path::Path;
+
+    /// The template with every commented-out key made real.
+    fn uncommented() -> String {
+        let key = |l: &str| {
+            l.strip_prefix("# ")
+                .filter(|k| k.starts_with('[') || k.contains(" = "))
+                .map(str::to_string)
+        };
+        TEMPLATE
+            .lines()
+            .map(|l| key(l).unwrap_or_else(|| l.to_string()) + "\n")
+            .collect()
+    }
+
+    #[test]
+    fn the_template_is_a_valid_configuration() {
+        let config = Config::parse(TEMPLATE, Path::new("/etc/polvo/polvod.toml")).unwrap();
+        assert_eq!(config.secret_file, Path::new("/etc/polvo/secret"));
+        assert_eq!(config.nodes.len(), 2);
+        assert!(config.mount.is_none());
+    }
+
+    #[test]
+    fn the_commented_out_keys_show_the_defaults() {
+        let plain = Config::parse(TEMPLATE, Path::new("/c.toml")).unwrap();
+        let full = Config::parse(&uncommented(), Path::new("/c.toml")).unwrap();
+        assert_eq!(full.timeouts, plain.timeouts);
+        assert_eq!(full.regions_per_node, plain.regions_per_node);
+        assert_eq!(full.persistence, plain.persistence);
+        assert_eq!(full.log_level, plain.log_level);
+        assert!(full.mount.is_some(), "the section is in the template");
+    }
+}

@@ -1,0 +1,274 @@
+//! The life of `polvod`: open the pool, recover, serve, mount, and come to a clean end.
+//!
+//! What it tells whoever started it goes to stdout, a line each: `recovering ...` while it does, then `ready ...` once,
+//! when every address is bound and the mount, if there is one, is there. `NOTIFY_SOCKET` (systemd) is told as well. The
+//! log goes to stderr.
+
+use crate::cluster_map::cluster_map;
+use crate::config::{Config, ConfigMount};
+use crate::mount::MountedDir;
+use crate::process::ProcessId;
+use crate::{CliError, ClusterId, Context};
+use polvo_client::Client;
+use polvo_fabric::{Address, Identity, Role};
+use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_pmem::Pmem;
+use polvo_proto::Cred;
+use polvo_region::PoolSpace;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+use tracing::{error, info, warn};
+
+/// First word of the line on stdout that says that the node is up.
+pub const READY: &str = "ready";
+
+/// Runs a node to its end. Returns when it was asked to stop (SIGTERM, SIGINT, a `Shutdown` request).
+pub fn run(config: &Config) -> Result<(), CliError> {
+    let (cluster, secret) = config.cluster_and_secret()?;
+    let pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
+    let space = open_pool(config, cluster)?;
+    let node = open_node(config, cluster, secret.secret, space)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .doing(|| "starting the asynchronous runtime".into())?;
+    let result = LocalSet::new().block_on(&runtime, serve(config, &node));
+    // A request that hangs in a blocking thread must not keep the process.
+    runtime.shutdown_background();
+    drop(pid_file);
+    info!(node = config.node.0, "ended");
+    result
+}
+
+/// Opens the pool and makes sure that it is this node's.
+fn open_pool(config: &Config, cluster: ClusterId) -> Result<Arc<PoolSpace>, CliError> {
+    let refuse = |why: String| CliError::Pool {
+        pool: config.pool.display().to_string(),
+        why,
+    };
+    if !config.pool.exists() {
+        return Err(refuse(format!(
+            "not there; make it with: polvo format --config {}",
+            config.file.display()
+        )));
+    }
+    let pmem = Pmem::open(&config.pool, config.persistence).map_err(|e| CliError::pmem(&config.pool, e))?;
+    info!(
+        pool = %config.pool.display(),
+        bytes = pmem.len(),
+        medium = %pmem.medium(),
+        persistence = %pmem.persistence(),
+        "pool mapped"
+    );
+    let space = PoolSpace::open(pmem).map_err(|e| CliError::region(&config.pool, e))?;
+    let found = space.identity();
+    if found.cluster != cluster.0 {
+        return Err(refuse(format!(
+            "belongs to cluster {}, not to {cluster}",
+            ClusterId(found.cluster)
+        )));
+    }
+    if found.node != config.node {
+        return Err(refuse(format!(
+            "is the pool of node {}, this is node {}",
+            found.node.0, config.node.0
+        )));
+    }
+    Ok(space)
+}
+
+fn open_node(
+    config: &Config,
+    cluster: ClusterId,
+    secret: Arc<[u8]>,
+    space: Arc<PoolSpace>,
+) -> Result<Arc<Node>, CliError> {
+    let node_config = NodeConfig {
+        id: config.node,
+        identity: Identity {
+            cluster: cluster.0,
+            secret,
+            role: Role::Node(config.node.0),
+        },
+        listen: config.listen.clone(),
+        map: cluster_map(config, cluster),
+        timeouts: config.timeouts.cluster(),
+        name: provider_names(&config.listen),
+    };
+    let started = Instant::now();
+    let mut last = String::new();
+    let mut progress = |what: &str, done: u64, total: u64| {
+        if what != last || done == total {
+            last = what.to_string();
+            say(&format!("recovering {what}: {done} of {total}"));
+        }
+    };
+    let node = Node::open(space, node_config, Arc::new(SystemClock), &mut progress).map_err(|e| CliError::Pool {
+        pool: config.pool.display().to_string(),
+        why: e.to_string(),
+    })?;
+    info!(took_ms = started.elapsed().as_millis() as u64, "recovered");
+    Ok(node)
+}
+
+fn provider_names(listen: &[Address]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for address in listen {
+        let name = match address {
+            Address::Tcp(_) => "tcp",
+            Address::Shm(_) => "shm",
+            Address::Sim(_) => "sim",
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(", ")
+}
+
+async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
+    let mut terminate = signal(SignalKind::terminate()).doing(|| "handling SIGTERM".into())?;
+    let mut interrupt = signal(SignalKind::interrupt()).doing(|| "handling SIGINT".into())?;
+
+    let (bound_tx, bound_rx) = oneshot::channel();
+    let serving = {
+        let node = node.clone();
+        async move { node.serve(|addresses| drop(bound_tx.send(addresses.to_vec()))).await }
+    };
+    let mut serving = tokio::task::spawn_local(serving);
+    // `serve` drops the sender when it fails before it has bound its addresses.
+    let Ok(bound) = bound_rx.await else {
+        return Err(match (&mut serving).await {
+            Ok(Err(e)) => CliError::Listen(e.to_string()),
+            Ok(Ok(())) => CliError::Listen("stopped before it was ready".into()),
+            Err(join) => CliError::Other(format!("the node failed: {join}")),
+        });
+    };
+    for address in &bound {
+        info!(%address, "listening");
+    }
+
+    let mounted = match &config.mount {
+        None => None,
+        Some(mount) => match mount_in_node(node, mount).await {
+            Ok(mounted) => Some(mounted),
+            Err(e) => {
+                node.stop();
+                let _ = tokio::time::timeout(config.timeouts.stop, &mut serving).await;
+                return Err(e);
+            }
+        },
+    };
+    announce_ready(&bound, config.mount.as_ref());
+
+    let mut ended = None;
+    tokio::select! {
+        _ = terminate.recv() => info!("SIGTERM: stopping"),
+        _ = interrupt.recv() => info!("SIGINT: stopping"),
+        result = &mut serving => ended = Some(result),
+    }
+    sd_notify("STOPPING=1");
+    // The mount goes first, while the node still serves what the kernel has yet to write.
+    if let Some(mounted) = mounted {
+        let unmounting = tokio::task::spawn_blocking(move || mounted.unmount());
+        match tokio::time::timeout(config.timeouts.stop, unmounting).await {
+            Ok(Ok(Ok(()))) => info!("unmounted"),
+            Ok(Ok(Err(e))) => warn!("{e}"),
+            Ok(Err(join)) => error!("unmounting failed: {join}"),
+            Err(_) => warn!("unmounting takes too long; leaving it"),
+        }
+    }
+    let result = match ended {
+        Some(result) => result,
+        None => {
+            node.stop();
+            match tokio::time::timeout(config.timeouts.stop, &mut serving).await {
+                Ok(result) => result,
+                Err(_) => {
+                    warn!("stopping takes too long; ending all the same");
+                    return Ok(());
+                }
+            }
+        }
+    };
+    match result {
+        Ok(result) => result.doing(|| format!("node {}", config.node.0)),
+        Err(join) => Err(CliError::Other(format!("the node failed: {join}"))),
+    }
+}
+
+/// Mounts from a thread of its own: the kernel's first requests need this one to serve.
+async fn mount_in_node(node: &Arc<Node>, mount: &ConfigMount) -> Result<MountedDir, CliError> {
+    let client = Client::internal(node, format!("mount {}", mount.dir.display()), Cred::Kernel);
+    let (dir, options) = (mount.dir.clone(), mount.options.clone());
+    let source = format!("polvo-node{}", node.id().0);
+    let mounting = tokio::task::spawn_blocking(move || MountedDir::mount(client, &source, &dir, &options));
+    match mounting.await {
+        Ok(result) => result,
+        Err(join) => Err(CliError::Other(format!("mounting failed: {join}"))),
+    }
+}
+
+fn announce_ready(bound: &[Address], mount: Option<&ConfigMount>) {
+    let addresses: Vec<String> = bound.iter().map(Address::to_string).collect();
+    let mounted = mount
+        .map(|m| format!(" mounted {}", m.dir.display()))
+        .unwrap_or_default();
+    say(&format!("{READY} {}{mounted}", addresses.join(" ")));
+    sd_notify("READY=1");
+}
+
+/// A line to whoever started us; they may have gone.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Tells systemd, when it asked to be told (sd_notify(3)).
+fn sd_notify(state: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let path = path.to_string_lossy().into_owned();
+    let address = match path.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|a| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &a));
+    if let Err(e) = sent {
+        warn!("NOTIFY_SOCKET {path}: {e}");
+    }
+}
+
+/// The process id in a file, for as long as we run.
+struct PidFile<'a>(&'a Path);
+
+impl PidFile<'_> {
+    fn write(path: &Path) -> Result<PidFile<'_>, CliError> {
+        if let Some(running) = ProcessId::read(path).filter(|id| *id != ProcessId::own())
+            && running.open().is_some()
+        {
+            let why = format!(
+                "{}: node runs already as process {}; stop it first",
+                path.display(),
+                running.pid
+            );
+            return Err(CliError::Other(why));
+        }
+        ProcessId::own().write(path)?;
+        Ok(PidFile(path))
+    }
+}
+
+impl Drop for PidFile<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
+}

@@ -1,0 +1,501 @@
+//! `polvo up`
+
+use super::down::{remove_all, stop_nodes};
+use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_file, running};
+use super::ports::free_ports;
+use crate::args::{DevMedium, Provider, UpArgs};
+use crate::cluster_dir::ClusterDir;
+use crate::config::parse_persistence;
+use crate::daemon::READY;
+use crate::detached::Detached;
+use crate::format::{FormatJob, format};
+use crate::secret::Secret;
+use crate::size::Size;
+use crate::{CliError, ClusterId, Context, Exit};
+use polvo_fabric::Address;
+use polvo_format::NodeId;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Starts again with other ports when somebody was faster at one of those chosen.
+const PORT_TRIES: u32 = 4;
+/// Where pools go by default.
+const TMPFS: &str = "/dev/shm";
+
+/// Runs the command.
+pub fn up(args: &UpArgs) -> Result<(), CliError> {
+    check(args)?;
+    let mut made = Vec::new();
+    make_dirs(&args.dir, &mut made)?;
+    let dir = args.dir.canonicalize().doing(|| args.dir.display().to_string())?;
+    let lock = DirLock::take(&dir)?;
+    let started = match DevCluster::read(&dir)? {
+        Some(cluster) => restart(args, &dir, cluster)?,
+        None => start_new(args, &dir, made)?,
+    };
+    drop(lock);
+    print!("{}", summary(&args.dir, &dir, &started));
+    Ok(())
+}
+
+/// What can be said of the command line alone.
+fn check(args: &UpArgs) -> Result<(), CliError> {
+    if let Some(size) = args.size.filter(|s| s.0 < 32 << 20) {
+        return Err(CliError::Usage(format!("--size {size}: a pool needs at least 32 MiB")));
+    }
+    if let Some(mode) = &args.persistence {
+        parse_persistence(mode).map_err(CliError::Usage)?;
+    }
+    Ok(())
+}
+
+/// What `up` has to report.
+struct Started {
+    cluster: DevCluster,
+    /// Nodes that were started, with the number of their process.
+    nodes: Vec<(u16, u32)>,
+    took: Duration,
+}
+
+/// Makes a directory and those above it; what was made is noted, outermost first.
+fn make_dirs(dir: &Path, made: &mut Vec<PathBuf>) -> Result<(), CliError> {
+    let full = std::path::absolute(dir).doing(|| dir.display().to_string())?;
+    // Only what is not there: a mount whose process has died answers with another error.
+    let is_missing = |d: &&Path| {
+        d.symlink_metadata()
+            .is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+    };
+    let missing: Vec<&Path> = full.ancestors().take_while(is_missing).collect();
+    for dir in missing.into_iter().rev() {
+        std::fs::create_dir(dir).doing(|| format!("making directory {}", dir.display()))?;
+        made.push(dir.to_path_buf());
+    }
+    Ok(())
+}
+
+fn start_new(args: &UpArgs, dir: &Path, made: Vec<PathBuf>) -> Result<Started, CliError> {
+    let mut listed = std::fs::read_dir(dir).doing(|| dir.display().to_string())?;
+    if listed.next().is_some() {
+        return Err(CliError::Usage(format!(
+            "{} is neither empty nor the directory of a development cluster; choose another --dir",
+            dir.display()
+        )));
+    }
+    let mut cluster = plan(args, dir)?;
+    cluster.made = made;
+    let result = build(args, dir, &mut cluster);
+    if result.is_err() {
+        stop_nodes(dir, &cluster, Duration::from_secs(5));
+        remove_all(dir, &cluster);
+    }
+    let (nodes, took) = result?;
+    Ok(Started { cluster, nodes, took })
+}
+
+/// Settles everything that the command line leaves open.
+fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
+    let id = ClusterId::random();
+    let nodes = args.nodes.unwrap_or(3);
+    let size = args.size.unwrap_or(Size(1 << 30));
+    let on_tmpfs = Path::new(TMPFS).join(format!("polvo-{}", id.short()));
+    let pool_dir = match (&args.pool_dir, args.medium) {
+        (Some(parent), _) => {
+            let parent = std::path::absolute(parent).doing(|| parent.display().to_string())?;
+            parent.join(format!("polvo-{}", id.short()))
+        }
+        (None, Some(DevMedium::Tmpfs)) => on_tmpfs,
+        (None, Some(DevMedium::File)) => dir.join("pools"),
+        (None, None) if has_room(Path::new(TMPFS), size.0.saturating_mul(u64::from(nodes))) => on_tmpfs,
+        (None, None) => {
+            eprintln!(
+                "polvo: {TMPFS} has no room for {nodes} pools of {size}; they go to {}",
+                dir.display()
+            );
+            dir.join("pools")
+        }
+    };
+    Ok(DevCluster {
+        id: id.to_string(),
+        nodes,
+        size: size.0,
+        regions_per_node: args.regions_per_node.unwrap_or(4),
+        provider: args.provider.unwrap_or(Provider::Shm).name().into(),
+        pool_dir,
+        persistence: args.persistence.clone().unwrap_or_else(|| "auto".into()),
+        log_level: args.log_level.clone().unwrap_or_else(|| "info".into()),
+        mount: args
+            .mount
+            .as_deref()
+            .map(std::path::absolute)
+            .transpose()
+            .doing(|| "the mount point".into())?,
+        mount_options: args.mount_options.clone().unwrap_or_default(),
+        ports: free_ports(usize::from(nodes))?,
+        made: Vec::new(),
+    })
+}
+
+/// True when a directory's file system, and this machine's memory if it is a tmpfs, have `bytes` to spare.
+fn has_room(dir: &Path, bytes: u64) -> bool {
+    let Ok(stat) = rustix::fs::statvfs(dir) else {
+        return false;
+    };
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let available = available.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    // Some memory must be left for the programs.
+    stat.f_bavail * stat.f_frsize >= bytes && available.is_none_or(|kib| kib * 1024 >= bytes / 4 * 5)
+}
+
+/// Makes everything and starts the nodes.
+fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<(Vec<(u16, u32)>, Duration), CliError> {
+    cluster.write(dir)?;
+    if let Some(mount) = cluster.mount.clone() {
+        check_mount_point(&mount)?;
+        make_dirs(&mount, &mut cluster.made)?;
+    }
+    make_dirs(&cluster.pool_dir.clone(), &mut cluster.made)?;
+    cluster.write(dir)?;
+    Secret::random(cluster.cluster_id()).write_new(&dir.join("secret"))?;
+    format_pools(cluster)?;
+    for attempt in 1.. {
+        write_configs(dir, cluster)?;
+        let all: Vec<u16> = cluster.node_ids().collect();
+        match start_nodes(args, dir, cluster, &all) {
+            Err(e) if e.exit == Some(Exit::Address) && attempt < PORT_TRIES => {
+                stop_nodes(dir, cluster, Duration::from_secs(5));
+                cluster.ports = free_ports(usize::from(cluster.nodes))?;
+                cluster.write(dir)?;
+            }
+            Err(e) => return Err(e.error),
+            Ok(started) => return Ok(started),
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+/// What can be seen before anything is made; the node checks more when it mounts.
+fn check_mount_point(mount: &Path) -> Result<(), CliError> {
+    let refuse = |why: &str| {
+        Err(CliError::Mount {
+            dir: mount.display().to_string(),
+            why: why.into(),
+        })
+    };
+    match std::fs::read_dir(mount) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => refuse("not empty (or something is mounted there already); choose an empty directory"),
+        },
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => refuse("not a directory"),
+        // A mount whose process has died; the node takes it away.
+        Err(_) => Ok(()),
+    }
+}
+
+fn format_pools(cluster: &DevCluster) -> Result<(), CliError> {
+    let persistence = parse_persistence(&cluster.persistence).map_err(CliError::Usage)?;
+    let job = |node: u16| FormatJob {
+        pool: cluster.pool(node),
+        cluster: cluster.cluster_id(),
+        node: NodeId(node),
+        size: Some(Size(cluster.size)),
+        persistence,
+        force: false,
+    };
+    // Side by side: most of the time goes into making the pages.
+    std::thread::scope(|scope| {
+        let making: Vec<_> = cluster
+            .node_ids()
+            .map(|n| scope.spawn(move || format(&job(n)).map(drop)))
+            .collect();
+        making
+            .into_iter()
+            .try_for_each(|t| t.join().expect("formatting does not panic"))
+    })
+}
+
+/// Addresses of a node, the preferred one first.
+fn addresses(dir: &Path, cluster: &DevCluster, node: u16) -> Vec<Address> {
+    let tcp = Address::Tcp(format!("127.0.0.1:{}", cluster.ports[usize::from(node)]));
+    let shm = Address::Shm(cluster.socket(dir, node));
+    match cluster.provider() {
+        Provider::Tcp => vec![tcp, shm],
+        Provider::Shm => vec![shm, tcp],
+    }
+}
+
+/// Writes the configuration of every node and of the clients.
+fn write_configs(dir: &Path, cluster: &DevCluster) -> Result<(), CliError> {
+    let mut all = Vec::new();
+    for node in cluster.node_ids() {
+        all.push(addresses(dir, cluster, node));
+        let node_dir = node_dir(dir, node);
+        std::fs::create_dir_all(&node_dir).doing(|| format!("making directory {}", node_dir.display()))?;
+        if let Some(parent) = cluster.socket(dir, node).parent() {
+            std::fs::create_dir_all(parent).doing(|| format!("making directory {}", parent.display()))?;
+        }
+    }
+    for node in cluster.node_ids() {
+        let file = config_file(dir, node);
+        std::fs::write(&file, config_text(cluster, node, &all)).doing(|| format!("writing {}", file.display()))?;
+    }
+    let flat: Vec<Address> = all.into_iter().flatten().collect();
+    ClusterDir::write(dir, cluster.cluster_id(), Path::new("secret"), &flat)
+}
+
+/// A string as TOML has it.
+fn quoted(text: &str) -> String {
+    toml::Value::String(text.to_string()).to_string()
+}
+
+fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> String {
+    let path = |p: &Path| quoted(&p.to_string_lossy());
+    let mut text = format!(
+        "# Node {node} of a development cluster, written by `polvo up`. polvod --print-config explains every key.\n\n\
+         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\n",
+        quoted(&cluster.id),
+        cluster.regions_per_node
+    );
+    // Nodes of one host talk over shm, unless they take each other to be on different ones.
+    let tcp = cluster.provider() == Provider::Tcp;
+    for (id, list) in addresses.iter().enumerate() {
+        let list: Vec<String> = list.iter().map(|a| quoted(&a.to_string())).collect();
+        let _ = write!(
+            text,
+            "\n[[cluster.nodes]]\nid = {id}\naddresses = [{}]\n",
+            list.join(", ")
+        );
+        if tcp {
+            let _ = writeln!(
+                text,
+                "# as if on machines of their own: tcp, unless a client asks for shm\nhost = \"dev{id}\""
+            );
+        }
+    }
+    let _ = write!(
+        text,
+        "\n[node]\nid = {node}\npid_file = \"polvod.pid\"\n\n[pool]\npath = {}\npersistence = {}\n\n[log]\nlevel = {}\n",
+        path(&cluster.pool(node)),
+        quoted(&cluster.persistence),
+        quoted(&cluster.log_level)
+    );
+    if let (0, Some(mount)) = (node, &cluster.mount) {
+        let _ = write!(
+            text,
+            "\n[mount]\ndir = {}\noptions = {}\n",
+            path(mount),
+            quoted(&cluster.mount_options)
+        );
+    }
+    text
+}
+
+/// Starts the nodes of a cluster that are missing.
+fn restart(args: &UpArgs, dir: &Path, mut cluster: DevCluster) -> Result<Started, CliError> {
+    let missing: Vec<u16> = cluster.node_ids().filter(|n| running(dir, *n).is_none()).collect();
+    adopt(args, dir, &mut cluster, missing.contains(&0))?;
+    if missing.is_empty() {
+        return Ok(Started {
+            cluster,
+            nodes: Vec::new(),
+            took: Duration::ZERO,
+        });
+    }
+    if let Some(mount) = cluster.mount.clone().filter(|_| missing.contains(&0)) {
+        check_mount_point(&mount)?;
+        make_dirs(&mount, &mut cluster.made)?;
+        cluster.write(dir)?;
+    }
+    write_configs(dir, &cluster)?;
+    match start_nodes(args, dir, &cluster, &missing) {
+        Ok((nodes, took)) => Ok(Started { cluster, nodes, took }),
+        Err(e) => Err(e.error),
+    }
+}
+
+/// Takes over what the command line says of a cluster that is there already, as far as it can still be changed.
+fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) -> Result<(), CliError> {
+    let fixed = |what: &str, was: String, asked: String| match was == asked {
+        true => Ok(()),
+        false => Err(CliError::Usage(format!(
+            "the cluster in {} has {what} {was}, not {asked}; `polvo down --dir {}` removes it",
+            dir.display(),
+            dir.display()
+        ))),
+    };
+    if let Some(nodes) = args.nodes {
+        fixed("--nodes", cluster.nodes.to_string(), nodes.to_string())?;
+    }
+    if let Some(size) = args.size {
+        fixed("--size", Size(cluster.size).to_string(), size.to_string())?;
+    }
+    if let Some(regions) = args.regions_per_node {
+        fixed(
+            "--regions-per-node",
+            cluster.regions_per_node.to_string(),
+            regions.to_string(),
+        )?;
+    }
+    if let Some(provider) = args.provider {
+        fixed("--provider", cluster.provider.clone(), provider.name().into())?;
+    }
+    if args.pool_dir.is_some() || args.medium.is_some() {
+        let place = cluster.pool_dir.display();
+        return Err(CliError::Usage(format!(
+            "the pools of this cluster are in {place} already; leave out --medium and --pool-dir"
+        )));
+    }
+    if let Some(mode) = &args.persistence {
+        cluster.persistence = mode.clone();
+    }
+    if let Some(level) = &args.log_level {
+        cluster.log_level = level.clone();
+    }
+    if let Some(options) = &args.mount_options {
+        cluster.mount_options = options.clone();
+    }
+    if let Some(mount) = &args.mount {
+        let mount = std::path::absolute(mount).doing(|| mount.display().to_string())?;
+        if cluster.mount.as_ref() != Some(&mount) && !node0_down {
+            return Err(CliError::Usage(format!(
+                "node 0 runs without a mount at {}; use: polvo mount --cluster-dir {} / {}",
+                mount.display(),
+                dir.display(),
+                mount.display()
+            )));
+        }
+        cluster.mount = Some(mount);
+    }
+    cluster.write(dir)
+}
+
+/// A failure to start, with the exit code of the node that failed.
+struct StartFailure {
+    error: CliError,
+    exit: Option<Exit>,
+}
+
+impl From<CliError> for StartFailure {
+    fn from(error: CliError) -> Self {
+        StartFailure { error, exit: None }
+    }
+}
+
+/// Starts some nodes and waits until all of them are ready; on failure none of them runs.
+fn start_nodes(
+    args: &UpArgs,
+    dir: &Path,
+    cluster: &DevCluster,
+    nodes: &[u16],
+) -> Result<(Vec<(u16, u32)>, Duration), StartFailure> {
+    let polvod = polvod_program();
+    let begun = Instant::now();
+    let mut children: Vec<(u16, Detached)> = Vec::new();
+    let result = (|| {
+        for node in nodes {
+            let _ = std::fs::remove_file(pid_file(dir, *node));
+            let config = config_file(dir, *node);
+            let child = Detached::start(
+                &polvod,
+                &["--config".as_ref(), config.as_os_str()],
+                &log_file(dir, *node),
+            )?;
+            children.push((*node, child));
+        }
+        let wait = Duration::from_secs(args.wait);
+        let mut started = Vec::new();
+        for (node, child) in &mut children {
+            child
+                .wait_for(READY, begun + wait, |_| ())
+                .map_err(|failure| StartFailure {
+                    error: CliError::Other(failure.explain(&format!("node {node}"), wait)),
+                    exit: failure
+                        .status
+                        .and_then(|s| s.code())
+                        .filter(|c| *c == Exit::Address as i32)
+                        .map(|_| Exit::Address),
+                })?;
+            started.push((*node, child.pid()));
+        }
+        Ok(started)
+    })();
+    match result {
+        Ok(started) => Ok((started, begun.elapsed())),
+        Err(failure) => {
+            // In good order where that is possible: node 0 takes its mount away.
+            stop_nodes(dir, cluster, Duration::from_secs(5));
+            children.iter_mut().for_each(|(_, child)| child.kill());
+            Err(failure)
+        }
+    }
+}
+
+/// The daemon: beside this program, else in the `PATH`.
+fn polvod_program() -> PathBuf {
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|exe| Some(exe.parent()?.join("polvod")));
+    beside.filter(|p| p.is_file()).unwrap_or_else(|| "polvod".into())
+}
+
+/// What the user wants to know now. `shown` is the directory as the user typed it.
+fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
+    let c = &started.cluster;
+    let mut text = format!(
+        "PolvoFS cluster {} in {}: {} nodes of {} each in {}, over {}\n",
+        c.cluster_id().short(),
+        shown.display(),
+        c.nodes,
+        Size(c.size),
+        c.pool_dir.display(),
+        c.provider
+    );
+    for node in c.node_ids() {
+        let new = started.nodes.iter().find(|(n, _)| *n == node);
+        let (pid, how) = match (new, running(dir, node)) {
+            (Some((_, pid)), _) => (pid.to_string(), "started"),
+            (None, Some((id, _))) => (id.pid.to_string(), "running already"),
+            (None, None) => ("-".into(), "not running"),
+        };
+        let mount = c.mount.as_ref().filter(|_| node == 0);
+        let mounted = mount
+            .map(|m| format!(", mounted at {}", m.display()))
+            .unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "  node {node}  127.0.0.1:{}  pid {pid}  {how}{mounted}",
+            c.ports[usize::from(node)]
+        );
+    }
+    if !started.nodes.is_empty() {
+        let _ = writeln!(text, "Ready after {:.1} s.", started.took.as_secs_f64());
+    }
+    let with = if shown == Path::new(".polvo") {
+        String::new()
+    } else {
+        format!(" --cluster-dir {}", shown.display())
+    };
+    let dir_option = if shown == Path::new(".polvo") {
+        String::new()
+    } else {
+        format!(" --dir {}", shown.display())
+    };
+    let _ = writeln!(text);
+    if let Some(mount) = &c.mount {
+        let _ = writeln!(text, "Use it:      cp -r /usr/include {}/", mount.display());
+    }
+    let _ = writeln!(text, "Look at it:  polvo status{with}");
+    let _ = writeln!(
+        text,
+        "No mount:    polvo put{with} -r /usr/include /    polvo ls{with} -l /"
+    );
+    let _ = writeln!(
+        text,
+        "Mount it:    polvo mount{with} / DIR              polvo umount DIR"
+    );
+    let _ = writeln!(text, "Stop it:     polvo down{dir_option}");
+    text
+}

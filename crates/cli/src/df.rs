@@ -1,0 +1,78 @@
+//! `polvo df`
+
+use crate::CliError;
+use crate::args::DfArgs;
+use crate::connect::{Location, with_client};
+use crate::size::Size;
+use crate::{Context, Exit};
+use polvo_proto::Usage;
+use serde_json::json;
+
+/// Runs the command. A node that does not answer makes it end with [`Exit::Failure`].
+pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
+    let place = args.url.as_ref().map(|url| Location::parse(url)).transpose()?;
+    let authority = place.and_then(|p| p.authority);
+    with_client(&args.cluster, authority, "df", |_, client| async move {
+        let (mut nodes, mut missing) = client
+            .usage()
+            .await
+            .doing(|| "asking the nodes for their space".into())?;
+        nodes.sort_by_key(|(node, _)| *node);
+        missing.sort();
+        let total = nodes.iter().fold(Usage::default(), |sum, (_, u)| Usage {
+            total_bytes: sum.total_bytes + u.total_bytes,
+            free_bytes: sum.free_bytes + u.free_bytes,
+            inodes: sum.inodes + u.inodes,
+            data_bytes: sum.data_bytes + u.data_bytes,
+            free_inodes: sum.free_inodes + u.free_inodes,
+        });
+        if args.json {
+            let node = |(id, u): &(polvo_format::NodeId, Usage)| {
+                json!({
+                    "node": id.0, "total_bytes": u.total_bytes, "free_bytes": u.free_bytes, "data_bytes": u.data_bytes,
+                    "inodes": u.inodes,                    "free_inodes": u.free_inodes,
+                })
+            };
+            let all = json!({
+                "nodes": nodes.iter().map(node).collect::<Vec<_>>(),
+                "unreachable": missing.iter().map(|n| n.0).collect::<Vec<_>>(),
+                "total_bytes": total.total_bytes, "free_bytes": total.free_bytes, "data_bytes": total.data_bytes,
+                "inodes": total.inodes,
+            });
+            println!("{all}");
+        } else {
+            println!(
+                "{:<8} {:>10} {:>10} {:>10} {:>5} {:>12}",
+                "Node", "Size", "Used", "Free", "Use%", "Inodes"
+            );
+            for (node, usage) in &nodes {
+                row(&node.0.to_string(), usage);
+            }
+            for node in &missing {
+                println!("{:<8} does not answer", node.0);
+            }
+            row("all", &total);
+        }
+        Ok(if missing.is_empty() {
+            Exit::Success
+        } else {
+            Exit::Failure
+        })
+    })
+}
+
+fn row(name: &str, u: &Usage) {
+    let used = u.total_bytes.saturating_sub(u.free_bytes);
+    let percent = if u.total_bytes == 0 {
+        0.0
+    } else {
+        used as f64 * 100.0 / u.total_bytes as f64
+    };
+    println!(
+        "{name:<8} {:>10} {:>10} {:>10} {percent:>4.0}% {:>12}",
+        Size(u.total_bytes).to_string(),
+        Size(used).to_string(),
+        Size(u.free_bytes).to_string(),
+        u.inodes
+    );
+}

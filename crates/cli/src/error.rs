@@ -1,0 +1,172 @@
+//! The one error type of the programs, and their exit codes.
+
+use polvo_fabric::FabricError;
+use polvo_pmem::PmemError;
+use polvo_proto::FsError;
+use polvo_region::RegionError;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// How a program ends. `docs/operations.md` lists these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything was done.
+    Success = 0,
+    /// Something could not be done; the last line on stderr says what.
+    Failure = 1,
+    /// The command line or a configuration file is wrong.
+    Usage = 2,
+    /// `polvod`: an address cannot be listened at.
+    Address = 3,
+    /// `polvod`: the pool cannot be used.
+    Pool = 4,
+    /// `polvod`: the mount failed.
+    Mount = 5,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        std::process::ExitCode::from(exit as u8)
+    }
+}
+
+/// A problem in a configuration file: where, and the cure.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigProblem {
+    /// The file.
+    pub file: PathBuf,
+    /// Line, from 1; 0 when it is about the whole file.
+    pub line: usize,
+    /// The key, with its section (`pool.path`); empty when no key is concerned.
+    pub key: String,
+    /// What is wrong, and what the user can do.
+    pub what: String,
+}
+
+impl fmt::Display for ConfigProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if self.line > 0 {
+            write!(f, ":{}", self.line)?;
+        }
+        if !self.key.is_empty() {
+            write!(f, ": key {}", self.key)?;
+        }
+        write!(f, ": {}", self.what)
+    }
+}
+
+/// Why a command failed. The text says what happened, to what, and what the user can do.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// a configuration file is wrong
+    #[error("{0}")]
+    Config(Box<ConfigProblem>),
+    /// the command line asks for something impossible
+    #[error("{0}")]
+    Usage(String),
+    /// the operating system refused something
+    #[error("{what}: {source}")]
+    Os {
+        /// what was tried, and on what
+        what: String,
+        /// its answer
+        source: std::io::Error,
+    },
+    /// a file operation of the cluster failed
+    #[error("{what}: {source}")]
+    Fs {
+        /// what was tried, and on what
+        what: String,
+        /// the cluster's answer
+        source: FsError,
+    },
+    /// a pool cannot be used
+    #[error("pool {pool}: {why}")]
+    Pool {
+        /// path of the pool
+        pool: String,
+        /// why, and what to do
+        why: String,
+    },
+    /// an address cannot be used
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// the daemon cannot listen
+    #[error("cannot listen: {0}")]
+    Listen(String),
+    /// the mount failed
+    #[error("mount at {dir}: {why}")]
+    Mount {
+        /// mount point
+        dir: String,
+        /// why, and what to do
+        why: String,
+    },
+    /// anything else, said in full
+    #[error("{0}")]
+    Other(String),
+}
+
+impl CliError {
+    /// The exit code that this error ends a program with.
+    pub fn exit(&self) -> Exit {
+        match self {
+            CliError::Config(_) | CliError::Usage(_) => Exit::Usage,
+            CliError::Listen(_) => Exit::Address,
+            CliError::Pool { .. } => Exit::Pool,
+            CliError::Mount { .. } => Exit::Mount,
+            CliError::Os { .. } | CliError::Fs { .. } | CliError::Fabric(_) | CliError::Other(_) => Exit::Failure,
+        }
+    }
+
+    /// A pool that cannot be mapped.
+    pub fn pmem(pool: &Path, error: PmemError) -> CliError {
+        CliError::Pool {
+            pool: pool.display().to_string(),
+            why: error.to_string(),
+        }
+    }
+
+    /// A pool whose content cannot be used.
+    pub fn region(pool: &Path, error: RegionError) -> CliError {
+        CliError::Pool {
+            pool: pool.display().to_string(),
+            why: error.to_string(),
+        }
+    }
+}
+
+impl From<ConfigProblem> for CliError {
+    fn from(problem: ConfigProblem) -> CliError {
+        CliError::Config(Box::new(problem))
+    }
+}
+
+/// Adds to an error what was being done when it happened.
+pub trait Context<T> {
+    /// `what`: the action and its object, as in "reading /etc/polvo/secret".
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, CliError>;
+}
+
+impl<T> Context<T> for Result<T, std::io::Error> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, CliError> {
+        self.map_err(|source| CliError::Os { what: what(), source })
+    }
+}
+
+impl<T> Context<T> for Result<T, rustix::io::Errno> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, CliError> {
+        self.map_err(|errno| CliError::Os {
+            what: what(),
+            source: errno.into(),
+        })
+    }
+}
+
+impl<T> Context<T> for Result<T, FsError> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, CliError> {
+        self.map_err(|source| CliError::Fs { what: what(), source })
+    }
+}

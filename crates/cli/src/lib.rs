@@ -1,0 +1,45 @@
+//! What the programs `polvo`, `polvod` and `mount.polvo` are made of. Thin: each module turns one command or one file
+//! into calls of the crates below.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `args` | the command line of `polvo` |
+//! | `config`, `config_template` | the daemon's configuration file |
+//! | `secret`, `cluster_id`, `size`, `url` | the words that users write |
+//! | `cluster_dir` | what a client needs to reach a cluster, in one directory |
+//! | `connect` | from a command line to a connected client |
+//! | `daemon` | the life of `polvod` |
+//! | `detached`, `process` | starting, finding and ending processes |
+//! | `dev` | `polvo up` and `polvo down` |
+//! | `mount` | `polvo mount`, `umount`, `mount.polvo` |
+//! | `status`, `df` | what a cluster looks like |
+//! | `fsck` | offline and online check |
+//! | `path` | `ls`, `cat`, `put`, `get`, `rm`, `mkdir`, `mv`, `stat` |
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod cluster_dir;
+pub mod cluster_id;
+pub mod cluster_map;
+pub mod config;
+pub mod config_template;
+pub mod connect;
+pub mod daemon;
+pub mod detached;
+pub mod dev;
+pub mod df;
+mod error;
+pub mod format;
+pub mod fsck;
+pub mod mount;
+pub mod path;
+pub mod process;
+pub mod progress;
+pub mod secret;
+pub mod size;
+pub mod status;
+pub mod text_position;
+pub mod url;
+
+pub use cluster_id::ClusterId;
+pub use error::{CliError, ConfigProblem, Context, Exit};

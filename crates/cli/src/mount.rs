@@ -1,0 +1,400 @@
+//! `polvo mount`, `polvo umount` and `mount.polvo`: a mount that is a client of its own.
+
+use crate::args::{ClusterArgs, MountArgs, Provider, UmountArgs};
+use crate::connect::{Location, Reach};
+use crate::detached::{Detached, leave_session};
+use crate::process::ProcessId;
+use crate::{CliError, Context};
+use polvo_client::Client;
+use polvo_fuse::{Mount, MountError, MountOptions};
+use polvo_proto::Cred;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+use tracing::{info, warn};
+
+/// First word of the line that says that the mount is there.
+const MOUNTED: &str = "mounted";
+
+fn mount_error(dir: &Path, error: MountError) -> CliError {
+    CliError::Mount {
+        dir: dir.display().to_string(),
+        why: error.to_string(),
+    }
+}
+
+/// A mount that this process serves.
+pub struct MountedDir {
+    mount: Arc<Mount>,
+    client: Arc<Client>,
+}
+
+impl MountedDir {
+    /// Mounts a client. `source` is what the mount table shows, unless the options say otherwise.
+    pub fn mount(client: Arc<Client>, source: &str, dir: &Path, options: &str) -> Result<MountedDir, CliError> {
+        let mut parsed = MountOptions {
+            fsname: source.to_string(),
+            ..MountOptions::default()
+        };
+        parsed.apply(options).map_err(|e| mount_error(dir, e))?;
+        client.start_maintenance();
+        let mount = Mount::new(client.clone(), dir, parsed).map_err(|e| mount_error(dir, e))?;
+        Ok(MountedDir {
+            mount: Arc::new(mount),
+            client,
+        })
+    }
+
+    /// Where, without symbolic links.
+    pub fn dir(&self) -> &Path {
+        self.mount.mountpoint()
+    }
+
+    /// A handle to wait for the end of the mount with.
+    fn handle(&self) -> Arc<Mount> {
+        self.mount.clone()
+    }
+
+    /// Unmounts, by force when files are open, and ends the session. Blocks while the kernel writes back.
+    pub fn unmount(self) -> Result<(), CliError> {
+        let result = match self.mount.unmount(false) {
+            Err(MountError::Busy(dir)) => {
+                warn!(
+                    "{} is in use; programs that use it get errors from now on",
+                    dir.display()
+                );
+                self.mount.unmount(true)
+            }
+            other => other,
+        };
+        self.client.shutdown();
+        result.map_err(|e| mount_error(self.mount.mountpoint(), e))
+    }
+}
+
+/// Options of `-o` that are ours, not the mount's: they say which cluster.
+fn split_options(options: &[String], cluster: &mut ClusterArgs) -> Result<String, CliError> {
+    let mut rest = Vec::new();
+    for option in options.iter().map(|o| o.trim()).filter(|o| !o.is_empty()) {
+        match option.split_once('=') {
+            Some(("secret_file", value)) => cluster.secret_file = Some(value.into()),
+            Some(("cluster_dir", value)) => cluster.cluster_dir = Some(value.into()),
+            Some(("cluster", value)) => cluster.cluster = Some(value.parse().map_err(CliError::Usage)?),
+            Some(("provider", "shm")) => cluster.provider = Some(Provider::Shm),
+            Some(("provider", "tcp")) => cluster.provider = Some(Provider::Tcp),
+            Some(("provider", other)) => {
+                return Err(CliError::Usage(format!(
+                    "mount option provider={other}: must be shm or tcp"
+                )));
+            }
+            _ => rest.push(option),
+        }
+    }
+    Ok(rest.join(","))
+}
+
+/// Runs `polvo mount`.
+pub fn mount(args: &MountArgs) -> Result<(), CliError> {
+    let mut args = args.clone();
+    let options = split_options(&args.options, &mut args.cluster)?;
+    let source = Location::parse(&args.source)?;
+    if source.path.iter().any(|b| *b != b'/') {
+        return Err(CliError::Usage(format!(
+            "{}: only the root of a cluster can be mounted, not {}",
+            args.source.to_string_lossy(),
+            source.shown()
+        )));
+    }
+    let reach = Reach::settle(&args.cluster, source.authority.as_deref())?;
+    // Named in full, since a detached process works in another directory.
+    let dir = std::path::absolute(&args.dir).doing(|| args.dir.display().to_string())?;
+    let files = MountFiles::of(&reach, &dir)?;
+    if args.detached {
+        leave_session();
+        return serve(&reach, &source, &dir, &options, Some(&files));
+    }
+    if args.foreground {
+        return serve(&reach, &source, &dir, &options, None);
+    }
+    start_detached(&args, &reach, &dir, &options, &files)
+}
+
+/// Starts a process of its own for the mount and waits until it is there.
+fn start_detached(
+    args: &MountArgs,
+    reach: &Reach,
+    dir: &Path,
+    options: &str,
+    files: &MountFiles,
+) -> Result<(), CliError> {
+    let absolute = |path: &Path| std::path::absolute(path).doing(|| path.display().to_string());
+    let mut line: Vec<OsString> = vec!["mount".into(), args.source.clone(), dir.into()];
+    if !options.is_empty() {
+        line.extend(["-o".into(), options.into()]);
+    }
+    line.extend(["--log-level".into(), args.log_level.clone().into()]);
+    if let Some(cluster) = &reach.dir {
+        line.extend(["--cluster-dir".into(), absolute(&cluster.dir)?.into()]);
+    }
+    if let Some(file) = &args.cluster.secret_file {
+        line.extend(["--secret-file".into(), absolute(file)?.into()]);
+    }
+    if let Some(id) = &args.cluster.cluster {
+        line.extend(["--cluster".into(), id.to_string().into()]);
+    }
+    if let Some(provider) = args.cluster.provider {
+        line.extend(["--provider".into(), provider.name().into()]);
+    }
+    let program = std::env::current_exe().doing(|| "finding this program".into())?;
+    let log = args.log.clone().unwrap_or_else(|| files.log.clone());
+    let mut child = Detached::start(&program, &line, &log)?;
+    let wait = Duration::from_secs(args.wait);
+    match child.wait_for(MOUNTED, Instant::now() + wait, |_| ()) {
+        Ok(_) => Ok(()),
+        Err(failure) => {
+            if args.log.is_none() {
+                let _ = std::fs::remove_file(&log);
+            }
+            // Its last line says why in full already.
+            let last = failure.log_tail.lines().last().unwrap_or_default();
+            match (failure.status, last.strip_prefix("polvo: ")) {
+                (Some(_), Some(why)) => Err(CliError::Other(why.to_string())),
+                _ => Err(CliError::Other(failure.explain("the mount", wait))),
+            }
+        }
+    }
+}
+
+/// Mounts and serves until the mount is gone or a signal comes.
+fn serve(
+    reach: &Reach,
+    source: &Location,
+    dir: &Path,
+    options: &str,
+    files: Option<&MountFiles>,
+) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .doing(|| "starting the asynchronous runtime".into())?;
+    let shown = match &source.authority {
+        Some(authority) => format!("polvo://{authority}/"),
+        None => reach.addresses.first().map(|a| a.to_string()).unwrap_or_default(),
+    };
+    let result = LocalSet::new().block_on(&runtime, async {
+        let mut terminate = signal(SignalKind::terminate()).doing(|| "handling SIGTERM".into())?;
+        let mut interrupt = signal(SignalKind::interrupt()).doing(|| "handling SIGINT".into())?;
+        let config = reach.client_config(format!("mount {}", dir.display()), Cred::Kernel);
+        let client = Client::connect(config)
+            .await
+            .doing(|| format!("connecting to {shown}"))?;
+        let (at, options) = (dir.to_path_buf(), options.to_string());
+        let mounting = tokio::task::spawn_blocking(move || MountedDir::mount(client, &shown, &at, &options));
+        let mounted = mounting
+            .await
+            .map_err(|e| CliError::Other(format!("mounting failed: {e}")))??;
+        let registered = files.map(|f| f.register(mounted.dir())).transpose()?;
+        say(&format!("{MOUNTED} {}", mounted.dir().display()));
+        let handle = mounted.handle();
+        let mut unmounted = tokio::task::spawn_blocking(move || handle.join());
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM: unmounting"),
+            _ = interrupt.recv() => info!("SIGINT: unmounting"),
+            _ = &mut unmounted => info!("unmounted"),
+        }
+        let ending = tokio::task::spawn_blocking(move || mounted.unmount());
+        let limit = reach.timeouts.stop;
+        let result = match tokio::time::timeout(limit, ending).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(join)) => Err(CliError::Other(format!("unmounting failed: {join}"))),
+            Err(_) => Err(CliError::Other(format!(
+                "{}: unmounting took more than {limit:?}",
+                dir.display()
+            ))),
+        };
+        drop(registered);
+        result
+    });
+    runtime.shutdown_background();
+    result
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// The files that a detached mount keeps while it lives: its process id (with the mount point on the second line) and
+/// its log.
+pub struct MountFiles {
+    pid: PathBuf,
+    log: PathBuf,
+}
+
+/// In a cluster's directory: where its mounts keep their files.
+pub const MOUNTS_DIR: &str = "mounts";
+
+impl MountFiles {
+    fn of(reach: &Reach, dir: &Path) -> Result<MountFiles, CliError> {
+        let home = match &reach.dir {
+            Some(cluster) if cluster.is_writable() => {
+                std::path::absolute(cluster.dir.join(MOUNTS_DIR)).doing(|| cluster.dir.display().to_string())?
+            }
+            _ => run_dir(),
+        };
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&home)
+            .doing(|| format!("making directory {}", home.display()))?;
+        // The path as a file name, as systemd does it.
+        let name: Vec<u8> = dir
+            .as_os_str()
+            .as_bytes()
+            .iter()
+            .map(|b| if *b == b'/' { b'-' } else { *b })
+            .collect();
+        let name = OsStr::from_bytes(name.strip_prefix(b"-").unwrap_or(&name));
+        let with = |ending: &str| {
+            let mut name = name.to_os_string();
+            name.push(ending);
+            home.join(name)
+        };
+        Ok(MountFiles {
+            pid: with(".pid"),
+            log: with(".log"),
+        })
+    }
+
+    fn register(&self, dir: &Path) -> Result<Registered<'_>, CliError> {
+        let own = ProcessId::own();
+        let text = [
+            format!("{} {}\n", own.pid, own.started).as_bytes(),
+            dir.as_os_str().as_bytes(),
+            b"\n",
+        ]
+        .concat();
+        std::fs::write(&self.pid, text).doing(|| format!("writing {}", self.pid.display()))?;
+        Ok(Registered(self))
+    }
+
+    /// The mounts that keep their files in `home`: process and mount point of each.
+    pub fn registered_in(home: &Path) -> Vec<(ProcessId, PathBuf)> {
+        let Ok(listed) = std::fs::read_dir(home) else {
+            return Vec::new();
+        };
+        let files = listed
+            .flatten()
+            .map(|e| e.path())
+            .filter(|p| p.extension() == Some(OsStr::new("pid")));
+        let parse = |file: PathBuf| {
+            let text = std::fs::read(&file).ok()?;
+            let dir = text.split(|b| *b == b'\n').nth(1)?;
+            Some((ProcessId::read(&file)?, PathBuf::from(OsStr::from_bytes(dir))))
+        };
+        files.filter_map(parse).collect()
+    }
+}
+
+/// A directory for files that live as long as a process.
+fn run_dir() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if uid.is_root() => "/run/polvo".into(),
+        Some(dir) if !dir.is_empty() => Path::new(&dir).join("polvo"),
+        _ => std::env::temp_dir().join(format!("polvo-{}", uid.as_raw())),
+    }
+}
+
+struct Registered<'a>(&'a MountFiles);
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0.pid);
+        let _ = std::fs::remove_file(&self.0.log);
+    }
+}
+
+/// Runs `polvo umount`.
+pub fn umount(args: &UmountArgs) -> Result<(), CliError> {
+    polvo_fuse::unmount(&args.dir, args.force).map_err(|e| mount_error(&args.dir, e))
+}
+
+/// The command line of `mount.polvo`, as mount(8) calls it, `SOURCE DIR [-sfnv] [-o OPTIONS]`, as one of `polvo mount`;
+/// `None` when nothing is to be mounted (`-f`).
+pub fn from_mount_helper(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, CliError> {
+    let mut line: Vec<OsString> = vec!["polvo".into(), "mount".into()];
+    let mut args = args.skip(1);
+    let mut named = 0;
+    let mut fake = false;
+    while let Some(arg) = args.next() {
+        match arg.to_str() {
+            Some("-o") => {
+                let options = args
+                    .next()
+                    .ok_or_else(|| CliError::Usage("-o: options are missing".into()))?;
+                line.extend(["-o".into(), options]);
+            }
+            Some("-t" | "-N") => drop(args.next()),
+            Some(flags) if flags.starts_with('-') && flags.len() > 1 => {
+                if let Some(unknown) = flags[1..].chars().find(|c| !"sfnv".contains(*c)) {
+                    return Err(CliError::Usage(format!("mount.polvo: unknown flag -{unknown}")));
+                }
+                fake |= flags.contains('f');
+            }
+            _ => {
+                named += 1;
+                line.push(arg);
+            }
+        }
+    }
+    match named {
+        2 if fake => Ok(None),
+        2 => Ok(Some(line)),
+        _ => Err(CliError::Usage(
+            "usage: mount.polvo polvo://HOST:PORT/ DIR [-o OPTIONS]".into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_options_are_told_from_the_mounts() {
+        let mut cluster = ClusterArgs::default();
+        let options = ["ro", "secret_file=/s", "provider=tcp", "threads=2", ""].map(String::from);
+        assert_eq!(split_options(&options, &mut cluster).unwrap(), "ro,threads=2");
+        assert_eq!(cluster.secret_file, Some("/s".into()));
+        assert_eq!(cluster.provider, Some(Provider::Tcp));
+        assert!(split_options(&["provider=udp".into()], &mut cluster).is_err());
+    }
+
+    #[test]
+    fn mount_8_is_understood() {
+        let parse = |line: &str| from_mount_helper(line.split(' ').map(OsString::from));
+        let line = parse("mount.polvo polvo://h:1/ /mnt -n -o rw,secret_file=/s")
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            line,
+            ["polvo", "mount", "polvo://h:1/", "/mnt", "-o", "rw,secret_file=/s"]
+        );
+        assert!(parse("mount.polvo -f polvo://h:1/ /mnt").unwrap().is_none());
+        for bad in [
+            "mount.polvo",
+            "mount.polvo /mnt",
+            "mount.polvo -x a b",
+            "mount.polvo a b -o",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

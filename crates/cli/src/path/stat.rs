@@ -1,0 +1,80 @@
+//! `polvo stat`
+
+use super::{inode_of, show};
+use crate::args::StatArgs;
+use crate::connect::{Location, with_client};
+use crate::{CliError, Context};
+use polvo_format::{Attr, FileKind};
+use serde_json::json;
+
+/// Runs the command.
+pub fn stat(args: &StatArgs) -> Result<(), CliError> {
+    let places = Location::parse_all(&args.paths)?;
+    with_client(
+        &args.cluster,
+        places[0].authority.clone(),
+        "stat",
+        |client, local| async move {
+            for place in &places {
+                let attr = local
+                    .walk(&place.path, args.dereference)
+                    .await
+                    .doing(|| place.shown())?;
+                let target = match attr.kind {
+                    FileKind::Symlink => Some(local.read_link(inode_of(&attr)).await.doing(|| place.shown())?),
+                    _ => None,
+                };
+                let target = target.map(|t| String::from_utf8_lossy(&t).into_owned());
+                let node = client.map().primary(attr.ino.region()).map(|n| n.0);
+                if args.json {
+                    println!("{}", as_json(place, &attr, target, node));
+                } else {
+                    print(place, &attr, target, node);
+                }
+            }
+            Ok(())
+        },
+    )
+}
+
+fn as_json(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>) -> serde_json::Value {
+    json!({
+        "path": place.shown(), "kind": show::kind(attr.kind), "target": target, "size": attr.size,
+        "blocks": attr.blocks, "mode": format!("{:04o}", attr.mode), "nlink": attr.nlink, "uid": attr.uid,
+        "gid": attr.gid, "rdev": attr.rdev, "inode": attr.ino.0, "generation": attr.generation.0,
+        "region": attr.ino.region().0, "node": node, "atime_ns": attr.atime_ns, "mtime_ns": attr.mtime_ns,
+        "ctime_ns": attr.ctime_ns, "btime_ns": attr.btime_ns,
+    })
+}
+
+fn print(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>) {
+    let target = target.map(|t| format!(" -> {t}")).unwrap_or_default();
+    let node = node.map_or("no node".to_string(), |n| format!("node {n}"));
+    println!("  File: {}{target}", place.shown());
+    println!(
+        "  Size: {:<15} Blocks: {:<10} {}",
+        attr.size,
+        attr.blocks,
+        show::kind(attr.kind)
+    );
+    println!(
+        " Inode: {:<15} Links: {:<11} Generation: {}",
+        attr.ino.0, attr.nlink, attr.generation.0
+    );
+    println!(" Place: region {} on {node}", attr.ino.region().0);
+    println!(
+        "Access: ({:04o}/{})  Uid: {}  Gid: {}",
+        attr.mode,
+        show::mode(attr),
+        attr.uid,
+        attr.gid
+    );
+    for (what, ns) in [
+        ("Access", attr.atime_ns),
+        ("Modify", attr.mtime_ns),
+        ("Change", attr.ctime_ns),
+        (" Birth", attr.btime_ns),
+    ] {
+        println!("{what}: {}", show::nanosecond(ns));
+    }
+}
