@@ -1,0 +1,85 @@
+# What can be done with this tree. `make` alone lists it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# rustup installs there; a shell that was opened before does not know it yet.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
+BIN := $(TARGET)/release
+POLVO := $(BIN)/polvo
+
+# End-to-end tests of `make test`, with what makes them short there. Each is an executable of tests/e2e that can be run
+# by itself, and then takes its time.
+E2E := \
+	bad-input:ROUNDS=6 \
+	balance \
+	client-active:MIB=256 \
+	idle:IDLE=15 \
+	kill9:ROUNDS=4 \
+	real-programs:TREES=/usr/include,TRANSFERS=150 \
+	three-mounts:ROUNDS=10,RECORDS=4000
+
+.PHONY: help
+help: ## This list
+	@echo 'PolvoFS: one POSIX file system out of the memory of many machines.'
+	@echo
+	@sed -nE 's/^([a-z0-9-]+):[^#]*## (.*)$$/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -nE 's/^([a-z0-9-]+):[^#]*## (.*)$$/  make \1    \2/p' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: build ## Build, start three nodes with a pool each, mount them at ./mnt (installs what is missing)
+	@"$(POLVO)" up --nodes 3 --dir .polvo --mount ./mnt
+	@echo
+	@echo 'The program is $(POLVO)'
+	@echo 'Stop it and remove everything again with: make stop'
+
+.PHONY: stop
+stop: ## Stop what `make run` has started; removes ./mnt, ./.polvo and the pools
+	@if [[ ! -e .polvo ]]; then echo 'Nothing is running (no ./.polvo).'; exit 0; fi; \
+	if [[ ! -x "$(POLVO)" ]]; then $(MAKE) --no-print-directory build; fi; \
+	"$(POLVO)" down --dir .polvo
+
+.PHONY: build
+build: ## Build polvo, polvod and mount.polvo (release)
+	@scripts/deps build
+	@cargo build --release -p polvo-cli
+	@ln -sfn polvo "$(BIN)/mount.polvo"
+
+.PHONY: install
+install: build ## Install polvo and polvod to $(DESTDIR)/usr/local/bin, mount.polvo to $(DESTDIR)/sbin
+	@scripts/install "$(BIN)" "$(DESTDIR)"
+
+.PHONY: lint
+lint: ## Formatting, clippy without warnings, shell syntax
+	@scripts/deps lint
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	@for script in scripts/* .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
+		bash -n "$$script"; done
+
+.PHONY: test
+test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, end-to-end tests
+	cargo test --workspace
+	@$(MAKE) --no-print-directory e2e
+
+.PHONY: e2e
+e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them)
+	@scripts/deps test
+	@POLVO="$(POLVO)" scripts/e2e $(if $(RUN),$(RUN),$(E2E))
+
+.PHONY: bench
+bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.json
+	@scripts/deps build
+	@mkdir -p "$(TARGET)/bench"
+	cargo run --release --quiet -p polvo-bench -- --report "$(TARGET)/bench/report.json" $(BENCH_ARGS)
+
+.PHONY: test-vm
+test-vm: build ## Persistent memory in a virtual machine: /dev/dax and a DAX file system, kill -9, reset (needs QEMU)
+	tests/vm/run
+
+.PHONY: clean
+clean: stop ## Stop, and remove everything that was built
+	cargo clean
