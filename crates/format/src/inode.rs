@@ -147,6 +147,23 @@ impl InodeHead {
         Self::from_raw(&raw, ino)
     }
 
+    /// Reads line 0 without checking anything: what a transaction is just writing may be torn.
+    ///
+    /// # Panics
+    /// With fewer than 56 bytes.
+    pub fn decode_unchecked(bytes: &[u8]) -> InodeHead {
+        let (raw, _) = RawHead::read_from_prefix(bytes).expect("the head is 56 bytes");
+        InodeHead {
+            kind: FileKind::from_u8(raw.kind),
+            generation: Generation(raw.generation.get()),
+            parent: Ino(raw.parent.get()),
+            parent_generation: Generation(raw.parent_generation.get()),
+            log_page: RegionOffset(raw.log_page.get()),
+            btime_ns: raw.btime.get(),
+            tail: Tail(raw.tail.get()),
+        }
+    }
+
     fn from_raw(raw: &RawHead, ino: Ino) -> Result<InodeHead, FormatError> {
         if raw.magic.get() == 0 && raw.kind == 0 && raw.generation.get() == 0 && raw.tail.get() == 0 {
             // a slot reserved for its first user may have a log page already

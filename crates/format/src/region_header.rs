@@ -44,9 +44,9 @@ impl RegionHeader {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads a header. `None`: all zeros, the region was never finished.
+    /// Reads a header. `None`: its first word, which is stored last, is 0: the region was never finished.
     pub fn decode(bytes: &[u8; crate::LINE]) -> Result<Option<RegionHeader>, FormatError> {
-        if bytes.iter().all(|&b| b == 0) {
+        if bytes[..8] == [0; 8] {
             return Ok(None);
         }
         let raw = Raw::read_from_bytes(bytes).expect("a header fills a line");

@@ -9,6 +9,15 @@ use polvo_format::{
 };
 use polvo_proto::FsError;
 
+/// How much of a log must be readable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whole {
+    /// all of it
+    Must,
+    /// a transaction is just appending names or links to it (never mappings): what comes before that
+    AsFarAsItGoes,
+}
+
 impl Store {
     /// Reads a slot's first line and the rest of its inode.
     pub fn read_slot(&self, slot: u64) -> [u8; INODE_SIZE] {
@@ -23,7 +32,7 @@ impl Store {
         let ino = self.ino(slot);
         let offset = slot * INODE_SIZE as u64;
         let head = InodeHead::decode(&bytes, ino).map_err(|e| self.corrupt("inode", offset, e))?;
-        self.load_from(ino, &head, &bytes, bytes_read)
+        self.load_from(ino, &head, &bytes, Whole::Must, bytes_read)
     }
 
     /// As [`Self::load`], from an inode's bytes.
@@ -32,28 +41,38 @@ impl Store {
         ino: Ino,
         head: &InodeHead,
         bytes: &[u8; INODE_SIZE],
+        whole: Whole,
         bytes_read: &mut u64,
     ) -> Result<Inode, RegionError> {
         let kind = head.kind.ok_or(FsError::Stale)?;
         let mut inode = Inode::new(ino, kind, head);
         let slot_offset = ino.slot() * INODE_SIZE as u64;
         let units = head.tail.units();
-        if units == 0 {
+        if units == 0 && whole == Whole::Must {
             return Err(self.corrupt("inode", slot_offset, "log without a checkpoint"));
         }
         let needed = UnitPlace::pages(units);
-        inode.pages = self.follow_pages(ino, head, needed)?;
+        inode.pages = match self.follow_pages(ino, head, needed) {
+            Err(_) if whole == Whole::AsFarAsItGoes => self.follow_pages(ino, head, 0)?,
+            pages => pages?,
+        };
         *bytes_read += (INODE_SIZE + inode.pages.len() * PAGE) as u64;
 
         let here = INODE_UNITS as usize..INODE_UNITS as usize + units.min(INLINE_UNITS) as usize * UNIT;
-        self.apply_units(&mut inode, head.tail, 0, &bytes[here], slot_offset)?;
+        let mut applied = self.apply_units(&mut inode, head.tail, 0, &bytes[here], slot_offset);
         let mut page = [0; PAGE];
-        for n in 0..needed {
+        for n in 0..needed.min(inode.pages.len() as u64) {
+            if applied.is_err() {
+                break;
+            }
             let offset = inode.pages[n as usize];
             self.read(offset, &mut page);
             let start = INLINE_UNITS + n * PAGE_UNITS;
             let end = (units - start).min(PAGE_UNITS) as usize;
-            self.apply_units(&mut inode, head.tail, start, &page[LINE..LINE + end * UNIT], offset)?;
+            applied = self.apply_units(&mut inode, head.tail, start, &page[LINE..LINE + end * UNIT], offset);
+        }
+        if whole == Whole::Must {
+            applied?;
         }
         inode.tail = head.tail;
         inode.derive();

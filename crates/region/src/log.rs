@@ -9,7 +9,7 @@ use crate::file_index::Mapped;
 use crate::inode::{Inode, unit_offset};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
-    Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, LINE,
+    Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
     LOG_PAGE_NEXT, LogPage, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
 };
 use std::ops::Range;
@@ -57,10 +57,14 @@ impl Layout {
         })
     }
 
-    /// The word that links the first new page to the page before it: region offset and value. `None` when there is no
-    /// new page, or no page before it (then the inode's first line links it).
+    /// The word that links the first new page to the page before it, or to the inode: region offset and value. `None`
+    /// when there is no new page.
     pub fn link(&self, end: LogEnd) -> Option<(u64, u64)> {
-        Some((end.pages.last()? + LOG_PAGE_NEXT, *self.new_pages.first()?))
+        let link = match end.pages.last() {
+            Some(page) => page + LOG_PAGE_NEXT,
+            None => end.ino.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE,
+        };
+        Some((link, *self.new_pages.first()?))
     }
 }
 
@@ -173,9 +177,6 @@ impl Store {
         let head = inode.head();
         let at = self.slot_at(inode.slot);
         self.pmem.write(at + INODE_ATTRIBUTES, &attributes);
-        if !layout.new_pages.is_empty() {
-            self.pmem.write_u64(at + INODE_LOG_PAGE, head.log_page.0);
-        }
         self.pmem
             .write_u64(at + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
         self.pmem.write_u64(at + INODE_TAIL, head.tail.0);
@@ -205,6 +206,16 @@ impl Store {
         for extent in hidden.iter().filter(|e| !e.inline) {
             self.space.unmap(extent.gpa.offset().0, extent.len);
         }
+    }
+
+    /// Writes attributes (a cache of what the log says) and their checksum anew, after a power cut or damage. Durable
+    /// after the next fence.
+    pub fn refresh(&self, ino: Ino, head: &InodeHead, attributes: &[u8; LINE]) {
+        let offset = ino.slot() * INODE_SIZE as u64;
+        self.write(offset + INODE_ATTRIBUTES, attributes);
+        // a link to a page that never became one goes
+        self.write_word(offset + INODE_LOG_PAGE, head.log_page.0);
+        self.write_word(offset + INODE_CHECKSUMS, head.checksums(ino, attributes));
     }
 
     /// Copies the log units from position `from` to the tail, page headers left out.

@@ -6,9 +6,7 @@ use crate::region::Region;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
-use polvo_format::{
-    INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_SIZE, LINE, RegionHeader, RegionId, TxnId, encode_attributes,
-};
+use polvo_format::{INODE_SIZE, LINE, RegionHeader, RegionId, TxnId, encode_attributes};
 use polvo_proto::SegmentClass;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,7 +51,7 @@ impl Region {
             Some(header) if header.region == id && header.segment_shift == store.segment_shift() => {}
             Some(header) => return Err(store.corrupt("region header", 0, format!("is of region {}", header.region))),
             // the power went while the region was made
-            None if store.segments().len() <= 2 => {
+            None if store.segments().len() <= 2 && is_empty(&store) => {
                 let at = store.slot_at(0);
                 store.pmem.zero_streaming(at, 1 << store.segment_shift());
                 store.pmem.fence();
@@ -89,7 +87,7 @@ impl Region {
                 match holder(lock) {
                     Some(txn) => held.recovered(txn, slot, None),
                     None if inode.attr.nlink == 0 => orphans.push(slot),
-                    None if stale => refresh.push((slot, inode.head(), encode_attributes(&inode.attr))),
+                    None if stale => refresh.push((inode.attr.ino, inode.head(), encode_attributes(&inode.attr))),
                     None => {}
                 }
                 if inode.is_garbage() {
@@ -110,11 +108,8 @@ impl Region {
         region.store.space = survey.space;
         region.store.garbage = garbage;
         region.store.damaged.extend(damaged);
-        for (slot, head, attributes) in refresh {
-            let store = &region.store;
-            let offset = slot * INODE_SIZE as u64;
-            store.write(offset + INODE_ATTRIBUTES, &attributes);
-            store.write_word(offset + INODE_CHECKSUMS, head.checksums(store.ino(slot), &attributes));
+        for (ino, head, attributes) in refresh {
+            region.store.refresh(ino, &head, &attributes);
         }
         region.store.pmem.fence();
         let mut orphans_freed = 0;
@@ -132,4 +127,10 @@ impl Region {
         };
         Ok((region, recovery))
     }
+}
+
+/// Is there no inode but perhaps the root? (A region that was never finished has no other.)
+fn is_empty(store: &Store) -> bool {
+    let slots = (1u64 << store.segment_shift()) / INODE_SIZE as u64;
+    (2..slots).all(|slot| store.read_slot(slot) == [0; INODE_SIZE])
 }

@@ -59,7 +59,14 @@ impl Region {
             region: store.region,
             segment_shift: store.segment_shift(),
         };
-        store.write(0, &header.encode());
+        let header = header.encode();
+        store.write(8, &header[8..]);
+        store.pmem.fence();
+        // one word says that all of it is there
+        store.write_word(
+            0,
+            u64::from_le_bytes(header[..8].try_into().expect("a word is 8 bytes")),
+        );
         store.pmem.fence();
         Ok(region)
     }

@@ -4,6 +4,7 @@
 use crate::file_index::Mapped;
 use crate::hash::NumberMap;
 use crate::inode::{Body, Inode};
+use crate::load::Whole;
 use crate::region::is_worn;
 use crate::space::{Space, each_page};
 use crate::store::Store;
@@ -23,7 +24,7 @@ pub(crate) enum Slot {
         lock: u64,
         stale: bool,
     },
-    /// free, but a transaction has reserved it and linked these log pages
+    /// free, but a transaction has reserved it and linked these log pages (or its first line is just being written)
     Reserved {
         lock: u64,
         pages: Vec<u64>,
@@ -101,6 +102,13 @@ impl Survey {
         let lock = u64::from_le_bytes(lock);
         let head = match InodeHead::decode(bytes, ino) {
             Ok(head) => head,
+            // a transaction's writes have not all arrived; they will be written again
+            Err(_) if lock != 0 => {
+                let head = InodeHead::decode_unchecked(bytes);
+                let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
+                self.claim_pages(store, ino, &pages);
+                return Some(Slot::Reserved { lock, pages });
+            }
             Err(e) => {
                 let e = store.corrupt("inode", slot * INODE_SIZE as u64, e);
                 return Some(Slot::Damaged(e.to_string()));
@@ -114,7 +122,8 @@ impl Survey {
             self.claim_pages(store, ino, &pages);
             return Some(Slot::Reserved { lock, pages });
         }
-        match store.load_from(ino, &head, bytes, &mut self.bytes_read) {
+        let whole = if lock == 0 { Whole::Must } else { Whole::AsFarAsItGoes };
+        match store.load_from(ino, &head, bytes, whole, &mut self.bytes_read) {
             Ok(inode) => {
                 self.claim_pages(store, ino, &inode.pages);
                 if let Body::File(index) = &inode.body {

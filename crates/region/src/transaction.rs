@@ -268,7 +268,7 @@ impl Region {
                     .map(|(at, range)| (*at, layout.bytes[range.clone()].to_vec())),
             );
             writes.extend(layout.headers(end).map(|(at, header)| (at, header.to_vec())));
-            if let Some((at, next)) = layout.link(end) {
+            if let Some((at, next)) = layout.link(end).filter(|_| !pages.is_empty()) {
                 writes.push((at, next.to_le_bytes().to_vec()));
             }
             let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
@@ -432,14 +432,14 @@ impl Region {
         self.store.pmem.fence();
         for (staged, layout) in with_pages() {
             let offset = staged.slot() * INODE_SIZE as u64;
-            let first = layout.new_pages[0];
             if staged.fresh {
-                self.store.write_word(offset + INODE_LOG_PAGE, first);
+                self.store.write_word(offset + INODE_LOG_PAGE, layout.new_pages[0]);
                 continue;
             }
-            let Some(inode) = self.cache.known(staged.slot()) else {
-                continue;
-            };
+            let inode = self
+                .cache
+                .known(staged.slot())
+                .expect("what was just staged is not dropped from the cache");
             let end = LogEnd {
                 ino: staged.inode.ino,
                 tail: staged.tail,
@@ -447,14 +447,12 @@ impl Region {
             };
             let link = layout.link(end);
             inode.pages.extend_from_slice(&layout.new_pages);
-            match link {
-                Some((at, next)) => self.store.write_word(at, next),
-                None => {
-                    let checksums = inode.head().checksums(inode.attr.ino, &encode_attributes(&inode.attr));
-                    self.store.write_word(offset + INODE_LOG_PAGE, first);
-                    self.store.write_word(offset + INODE_CHECKSUMS, checksums);
-                }
+            if let Some((at, next)) = link {
+                self.store.write_word(at, next);
             }
+            // the link in the inode counts among what the attributes' checksum covers
+            let checksums = inode.head().checksums(inode.attr.ino, &encode_attributes(&inode.attr));
+            self.store.write_word(offset + INODE_CHECKSUMS, checksums);
         }
         self.store.pmem.fence();
     }
@@ -521,6 +519,9 @@ impl Region {
                 }
             }
             Fate::Recovered => {
+                let inode = self.store.load(slot, &mut 0)?;
+                self.store.refresh(ino, &inode.head(), &encode_attributes(&inode.attr));
+                self.store.pmem.fence();
                 self.cache.take(slot);
             }
             Fate::RecoveredNew { pages } => {
