@@ -1,0 +1,287 @@
+//! Power cuts: at every fence of a change the media are left in many states; each is recovered and compared.
+
+use super::snapshot::{Snapshot, difference, snapshot};
+use super::world::{ROOT_REGION, SESSION, Shape, World, new_file};
+use parking_lot::Mutex;
+use polvo_format::{FileKind, Tail};
+use polvo_pmem::sim::{Chooser, CrashImage, KeepAll, LoseAll, RandomLines, SomeLines};
+use polvo_proto::FsError;
+use polvo_region::RegionError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Crash states recovered and compared so far by this process.
+pub static STATES: AtomicU64 = AtomicU64::new(0);
+
+/// Seed of all random choices; `POLVO_SEED` sets another.
+pub fn seed() -> u64 {
+    std::env::var("POLVO_SEED")
+        .ok()
+        .map_or(1, |s| s.parse().expect("POLVO_SEED is a number"))
+}
+
+/// Multiplies the number of random states at each fence; `ROUNDS` sets it.
+fn rounds() -> u64 {
+    std::env::var("ROUNDS")
+        .ok()
+        .map_or(1, |s| s.parse().expect("ROUNDS is a number"))
+}
+
+/// What a power cut may leave, and how it came about.
+pub struct CrashState {
+    pub images: Vec<CrashImage>,
+    pub how: String,
+}
+
+/// All choices for one medium at one moment: every subset of few pending lines, else none, all and random ones; and
+/// random ones with torn lines.
+fn choices(pending: usize, number: u64) -> Vec<(String, Box<dyn Chooser>)> {
+    let mut all: Vec<(String, Box<dyn Chooser>)> = vec![("nothing more survives".into(), Box::new(LoseAll))];
+    if pending == 0 {
+        return all;
+    }
+    all.push(("everything survives".into(), Box::new(KeepAll)));
+    let mut random = 8;
+    if pending <= 3 {
+        for bits in 1..(1u64 << pending) - 1 {
+            all.push((format!("lines {bits:#b} survive"), Box::new(SomeLines::new(bits))));
+        }
+        random = 5;
+    }
+    for i in 0..random * rounds() {
+        let seed = seed() << 40 ^ number << 10 ^ i;
+        all.push((format!("random lines {seed:#x}"), Box::new(RandomLines::new(seed))));
+    }
+    all
+}
+
+/// Runs `change` and collects what power cuts before each fence in any pool may leave. Where there are several pools
+/// they lose power together; of the others survives nothing, everything or something not durable, in turn.
+pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R) -> (Vec<CrashState>, R) {
+    let states = Arc::new(Mutex::new(Vec::new()));
+    let pools: Vec<_> = world.pools.iter().map(|pool| pool.pmem().clone()).collect();
+    for (at, pool) in pools.iter().enumerate() {
+        let into = states.clone();
+        let others: Vec<_> = pools.clone();
+        pool.sim().unwrap().set_fence_hook(Box::new(move |point| {
+            for (turn, (how, mut chooser)) in choices(point.pending_lines(), point.number()).into_iter().enumerate() {
+                let mut other: Box<dyn Chooser> = match turn % 3 {
+                    0 => Box::new(LoseAll),
+                    1 => Box::new(KeepAll),
+                    _ => Box::new(RandomLines::new(turn as u64)),
+                };
+                let image = |(pool, pmem): (usize, &Arc<polvo_pmem::Pmem>)| match pool == at {
+                    true => point.image(&mut *chooser),
+                    false => pmem.sim().unwrap().image(&mut *other),
+                };
+                let images = others.iter().enumerate().map(image).collect();
+                let how = format!("fence {} of pool {at}, {how}", point.number());
+                into.lock().push(CrashState { images, how });
+            }
+        }));
+    }
+    let result = change(world);
+    for pool in &pools {
+        pool.sim().unwrap().clear_fence_hook();
+    }
+    let states = std::mem::take(&mut *states.lock());
+    (states, result)
+}
+
+/// What the media hold after everything not durable is lost.
+pub fn durable(world: &World) -> Vec<CrashImage> {
+    world
+        .pools
+        .iter()
+        .map(|pool| pool.pmem().sim().unwrap().image(&mut LoseAll))
+        .collect()
+}
+
+/// Recovers all these states with all CPUs and hands each recovered world to `verify`. What fails (returns an error or
+/// panics) is reported with the way to it.
+pub fn recover_all(
+    what: &str,
+    shape: &Shape,
+    now: i64,
+    states: &[CrashState],
+    verify: impl Fn(&mut World, usize) -> Result<(), String> + Sync,
+) {
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    let work = || {
+        while let Some((number, state)) = Some(next.fetch_add(1, Relaxed)).and_then(|n| Some((n, states.get(n)?))) {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let mut world =
+                    World::open_images(shape, &state.images, now).map_err(|why| format!("recovery: {why}"))?;
+                verify(&mut world, number)
+            }));
+            let result = result.unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().cloned();
+                Err(format!(
+                    "panic: {}",
+                    text.or(panic.downcast_ref::<&str>().map(|s| s.to_string()))
+                        .unwrap_or_default()
+                ))
+            });
+            STATES.fetch_add(1, Relaxed);
+            if let Err(why) = result {
+                failures.lock().push(format!("{what}, {}: {why}", state.how));
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
+    if states.len() < 16 || threads == 1 {
+        work();
+    } else {
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    }
+    let failures = failures.into_inner();
+    if let Some(first) = failures.first() {
+        panic!(
+            "POLVO_SEED={}: {} of {} states are wrong, the first:\n{first}",
+            seed(),
+            failures.len(),
+            states.len()
+        );
+    }
+}
+
+/// A world and a scenario's steps on it, each with power cuts at all its fences.
+pub struct Scenario {
+    pub name: &'static str,
+    pub world: World,
+    /// Going on may fail for lack of space.
+    pub full: bool,
+    steps: usize,
+}
+
+impl Scenario {
+    pub fn new(name: &'static str, shape: Shape) -> Scenario {
+        Scenario {
+            name,
+            world: World::new(shape),
+            full: false,
+            steps: 0,
+        }
+    }
+
+    /// Runs a change. Whatever a power cut leaves, one sees the state before or after it; and once it has returned,
+    /// the state after it. The state is consistent, and work goes on.
+    pub fn step<R>(&mut self, what: &str, change: impl FnOnce(&mut World) -> R) -> R {
+        self.run(what, change, |snapshot| snapshot)
+    }
+
+    /// The same for a change that nobody sees (but in the tails of logs, which garbage collection moves one by one).
+    pub fn unseen<R>(&mut self, what: &str, change: impl FnOnce(&mut World) -> R) -> R {
+        let before = without_tails(snapshot(&mut self.world).unwrap());
+        let result = self.run(what, change, without_tails);
+        let after = without_tails(snapshot(&mut self.world).unwrap());
+        assert!(before == after, "{what} is seen:\n{}", difference(&before, &after));
+        result
+    }
+
+    fn run<R>(&mut self, what: &str, change: impl FnOnce(&mut World) -> R, seen: fn(Snapshot) -> Snapshot) -> R {
+        self.steps += 1;
+        let before = seen(snapshot(&mut self.world).unwrap());
+        let (mut states, result) = collect_states(&mut self.world, change);
+        let after = seen(snapshot(&mut self.world).unwrap());
+        let last = states.len();
+        states.push(CrashState {
+            images: durable(&self.world),
+            how: "after its end".into(),
+        });
+        let what = format!("{}, step {} ({what})", self.name, self.steps);
+        let full = self.full;
+        recover_all(&what, &self.world.shape, self.world.now, &states, |world, number| {
+            let now = seen(snapshot(world).map_err(|why| format!("reading: {why}"))?);
+            compare(&now, &before, &after, number == last)?;
+            no_findings(world)?;
+            if number % 5 == 0 || number == last {
+                match go_on(world) {
+                    Err(GoOn::NoSpace) if full => no_findings(world)?,
+                    Err(why) => return Err(format!("going on: {why:?}")),
+                    Ok(()) => (),
+                }
+            }
+            Ok(())
+        });
+        result
+    }
+}
+
+fn without_tails(mut snapshot: Snapshot) -> Snapshot {
+    snapshot.0.values_mut().for_each(|node| node.tail = Tail::default());
+    snapshot
+}
+
+fn compare(now: &Snapshot, before: &Snapshot, after: &Snapshot, ended: bool) -> Result<(), String> {
+    if now == after || now == before && !ended {
+        return Ok(());
+    }
+    if ended {
+        return Err(format!("not the state after it:\n{}", difference(after, now)));
+    }
+    Err(format!(
+        "neither the state before it:\n{}\nnor the one after it:\n{}",
+        difference(before, now),
+        difference(after, now)
+    ))
+}
+
+fn no_findings(world: &mut World) -> Result<(), String> {
+    let findings = world.check();
+    if findings.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("check: {findings:?}"))
+    }
+}
+
+/// The world is in the state before or (always, when `ended`) after a change, and consistent.
+pub fn verify(world: &mut World, before: &Snapshot, after: &Snapshot, ended: bool) -> Result<(), String> {
+    let now = snapshot(world).map_err(|why| format!("reading: {why}"))?;
+    compare(&now, before, after, ended)?;
+    no_findings(world)
+}
+
+/// Why work did not go on.
+#[derive(Debug)]
+pub enum GoOn {
+    /// The pool is full.
+    NoSpace,
+    /// Anything else; damage in the end.
+    Wrong(#[allow(dead_code)] String),
+}
+
+impl From<RegionError> for GoOn {
+    fn from(why: RegionError) -> GoOn {
+        match why {
+            RegionError::Fs(FsError::NoSpace) => GoOn::NoSpace,
+            why => GoOn::Wrong(format!("{why:?}")),
+        }
+    }
+}
+
+/// A few operations on a recovered world, each kind once; the world is as before afterwards, but for times.
+pub fn go_on(world: &mut World) -> Result<(), GoOn> {
+    let wrong = |what: &str| Err(GoOn::Wrong(what.into()));
+    let root = world.root();
+    let region = polvo_format::RegionId(world.shape.home.len() as u16 - 1);
+    let dir = world.create(root, b"go-on", new_file(FileKind::Directory, 0o755), ROOT_REGION)?;
+    let file = world.create(dir, b"file", new_file(FileKind::File, 0o644), region)?;
+    world.write(file, Some(0), b"small")?;
+    world.commit(file, &[(3, vec![0x77; 9000])], false)?;
+    let expected = [&b"sma"[..], &[0x77; 9000]].concat();
+    if world.read(file, 0, 10_000)? != expected {
+        return wrong("wrong bytes");
+    }
+    world.of(file).open(SESSION, file)?;
+    world.rename(dir, b"file", root, b"go-on-file")?;
+    world.unlink(root, b"go-on-file")?;
+    if world.read(file, 0, 10_000)? != expected {
+        return wrong("wrong bytes in a held file");
+    }
+    world.of(file).release(SESSION, file);
+    world.rmdir(root, b"go-on")?;
+    no_findings(world).map_err(GoOn::Wrong)
+}
