@@ -62,15 +62,16 @@ impl FileIndex {
         let joins = |a: &Mapped, b: &Mapped| {
             !a.inline && !b.inline && a.gpa.checked_add(a.len) == Some(b.gpa) && a.gpa.0 >> shift == b.gpa.0 >> shift
         };
-        if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back() {
-            if before + extent.len == offset && joins(extent, &new) {
-                new = Mapped {
-                    len: extent.len + new.len,
-                    gpa: extent.gpa,
-                    inline: false,
-                };
-                offset = before;
-            }
+        if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back()
+            && before + extent.len == offset
+            && joins(extent, &new)
+        {
+            new = Mapped {
+                len: extent.len + new.len,
+                gpa: extent.gpa,
+                inline: false,
+            };
+            offset = before;
         }
         let end = offset + new.len;
         if let Some(after) = self.extents.get(&end).copied().filter(|after| joins(&new, after)) {

@@ -152,10 +152,10 @@ impl Region {
         if !self.held.is_empty() {
             self.settle_slot(slot)?;
         }
-        if !self.store.damaged.is_empty() {
-            if let Some(why) = self.store.damaged.get(&slot) {
-                return Err(FsError::Io(why.clone()).into());
-            }
+        if !self.store.damaged.is_empty()
+            && let Some(why) = self.store.damaged.get(&slot)
+        {
+            return Err(FsError::Io(why.clone()).into());
         }
         Ok(slot)
     }

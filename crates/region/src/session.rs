@@ -183,10 +183,8 @@ impl Region {
     /// slot is free) is tried again by garbage collection.
     pub(crate) fn free_if_dead(&mut self, slot: u64) {
         let free = self.dead.contains(&slot) && !self.sessions.is_held(slot) && !self.held.holds(slot);
-        if free {
-            if let Err(e) = self.free_inode(slot) {
-                tracing::debug!(region = self.store.region.0, slot, error = %e, "freeing an inode is put off");
-            }
+        if free && let Err(e) = self.free_inode(slot) {
+            tracing::debug!(region = self.store.region.0, slot, error = %e, "freeing an inode is put off");
         }
     }
 

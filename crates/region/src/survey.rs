@@ -126,11 +126,11 @@ impl Survey {
         match store.load_from(ino, &head, bytes, whole, &mut self.bytes_read) {
             Ok(inode) => {
                 self.claim_pages(store, ino, &inode.pages);
-                if let Body::File(index) = &inode.body {
-                    if let Err(why) = self.claim_data(store, index.iter().map(|(_, e)| e)) {
-                        let e = store.corrupt("mapping", slot * INODE_SIZE as u64, why);
-                        return Some(Slot::Damaged(e.to_string()));
-                    }
+                if let Body::File(index) = &inode.body
+                    && let Err(why) = self.claim_data(store, index.iter().map(|(_, e)| e))
+                {
+                    let e = store.corrupt("mapping", slot * INODE_SIZE as u64, why);
+                    return Some(Slot::Damaged(e.to_string()));
                 }
                 let stale = InodeView::decode(bytes, ino)
                     .ok()
