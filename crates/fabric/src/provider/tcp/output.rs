@@ -152,6 +152,7 @@ impl Output {
     /// Sends what the kernel takes.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
         let mut round = 0;
+        self.stuck = false;
         while !self.pieces.is_empty() {
             if round >= ROUND {
                 return Ok(Sent::Round);
@@ -169,7 +170,6 @@ impl Output {
                 Err(e) => return Err(e),
             }
         }
-        self.stuck = false;
         Ok(Sent::All)
     }
 
