@@ -56,6 +56,8 @@ pub struct Client {
     pub(crate) node: Option<Arc<Node>>,
     /// The session is known to that node.
     pub(crate) attached_inside: AtomicBool,
+    /// Grace tick that node said at the last renewal: by the next one no read begun before is still under way.
+    pub(crate) tick_inside: AtomicU64,
     pub(crate) cred: Cred,
     pub(crate) names: NameCache,
     pub(crate) holds: Holds,
@@ -117,7 +119,12 @@ impl Client {
             config.timeouts,
             config.provider,
         );
-        Ok(Client::over(context, None, config.cred))
+        Ok(Client::make(context, None, config.cred))
+    }
+
+    /// A client over a session that the caller has made (the simulator's, say).
+    pub fn over(context: Arc<SessionContext>, cred: Cred) -> Arc<Client> {
+        Client::make(context, None, cred)
     }
 
     /// A client inside a node: the node's own regions are called and read directly, others as by any client.
@@ -126,15 +133,16 @@ impl Client {
     /// When the system has no random numbers to draw a session from.
     pub fn internal(node: &Arc<Node>, name: String, cred: Cred) -> Arc<Client> {
         let session = draw_session().expect("the system has random numbers");
-        let context = node.new_links().context().sibling(session, name, Some(node.id()));
-        Client::over(context, Some(node.clone()), cred)
+        let context = node.client_context(session, name);
+        Client::make(context, Some(node.clone()), cred)
     }
 
-    fn over(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred) -> Arc<Client> {
+    fn make(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred) -> Arc<Client> {
         let client = Arc::new(Client {
             context: context.clone(),
             node,
             attached_inside: AtomicBool::new(false),
+            tick_inside: AtomicU64::new(0),
             cred,
             names: NameCache::new(),
             holds: Holds::new(),

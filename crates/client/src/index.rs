@@ -32,7 +32,8 @@ pub(crate) enum MapChange {
 }
 
 impl MapChange {
-    /// Whether bytes of `offset..offset + len` may read differently after the change.
+    /// Whether bytes of `offset..offset + len` that lie in the file may read differently after the change. (Whether the
+    /// file ends elsewhere is for the caller to see.)
     pub(crate) fn touches(&self, offset: u64, len: u64) -> bool {
         let end = offset.saturating_add(len);
         match *self {

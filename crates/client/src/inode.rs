@@ -121,7 +121,14 @@ impl LocalClient {
     pub(crate) async fn current(&self, ino: Ino, generation: Option<Generation>) -> Result<Current, FsError> {
         for _ in 0..TORN_TRIES {
             match self.see(ino).await? {
-                Seen::Inode(view) => return self.accept(Current::from(&*view), generation),
+                Seen::Inode(view) => {
+                    let current = Current::from(&*view);
+                    // dead: whether it is still there depends on who holds it. If we do, it is
+                    if current.attr.nlink == 0 && self.client.holds.get(current.inode()).is_none() {
+                        break;
+                    }
+                    return self.accept(current, generation);
+                }
                 Seen::Nothing => return Err(gone(generation)),
                 Seen::Torn => {}
                 Seen::Locked => break,

@@ -4,6 +4,7 @@ use crate::local::LocalClient;
 use polvo_format::NodeId;
 use polvo_proto::{Answer, FsError, InodeRef, Reply, Request};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -43,13 +44,14 @@ impl LocalClient {
     pub(crate) async fn renew(&self) {
         let mut answers = self.links.renew().await;
         if let Some(node) = &self.client.node
-            && self.client.attached_inside.load(std::sync::atomic::Ordering::Acquire)
+            && self.client.attached_inside.load(Ordering::Acquire)
         {
-            // one-sided reads inside are over before the operation yields: any tick will do
-            answers.push((
-                node.id(),
-                self.call_node(node.id(), Request::Heartbeat { tick: 0 }).await,
-            ));
+            let tick = self.client.tick_inside.load(Ordering::Relaxed);
+            let answer = self.call_node(node.id(), Request::Heartbeat { tick }).await;
+            if let Ok(Reply::Renewed { tick, .. }) = &answer {
+                self.client.tick_inside.store(*tick, Ordering::Relaxed);
+            }
+            answers.push((node.id(), answer));
         }
         let mut newest = self.client.map().epoch;
         for (node, answer) in answers {

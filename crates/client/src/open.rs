@@ -218,9 +218,11 @@ impl LocalClient {
         let mut guard = held.index.write();
         match (units, changes, guard.as_mut()) {
             (Some(units), Some(changes), Some(index)) if index.cursor().tail == cursor.tail => {
+                let size_before = index.size();
                 changes.iter().for_each(|change| index.apply(change));
                 index.set_cursor(units.cursor);
-                let here = changes.iter().any(|change| change.touches(offset, len));
+                let end_moved = index.size() != size_before && size_before < offset.saturating_add(len);
+                let here = end_moved || changes.iter().any(|change| change.touches(offset, len));
                 Ok(if here { Moved::Here } else { Moved::Elsewhere })
             }
             // another thread has changed it
