@@ -357,6 +357,7 @@ fn place_bytes(
         store.pmem.write_streaming(store.at(at), &bytes[..fill as usize]);
         placed.filled = Some((at, fill));
     }
+    let shift = store.segment_shift();
     let mut map = |offset, len, at| {
         let gpa = store.gpa(at);
         Entry::Write {
@@ -368,7 +369,8 @@ fn place_bytes(
         .encode(false, entries);
     };
     match (behind, fresh_at) {
-        (Some(at), Some(fresh)) if at + fill == fresh => map(offset, len, at),
+        // neighbours, and in one segment
+        (Some(at), Some(fresh)) if at + fill == fresh && at >> shift == fresh >> shift => map(offset, len, at),
         (behind, fresh) => {
             if let Some(at) = behind {
                 map(offset, fill, at);
