@@ -32,12 +32,18 @@ impl Link {
 
     /// One request, bounded by `limit`.
     pub async fn call_within(&self, call: &Call, limit: Duration) -> Answer {
+        self.exchange(call, limit).await?
+    }
+
+    /// One request. The outer error is the connection's, the inner one the node's answer (which may well be that it
+    /// could not reach another node).
+    pub(crate) async fn exchange(&self, call: &Call, limit: Duration) -> Result<Answer, FsError> {
         let request = call.encode();
         match self.rpc.call(&request, limit).await {
             Ok(reply) => {
                 self.counters.count_rpc(request.len(), reply.len());
-                decode_answer(&reply)
-                    .unwrap_or_else(|e| Err(FsError::Io(format!("answer of node {}: {e}", self.node.0))))
+                let garbage = |e| FsError::Io(format!("answer of node {}: {e}", self.node.0));
+                Ok(decode_answer(&reply).unwrap_or_else(|e| Err(garbage(e))))
             }
             Err(error) => {
                 self.counters.count_rpc(request.len(), 0);

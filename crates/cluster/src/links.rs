@@ -237,11 +237,12 @@ impl Links {
     /// As `send`, each attempt bounded by `limit`.
     pub async fn send_within(&self, node: NodeId, call: &Call, limit: Duration) -> Answer {
         let link = self.to(node).await?;
-        match link.call_within(call, limit).await {
-            Err(FsError::SessionExpired) => {
+        match link.exchange(call, limit).await {
+            Ok(Err(FsError::SessionExpired)) => {
                 self.greet(&link, self.context.timeouts.connect).await?;
                 link.call_within(call, limit).await
             }
+            Ok(answer) => answer,
             Err(error @ FsError::Unreachable { .. }) => {
                 if !link.is_closed() {
                     // no answer in time: whoever asks next finds out quickly
@@ -255,7 +256,7 @@ impl Links {
                 }
                 link.call_within(call, limit).await
             }
-            answer => answer,
+            Err(error) => Err(error),
         }
     }
 

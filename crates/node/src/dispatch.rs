@@ -119,6 +119,7 @@ impl Drop for Dispatching {
 pub(crate) async fn finish(turn: &Turn<'_>, dispatch: Dispatch) -> Result<(), FsError> {
     let txn = dispatch.txn;
     let mut dispatching = Dispatching::new(turn.node, dispatch);
+    turn.node.probe.reached(Phase::Decided).await;
     let mut backoff = turn.backoff();
     loop {
         let Err(error) = dispatching.attempt(turn.links, turn.call_limit()).await else {

@@ -335,13 +335,18 @@ fn session_of(node: NodeId, start_number: u64) -> SessionId {
 
 #[cfg(feature = "testing")]
 impl Node {
-    /// The next transaction coordinated here stops for ever when it gets to that phase.
+    /// The next transaction coordinated here stops when it gets to that phase, until `let_coordinator_go_on`.
     pub fn stop_coordinator_at(&self, phase: crate::Phase) {
-        self.probe.stop_at(Some(phase));
+        self.probe.stop_at(phase);
     }
 
-    /// True once a coordinator has been stopped.
+    /// True while a coordinator is stopped.
     pub fn coordinator_has_stopped(&self) -> bool {
         self.probe.has_stopped()
+    }
+
+    /// Ends the stop.
+    pub fn let_coordinator_go_on(&self) {
+        self.probe.go_on();
     }
 }

@@ -1,4 +1,4 @@
-//! Points of a transaction at which a test can stop its coordinator for good, as if it had died there.
+//! Points of a transaction at which a test can stop its coordinator: to end the node there, or others meanwhile.
 
 /// Where a coordinator has got to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,35 +18,55 @@ pub enum Phase {
 #[derive(Default)]
 pub(crate) struct Probe {
     #[cfg(feature = "testing")]
-    stop_at: parking_lot::Mutex<Option<Phase>>,
+    stop: parking_lot::Mutex<Stop>,
+    #[cfg(feature = "testing")]
+    go_on: tokio::sync::Notify,
+}
+
+#[cfg(feature = "testing")]
+#[derive(Default)]
+struct Stop {
+    at: Option<Phase>,
+    stopped: bool,
 }
 
 impl Probe {
-    /// The next coordinator that gets to `phase` stops there for ever.
+    /// The next coordinator that gets to `phase` stops there.
     #[cfg(feature = "testing")]
-    pub fn stop_at(&self, phase: Option<Phase>) {
-        *self.stop_at.lock() = phase;
+    pub fn stop_at(&self, phase: Phase) {
+        *self.stop.lock() = Stop {
+            at: Some(phase),
+            stopped: false,
+        };
     }
 
-    /// True once a coordinator has stopped.
+    /// True while a coordinator is stopped.
     #[cfg(feature = "testing")]
     pub fn has_stopped(&self) -> bool {
-        self.stop_at.lock().is_none()
+        self.stop.lock().stopped
+    }
+
+    /// A coordinator that is stopped goes on.
+    #[cfg(feature = "testing")]
+    pub fn go_on(&self) {
+        self.stop.lock().stopped = false;
+        self.go_on.notify_waiters();
     }
 
     #[cfg(feature = "testing")]
     pub async fn reached(&self, phase: Phase) {
-        let stop = {
-            let mut stop_at = self.stop_at.lock();
-            let stop = *stop_at == Some(phase);
-            if stop {
-                *stop_at = None;
+        let go_on = self.go_on.notified();
+        {
+            let mut stop = self.stop.lock();
+            if stop.at != Some(phase) {
+                return;
             }
-            stop
-        };
-        if stop {
-            std::future::pending::<()>().await;
+            *stop = Stop {
+                at: None,
+                stopped: true,
+            };
         }
+        go_on.await;
     }
 
     #[cfg(not(feature = "testing"))]

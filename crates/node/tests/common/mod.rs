@@ -1,0 +1,369 @@
+//! A caller that speaks requests: what the client library does for files, this does for tests, one request at a time.
+#![allow(dead_code)] // each test file uses a part
+
+use polvo_cluster::{Links, RegionVerb};
+use polvo_format::{Attr, FileKind, Generation, Ino, NodeId, RegionId, Tail};
+use polvo_node::sim::Cluster;
+use polvo_proto::*;
+use std::rc::Rc;
+
+/// The root directory.
+pub const ROOT: InodeRef = InodeRef {
+    ino: Ino::ROOT,
+    generation: Generation(1),
+};
+
+pub fn inode_of(attr: &Attr) -> InodeRef {
+    InodeRef {
+        ino: attr.ino,
+        generation: attr.generation,
+    }
+}
+
+pub fn new_file(kind: FileKind, mode: u32) -> NewFile {
+    NewFile {
+        kind,
+        mode,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: vec![],
+    }
+}
+
+pub fn user(uid: u32) -> Cred {
+    Cred::User {
+        uid,
+        gid: uid,
+        groups: vec![],
+    }
+}
+
+/// A client session that makes requests on behalf of somebody.
+#[derive(Clone)]
+pub struct Caller {
+    pub links: Rc<Links>,
+    pub cred: Cred,
+}
+
+impl Caller {
+    pub fn new(cluster: &Cluster, name: &str) -> Caller {
+        Caller {
+            links: cluster.client(name),
+            cred: Cred::Kernel,
+        }
+    }
+
+    pub fn at_home(cluster: &Cluster, name: &str, home: u16) -> Caller {
+        Caller {
+            links: cluster.client_at(name, Some(NodeId(home))),
+            cred: Cred::Kernel,
+        }
+    }
+
+    /// The same session, other credentials.
+    pub fn as_user(&self, cred: Cred) -> Caller {
+        Caller {
+            links: self.links.clone(),
+            cred,
+        }
+    }
+
+    pub async fn ask(&self, region: RegionId, request: Request) -> Answer {
+        self.links.call_region(region, self.cred.clone(), request).await
+    }
+
+    pub async fn ask_node(&self, node: u16, request: Request) -> Answer {
+        self.links.call_node(NodeId(node), self.cred.clone(), request).await
+    }
+
+    pub async fn make(&self, dir: InodeRef, name: &str, file: NewFile, open: bool) -> Result<InodeRef, FsError> {
+        let request = Request::Create {
+            dir,
+            name: name.into(),
+            file,
+            open,
+        };
+        match self.ask(dir.ino.region(), request).await? {
+            Reply::Made(made) => Ok(inode_of(&made.attr)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn create(&self, dir: InodeRef, name: &str) -> Result<InodeRef, FsError> {
+        self.make(dir, name, new_file(FileKind::File, 0o644), false).await
+    }
+
+    pub async fn mkdir(&self, dir: InodeRef, name: &str) -> Result<InodeRef, FsError> {
+        self.make(dir, name, new_file(FileKind::Directory, 0o755), false).await
+    }
+
+    pub async fn find(&self, dir: InodeRef, name: &str) -> Result<InodeRef, FsError> {
+        match self
+            .ask(dir.ino.region(), Request::Lookup { dir, name: name.into() })
+            .await?
+        {
+            Reply::Found(found) => Ok(found.target),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        let request = Request::GetAttr {
+            ino: inode.ino,
+            generation: Some(inode.generation),
+        };
+        attr_in(self.ask(inode.ino.region(), request).await)
+    }
+
+    pub async fn set(&self, inode: InodeRef, set: SetAttr) -> Result<Attr, FsError> {
+        attr_in(self.ask(inode.ino.region(), Request::SetAttr { inode, set }).await)
+    }
+
+    pub async fn unlink(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
+        done(
+            self.ask(dir.ino.region(), Request::Unlink { dir, name: name.into() })
+                .await,
+        )
+    }
+
+    pub async fn rmdir(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
+        done(
+            self.ask(dir.ino.region(), Request::Rmdir { dir, name: name.into() })
+                .await,
+        )
+    }
+
+    pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: &str) -> Result<Attr, FsError> {
+        attr_in(
+            self.ask(
+                dir.ino.region(),
+                Request::Link {
+                    inode,
+                    dir,
+                    name: name.into(),
+                },
+            )
+            .await,
+        )
+    }
+
+    pub async fn rename_with(
+        &self,
+        old_dir: InodeRef,
+        old: &str,
+        new_dir: InodeRef,
+        new: &str,
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
+        let (old_name, new_name) = (old.into(), new.into());
+        let request = Request::Rename {
+            old_dir,
+            old_name,
+            new_dir,
+            new_name,
+            mode,
+        };
+        done(self.ask(new_dir.ino.region(), request).await)
+    }
+
+    pub async fn rename(&self, old_dir: InodeRef, old: &str, new_dir: InodeRef, new: &str) -> Result<(), FsError> {
+        self.rename_with(old_dir, old, new_dir, new, RenameMode::Replace).await
+    }
+
+    pub async fn names(&self, dir: InodeRef) -> Result<Vec<String>, FsError> {
+        let mut names = Vec::new();
+        let mut after = 0;
+        loop {
+            match self
+                .ask(dir.ino.region(), Request::ReadDir { dir, after, max: 1000 })
+                .await?
+            {
+                Reply::Entries(entries) if entries.is_empty() => break,
+                Reply::Entries(entries) => {
+                    after = entries.last().unwrap().cookie;
+                    names.extend(entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    pub async fn open(&self, inode: InodeRef) -> Result<FileMap, FsError> {
+        match self.ask(inode.ino.region(), Request::Open { inode }).await? {
+            Reply::FileMap(map) => Ok(map),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn release(&self, inode: InodeRef) -> Result<(), FsError> {
+        done(
+            self.ask(inode.ino.region(), Request::Release { inodes: vec![inode] })
+                .await,
+        )
+    }
+
+    /// Eager write.
+    pub async fn write(&self, inode: InodeRef, offset: u64, bytes: &[u8]) -> Result<Written, FsError> {
+        let (bytes, known) = (bytes.to_vec(), Tail::default());
+        let request = Request::Write {
+            inode,
+            offset,
+            append: false,
+            known,
+            bytes,
+        };
+        written(self.ask(inode.ino.region(), request).await)
+    }
+
+    pub async fn delegate(&self, region: RegionId, pages: u32) -> Result<Vec<PageRun>, FsError> {
+        match self.ask(region, Request::Delegate { region, pages }).await? {
+            Reply::Space(runs) => Ok(runs),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Client-active write: bytes go to delegated space one-sided, then the log commit names them.
+    pub async fn write_active(&self, inode: InodeRef, offset: u64, bytes: &[u8]) -> Result<Written, FsError> {
+        let region = inode.ino.region();
+        let mut rest = bytes;
+        let mut runs = Vec::new();
+        while !rest.is_empty() {
+            let space = self.delegate(region, rest.len().div_ceil(4096) as u32).await?;
+            for run in space {
+                let (now, later) = rest.split_at(rest.len().min(run.pages as usize * 4096));
+                if now.is_empty() {
+                    break;
+                }
+                let mut ops = [RegionVerb::WriteData {
+                    at: run.gpa,
+                    bytes: now,
+                }];
+                self.links.one_sided(region, &mut ops).await?;
+                let at = offset + (bytes.len() - rest.len()) as u64;
+                runs.push(WriteRun {
+                    offset: at,
+                    len: now.len() as u64,
+                    gpa: run.gpa,
+                });
+                rest = later;
+            }
+        }
+        let request = Request::Commit {
+            inode,
+            runs,
+            append: false,
+            known: Tail::default(),
+            want_pages: 0,
+        };
+        written(self.ask(region, request).await)
+    }
+
+    /// Client-active read of a whole file.
+    pub async fn read(&self, inode: InodeRef) -> Result<Vec<u8>, FsError> {
+        let region = inode.ino.region();
+        let mut bytes = Vec::new();
+        let mut from = 0;
+        loop {
+            let map = match self.ask(region, Request::Extents { inode, from }).await? {
+                Reply::FileMap(map) => map,
+                other => panic!("{other:?}"),
+            };
+            bytes.resize(map.attr.size as usize, 0);
+            for extent in &map.extents {
+                let into = &mut bytes[extent.offset as usize..][..extent.len as usize];
+                self.links
+                    .one_sided(region, &mut [RegionVerb::Read { at: extent.gpa, into }])
+                    .await?;
+            }
+            match map.extents.last() {
+                Some(last) if map.more => from = last.offset + last.len,
+                _ => return Ok(bytes),
+            }
+        }
+    }
+
+    /// A directory on a node other than `elsewhere`, in the root, so that names in it are coordinated there.
+    pub async fn directory_at(&self, cluster: &Cluster, node: u16, prefix: &str) -> InodeRef {
+        for i in 0..200 {
+            let dir = match self.mkdir(ROOT, &format!("{prefix}{i}")).await {
+                Err(FsError::Exists) => continue,
+                made => made.unwrap(),
+            };
+            if primary(cluster, dir) == node {
+                return dir;
+            }
+            self.rmdir(ROOT, &format!("{prefix}{i}")).await.unwrap();
+        }
+        panic!("no directory came to node {node}");
+    }
+
+    /// A file in `dir` on a given node.
+    pub async fn file_at(&self, cluster: &Cluster, dir: InodeRef, node: u16, prefix: &str) -> (String, InodeRef) {
+        for i in 0..200 {
+            let name = format!("{prefix}{i}");
+            let file = self.create(dir, &name).await.unwrap();
+            if primary(cluster, file) == node {
+                return (name, file);
+            }
+            self.unlink(dir, &name).await.unwrap();
+        }
+        panic!("no file came to node {node}");
+    }
+}
+
+/// The node that serves an inode.
+pub fn primary(cluster: &Cluster, inode: InodeRef) -> u16 {
+    cluster.map().primary(inode.ino.region()).unwrap().0
+}
+
+fn done(answer: Answer) -> Result<(), FsError> {
+    match answer? {
+        Reply::Done => Ok(()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn attr_in(answer: Answer) -> Result<Attr, FsError> {
+    match answer? {
+        Reply::Attr { attr, .. } => Ok(attr),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn written(answer: Answer) -> Result<Written, FsError> {
+    match answer? {
+        Reply::Written(written) => Ok(written),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Deterministic bytes.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(next).collect()
+}
+
+/// A little deterministic generator for random tests.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides
+    }
+}
