@@ -29,6 +29,10 @@ mod space;
 mod stage;
 mod store;
 mod survey;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod transaction;
 
 pub use check::{CheckReport, Finding};

@@ -1,0 +1,117 @@
+//! What unit tests of this crate share: a region on a simulated medium, and the operations that a node would make.
+
+use crate::{FormatParams, PoolIdentity, PoolSpace, Recovery, Region, RegionError};
+use polvo_format::{FileKind, Generation, Ino, NodeId, RegionId, SessionId, TxnId};
+use polvo_pmem::Pmem;
+use polvo_pmem::sim::KeepAll;
+use polvo_proto::{Collected, InodeRef, Intent, NewFile, Placement};
+use std::sync::Arc;
+
+pub const SESSION: SessionId = SessionId(7);
+pub const NOW: i64 = 1_000;
+pub const ROOT: InodeRef = InodeRef {
+    ino: Ino::ROOT,
+    generation: Generation(1),
+};
+
+/// An empty region 0 in a pool of some MiB with segments of 256 KiB.
+pub fn region(pool_mib: u64) -> Region {
+    let pmem = Pmem::simulated(pool_mib << 20);
+    let identity = PoolIdentity {
+        cluster: [1; 16],
+        pool: [2; 16],
+        node: NodeId(1),
+    };
+    let params = FormatParams {
+        identity,
+        segment_shift: Some(18),
+    };
+    PoolSpace::format(&pmem, &params).unwrap();
+    Region::create(&PoolSpace::open(pmem).unwrap(), RegionId(0), NOW).unwrap()
+}
+
+/// The region as the next process finds it.
+pub fn recovered(region: &Region) -> (Region, Recovery) {
+    let image = region.store.pmem.sim().unwrap().image(&mut KeepAll);
+    let pool = PoolSpace::open(Pmem::simulated_from_image(&image)).unwrap();
+    Region::recover(&pool, region.id(), &mut |_, _| ()).unwrap()
+}
+
+pub fn txn(n: u64) -> TxnId {
+    TxnId::new(NodeId(9), n)
+}
+
+pub fn new_file(kind: FileKind) -> NewFile {
+    NewFile {
+        kind,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Vec::new(),
+    }
+}
+
+pub fn new_inode(kind: FileKind) -> Intent {
+    Intent::NewInode {
+        file: new_file(kind),
+        parent: ROOT,
+        placement: Placement::Hash,
+        unnamed: false,
+    }
+}
+
+pub fn add_name(dir: InodeRef, name: &[u8], kind: FileKind) -> Intent {
+    Intent::AddName {
+        dir,
+        name: name.to_vec(),
+        target: None,
+        kind,
+    }
+}
+
+/// Makes an inode below a directory.
+pub fn make(region: &mut Region, dir: InodeRef, name: &[u8], kind: FileKind) -> Result<InodeRef, RegionError> {
+    let intents = [new_inode(kind), add_name(dir, name, kind)];
+    let decided = region.decide(txn(1), &intents, &[], NOW)?;
+    let attr = decided.outcomes[0].attr;
+    Ok(InodeRef {
+        ino: attr.ino,
+        generation: attr.generation,
+    })
+}
+
+/// Takes a file's name away.
+pub fn unlink(region: &mut Region, dir: InodeRef, name: &[u8]) -> Result<(), RegionError> {
+    let target = region.lookup(dir, name)?.0.target;
+    let remove = Intent::RemoveName {
+        dir,
+        name: name.to_vec(),
+        target,
+    };
+    let intents = [remove, Intent::DropLink { inode: target }];
+    region.decide(txn(2), &intents, &[], NOW).map(|_| ())
+}
+
+/// Does what a coordinator does with what it has collected.
+pub fn dispatch(region: &Region, txn: TxnId, collected: &Collected) {
+    let pmem: &Arc<Pmem> = &region.store.pmem;
+    for (gpa, bytes) in &collected.writes {
+        let at = region.store.at(gpa.offset().0);
+        pmem.write(at, bytes);
+        pmem.persist(at, bytes.len() as u64);
+    }
+    for lock in &collected.locks {
+        assert_eq!(pmem.cas_u64(region.store.at(lock.offset().0), txn.0, 0), txn.0);
+    }
+}
+
+/// What a check finds.
+pub fn findings(region: &mut Region) -> Vec<String> {
+    region
+        .check(&mut |_, _| ())
+        .findings
+        .into_iter()
+        .map(|f| f.what)
+        .collect()
+}

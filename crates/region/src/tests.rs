@@ -1,0 +1,327 @@
+//! Behaviour of a region as a whole, where it is not covered by the model and the power cuts in `tests/`.
+
+use crate::RegionError;
+use crate::testing::*;
+use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, PAGE, SessionId, Tail};
+use polvo_proto::*;
+
+#[test]
+fn a_collected_change_shows_when_it_is_dispatched() {
+    let mut r = region(4);
+    let dir = make(&mut r, ROOT, b"dir", FileKind::Directory).unwrap();
+    let intents = [new_inode(FileKind::File), add_name(dir, b"file", FileKind::File)];
+    let collected = r.collect(txn(5), &intents, NOW).unwrap();
+    let file = collected.outcomes[0].attr;
+    let file = InodeRef {
+        ino: file.ino,
+        generation: file.generation,
+    };
+    assert!(matches!(r.lookup(dir, b"file"), Err(RegionError::Held { .. })));
+    assert!(matches!(r.attr(file.ino, None), Err(RegionError::Held { .. })));
+    assert!(matches!(
+        r.collect(txn(6), &intents[1..], NOW),
+        Err(RegionError::Fs(_) | RegionError::Held { .. })
+    ));
+    r.open(SESSION, file).unwrap();
+    assert_eq!(r.settle(), [txn(5)]);
+    assert_eq!(findings(&mut r), [""; 0]);
+
+    dispatch(&r, txn(5), &collected);
+    let (found, tail) = r.lookup(dir, b"file").unwrap();
+    assert_eq!((found.target, tail), (file, collected.outcomes[1].tail));
+    assert_eq!(
+        r.attr(file.ino, Some(file.generation)).unwrap().0,
+        collected.outcomes[0].attr
+    );
+    assert_eq!(r.settle(), []);
+    assert_eq!(findings(&mut r), [""; 0]);
+}
+
+#[test]
+fn a_collected_change_that_is_given_up_leaves_nothing() {
+    let mut r = region(4);
+    let before = r.usage();
+    let long_link = NewFile {
+        target: vec![b'x'; 4095],
+        ..new_file(FileKind::Symlink)
+    };
+    let long_link = Intent::NewInode {
+        file: long_link,
+        parent: ROOT,
+        placement: Placement::Hash,
+        unnamed: false,
+    };
+    let intents = [long_link, add_name(ROOT, &[b'n'; 255], FileKind::Symlink)];
+    for n in 0..3 {
+        let collected = r.collect(txn(5), &intents, NOW).unwrap();
+        let made = collected.outcomes[0].attr;
+        let made = InodeRef {
+            ino: made.ino,
+            generation: made.generation,
+        };
+        r.open(SESSION, made).unwrap();
+        if n == 1 {
+            // the coordinator gives up on its own
+            for lock in &collected.locks {
+                r.store.pmem.cas_u64(r.store.at(lock.offset().0), txn(5).0, 0);
+            }
+        } else {
+            r.abort(txn(5));
+        }
+        assert!(r.attr(made.ino, None).is_err());
+        assert_eq!(r.settle(), []);
+        assert_eq!(findings(&mut r), [""; 0]);
+        r.release(SESSION, made);
+    }
+    r.set_tick(9, 9);
+    assert_eq!(r.usage(), before);
+    assert!(r.lookup(ROOT, &[b'n'; 255]).is_err());
+}
+
+#[test]
+fn what_is_held_stays_held_over_a_restart() {
+    let mut r = region(4);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let intents = [new_inode(FileKind::File), Intent::AddLink { inode: file }];
+    let collected = r.collect(txn(5), &intents, NOW).unwrap();
+    let made = collected.outcomes[0].attr.ino;
+
+    for end in ["dispatched", "aborted"] {
+        let (mut again, recovery) = recovered(&r);
+        assert_eq!(recovery.held_by, [txn(5)]);
+        assert!(matches!(again.attr(file.ino, None), Err(RegionError::Held { .. })));
+        assert!(matches!(again.attr(made, None), Err(RegionError::Held { .. })));
+        if end == "dispatched" {
+            dispatch(&again, txn(5), &collected);
+            assert_eq!(again.attr(file.ino, None).unwrap().0.nlink, 2);
+            assert_eq!(again.attr(made, None).unwrap().0.nlink, 1);
+        } else {
+            again.abort(txn(5));
+            assert_eq!(again.attr(file.ino, None).unwrap().0.nlink, 1);
+            assert!(matches!(again.attr(made, None), Err(RegionError::Fs(FsError::Stale))));
+        }
+        assert_eq!(again.settle(), []);
+        assert_eq!(findings(&mut again), [""; 0]);
+    }
+}
+
+#[test]
+fn half_of_a_dispatch_is_no_damage() {
+    let mut r = region(4);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let intents = [
+        new_inode(FileKind::Directory),
+        add_name(ROOT, &[b'a'; 200], FileKind::Directory),
+        Intent::DropLink { inode: file },
+    ];
+    let collected = r.collect(txn(5), &intents, NOW).unwrap();
+    let words: Vec<(u64, u64)> = collected
+        .writes
+        .iter()
+        .flat_map(|(gpa, bytes)| {
+            let at = gpa.offset().0;
+            let words = bytes.chunks_exact(8).enumerate();
+            words.map(move |(n, word)| (at + 8 * n as u64, u64::from_le_bytes(word.try_into().unwrap())))
+        })
+        .collect();
+    let mut seed = 3u64;
+    for round in 0..200 {
+        let (again, _) = recovered(&r);
+        for (at, word) in &words {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            if seed >> 63 == 1 {
+                again.store.pmem.write_u64(again.store.at(*at), *word);
+            }
+        }
+        let (mut again, recovery) = recovered(&again);
+        assert!(recovery.damaged.is_empty(), "round {round}: {:?}", recovery.damaged);
+        assert_eq!(again.settle(), [txn(5)]);
+        dispatch(&again, txn(5), &collected);
+        assert_eq!(again.settle(), []);
+        assert_eq!(again.lookup(ROOT, &[b'a'; 200]).unwrap().0.kind, FileKind::Directory);
+        assert!(again.attr(file.ino, None).is_err());
+        assert_eq!(findings(&mut again), [""; 0], "round {round}");
+    }
+}
+
+#[test]
+fn garbage_collection_keeps_everything_but_the_garbage() {
+    let mut r = region(8);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let mut model = vec![0u8; 20_000];
+    r.set_xattr(file, b"user.a", &[1; 300], XattrMode::Any, NOW).unwrap();
+    for n in 0..2000u64 {
+        let (at, len) = ((n * 7919 % 19_000) as usize, 1 + (n * 31 % 900) as usize);
+        model[at..at + len].fill(n as u8);
+        r.write(file, at as u64, false, &vec![n as u8; len], Tail::default(), NOW)
+            .unwrap();
+        for name in [&b"one"[..], b"other"] {
+            make(&mut r, ROOT, name, FileKind::Fifo).unwrap();
+            unlink(&mut r, ROOT, name).unwrap();
+        }
+    }
+    make(&mut r, ROOT, b"last", FileKind::Fifo).unwrap();
+    let (attr, tail) = r.attr(file.ino, None).unwrap();
+    let listing = r.read_dir(ROOT, 0, 100).unwrap();
+    while r.collect_garbage(NOW) {
+        r.set_tick(1, 0);
+    }
+    let (attr_after, tail_after) = r.attr(file.ino, None).unwrap();
+    assert_eq!(attr, attr_after);
+    assert!(
+        tail_after.version() > tail.version() && tail_after.units() * 2 < tail.units(),
+        "{tail:?} {tail_after:?}"
+    );
+    assert!(r.attr(Ino::ROOT, None).unwrap().1.units() < 500);
+    model.truncate(attr.size as usize);
+    let (mut again, recovery) = recovered(&r);
+    assert!(recovery.damaged.is_empty());
+    for r in [&mut r, &mut again] {
+        let mut bytes = vec![9; 30_000];
+        assert_eq!(r.read(file, 0, &mut bytes).unwrap() as u64, attr.size);
+        assert!(bytes[..model.len()] == model);
+        assert_eq!(r.get_xattr(file, b"user.a").unwrap(), [1; 300]);
+        assert_eq!(r.read_dir(ROOT, 0, 100).unwrap(), listing);
+        assert_eq!(findings(r), [""; 0]);
+        make(r, ROOT, b"new", FileKind::Fifo).unwrap();
+        assert!(
+            r.lookup(ROOT, b"new").unwrap().0.cookie > listing[1].cookie,
+            "cookies are never used again"
+        );
+    }
+}
+
+#[test]
+fn an_answer_brings_the_entries_that_the_caller_lacks() {
+    let mut r = region(4);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let start = r.file_map(file, 0).unwrap().cursor;
+    let mut known = start.tail;
+    for n in 0..200u64 {
+        let written = r
+            .write(file, n * 100, false, &[n as u8; 60], known, NOW + n as i64)
+            .unwrap();
+        let units = written.entries.expect("it follows what was known");
+        let mut read = LogEntries::new(file.ino, known.version(), known.units(), &units);
+        let entries = read.by_ref().collect::<Result<Vec<_>, _>>().unwrap();
+        assert!(!entries.is_empty());
+        assert_eq!(read.position(), written.cursor.tail.units());
+        known = written.cursor.tail;
+    }
+    let behind = r.write(file, 0, true, b"x", Tail(known.0 - 6), NOW).unwrap();
+    let units = behind.entries.unwrap();
+    let read: Result<Vec<_>, _> = LogEntries::new(file.ino, known.version(), known.units() - 6, &units).collect();
+    assert!(read.is_ok());
+    assert!(
+        r.write(file, 0, true, b"x", start.tail, NOW).unwrap().entries.is_none(),
+        "too far behind"
+    );
+    assert!(
+        r.write(file, 0, true, b"x", Tail(known.0 + 1000), NOW)
+            .unwrap()
+            .entries
+            .is_none(),
+        "ahead"
+    );
+    assert_ne!(r.file_map(file, 0).unwrap().cursor.page.0, 0);
+}
+
+#[test]
+fn sequential_appends_make_one_extent() {
+    let mut r = region(8);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let other = make(&mut r, ROOT, b"other", FileKind::File).unwrap();
+    for n in 0..40u8 {
+        r.write(file, 0, true, &[n; 777], Tail::default(), NOW).unwrap();
+    }
+    assert_eq!(r.file_map(file, 0).unwrap().extents.len(), 1);
+    r.write(other, 0, true, &[1; 10], Tail::default(), NOW).unwrap();
+    r.write(file, 0, true, &[1; 4096], Tail::default(), NOW).unwrap();
+    assert_eq!(r.file_map(file, 0).unwrap().extents.len(), 2);
+    assert_eq!(r.usage().data_bytes, 10 * PAGE as u64);
+    assert_eq!(findings(&mut r), [""; 0]);
+}
+
+#[test]
+fn runs_must_lie_in_what_was_delegated_and_are_taken_once() {
+    let mut r = region(4);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let space = r.delegate(SESSION, 4).unwrap()[0];
+    let run = |page: u64, at: u64, len: u64, offset: u64| WriteRun {
+        offset,
+        len,
+        gpa: space.gpa.checked_add(page * PAGE as u64 + at).unwrap(),
+    };
+    let mut commit = |session, runs: &[WriteRun]| r.commit(session, file, runs, false, Tail::default(), NOW);
+    let whole = run(0, 0, 2 * PAGE as u64, 0);
+    assert!(commit(SessionId(8), &[whole]).is_err());
+    assert!(commit(SESSION, &[run(3, 1, PAGE as u64, 0)]).is_err(), "beyond the end");
+    assert!(
+        commit(SESSION, &[run(0, 0, 10, 0), run(0, 20, 10, 20)]).is_err(),
+        "two runs in a page"
+    );
+    assert!(
+        commit(SESSION, &[run(0, 0, 10, 100), run(1, 0, 10, 0)]).is_err(),
+        "out of order"
+    );
+    assert!(commit(SESSION, &[run(0, 0, 0, 0)]).is_err());
+    assert!(commit(SESSION, &[]).is_err());
+    let far = commit(SESSION, &[run(0, 0, 10, FILE_SIZE_MAX - 9)]);
+    assert!(matches!(far, Err(RegionError::Fs(FsError::FileTooLarge))));
+    commit(SESSION, &[whole]).unwrap();
+    assert!(commit(SESSION, &[whole]).is_err(), "taken already");
+    commit(SESSION, &[run(2, 5, 10, 5), run(3, 0, 1, 50)]).unwrap();
+    r.end_session(SESSION);
+    assert_eq!(findings(&mut r), [""; 0]);
+}
+
+#[test]
+fn a_damaged_inode_is_set_aside_and_the_rest_works() {
+    let mut r = region(4);
+    let bad = make(&mut r, ROOT, b"bad", FileKind::File).unwrap();
+    let good = make(&mut r, ROOT, b"good", FileKind::File).unwrap();
+    r.write(good, 0, true, b"bytes", Tail::default(), NOW).unwrap();
+    r.store.write(bad.ino.slot() * INODE_SIZE as u64 + 5, &[0xff; 3]);
+    let (mut r, recovery) = recovered(&r);
+    assert_eq!(recovery.damaged.len(), 1);
+    assert_eq!(recovery.damaged[0].ino, Some(bad.ino));
+    let error = r.attr(bad.ino, None).unwrap_err();
+    assert!(
+        matches!(&error, RegionError::Fs(FsError::Io(why)) if why.contains("checksum")),
+        "{error}"
+    );
+    let mut bytes = [0; 5];
+    r.read(good, 0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"bytes");
+    for n in 0..100u8 {
+        let new = make(&mut r, ROOT, &[b'n', b'0' + n / 10, b'0' + n % 10], FileKind::File).unwrap();
+        assert_ne!(new.ino, bad.ino, "a damaged slot is not handed out");
+    }
+    assert!(!findings(&mut r).is_empty());
+}
+
+#[test]
+fn a_file_held_open_outlives_its_name_but_not_a_restart() {
+    let mut r = region(4);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    r.write(file, 0, true, &[3; 4096], Tail::default(), NOW).unwrap();
+    r.open(SESSION, file).unwrap();
+    r.open(SESSION, file).unwrap();
+    unlink(&mut r, ROOT, b"file").unwrap();
+    assert_eq!(r.dead_held(SESSION), [file]);
+    let mut bytes = [0; 10];
+    assert_eq!(r.read(file, 0, &mut bytes).unwrap(), 10);
+    assert!(matches!(
+        r.decide(txn(3), &[Intent::AddLink { inode: file }], &[], NOW),
+        Err(RegionError::Fs(FsError::NotFound))
+    ));
+    let (mut again, recovery) = recovered(&r);
+    assert_eq!(recovery.orphans_freed, 1);
+    assert!(again.attr(file.ino, None).is_err());
+    assert_eq!(findings(&mut again), [""; 0]);
+    r.release(SESSION, file);
+    assert!(r.attr(file.ino, None).is_err());
+    let next = make(&mut r, ROOT, b"next", FileKind::File).unwrap();
+    assert_ne!(next, file);
+    assert_eq!(findings(&mut r), [""; 0]);
+}
