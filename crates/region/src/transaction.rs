@@ -497,8 +497,16 @@ impl Region {
         let ino = self.store.ino(slot);
         let mut line = [0; LINE];
         self.store.read(slot * INODE_SIZE as u64, &mut line);
-        let head = InodeHead::decode(&line[..INODE_LOCK as usize], ino);
-        let head = head.map_err(|e| self.store.corrupt("inode", slot * INODE_SIZE as u64, e))?;
+        let head = match InodeHead::decode(&line[..INODE_LOCK as usize], ino) {
+            Ok(head) => head,
+            Err(e) => {
+                // the transaction has ended and this is no torn write of its: nobody waits for it any more
+                let e = self.store.corrupt("inode", slot * INODE_SIZE as u64, e);
+                self.held.take(slot);
+                self.store.damaged.insert(slot, e.to_string());
+                return Err(e);
+            }
+        };
         match self.held.take(slot).expect("a held slot has a fate") {
             Fate::Changes { units, tail, parent } => {
                 if head.tail != tail {
