@@ -478,7 +478,7 @@ fn assert_busy(models: &[Model], faults: u32) {
     let acknowledged: u32 = models.iter().map(|m| m.acknowledged).sum();
     let cut_off: u32 = models.iter().map(|m| m.cut_off).sum();
     let what = format!("{faults} faults, {acknowledged} answers, {cut_off} cut off");
-    assert!(acknowledged > 150 && faults >= 3, "{what}");
+    assert!(acknowledged > 60 && faults >= 1, "{what}");
 }
 
 /// Seeds to go through: `SEEDS=n` in the environment for more.
@@ -492,7 +492,7 @@ async fn work(c: Caller, dir: InodeRef, seed: u64, rounds: u32) -> Model {
     for _ in 0..rounds {
         if model.names.values().any(Option::is_none) {
             // a node is away: a client would wait a little, too
-            tokio::time::sleep(Duration::from_millis(dice.roll(60))).await;
+            tokio::time::sleep(Duration::from_millis(dice.roll(250))).await;
         }
         let name = format!("n{}", dice.roll(12));
         match dice.roll(4) {
@@ -539,12 +539,22 @@ fn what_was_acknowledged_survives_any_crash() {
             while !tasks.iter().all(|(_, task)| task.is_finished()) {
                 cluster.sleep(Duration::from_micros(1 + dice.roll(60_000))).await;
                 let node = dice.roll(3) as u16;
-                match dice.roll(2) {
-                    0 => cluster.crash(node).await,
-                    _ => cluster.power_cut(node, dice.roll(1 << 30)).await,
+                let nodes = if dice.roll(3) == 0 {
+                    vec![node, (node + 1) % 3, (node + 2) % 3]
+                } else {
+                    vec![node]
+                };
+                let power = dice.roll(2) == 0;
+                for node in &nodes {
+                    match power {
+                        true => cluster.power_cut(*node, dice.roll(1 << 30)).await,
+                        false => cluster.crash(*node).await,
+                    }
                 }
-                cluster.sleep(Duration::from_millis(dice.roll(800))).await;
-                cluster.restart(node).await.unwrap();
+                for node in nodes {
+                    cluster.sleep(Duration::from_millis(dice.roll(800))).await;
+                    cluster.restart(node).await.unwrap();
+                }
                 faults += 1;
             }
             cluster.rest().await;
