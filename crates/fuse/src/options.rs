@@ -74,8 +74,20 @@ impl MountOptions {
                 "noreaddirplus" => self.readdirplus = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
                 "threads" => self.threads = parse_threads(name, value)?,
-                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "owner" | "nofail" | "_netdev"
-                | "atime" | "noatime" | "relatime" | "async" => {}
+                "defaults"
+                | "auto"
+                | "noauto"
+                | "user"
+                | "users"
+                | "nouser"
+                | "owner"
+                | "nofail"
+                | "_netdev"
+                | "atime"
+                | "noatime"
+                | "relatime"
+                | "async"
+                | "default_permissions" => {}
                 _ if name.starts_with("x-") => {}
                 _ => return Err(MountError::UnknownOption(option.to_owned())),
             }

@@ -1,0 +1,483 @@
+//! A node with a simulated pool, mounted in this process: what a program sees through the kernel.
+//!
+//! Needs `/dev/fuse` and root, as it mounts; without them each test says so and does nothing (`make test` runs in a
+//! place that has both).
+
+use polvo_client::Client;
+use polvo_cluster::{Timeouts, initial_map};
+use polvo_fabric::{Address, Identity, Role};
+use polvo_format::NodeId;
+use polvo_fuse::{Mount, MountError, MountOptions, unmount};
+use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_pmem::Pmem;
+use polvo_proto::{Cred, NodeInfo};
+use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
+use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, UNIX_EPOCH};
+use tempfile::TempDir;
+use tokio::task::LocalSet;
+
+const CLUSTER: [u8; 16] = [7; 16];
+const NODE: NodeId = NodeId(0);
+
+/// A node, a client inside it and its mount. Ends in the order in which it is torn down by hand below.
+struct Mounted {
+    dir: PathBuf,
+    client: Arc<Client>,
+    mount: Option<Mount>,
+    node: Arc<Node>,
+    serving: Option<JoinHandle<()>>,
+    _home: TempDir,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        drop(self.mount.take());
+        self.client.shutdown();
+        self.node.stop();
+        if let Some(serving) = self.serving.take() {
+            serving.join().expect("the node does not panic");
+        }
+    }
+}
+
+/// Starts everything; `None` where nothing can be mounted.
+fn mounted(options: &str) -> Option<Mounted> {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        eprintln!("not tested: mounting needs root and /dev/fuse");
+        return None;
+    }
+    let home = tempfile::tempdir().expect("a directory for the test");
+    let pmem = Pmem::simulated(64 << 20);
+    let identity = PoolIdentity {
+        cluster: CLUSTER,
+        pool: [8; 16],
+        node: NODE,
+    };
+    PoolSpace::format(
+        &pmem,
+        &FormatParams {
+            identity,
+            segment_shift: None,
+        },
+    )
+    .expect("the pool is large enough");
+    let address: Address = "tcp://127.0.0.1:0".parse().expect("an address");
+    let info = NodeInfo {
+        id: NODE,
+        host: "here".to_owned(),
+        addresses: vec![address.to_string()],
+    };
+    let secret = b"a secret for this test only".as_slice().into();
+    let config = NodeConfig {
+        id: NODE,
+        identity: Identity {
+            cluster: CLUSTER,
+            secret,
+            role: Role::Node(NODE.0),
+        },
+        listen: vec![address],
+        map: initial_map(CLUSTER, vec![info], 3),
+        timeouts: Timeouts::default(),
+        name: "test".to_owned(),
+    };
+    let space = PoolSpace::open(pmem).expect("a fresh pool opens");
+    let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("a fresh pool opens");
+    let (ready, is_ready) = channel();
+    let served = node.clone();
+    let serving = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let serve = served.serve(move |_| ready.send(()).expect("somebody waits"));
+        LocalSet::new()
+            .block_on(&runtime, serve)
+            .expect("the node ends in good order");
+    });
+    is_ready.recv_timeout(Duration::from_secs(60)).expect("the node starts");
+    let client = Client::internal(&node, "test".to_owned(), Cred::Kernel);
+    client.start_maintenance();
+    let dir = home.path().join("mnt");
+    fs::create_dir(&dir).expect("writable");
+    let mount = mount_at(&client, &dir, options).expect("mounted");
+    let dir = mount.mountpoint().to_owned();
+    Some(Mounted {
+        dir,
+        client,
+        mount: Some(mount),
+        node,
+        serving: Some(serving),
+        _home: home,
+    })
+}
+
+fn mount_at(client: &Arc<Client>, dir: &Path, options: &str) -> Result<Mount, MountError> {
+    let mut parsed = MountOptions::default();
+    parsed.apply(options)?;
+    Mount::new(client.clone(), dir, parsed)
+}
+
+fn read_write(path: &Path) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(!path.exists());
+    options
+}
+
+#[test]
+fn times_before_the_epoch() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("old");
+    let file = File::create(&path).expect("created");
+    for (seconds, nanoseconds) in [(-2, 250_000_000), (-1, 1), (-3, 0), (0, 999_999_999), (1 << 32, 7)] {
+        let time = match u64::try_from(seconds) {
+            Ok(after) => UNIX_EPOCH + Duration::new(after, nanoseconds),
+            Err(_) => UNIX_EPOCH - Duration::from_secs(-seconds as u64) + Duration::from_nanos(nanoseconds.into()),
+        };
+        file.set_times(fs::FileTimes::new().set_modified(time).set_accessed(time))
+            .expect("set");
+        let seen = fs::metadata(&path).expect("there");
+        assert_eq!((seen.mtime(), seen.mtime_nsec()), (seconds, i64::from(nanoseconds)));
+        assert_eq!((seen.atime(), seen.atime_nsec()), (seconds, i64::from(nanoseconds)));
+    }
+}
+
+#[test]
+fn a_file_lives_on_without_a_name_while_it_is_open() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("doomed");
+    let file = read_write(&path).open(&path).expect("created");
+    file.write_all_at(b"before", 0).expect("written");
+    fs::remove_file(&path).expect("unlinked");
+    file.write_all_at(b"after", 6).expect("written without a name");
+    let mut bytes = [0; 20];
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read"), 11);
+    assert_eq!(&bytes[..11], b"beforeafter");
+    file.set_len(3).expect("truncated");
+    file.set_permissions(fs::Permissions::from_mode(0o600))
+        .expect("changed");
+    let seen = file.metadata().expect("fstat");
+    assert_eq!((seen.nlink(), seen.len(), seen.mode() & 0o777), (0, 3, 0o600));
+    assert!(!path.exists());
+    File::create(&path).expect("the name is free again");
+    assert_eq!(file.metadata().expect("fstat").len(), 3);
+}
+
+#[test]
+fn appends_go_to_the_end_whatever_the_position() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("log");
+    let mut first = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .expect("created");
+    let mut second = OpenOptions::new().append(true).open(&path).expect("opened");
+    first.write_all(b"1").expect("appended");
+    second.write_all(b"22").expect("appended");
+    first.write_all(b"333").expect("appended");
+    // Made appending after it was opened.
+    let mut third = read_write(&path).open(&path).expect("opened");
+    rustix::fs::fcntl_setfl(&third, OFlags::APPEND).expect("set");
+    third.write_all(b"4444").expect("appended");
+    assert_eq!(fs::read(&path).expect("read"), b"1223334444");
+}
+
+#[test]
+fn opening_with_truncation_and_exclusively() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("file");
+    fs::write(&path, "some bytes").expect("written");
+    assert_eq!(
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap_err()
+            .raw_os_error(),
+        Some(17)
+    );
+    assert_eq!(fs::metadata(&path).expect("there").len(), 10);
+    File::create(&path).expect("truncated");
+    assert_eq!(fs::metadata(&path).expect("there").len(), 0);
+    let unnamed = rustix::fs::open(&m.dir, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR);
+    assert_eq!(
+        unnamed.err(),
+        Some(Errno::OPNOTSUPP),
+        "the FUSE library does not know the request"
+    );
+}
+
+#[test]
+fn a_large_directory_is_listed_once_and_again_after_rewinding() {
+    for options in ["", "readdirplus"] {
+        let Some(m) = mounted(options) else { return };
+        let dir = m.dir.join("large");
+        fs::create_dir(&dir).expect("made");
+        let mut expected: Vec<String> = (0..1500)
+            .map(|n| format!("{n:0>width$}", width = 4 + n % 200))
+            .collect();
+        for name in &expected {
+            File::create(dir.join(name)).expect("created");
+        }
+        let open = File::open(&dir).expect("opened");
+        let mut stream = Dir::read_from(&open).expect("a stream");
+        let names = |stream: &mut Dir| {
+            let mut names: Vec<String> = stream
+                .map(|e| e.expect("listed").file_name().to_string_lossy().into_owned())
+                .collect();
+            names.sort();
+            names
+        };
+        expected.extend([".".to_owned(), "..".to_owned()]);
+        expected.sort();
+        assert_eq!(names(&mut stream), expected);
+        fs::remove_file(dir.join(&expected[700])).expect("removed");
+        expected.remove(700);
+        fs::create_dir(dir.join("new")).expect("made");
+        expected.push("new".to_owned());
+        expected.sort();
+        stream.rewind();
+        assert_eq!(names(&mut stream), expected);
+        // Removing what is listed, while it is listed.
+        for entry in fs::read_dir(&dir).expect("listed") {
+            let path = entry.expect("listed").path();
+            fs::remove_file(&path)
+                .or_else(|_| fs::remove_dir(&path))
+                .expect("removed");
+        }
+        fs::remove_dir(&dir).expect("it is empty");
+    }
+}
+
+#[test]
+fn extended_attributes() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("file");
+    File::create(&path).expect("created");
+    let get = |name: &str, room: usize| {
+        let mut buffer = vec![0; room];
+        rustix::fs::getxattr(&path, name, &mut buffer).map(|len| buffer[..len.min(room)].to_vec())
+    };
+    let set = |name: &str, value: &[u8], flags| rustix::fs::setxattr(&path, name, value, flags);
+    set("user.a", b"one", XattrFlags::CREATE).expect("set");
+    assert_eq!(set("user.a", b"two", XattrFlags::CREATE), Err(Errno::EXIST));
+    assert_eq!(set("user.b", b"two", XattrFlags::REPLACE), Err(Errno::NODATA));
+    set("trusted.b", &[7; 3000], XattrFlags::empty()).expect("set");
+    assert_eq!(get("user.a", 10), Ok(b"one".to_vec()));
+    assert_eq!(get("user.a", 2), Err(Errno::RANGE));
+    assert_eq!(get("trusted.b", 3000).map(|v| v.len()), Ok(3000));
+    assert_eq!(rustix::fs::getxattr_query(&path, "user.a"), Ok(3));
+    assert_eq!(rustix::fs::listxattr_query(&path), Ok(17));
+    assert_eq!(get("user.c", 10), Err(Errno::NODATA));
+    assert_eq!(set("user.big", &[0; 60000], XattrFlags::empty()), Err(Errno::TOOBIG));
+    assert_eq!(
+        set("system.posix_acl_access", b"x", XattrFlags::empty()),
+        Err(Errno::OPNOTSUPP)
+    );
+    let mut buffer = vec![0; 1000];
+    let len = rustix::fs::listxattr(&path, &mut buffer).expect("listed");
+    let mut names: Vec<&[u8]> = buffer[..len].split_inclusive(|b| *b == 0).collect();
+    names.sort();
+    assert_eq!(names, [&b"trusted.b\0"[..], b"user.a\0"]);
+    rustix::fs::removexattr(&path, "user.a").expect("removed");
+    assert_eq!(rustix::fs::removexattr(&path, "user.a"), Err(Errno::NODATA));
+}
+
+#[test]
+fn placement_and_counters_are_attributes() {
+    let Some(m) = mounted("") else { return };
+    let dir = m.dir.join("local");
+    fs::create_dir(&dir).expect("made");
+    rustix::fs::setxattr(&dir, "user.polvo.placement", b"local", XattrFlags::empty()).expect("set");
+    let mut buffer = vec![0; 1000];
+    for name in ["polvo.placement", "user.polvo.placement"] {
+        let len = rustix::fs::getxattr(&dir, name, &mut buffer).expect("there");
+        assert_eq!(&buffer[..len], b"local");
+    }
+    let wrong = rustix::fs::setxattr(&dir, "user.polvo.placement", b"nowhere", XattrFlags::empty());
+    assert_eq!(wrong, Err(Errno::INVAL));
+    assert_eq!(
+        rustix::fs::listxattr(&dir, &mut buffer),
+        Ok(0),
+        "our own attributes are not copied along"
+    );
+    let len = rustix::fs::getxattr(&m.dir, "user.polvo.counters", &mut buffer).expect("there");
+    assert!(
+        buffer[..len].starts_with(b"{\"rpcs\":"),
+        "{}",
+        String::from_utf8_lossy(&buffer[..len])
+    );
+}
+
+#[test]
+fn holes() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("sparse");
+    let file = read_write(&path).open(&path).expect("created");
+    file.write_all_at(&[1; 4096], 1 << 20).expect("written");
+    let seek = |from| rustix::fs::seek(&file, from);
+    assert_eq!(seek(SeekFrom::Data(0)), Ok(1 << 20));
+    assert_eq!(seek(SeekFrom::Hole(0)), Ok(0));
+    assert_eq!(seek(SeekFrom::Hole(1 << 20)), Ok((1 << 20) + 4096));
+    assert_eq!(seek(SeekFrom::Data((1 << 20) + 4096)), Err(Errno::NXIO));
+    let allocate = |flags, offset, len| rustix::fs::fallocate(&file, flags, offset, len);
+    allocate(
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        (1 << 20) + 100,
+        200,
+    )
+    .expect("punched");
+    let mut bytes = [9; 400];
+    file.read_exact_at(&mut bytes, 1 << 20).expect("read");
+    assert!(bytes[..100].iter().chain(&bytes[300..]).all(|b| *b == 1) && bytes[100..300].iter().all(|b| *b == 0));
+    allocate(FallocateFlags::empty(), 2 << 20, 1000).expect("allocated");
+    assert_eq!(file.metadata().expect("fstat").len(), (2 << 20) + 1000);
+    allocate(FallocateFlags::KEEP_SIZE, 3 << 20, 1000).expect("allocated");
+    allocate(FallocateFlags::ZERO_RANGE, (1 << 20) - 50, 100).expect("zeroed");
+    file.read_exact_at(&mut bytes[..60], 1 << 20).expect("read");
+    assert!(bytes[..50].iter().all(|b| *b == 0) && bytes[50..60].iter().all(|b| *b == 1));
+    assert_eq!(file.metadata().expect("fstat").len(), (2 << 20) + 1000);
+    assert_eq!(allocate(FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn renames_with_flags() {
+    let Some(m) = mounted("") else { return };
+    let [a, b, c] = ["a", "b", "c"].map(|name| m.dir.join(name));
+    fs::write(&a, "a").expect("written");
+    fs::create_dir(&b).expect("made");
+    fs::write(b.join("inside"), "b").expect("written");
+    let rename = |old: &Path, new: &Path, flags| rustix::fs::renameat_with(CWD, old, CWD, new, flags);
+    assert_eq!(rename(&a, &b, RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    rename(&a, &c, RenameFlags::NOREPLACE).expect("renamed");
+    rename(&b, &c, RenameFlags::EXCHANGE).expect("exchanged");
+    assert_eq!(fs::read(c.join("inside")).expect("read"), b"b");
+    assert_eq!(fs::read(&b).expect("read"), b"a");
+    assert_eq!(rename(&b, &a, RenameFlags::WHITEOUT), Err(Errno::INVAL));
+    assert_eq!(rename(&c, &c.join("below"), RenameFlags::empty()), Err(Errno::INVAL));
+}
+
+#[test]
+fn links_and_special_files() {
+    let Some(m) = mounted("") else { return };
+    let file = m.dir.join("file");
+    fs::write(&file, "x").expect("written");
+    fs::hard_link(&file, m.dir.join("hard")).expect("linked");
+    let [one, other] = ["file", "hard"].map(|name| fs::metadata(m.dir.join(name)).expect("there"));
+    assert_eq!((one.ino(), one.nlink()), (other.ino(), 2));
+    let target = "t".repeat(4000);
+    symlink(&target, m.dir.join("soft")).expect("linked");
+    assert_eq!(fs::read_link(m.dir.join("soft")).expect("read"), Path::new(&target));
+    let device = rustix::fs::makedev(259, 70_000);
+    for (name, kind, rdev) in [
+        ("fifo", rustix::fs::FileType::Fifo, 0),
+        ("socket", rustix::fs::FileType::Socket, 0),
+        ("char", rustix::fs::FileType::CharacterDevice, device),
+        ("block", rustix::fs::FileType::BlockDevice, device),
+    ] {
+        let path = m.dir.join(name);
+        rustix::fs::mknodat(CWD, &path, kind, Mode::from_raw_mode(0o640), rdev).expect("made");
+        let seen = rustix::fs::statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW).expect("there");
+        assert_eq!(rustix::fs::FileType::from_raw_mode(seen.st_mode), kind);
+        assert_eq!(seen.st_rdev, rdev);
+    }
+}
+
+#[test]
+fn many_threads_at_once() {
+    let Some(m) = mounted("threads=8") else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let dir = m.dir.join(format!("t{thread}"));
+            scope.spawn(move || {
+                fs::create_dir(&dir).expect("made");
+                for n in 0..100u8 {
+                    let path = dir.join(n.to_string());
+                    let bytes = vec![thread ^ n; usize::from(n) * 300];
+                    fs::write(&path, &bytes).expect("written");
+                    assert_eq!(fs::read(&path).expect("read"), bytes);
+                    if n % 3 == 0 {
+                        fs::remove_file(&path).expect("removed");
+                    }
+                }
+                assert_eq!(fs::read_dir(&dir).expect("listed").count(), 66);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_large_file_through_one_descriptor_and_copied() {
+    let Some(m) = mounted("") else { return };
+    let [from, to] = ["from", "to"].map(|name| m.dir.join(name));
+    let bytes: Vec<u8> = (0..5_000_000u32)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    fs::write(&from, &bytes).expect("written");
+    assert_eq!(fs::copy(&from, &to).expect("copied"), 5_000_000);
+    let mut read = Vec::new();
+    File::open(&to).expect("opened").read_to_end(&mut read).expect("read");
+    assert!(read == bytes);
+    let space = rustix::fs::statvfs(&m.dir).expect("statvfs");
+    assert!(space.f_blocks > space.f_bfree && space.f_bfree > 0 && space.f_namemax == 255);
+    assert!(space.f_files > space.f_ffree);
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing() {
+    let Some(m) = mounted("ro") else { return };
+    assert_eq!(
+        File::create(m.dir.join("file")).unwrap_err().raw_os_error(),
+        Some(libc::EROFS)
+    );
+    assert_eq!(fs::read_dir(&m.dir).expect("listed").count(), 0);
+}
+
+#[test]
+fn unmounting() {
+    let Some(mut m) = mounted("") else { return };
+    let mount = m.mount.take().expect("mounted");
+    let file = File::create(m.dir.join("file")).expect("created");
+    assert!(matches!(mount_at(&m.client, &m.dir, ""), Err(MountError::AlreadyMounted { path, .. }) if path == m.dir));
+    assert!(matches!(mount.unmount(false), Err(MountError::Busy(path)) if path == m.dir));
+    assert!(mount.is_mounted() && m.dir.join("file").exists(), "it lives on");
+    drop(file);
+    mount.unmount(false).expect("unused");
+    assert!(!mount.is_mounted());
+    mount.unmount(false).expect("nothing to do");
+    mount.join().expect("it has ended");
+    assert_eq!(
+        fs::read_dir(&m.dir).expect("listed").count(),
+        0,
+        "what is below is seen again"
+    );
+
+    // By somebody else, while we wait for the end.
+    let mount = mount_at(&m.client, &m.dir, "").expect("mounted again");
+    assert!(m.dir.join("file").exists());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| mount.join());
+        unmount(&m.dir, false).expect("unmounted");
+        waiting.join().expect("no panic").expect("ended in good order");
+    });
+    assert!(matches!(unmount(&m.dir, false), Err(MountError::NotMounted(_))));
+
+    // By force, with a file open.
+    let mount = mount_at(&m.client, &m.dir, "").expect("mounted again");
+    let file = File::open(m.dir.join("file")).expect("opened");
+    mount.unmount(true).expect("forced");
+    assert_eq!(file.metadata().unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+
+    // Dropping unmounts.
+    drop(mount_at(&m.client, &m.dir, "").expect("mounted again"));
+    assert_eq!(fs::read_dir(&m.dir).expect("listed").count(), 0);
+}
