@@ -1,6 +1,6 @@
 //! Connecting and listening, whatever the provider.
 
-use crate::provider::{sim, tcp};
+use crate::provider::{shm, sim, tcp};
 use crate::queue_pair::QueuePair;
 use crate::{Address, FabricError, Identity, MemoryRegions};
 use std::sync::Arc;
@@ -21,10 +21,7 @@ pub async fn connect(
         match addr {
             Address::Tcp(host_port) => tcp::connect(host_port, me, regions).await,
             Address::Sim(name) => sim::connect(name, me, regions).await,
-            other => Err(FabricError::Address {
-                addr: other.to_string(),
-                why: "not available yet".into(),
-            }),
+            Address::Shm(path) => shm::connect(path, me, regions).await,
         }
     };
     let timed_out = |_| FabricError::TimedOut {
@@ -37,6 +34,7 @@ pub async fn connect(
 
 enum Listening {
     Tcp(tcp::TcpListening),
+    Shm(shm::ShmListening),
     Sim(sim::SimListening),
 }
 
@@ -51,12 +49,7 @@ impl Listener {
         let listening = match addr {
             Address::Tcp(host_port) => Listening::Tcp(tcp::TcpListening::bind(host_port, me, regions).await?),
             Address::Sim(name) => Listening::Sim(sim::SimListening::bind(name, me, regions)?),
-            other => {
-                return Err(FabricError::Address {
-                    addr: other.to_string(),
-                    why: "not available yet".into(),
-                });
-            }
+            Address::Shm(path) => Listening::Shm(shm::ShmListening::bind(path, me, regions).await?),
         };
         Ok(Listener { listening })
     }
@@ -66,6 +59,7 @@ impl Listener {
     pub async fn accept(&mut self) -> Result<QueuePair, FabricError> {
         let provider = match &mut self.listening {
             Listening::Tcp(listening) => listening.accept().await?,
+            Listening::Shm(listening) => listening.accept().await?,
             Listening::Sim(listening) => listening.accept().await,
         };
         Ok(QueuePair::new(provider))
@@ -75,6 +69,7 @@ impl Listener {
     pub fn local_addr(&self) -> Address {
         match &self.listening {
             Listening::Tcp(listening) => listening.local_addr(),
+            Listening::Shm(listening) => listening.local_addr(),
             Listening::Sim(listening) => listening.local_addr(),
         }
     }

@@ -15,10 +15,20 @@
 use crate::{Identity, Role};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Raised whenever anything on the wire changes its meaning.
 pub(crate) const VERSION: u32 = 1;
+
+/// Handshakes under way at a listener; further connections wait in the kernel's queue.
+pub(crate) const MAX_HANDSHAKES: usize = 64;
+
+/// A handshake that is not through after this time is given up, so that strangers cannot hold the places.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After an error of `accept` itself (no descriptors left, say), before the next attempt.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const MAGIC: [u8; 8] = *b"PolvoFab";
 const HELLO: usize = 64;

@@ -16,6 +16,7 @@ mod endpoint;
 mod error;
 mod handshake;
 mod identity;
+mod key_table;
 mod memory;
 mod provider;
 mod queue_pair;

@@ -142,11 +142,18 @@ impl Buffer {
         self.len == 0
     }
 
+    /// A peer's buffer, mapped here.
+    pub(crate) fn of_peer(map: Mapping, len: usize, fd: OwnedFd) -> Buffer {
+        assert!(len <= map.len(), "the whole buffer is mapped");
+        Buffer { map, len, fd }
+    }
+
     /// Descriptor that peers on this host map.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
+    #[cfg(test)]
     pub(crate) fn map(&self) -> &Mapping {
         &self.map
     }

@@ -1,8 +1,11 @@
 //! The memory regions of a process: which bytes its peers may reach, by which key, and for what.
 
+use crate::key_table::{KeyTable, Slot};
 use crate::{FabricError, Memory};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, RwLock};
+use std::io;
+use std::sync::{Arc, OnceLock, RwLock};
 
 /// Access rights of a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,16 +84,37 @@ pub(crate) fn check(
 }
 
 /// Low bits of a key say the slot in the table, the others are never used twice.
-const SLOT_BITS: u32 = 22;
+const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
+
+/// Memory regions that may be registered at a time.
+pub(crate) const SLOTS: usize = 1 << SLOT_BITS;
+
+/// The slot of a key.
+pub(crate) fn slot_of(key: u64) -> usize {
+    (key & SLOT_MASK) as usize
+}
 
 struct Entry {
     key: u64,
     memory: Memory,
+    /// By which peers on this host know the memory.
+    number: u64,
     /// First byte in `memory`.
     start: u64,
     len: u64,
     access: Access,
+}
+
+impl Entry {
+    fn slot(&self) -> Slot {
+        Slot {
+            memory: self.number,
+            start: self.start,
+            len: self.len,
+            access: self.access,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -99,11 +123,43 @@ struct Table {
     free: Vec<u32>,
     /// Registrations so far, beginning at a random number so that a key of an earlier process is no key of ours.
     generation: u64,
+    /// Numbers of the memories that regions lie in, by their address, and how many regions do.
+    numbers: HashMap<usize, (u64, usize)>,
+    memories: HashMap<u64, Memory>,
+    next_number: u64,
+}
+
+impl Table {
+    /// The number of a memory that one more region lies in.
+    fn hold(&mut self, memory: &Memory) -> u64 {
+        let next = self.next_number;
+        let (number, regions) = self.numbers.entry(memory.address()).or_insert((next, 0));
+        *regions += 1;
+        if *regions == 1 {
+            self.next_number += 1;
+            self.memories.insert(next, memory.clone());
+        }
+        *number
+    }
+
+    /// A region less lies in this memory.
+    fn release(&mut self, memory: &Memory) {
+        let address = memory.address();
+        if let Some((number, regions)) = self.numbers.get_mut(&address) {
+            *regions -= 1;
+            if *regions == 0 {
+                self.memories.remove(number);
+                self.numbers.remove(&address);
+            }
+        }
+    }
 }
 
 /// The memory regions of one process (node or client). `Send + Sync`, shared by all its queue pairs.
 pub struct MemoryRegions {
     table: RwLock<Table>,
+    /// Made when the first peer on this host comes; changed under the lock of `table`.
+    shared: OnceLock<KeyTable>,
 }
 
 impl MemoryRegions {
@@ -115,12 +171,13 @@ impl MemoryRegions {
         };
         Arc::new(MemoryRegions {
             table: RwLock::new(table),
+            shared: OnceLock::new(),
         })
     }
 
     /// Registers `len` bytes at `offset` of `memory`; offset 0 of the memory region is `offset`. Keys are never used again.
     ///
-    /// Panics if the range lies outside `memory`, or is not aligned to 8 bytes though it allows atomics, or when 4 million
+    /// Panics if the range lies outside `memory`, or is not aligned to 8 bytes though it allows atomics, or when a million
     /// memory regions are registered already.
     pub fn register(&self, memory: Memory, offset: u64, len: u64, access: Access) -> RemoteKey {
         assert!(
@@ -139,13 +196,19 @@ impl MemoryRegions {
             table.generation = table.generation.wrapping_add(1);
             key = table.generation << SLOT_BITS | u64::from(slot);
         }
-        let entry = Some(Entry {
+        let number = table.hold(&memory);
+        let entry = Entry {
             key,
             memory,
+            number,
             start: offset,
             len,
             access,
-        });
+        };
+        if let Some(shared) = self.shared.get() {
+            shared.enter(key, entry.slot());
+        }
+        let entry = Some(entry);
         match table.slots.get_mut(slot as usize) {
             Some(place) => *place = entry,
             None => table.slots.push(entry),
@@ -156,13 +219,43 @@ impl MemoryRegions {
     /// Revokes; later operations with it fail with [`FabricError::BadKey`]. An unknown key is ignored.
     pub fn deregister(&self, key: RemoteKey) {
         let mut table = self.table.write().expect("nobody panics holding this lock");
-        let slot = (key.0 & SLOT_MASK) as usize;
+        let slot = slot_of(key.0);
         if let Some(place) = table.slots.get_mut(slot)
             && place.as_ref().is_some_and(|entry| entry.key == key.0)
+            && let Some(entry) = place.take()
         {
-            *place = None;
+            if let Some(shared) = self.shared.get() {
+                shared.remove(key.0);
+            }
+            table.release(&entry.memory);
             table.free.push(slot as u32);
         }
+    }
+
+    /// The table for peers on this host.
+    pub(crate) fn share(&self) -> io::Result<&KeyTable> {
+        if let Some(shared) = self.shared.get() {
+            return Ok(shared);
+        }
+        let table = self.table.write().expect("nobody panics holding this lock");
+        if self.shared.get().is_none() {
+            let shared = KeyTable::new()?;
+            for entry in table.slots.iter().flatten() {
+                shared.enter(entry.key, entry.slot());
+            }
+            let _ = self.shared.set(shared);
+        }
+        Ok(self.shared.get().expect("just set"))
+    }
+
+    /// A memory by its number, while any region lies in it.
+    pub(crate) fn memory(&self, number: u64) -> Option<Memory> {
+        self.table
+            .read()
+            .expect("nobody panics holding this lock")
+            .memories
+            .get(&number)
+            .cloned()
     }
 
     /// The memory behind `len` bytes at `offset` of a memory region, and where in that memory they begin.
@@ -170,7 +263,7 @@ impl MemoryRegions {
         let table = self.table.read().expect("nobody panics holding this lock");
         let entry = table
             .slots
-            .get((key & SLOT_MASK) as usize)
+            .get(slot_of(key))
             .and_then(Option::as_ref)
             .filter(|entry| entry.key == key)
             .ok_or(FabricError::BadKey { key })?;

@@ -181,7 +181,13 @@ pub async fn pair(provider: &Provider, network: Option<Network>) -> Pair {
 
 /// Runs the body with a fresh pair of each provider (the simulated one with several seeds).
 pub fn on_every_provider(body: impl AsyncFn(Pair)) {
-    let providers = [Provider::Tcp, Provider::Sim(1), Provider::Sim(2), Provider::Sim(3)];
+    let providers = [
+        Provider::Tcp,
+        Provider::Shm,
+        Provider::Sim(1),
+        Provider::Sim(2),
+        Provider::Sim(3),
+    ];
     for provider in providers {
         println!("provider: {provider:?}");
         let network = if let Provider::Sim(seed) = provider {

@@ -1,1 +1,493 @@
-//! Peers on one host (being built).
+//! Peers on one host.
+//!
+//! They meet at a UNIX socket, which afterwards carries descriptors of memory when they are first needed and tells by its
+//! closing that the peer has gone. One-sided operations are loads, stores and atomics of the initiator on the peer's
+//! memory, which it maps: the peer takes no part. Keys are checked against the table that the peer keeps in shared memory
+//! (`key_table`), so a revoked key is seen at once. Immediates and messages go through a ring in shared memory for each
+//! direction, with a doorbell that is rung only for a peer that sleeps.
+//!
+//! An operation that passes its check while the key is being revoked, or while the peer is dying, may still take effect a
+//! moment later.
+
+mod listen;
+mod ring;
+mod socket;
+
+pub(crate) use listen::{ShmListening, connect};
+
+use crate::completion::{OpId, Shared};
+use crate::key_table::{PeerKeys, Slot};
+use crate::provider::{Posted, Progress, Provider};
+use crate::queue_pair::check_batch;
+use crate::regions::{Want, check};
+use crate::{FabricError, Memory, MemoryRegions, Remote, Verb};
+use listen::Meeting;
+use ring::{Nonsense, Reader, SIZE_OF_IMMEDIATE, Writer, size_of_message};
+use socket::{Ended, Incoming, Message, PeerMemory};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
+
+/// Events and messages of the socket handled in one round.
+const ROUND: usize = 128;
+
+/// Memories of the peer kept mapped; beyond, all are mapped anew as they are needed.
+const MAX_MEMORIES: usize = 256;
+
+/// Before something is written it is made sure that the peer lives; before something is read, if that is so long ago.
+const LOOK_AFTER: Duration = Duration::from_millis(1);
+
+enum Known {
+    Requested,
+    Here(PeerMemory),
+}
+
+/// One end of a queue pair between peers on one host.
+pub(crate) struct Shm {
+    shared: Shared,
+    regions: Arc<MemoryRegions>,
+    socket: AsyncFd<OwnedFd>,
+    doorbell: AsyncFd<OwnedFd>,
+    peer_doorbell: OwnedFd,
+    reader: RefCell<Reader>,
+    writer: RefCell<Writer>,
+    keys: PeerKeys,
+    incoming: RefCell<Incoming>,
+    /// Memories of the peer by their number; few.
+    memories: RefCell<Vec<(u64, Known)>>,
+    requested: Cell<usize>,
+    /// So much room in the ring is waited for.
+    wants_room: Cell<usize>,
+    last_look: Cell<Instant>,
+    hub_waker: Waker,
+    /// While the hub is armed: the peer has been told that we sleep.
+    ring_armed: Cell<bool>,
+}
+
+/// Why a batch was not executed.
+enum Stopped {
+    Failed(FabricError),
+    Broken(&'static str),
+}
+
+impl From<Nonsense> for Stopped {
+    fn from(Nonsense(what): Nonsense) -> Self {
+        Stopped::Broken(what)
+    }
+}
+
+impl From<FabricError> for Stopped {
+    fn from(error: FabricError) -> Self {
+        Stopped::Failed(error)
+    }
+}
+
+impl Shm {
+    fn new(meeting: Meeting, name: String, regions: Arc<MemoryRegions>) -> io::Result<Shm> {
+        let shared = Shared::new(meeting.role, name);
+        let hub_waker = Waker::from(shared.hub.clone());
+        // SAFETY: `OwnedFd` owns the descriptor and always returns the same one.
+        let (socket, doorbell) = unsafe { (AsyncFd::register(meeting.socket)?, AsyncFd::register(meeting.doorbell)?) };
+        Ok(Shm {
+            shared,
+            regions,
+            socket,
+            doorbell,
+            peer_doorbell: meeting.peer_doorbell,
+            reader: RefCell::new(meeting.reader),
+            writer: RefCell::new(meeting.writer),
+            keys: meeting.keys,
+            incoming: RefCell::new(meeting.incoming),
+            memories: RefCell::default(),
+            requested: Cell::new(0),
+            wants_room: Cell::new(0),
+            last_look: Cell::new(Instant::now()),
+            hub_waker,
+            ring_armed: Cell::new(false),
+        })
+    }
+
+    fn lose(&self, why: &str) {
+        if self.shared.lose(why) {
+            tracing::debug!(peer = %self.shared.peer_name, why, "connection ended");
+            let _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
+            self.memories.borrow_mut().clear();
+            self.requested.set(0);
+        }
+    }
+
+    fn broken(&self, what: &str) {
+        tracing::warn!(peer = %self.shared.peer_name, what, "peer breaks the protocol; connection closed");
+        self.lose(&format!("it sent {what}"));
+    }
+
+    fn ring_doorbell(&self) {
+        // Never blocks; a full counter means that it rings already.
+        let _ = rustix::io::write(&self.peer_doorbell, &1u64.to_ne_bytes());
+    }
+
+    fn send(&self, message: Message, fds: &[std::os::fd::BorrowedFd<'_>]) {
+        if let Err(error) = socket::send(self.socket.get_ref().as_fd(), message, fds) {
+            self.lose(&error.to_string());
+        }
+    }
+
+    /// Takes what has come over the socket: requests for memory, memory, the end.
+    fn look_at_socket(&self) -> Progress {
+        self.last_look.set(Instant::now());
+        for _ in 0..ROUND {
+            let next = self.incoming.borrow_mut().next(self.socket.get_ref().as_fd());
+            match next {
+                Ok(None) => return Progress::Idle,
+                Ok(Some((Message::Want(number), _))) => self.serve_memory(number),
+                Ok(Some((message, mut fds))) => self.take_memory(message, fds.pop()),
+                Err(Ended::Lost(why)) => self.lose(&why),
+                Err(Ended::Broken(what)) => self.broken(what),
+            }
+            if self.shared.is_closed() {
+                return Progress::Idle;
+            }
+        }
+        Progress::More
+    }
+
+    fn serve_memory(&self, number: u64) {
+        match self.regions.memory(number) {
+            Some(Memory::Buffer(buffer)) => {
+                self.send(
+                    Message::Buffer {
+                        memory: number,
+                        len: buffer.len() as u64,
+                    },
+                    &[buffer.fd()],
+                );
+            }
+            Some(Memory::Pool(pool)) if pool.fd().is_some() => {
+                let fd = pool.fd().expect("just seen");
+                let (len, persistence, medium) = (pool.len(), pool.persistence(), pool.medium());
+                self.send(
+                    Message::Pool {
+                        memory: number,
+                        len,
+                        persistence,
+                        medium,
+                    },
+                    &[fd],
+                );
+            }
+            _ => self.send(Message::None(number), &[]),
+        }
+    }
+
+    fn take_memory(&self, message: Message, fd: Option<OwnedFd>) {
+        let (Message::Pool { memory, .. } | Message::Buffer { memory, .. } | Message::None(memory)) = message else {
+            return self.broken("a message out of turn");
+        };
+        let mapped = match socket::map(message, fd) {
+            Ok(mapped) => mapped,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return self.broken("memory that is not what it says");
+            }
+            Err(error) => {
+                tracing::warn!(peer = %self.shared.peer_name, %error, "cannot map the peer's memory");
+                PeerMemory::Unreachable
+            }
+        };
+        let mut memories = self.memories.borrow_mut();
+        match memories.iter_mut().find(|(number, _)| *number == memory) {
+            Some((_, known @ Known::Requested)) => *known = Known::Here(mapped),
+            _ => {
+                drop(memories);
+                return self.broken("memory that nobody asked for");
+            }
+        }
+        self.requested.set(self.requested.get() - 1);
+        self.shared.hub.wake_for_room();
+    }
+
+    /// Whether the memory is known; if not, asks for it.
+    fn is_known(&self, number: u64) -> bool {
+        let mut memories = self.memories.borrow_mut();
+        match memories.iter().find(|(known, _)| *known == number) {
+            Some((_, Known::Here(_))) => return true,
+            Some((_, Known::Requested)) => return false,
+            None => {}
+        }
+        if memories.len() >= MAX_MEMORIES {
+            memories.retain(|(_, known)| matches!(known, Known::Requested));
+        }
+        memories.push((number, Known::Requested));
+        drop(memories);
+        self.requested.set(self.requested.get() + 1);
+        self.send(Message::Want(number), &[]);
+        false
+    }
+
+    /// Whether all that the batch needs is here: the peer's memory, room in the ring.
+    fn is_ready(&self, verbs: &[Verb<'_>]) -> Result<bool, Stopped> {
+        let mut room = 0;
+        let mut ready = true;
+        for verb in verbs {
+            match verb {
+                Verb::Send { bytes } => room += size_of_message(bytes.len()),
+                Verb::WriteImm { .. } => room += SIZE_OF_IMMEDIATE,
+                _ => {}
+            }
+            // A key that is not valid fails when its turn comes.
+            if let Some(at) = target(verb)
+                && let Ok(slot) = self.keys.look_up(at.key.0)
+            {
+                ready &= self.is_known(slot.memory);
+            }
+        }
+        if room == 0 {
+            return Ok(ready);
+        }
+        if room > ring::CAPACITY {
+            let (len, max) = (room as u64, ring::CAPACITY as u64);
+            return Err(FabricError::TooLarge {
+                what: "the messages of a batch",
+                len,
+                max,
+            }
+            .into());
+        }
+        let writer = self.writer.borrow();
+        let has_room = writer.has_room(room)? || writer.wait_for_room(room)?;
+        self.wants_room.set(if has_room { 0 } else { room });
+        Ok(ready && has_room)
+    }
+
+    /// The peer lives, as far as can be known cheaply enough.
+    fn look_for_life(&self, verbs: &[Verb<'_>]) -> Result<(), FabricError> {
+        let only_reads = verbs
+            .iter()
+            .all(|verb| matches!(verb, Verb::Read { .. } | Verb::Flush { .. }));
+        if !only_reads || self.last_look.get().elapsed() >= LOOK_AFTER {
+            self.look_at_socket();
+        }
+        self.shared.lost().map_or(Ok(()), Err)
+    }
+
+    /// Does the verbs, one after the other.
+    fn run(&self, verbs: &mut [Verb<'_>], published: &mut bool) -> Result<(), Stopped> {
+        let memories = self.memories.borrow();
+        let resolve = |at: &Remote, len: u64, want: Want| -> Result<(&Memory, u64), Stopped> {
+            let key = at.key.0;
+            let slot: Slot = self.keys.look_up(key)?;
+            check(key, slot.len, slot.access, at.offset, len, want)?;
+            match memories.iter().find(|(number, _)| *number == slot.memory) {
+                Some((_, Known::Here(PeerMemory::Mapped(memory)))) => {
+                    let (start, end) = (slot.start, slot.start.checked_add(slot.len));
+                    if end.is_none_or(|end| end > memory.len()) {
+                        return Err(Stopped::Broken("a key beyond its memory"));
+                    }
+                    if want == Want::Atomic && !start.is_multiple_of(8) {
+                        return Err(Stopped::Broken("a misaligned key for atomics"));
+                    }
+                    Ok((memory, start + at.offset))
+                }
+                Some((_, Known::Here(PeerMemory::Unreachable))) => Err(FabricError::Denied { key }.into()),
+                // Revoked, and its place taken by another key, since we looked; keys are never used again.
+                _ => Err(FabricError::BadKey { key }.into()),
+            }
+        };
+        let mut writer = self.writer.borrow_mut();
+        for verb in verbs {
+            match verb {
+                Verb::Read { from, into } => {
+                    let (memory, at) = resolve(from, into.len() as u64, Want::Read)?;
+                    memory.read(at, into);
+                }
+                Verb::Write { to, bytes } => {
+                    let (memory, at) = resolve(to, bytes.len() as u64, Want::Write)?;
+                    memory.write(at, bytes);
+                }
+                Verb::WriteImm { to, bytes, imm } => {
+                    if to.key.0 != 0 || !bytes.is_empty() {
+                        let (memory, at) = resolve(to, bytes.len() as u64, Want::Write)?;
+                        memory.write(at, bytes);
+                    }
+                    writer.immediate(*imm);
+                    *published = true;
+                }
+                Verb::CompareSwap { at, expect, new, found } => {
+                    let (memory, at) = resolve(at, 8, Want::Atomic)?;
+                    **found = memory.compare_swap(at, *expect, *new);
+                }
+                Verb::FetchAdd { at, add, found } => {
+                    let (memory, at) = resolve(at, 8, Want::Atomic)?;
+                    **found = memory.fetch_add(at, *add);
+                }
+                Verb::Flush { at, len } => {
+                    let (memory, at) = resolve(at, *len, Want::Flush)?;
+                    memory.persist(at, *len);
+                }
+                Verb::Send { bytes } => {
+                    writer.message(bytes);
+                    *published = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn try_post(&self, verbs: &mut [Verb<'_>]) -> Result<bool, Stopped> {
+        if !self.is_ready(verbs)? {
+            self.shared.lost().map_or(Ok(()), Err)?;
+            return Ok(false);
+        }
+        self.look_for_life(verbs)?;
+        let mut published = false;
+        let done = self.run(verbs, &mut published);
+        if published && self.writer.borrow().reader_sleeps() {
+            self.ring_doorbell();
+        }
+        done.map(|()| true)
+    }
+
+    fn take_events(&self) -> Result<Progress, Nonsense> {
+        let mut reader = self.reader.borrow_mut();
+        let mut taken = 0;
+        while self.shared.has_room_for_events() {
+            if taken == ROUND {
+                break;
+            }
+            match reader.next()? {
+                Some(event) => self.shared.push_event(event),
+                None => break,
+            }
+            taken += 1;
+        }
+        if taken > 0 && reader.writer_waits() {
+            self.ring_doorbell();
+        }
+        let wanted = self.wants_room.get();
+        if wanted > 0 && self.writer.borrow().has_room(wanted)? {
+            self.wants_room.set(0);
+            self.shared.hub.wake_for_room();
+        }
+        Ok(if taken == ROUND { Progress::More } else { Progress::Idle })
+    }
+}
+
+/// The memory region that a verb works on.
+fn target(verb: &Verb<'_>) -> Option<Remote> {
+    match verb {
+        Verb::Read { from: at, .. }
+        | Verb::Write { to: at, .. }
+        | Verb::WriteImm { to: at, .. }
+        | Verb::CompareSwap { at, .. }
+        | Verb::FetchAdd { at, .. }
+        | Verb::Flush { at, .. } => Some(*at),
+        Verb::Send { .. } => None,
+    }
+}
+
+impl Provider for Shm {
+    fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn post(&self, verbs: &mut [Verb<'_>], signaled: bool) -> Result<Posted, FabricError> {
+        check_batch(verbs)?;
+        match self.try_post(verbs) {
+            Ok(true) => Ok(Posted::Done),
+            Ok(false) => Ok(Posted::Full),
+            Err(Stopped::Failed(error)) => {
+                if !signaled {
+                    self.lose(&format!("an unsignaled operation failed: {error}"));
+                }
+                Err(error)
+            }
+            Err(Stopped::Broken(what)) => {
+                self.broken(what);
+                self.shared.lost().map_or(Ok(Posted::Full), Err)
+            }
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        if self.shared.is_closed() {
+            return Progress::Idle;
+        }
+        let events = match self.take_events() {
+            Ok(progress) => progress,
+            Err(Nonsense(what)) => {
+                self.broken(what);
+                return Progress::Idle;
+            }
+        };
+        let socket = if self.requested.get() > 0 {
+            self.look_at_socket()
+        } else {
+            Progress::Idle
+        };
+        if events == Progress::More { events } else { socket }
+    }
+
+    fn arm(&self) -> Progress {
+        let hub = &self.shared.hub;
+        let mut cx = Context::from_waker(&self.hub_waker);
+        for _ in 0..8 {
+            if self.shared.is_closed() {
+                return Progress::Idle;
+            }
+            let reads = self.shared.has_room_for_events();
+            if hub.is_armed() && (!reads || self.ring_armed.get()) {
+                return Progress::Idle;
+            }
+            hub.arm();
+            self.ring_armed.set(reads);
+            let mut ready = false;
+            if let Poll::Ready(guard) = self.doorbell.poll_read_ready(&mut cx) {
+                ready = true;
+                match guard {
+                    // The counter need not be read: every ring is an edge of its own.
+                    Ok(mut guard) => guard.clear_ready(),
+                    Err(error) => self.lose(&error.to_string()),
+                }
+            }
+            if let Poll::Ready(guard) = self.socket.poll_read_ready(&mut cx) {
+                ready = true;
+                match guard {
+                    Ok(mut guard) => {
+                        if self.look_at_socket() == Progress::Idle {
+                            guard.clear_ready();
+                        }
+                    }
+                    Err(error) => self.lose(&error.to_string()),
+                }
+            }
+            if reads && !self.reader.borrow().sleep() {
+                ready = true;
+                if self.progress() == Progress::More {
+                    hub.disarm();
+                    return Progress::More;
+                }
+            }
+            if ready {
+                hub.disarm();
+            } else if hub.is_armed() {
+                return Progress::Idle;
+            }
+        }
+        Progress::More
+    }
+
+    fn abandon(&self, _op: OpId) {
+        unreachable!("nothing is ever pending");
+    }
+
+    fn close(&self, why: &str) {
+        self.lose(why);
+    }
+
+    fn spins(&self) -> bool {
+        true
+    }
+}

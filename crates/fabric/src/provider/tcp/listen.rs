@@ -1,7 +1,7 @@
 //! Connecting and accepting over TCP.
 
 use super::Tcp;
-use crate::handshake;
+use crate::handshake::{self, ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_HANDSHAKES};
 use crate::provider::Provider;
 use crate::{Address, FabricError, Identity, MemoryRegions, Role};
 use rustix::net::sockopt;
@@ -12,15 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-
-/// Handshakes under way at a listener; further connections wait in the kernel's queue.
-pub(crate) const MAX_HANDSHAKES: usize = 64;
-
-/// A handshake that is not through after this time is given up, so that strangers cannot hold the places.
-pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// After an error of `accept` itself (no descriptors left, say), before the next attempt.
-pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Unacknowledged data for this long: the peer's host is gone.
 const USER_TIMEOUT_MS: u32 = 15_000;
