@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::power::{CrashState, durable, recover_all};
+use harness::power::{CrashState, durable, recover_all, rounds};
 use harness::snapshot::{Snapshot, difference, node, snapshot};
 use harness::world::*;
 use polvo_format::{FileKind, RegionId, SUPERBLOCK_SIZE};
@@ -65,7 +65,7 @@ fn furnished() -> World {
             w.truncate(f, 5000).unwrap();
         }
         if n % 3 == 0 {
-            w.link(f, sub, &[b'l', n]).unwrap();
+            w.link(f, sub, &[b'l', b'A' + n]).unwrap();
         }
     }
     w.create(sub, b"short link", symlink(b"dir/aaa"), R0).unwrap();
@@ -144,7 +144,7 @@ fn use_it(world: &mut World, tree: &Snapshot) {
             break;
         }
     }
-    let root = world.root();
+    let root = refer(&tree.0[&b"/"[..]].attr);
     let mut to_empty = vec![root];
     let mut seen = BTreeSet::new();
     while let Some(dir) = to_empty.pop() {
@@ -207,12 +207,16 @@ fn lines_of(world: &World, image: &CrashImage, class: SegmentClass) -> Vec<u64> 
     lines(image, &ranges)
 }
 
-fn damage_lines(image: &CrashImage, lines: &[u64], seed: u64) -> Vec<CrashState> {
+/// Damages lines one at a time: single bits (but of bytes that are to `keep`), zeros, noise, another line's content.
+fn damage_lines(image: &CrashImage, lines: &[u64], seed: u64, keep: fn(u64) -> bool) -> Vec<CrashState> {
     let mut random = Random(seed);
     let mut states = Vec::new();
     for &line in lines {
-        for _ in 0..4 {
+        for _ in 0..4 * rounds() {
             let bit = line * 8 + random.next() % (LINE * 8);
+            if keep(bit / 8) {
+                continue;
+            }
             states.push(damaged(
                 image,
                 format!("bit {} of the byte at {:#x}", bit % 8, bit / 8),
@@ -256,18 +260,25 @@ fn an_undamaged_pool_is_fine() {
     });
 }
 
+/// Is a byte of an inode segment part of a tail? A tail that has moved back to where an earlier entry ends is what a
+/// power cut may leave: that one is damaged cannot be told.
+fn is_tail(at: u64) -> bool {
+    let tail = polvo_format::INODE_TAIL;
+    (tail..tail + 8).contains(&(at % polvo_format::INODE_SIZE as u64))
+}
+
 #[test]
 fn damaged_inodes() {
     let (world, image, tree) = whole();
     let lines = lines_of(&world, &image, SegmentClass::Inodes);
-    nothing_goes_unnoticed("inodes", damage_lines(&image, &lines, 1), &tree);
+    nothing_goes_unnoticed("inodes", damage_lines(&image, &lines, 1, is_tail), &tree);
 }
 
 #[test]
 fn damaged_log_pages() {
     let (world, image, tree) = whole();
     let lines = lines_of(&world, &image, SegmentClass::Logs);
-    nothing_goes_unnoticed("log pages", damage_lines(&image, &lines, 2), &tree);
+    nothing_goes_unnoticed("log pages", damage_lines(&image, &lines, 2, |_| false), &tree);
 }
 
 #[test]
@@ -276,7 +287,7 @@ fn damaged_superblocks_table_and_redo_log() {
     let layout = *world.pools[0].layout();
     let lines = lines(&image, &[(0, layout.segments_offset)]);
     assert!(lines.len() > 8);
-    nothing_goes_unnoticed("pool", damage_lines(&image, &lines, 3), &tree);
+    nothing_goes_unnoticed("pool", damage_lines(&image, &lines, 3, |_| false), &tree);
 }
 
 #[test]

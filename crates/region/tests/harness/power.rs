@@ -20,8 +20,8 @@ pub fn seed() -> u64 {
         .map_or(1, |s| s.parse().expect("POLVO_SEED is a number"))
 }
 
-/// Multiplies the number of random states at each fence; `ROUNDS` sets it.
-fn rounds() -> u64 {
+/// Multiplies the number of random states; `ROUNDS` sets it.
+pub fn rounds() -> u64 {
     std::env::var("ROUNDS")
         .ok()
         .map_or(1, |s| s.parse().expect("ROUNDS is a number"))

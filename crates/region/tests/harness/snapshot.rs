@@ -1,7 +1,7 @@
 //! Everything that a user can see of a tree, for comparison.
 
-use super::world::World;
-use polvo_format::{Attr, FileKind, Tail};
+use super::world::{ROOT_REGION, World, refer};
+use polvo_format::{Attr, FileKind, Ino, Tail};
 use polvo_proto::{InodeRef, Placement};
 use polvo_region::RegionError;
 use std::collections::BTreeMap;
@@ -38,7 +38,8 @@ pub struct Snapshot(pub BTreeMap<Vec<u8>, Node>);
 /// Reads the whole tree.
 pub fn snapshot(world: &mut World) -> Result<Snapshot, RegionError> {
     let mut nodes = BTreeMap::new();
-    let mut to_visit = vec![(b"/".to_vec(), world.root())];
+    let (root, _) = world.region(ROOT_REGION).attr(Ino::ROOT, None)?;
+    let mut to_visit = vec![(b"/".to_vec(), refer(&root))];
     while let Some((path, inode)) = to_visit.pop() {
         assert!(path.len() < 10_000, "directories form a ring");
         let node = node(world, inode)?;
