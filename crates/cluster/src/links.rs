@@ -5,7 +5,7 @@ use crate::link::rpc_error;
 use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
 use polvo_fabric::{FabricError, Identity, connect};
 use polvo_format::{NodeId, RegionId, SessionId};
-use polvo_proto::{Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap};
+use polvo_proto::{Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap, SegmentPlace};
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -310,6 +310,16 @@ impl Links {
         self.fetch_segments(region, &link, None).await
     }
 
+    /// Takes note of segments that the region's primary has named in some answer, so that they need not be asked for.
+    /// Nothing happens while this thread has no map of the region: it will fetch all of it.
+    pub fn learn_segments(&self, region: RegionId, places: &[SegmentPlace]) {
+        if let Some(cached) = self.segments.borrow_mut().get_mut(&region)
+            && places.iter().any(|place| !knows(&cached.map, place))
+        {
+            merge(Rc::make_mut(&mut cached.map), places);
+        }
+    }
+
     /// What is known of a region's segments, if it came over this link.
     pub(crate) fn cached_segments(&self, region: RegionId, link: &Link) -> Option<Rc<SegmentMap>> {
         let cache = self.segments.borrow();
@@ -326,12 +336,10 @@ impl Links {
         link: &Rc<Link>,
         known: Option<Rc<SegmentMap>>,
     ) -> Result<Rc<SegmentMap>, FsError> {
+        // what was learnt by the way may lie beyond a gap
+        let mut from = known.as_ref().map_or(0, |map| contiguous(map));
         let mut map: Option<SegmentMap> = known.map(|known| (*known).clone());
         loop {
-            let from = map
-                .as_ref()
-                .and_then(|m| m.segments.last())
-                .map_or(0, |last| last.index + 1);
             let answer = self
                 .send(
                     link.node,
@@ -341,7 +349,8 @@ impl Links {
             let Reply::Segments(page) = answer else {
                 return Err(unexpected(link.node));
             };
-            let ascending = page.segments.is_sorted_by(|a, b| a.index < b.index);
+            let ascending = page.segments.is_sorted_by(|a, b| a.index < b.index)
+                && page.segments.first().is_none_or(|first| first.index >= from);
             if page.region != region || page.segment_shift >= 48 || !ascending {
                 return Err(FsError::Io(format!(
                     "node {} sent a segment map that makes no sense",
@@ -349,11 +358,9 @@ impl Links {
                 )));
             }
             let full = page.segments.len() >= SEGMENTS_PAGE;
+            from = page.segments.last().map_or(from, |last| last.index.saturating_add(1));
             match &mut map {
-                Some(map) => {
-                    let fresh = page.segments.into_iter().filter(|s| s.index >= from);
-                    map.segments.extend(fresh);
-                }
+                Some(map) => merge(map, &page.segments),
                 None => map = Some(page),
             }
             if !full {
@@ -433,6 +440,27 @@ impl Drop for Links {
     }
 }
 
+/// Number of segments known without a gap from the first on.
+fn contiguous(map: &SegmentMap) -> u32 {
+    let dense = map.segments.iter().zip(0..).take_while(|(place, n)| place.index == *n);
+    dense.count() as u32
+}
+
+fn knows(map: &SegmentMap, place: &SegmentPlace) -> bool {
+    let at = map.segments.binary_search_by_key(&place.index, |known| known.index);
+    at.is_ok_and(|at| map.segments[at] == *place)
+}
+
+/// Enters places in a map, in the stead of what it says about the same segments.
+fn merge(map: &mut SegmentMap, places: &[SegmentPlace]) {
+    for place in places {
+        match map.segments.binary_search_by_key(&place.index, |known| known.index) {
+            Ok(at) => map.segments[at] = *place,
+            Err(at) => map.segments.insert(at, *place),
+        }
+    }
+}
+
 pub(crate) fn unexpected(node: NodeId) -> FsError {
     FsError::Io(format!("node {} did not answer what it was asked", node.0))
 }
@@ -444,5 +472,37 @@ pub(crate) fn fabric_error(node: NodeId, error: FabricError) -> FsError {
             node: node.0,
             why: other.to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::Epoch;
+    use polvo_proto::SegmentClass;
+
+    #[test]
+    fn segments_learnt_by_the_way_may_leave_gaps_to_be_asked_for() {
+        let place = |index, write_key| SegmentPlace {
+            index,
+            pool_offset: u64::from(index) << 18,
+            class: SegmentClass::Data,
+            write_key,
+        };
+        let mut map = SegmentMap {
+            region: RegionId(1),
+            epoch: Epoch(1),
+            segment_shift: 18,
+            read_key: 1,
+            node_key: 0,
+            segments: vec![place(0, 0), place(1, 7)],
+        };
+        assert_eq!(contiguous(&map), 2);
+        assert!(!knows(&map, &place(4, 9)));
+        merge(&mut map, &[place(4, 9), place(1, 8)]);
+        assert!(knows(&map, &place(4, 9)) && knows(&map, &place(1, 8)));
+        assert_eq!(contiguous(&map), 2, "2 and 3 are missing");
+        merge(&mut map, &[place(2, 0), place(3, 0)]);
+        assert_eq!(contiguous(&map), 5);
     }
 }

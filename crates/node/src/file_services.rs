@@ -162,7 +162,7 @@ impl Turn<'_> {
             check_end(run.offset, run.len)?;
         }
         let session = self.session.id;
-        let written = self
+        let mut written = self
             .on_for_session(inode.ino.region(), |r| {
                 self.before_write(r, inode)?;
                 let mut written = r.commit(session, inode, runs, append, known, self.now_ns())?;
@@ -173,6 +173,9 @@ impl Turn<'_> {
                 Ok(written)
             })
             .await?;
+        if let (false, Some(served)) = (written.space.is_empty(), self.node.served(inode.ino.region())) {
+            written.places = served.places_of(&written.space);
+        }
         Ok(Reply::Written(written))
     }
 

@@ -5,7 +5,7 @@ use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Access, Memory, MemoryRegions};
 use polvo_format::{Epoch, Gpa, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
-use polvo_proto::{Collected, FsError, InodeRef, Intent, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace};
+use polvo_proto::{Collected, FsError, InodeRef, Intent, PageRun, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace};
 use polvo_region::{Region, RegionError};
 use std::sync::Arc;
 
@@ -122,6 +122,25 @@ impl Served {
             node_key: keys.node,
             segments: places[start..end].to_vec(),
         }
+    }
+
+    /// The segments that hold these pages.
+    pub fn places_of(&self, runs: &[PageRun]) -> Vec<SegmentPlace> {
+        let mut indexes: Vec<u32> = runs
+            .iter()
+            .filter_map(|run| u32::try_from(run.gpa.offset().0 >> self.segment_shift).ok())
+            .collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        let find = || -> Option<Vec<SegmentPlace>> {
+            let places = self.places.read();
+            let at = |index: &u32| places.binary_search_by_key(index, |place| place.index).ok();
+            indexes.iter().map(|index| at(index).map(|at| places[at])).collect()
+        };
+        find().unwrap_or_else(|| {
+            self.update_places();
+            find().unwrap_or_default()
+        })
     }
 
     fn find(&self, at: Gpa, len: usize) -> Option<(u64, SegmentClass)> {

@@ -1,6 +1,6 @@
 //! Requests and replies.
 
-use crate::{CheckFacts, ClusterMap, FsError, SegmentMap};
+use crate::{CheckFacts, ClusterMap, FsError, SegmentMap, SegmentPlace};
 use polvo_format::{
     Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SessionId, Tail, TxnId,
 };
@@ -162,6 +162,8 @@ pub struct Written {
     pub entries: Option<Vec<u8>>,
     /// Space delegated in addition, as far as asked for and there is any.
     pub space: Vec<PageRun>,
+    /// The segments that hold `space`, so that whoever writes there need not ask where they lie.
+    pub places: Vec<SegmentPlace>,
 }
 
 /// An entry of a directory.

@@ -29,42 +29,44 @@ impl Region {
     /// # Errors
     /// EISDIR, EINVAL: a size for something that has none; EFBIG.
     pub fn set_attr(&mut self, inode: InodeRef, set: &SetAttr, now_ns: i64) -> Result<(Attr, Tail), RegionError> {
-        let (store, inode) = self.inode(inode)?;
-        let mut entries = Vec::new();
-        let mut urgency = Urgency::Normal;
-        if let Some(size) = set.size {
-            inode.file_body()?;
-            if size > FILE_SIZE_MAX {
-                return Err(FsError::FileTooLarge.into());
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode(inode)?;
+            let mut entries = Vec::new();
+            let mut urgency = Urgency::Normal;
+            if let Some(size) = set.size {
+                inode.file_body()?;
+                if size > FILE_SIZE_MAX {
+                    return Err(FsError::FileTooLarge.into());
+                }
+                if size < inode.attr.size {
+                    urgency = Urgency::Frees;
+                }
+                Entry::Truncate { size, time_ns: now_ns }.encode(false, &mut entries);
             }
-            if size < inode.attr.size {
-                urgency = Urgency::Frees;
+            let time = |t: Option<TimeChange>| {
+                t.map(|t| match t {
+                    TimeChange::Now => now_ns,
+                    TimeChange::To(ns) => ns,
+                })
+            };
+            let change = AttrChange {
+                mode: set.mode.map(|m| m & 0o7777),
+                uid: set.uid,
+                gid: set.gid,
+                atime_ns: time(set.atime),
+                mtime_ns: time(set.mtime),
+                ctime_ns: now_ns,
+            };
+            let only_size = AttrChange {
+                ctime_ns: now_ns,
+                ..AttrChange::default()
+            };
+            if set.size.is_none() || change != only_size {
+                Entry::SetAttr(change).encode(false, &mut entries);
             }
-            Entry::Truncate { size, time_ns: now_ns }.encode(false, &mut entries);
-        }
-        let time = |t: Option<TimeChange>| {
-            t.map(|t| match t {
-                TimeChange::Now => now_ns,
-                TimeChange::To(ns) => ns,
-            })
-        };
-        let change = AttrChange {
-            mode: set.mode.map(|m| m & 0o7777),
-            uid: set.uid,
-            gid: set.gid,
-            atime_ns: time(set.atime),
-            mtime_ns: time(set.mtime),
-            ctime_ns: now_ns,
-        };
-        let only_size = AttrChange {
-            ctime_ns: now_ns,
-            ..AttrChange::default()
-        };
-        if set.size.is_none() || change != only_size {
-            Entry::SetAttr(change).encode(false, &mut entries);
-        }
-        store.append(inode, &entries, urgency)?;
-        Ok((inode.attr, inode.tail))
+            store.append(inode, &entries, urgency)?;
+            Ok((inode.attr, inode.tail))
+        })
     }
 
     /// Small write (at most [`EAGER_MAX`] bytes), bytes copied here. `known`: entries after it are in the answer.
@@ -80,45 +82,47 @@ impl Region {
         known: Tail,
         now_ns: i64,
     ) -> Result<Written, RegionError> {
-        let (store, inode) = self.inode(inode)?;
-        let size = inode.attr.size;
-        let offset = if append { size } else { offset };
-        let index = inode.file_body()?;
-        if bytes.len() > EAGER_MAX {
-            return Err(invalid(format!("eager write of {} bytes", bytes.len())));
-        }
-        let end = offset
-            .checked_add(bytes.len() as u64)
-            .filter(|&end| end <= FILE_SIZE_MAX);
-        end.ok_or(FsError::FileTooLarge)?;
-        if bytes.is_empty() {
-            return Ok(written(store, inode, offset, known, inode.tail));
-        }
-        let before = inode.tail;
-        let mut entries = std::mem::take(&mut store.entries);
-        entries.clear();
-        let placed = place_bytes(store, index, offset, size, bytes, now_ns, &mut entries);
-        let appended = placed.and_then(|placed| match store.append(inode, &entries, Urgency::Normal) {
-            Ok(()) => Ok(placed),
-            Err(e) => {
-                if let Some((run, _, _)) = placed.fresh {
-                    store.space.give(run);
-                }
-                Err(e)
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode(inode)?;
+            let size = inode.attr.size;
+            let offset = if append { size } else { offset };
+            let index = inode.file_body()?;
+            if bytes.len() > EAGER_MAX {
+                return Err(invalid(format!("eager write of {} bytes", bytes.len())));
             }
-        });
-        store.entries = entries;
-        let placed = appended?;
-        if let Some((at, len)) = placed.filled {
-            assert!(
-                store.space.map_more(at, len),
-                "bytes behind the last extent of a page are free"
-            );
-        }
-        if let Some((_, at, len)) = placed.fresh {
-            store.space.map_fresh(at, len);
-        }
-        Ok(written(store, inode, offset, known, before))
+            let end = offset
+                .checked_add(bytes.len() as u64)
+                .filter(|&end| end <= FILE_SIZE_MAX);
+            end.ok_or(FsError::FileTooLarge)?;
+            if bytes.is_empty() {
+                return Ok(written(store, inode, offset, known, inode.tail));
+            }
+            let before = inode.tail;
+            let mut entries = std::mem::take(&mut store.entries);
+            entries.clear();
+            let placed = place_bytes(store, index, offset, size, bytes, now_ns, &mut entries);
+            let appended = placed.and_then(|placed| match store.append(inode, &entries, Urgency::Normal) {
+                Ok(()) => Ok(placed),
+                Err(e) => {
+                    if let Some((run, _, _)) = placed.fresh {
+                        store.space.give(run);
+                    }
+                    Err(e)
+                }
+            });
+            store.entries = entries;
+            let placed = appended?;
+            if let Some((at, len)) = placed.filled {
+                assert!(
+                    store.space.map_more(at, len),
+                    "bytes behind the last extent of a page are free"
+                );
+            }
+            if let Some((_, at, len)) = placed.fresh {
+                store.space.map_fresh(at, len);
+            }
+            Ok(written(store, inode, offset, known, before))
+        })
     }
 
     /// Log commit of runs that lie in space delegated to `session` (checked; consumed, whole pages at a time).
@@ -131,35 +135,37 @@ impl Region {
         known: Tail,
         now_ns: i64,
     ) -> Result<Written, RegionError> {
-        if runs.is_empty() || runs.len() > RUNS_MAX {
-            return Err(invalid(format!("commit of {} runs", runs.len())));
-        }
-        let slot = {
-            let (_, inode) = self.inode(inode)?;
-            inode.file_body()?;
-            inode.slot
-        };
-        let (store, sessions) = (&mut self.store, &mut self.sessions);
-        let inode = self.cache.get(store, slot)?;
-        let before = inode.tail;
-        let base = if append { inode.attr.size } else { 0 };
-        let mut entries = std::mem::take(&mut store.entries);
-        entries.clear();
-        let checked = check_runs(store, runs, base, now_ns, &mut entries);
-        let committed = checked.and_then(|()| {
-            sessions.consume(session, runs)?;
-            let appended = store.append(inode, &entries, Urgency::Normal);
-            if appended.is_err() {
-                sessions.unconsume(session, runs);
+        self.with_space(now_ns, |region| {
+            if runs.is_empty() || runs.len() > RUNS_MAX {
+                return Err(invalid(format!("commit of {} runs", runs.len())));
             }
-            appended
-        });
-        store.entries = entries;
-        committed?;
-        for run in runs {
-            store.space.map_fresh(run.gpa.offset().0, run.len);
-        }
-        Ok(written(store, inode, base + runs[0].offset, known, before))
+            let slot = {
+                let (_, inode) = region.inode(inode)?;
+                inode.file_body()?;
+                inode.slot
+            };
+            let (store, sessions) = (&mut region.store, &mut region.sessions);
+            let inode = region.cache.get(store, slot)?;
+            let before = inode.tail;
+            let base = if append { inode.attr.size } else { 0 };
+            let mut entries = std::mem::take(&mut store.entries);
+            entries.clear();
+            let checked = check_runs(store, runs, base, now_ns, &mut entries);
+            let committed = checked.and_then(|()| {
+                sessions.consume(session, runs)?;
+                let appended = store.append(inode, &entries, Urgency::Normal);
+                if appended.is_err() {
+                    sessions.unconsume(session, runs);
+                }
+                appended
+            });
+            store.entries = entries;
+            committed?;
+            for run in runs {
+                store.space.map_fresh(run.gpa.offset().0, run.len);
+            }
+            Ok(written(store, inode, base + runs[0].offset, known, before))
+        })
     }
 
     /// Changes the mapping of a range. Space is never reserved (data is copy-on-write), so extending changes the size
@@ -172,42 +178,44 @@ impl Region {
         len: u64,
         now_ns: i64,
     ) -> Result<(Attr, Tail), RegionError> {
-        let (store, inode) = self.inode(inode)?;
-        inode.file_body()?;
-        if len == 0 {
-            return Err(invalid("fallocate of no bytes"));
-        }
-        let end = offset
-            .checked_add(len)
-            .filter(|&end| end <= FILE_SIZE_MAX)
-            .ok_or(FsError::FileTooLarge)?;
-        let (hole, extend) = match mode {
-            FallocateMode::Extend => (false, true),
-            FallocateMode::KeepSize => (false, false),
-            FallocateMode::PunchHole => (true, false),
-            FallocateMode::ZeroRange { keep_size } => (true, !keep_size),
-        };
-        let mut entries = Vec::new();
-        if hole {
-            Entry::Hole {
-                offset,
-                len,
-                time_ns: now_ns,
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode(inode)?;
+            inode.file_body()?;
+            if len == 0 {
+                return Err(invalid("fallocate of no bytes"));
             }
-            .encode(false, &mut entries);
-        }
-        if extend && end > inode.attr.size {
-            Entry::Truncate {
-                size: end,
-                time_ns: now_ns,
+            let end = offset
+                .checked_add(len)
+                .filter(|&end| end <= FILE_SIZE_MAX)
+                .ok_or(FsError::FileTooLarge)?;
+            let (hole, extend) = match mode {
+                FallocateMode::Extend => (false, true),
+                FallocateMode::KeepSize => (false, false),
+                FallocateMode::PunchHole => (true, false),
+                FallocateMode::ZeroRange { keep_size } => (true, !keep_size),
+            };
+            let mut entries = Vec::new();
+            if hole {
+                Entry::Hole {
+                    offset,
+                    len,
+                    time_ns: now_ns,
+                }
+                .encode(false, &mut entries);
             }
-            .encode(false, &mut entries);
-        }
-        if !entries.is_empty() {
-            let urgency = if hole { Urgency::Frees } else { Urgency::Normal };
-            store.append(inode, &entries, urgency)?;
-        }
-        Ok((inode.attr, inode.tail))
+            if extend && end > inode.attr.size {
+                Entry::Truncate {
+                    size: end,
+                    time_ns: now_ns,
+                }
+                .encode(false, &mut entries);
+            }
+            if !entries.is_empty() {
+                let urgency = if hole { Urgency::Frees } else { Urgency::Normal };
+                store.append(inode, &entries, urgency)?;
+            }
+            Ok((inode.attr, inode.tail))
+        })
     }
 
     /// Sets an xattr. `polvo.placement` (value `hash` or `local`) on a directory sets its placement.
@@ -222,43 +230,45 @@ impl Region {
         mode: XattrMode,
         now_ns: i64,
     ) -> Result<(Attr, Tail), RegionError> {
-        let (store, inode) = self.inode(inode)?;
-        let mut entries = Vec::new();
-        if name == PLACEMENT_XATTR {
-            inode.directory_body()?;
-            let placement = match value {
-                b"hash" => Placement::Hash,
-                b"local" => Placement::Local,
-                _ => return Err(invalid("polvo.placement is \"hash\" or \"local\"")),
-            };
-            let placement = placement as u8;
-            Entry::Placement {
-                placement,
-                time_ns: now_ns,
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode(inode)?;
+            let mut entries = Vec::new();
+            if name == PLACEMENT_XATTR {
+                inode.directory_body()?;
+                let placement = match value {
+                    b"hash" => Placement::Hash,
+                    b"local" => Placement::Local,
+                    _ => return Err(invalid("polvo.placement is \"hash\" or \"local\"")),
+                };
+                let placement = placement as u8;
+                Entry::Placement {
+                    placement,
+                    time_ns: now_ns,
+                }
+                .encode(false, &mut entries);
+            } else {
+                check_xattr_name(name)?;
+                let old = inode.xattrs.get(name).map(|old| name.len() + old.len());
+                match (mode, old) {
+                    (XattrMode::Create, Some(_)) => return Err(FsError::Exists.into()),
+                    (XattrMode::Replace, None) => return Err(FsError::NoAttribute.into()),
+                    _ => {}
+                }
+                let all: usize = inode.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
+                let all = all - old.unwrap_or(0) + name.len() + value.len();
+                if value.len() > XATTR_VALUE_MAX || all > XATTRS_MAX {
+                    return Err(FsError::TooBig.into());
+                }
+                Entry::SetXattr {
+                    name,
+                    value,
+                    time_ns: now_ns,
+                }
+                .encode(false, &mut entries);
             }
-            .encode(false, &mut entries);
-        } else {
-            check_xattr_name(name)?;
-            let old = inode.xattrs.get(name).map(|old| name.len() + old.len());
-            match (mode, old) {
-                (XattrMode::Create, Some(_)) => return Err(FsError::Exists.into()),
-                (XattrMode::Replace, None) => return Err(FsError::NoAttribute.into()),
-                _ => {}
-            }
-            let all: usize = inode.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
-            let all = all - old.unwrap_or(0) + name.len() + value.len();
-            if value.len() > XATTR_VALUE_MAX || all > XATTRS_MAX {
-                return Err(FsError::TooBig.into());
-            }
-            Entry::SetXattr {
-                name,
-                value,
-                time_ns: now_ns,
-            }
-            .encode(false, &mut entries);
-        }
-        store.append(inode, &entries, Urgency::Normal)?;
-        Ok((inode.attr, inode.tail))
+            store.append(inode, &entries, Urgency::Normal)?;
+            Ok((inode.attr, inode.tail))
+        })
     }
 
     /// Removes an xattr.
@@ -266,15 +276,17 @@ impl Region {
     /// # Errors
     /// ENODATA.
     pub fn remove_xattr(&mut self, inode: InodeRef, name: &[u8], now_ns: i64) -> Result<(Attr, Tail), RegionError> {
-        let (store, inode) = self.inode(inode)?;
-        check_xattr_name(name)?;
-        if !inode.xattrs.contains_key(name) {
-            return Err(FsError::NoAttribute.into());
-        }
-        let mut entries = Vec::new();
-        Entry::DelXattr { name, time_ns: now_ns }.encode(false, &mut entries);
-        store.append(inode, &entries, Urgency::Frees)?;
-        Ok((inode.attr, inode.tail))
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode(inode)?;
+            check_xattr_name(name)?;
+            if !inode.xattrs.contains_key(name) {
+                return Err(FsError::NoAttribute.into());
+            }
+            let mut entries = Vec::new();
+            Entry::DelXattr { name, time_ns: now_ns }.encode(false, &mut entries);
+            store.append(inode, &entries, Urgency::Frees)?;
+            Ok((inode.attr, inode.tail))
+        })
     }
 }
 
@@ -436,5 +448,6 @@ fn written(store: &Store, inode: &Inode, offset: u64, known: Tail, before: Tail)
         cursor: inode.cursor(),
         entries,
         space: Vec::new(),
+        places: Vec::new(),
     }
 }
