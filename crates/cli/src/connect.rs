@@ -1,6 +1,6 @@
 //! From what a user typed to a connected client: which cluster, which secret, which path.
 
-use crate::args::ClusterArgs;
+use crate::args::{ClusterArgs, Provider};
 use crate::cluster_dir::{ClusterDir, DEFAULT_DIRS};
 use crate::config::ConfigTimeouts;
 use crate::secret::Secret;
@@ -94,7 +94,7 @@ impl Reach {
         };
         let addresses = match (authority, &dir) {
             (Some(authority), _) => vec![Address::Tcp(authority.to_string())],
-            (None, Some(dir)) => dir.addresses.clone(),
+            (None, Some(dir)) => of_provider(&dir.addresses, args.provider),
             (None, None) => return Err(CliError::Usage(no_cluster())),
         };
         let secret_file = args
@@ -146,6 +146,17 @@ impl Reach {
     }
 }
 
+/// Those of one provider, if one is asked for and has any.
+fn of_provider(addresses: &[Address], provider: Option<Provider>) -> Vec<Address> {
+    let wanted = |a: &&Address| match provider {
+        None => true,
+        Some(Provider::Tcp) => matches!(a, Address::Tcp(_)),
+        Some(Provider::Shm) => matches!(a, Address::Shm(_)),
+    };
+    let some: Vec<Address> = addresses.iter().filter(wanted).cloned().collect();
+    if some.is_empty() { addresses.to_vec() } else { some }
+}
+
 fn no_cluster() -> String {
     format!(
         "no cluster: neither ./{} nor {} has a cluster.toml; start one with `polvo up`, or give --cluster-dir DIR or a \
@@ -185,10 +196,11 @@ where
             .await
             .doing(|| format!("connecting to {}", shown(&reach.addresses)))?;
         let local = client.local();
-        let heartbeats = tokio::task::spawn_local(local.clone().maintain());
+        let lease = tokio::task::spawn_local(local.clone().maintain());
         let result = work(client.clone(), local).await;
-        heartbeats.abort();
         client.shutdown();
+        // What the session holds is returned; a node that does not answer gets it back when the lease ends.
+        let _ = tokio::time::timeout(reach.timeouts.connect, lease).await;
         result
     });
     runtime.shutdown_background();

@@ -7,6 +7,8 @@
 use crate::cluster_map::cluster_map;
 use crate::config::{Config, ConfigMount};
 use crate::mount::MountedDir;
+use crate::on_thread::on_thread;
+use crate::output::say;
 use crate::process::ProcessId;
 use crate::{CliError, ClusterId, Context};
 use polvo_client::Client;
@@ -15,14 +17,13 @@ use polvo_node::{Node, NodeConfig, SystemClock};
 use polvo_pmem::Pmem;
 use polvo_proto::Cred;
 use polvo_region::PoolSpace;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 /// First word of the line on stdout that says that the node is up.
 pub const READY: &str = "ready";
@@ -98,14 +99,14 @@ fn open_node(
         listen: config.listen.clone(),
         map: cluster_map(config, cluster),
         timeouts: config.timeouts.cluster(),
-        name: provider_names(&config.listen),
+        name: format!("node {}", config.node.0),
     };
     let started = Instant::now();
     let mut last = String::new();
     let mut progress = |what: &str, done: u64, total: u64| {
         if what != last || done == total {
             last = what.to_string();
-            say(&format!("recovering {what}: {done} of {total}"));
+            say(format!("recovering {what}: {done} of {total}"));
         }
     };
     let node = Node::open(space, node_config, Arc::new(SystemClock), &mut progress).map_err(|e| CliError::Pool {
@@ -114,21 +115,6 @@ fn open_node(
     })?;
     info!(took_ms = started.elapsed().as_millis() as u64, "recovered");
     Ok(node)
-}
-
-fn provider_names(listen: &[Address]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for address in listen {
-        let name = match address {
-            Address::Tcp(_) => "tcp",
-            Address::Shm(_) => "shm",
-            Address::Sim(_) => "sim",
-        };
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names.join(", ")
 }
 
 async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
@@ -175,11 +161,9 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
     sd_notify("STOPPING=1");
     // The mount goes first, while the node still serves what the kernel has yet to write.
     if let Some(mounted) = mounted {
-        let unmounting = tokio::task::spawn_blocking(move || mounted.unmount());
-        match tokio::time::timeout(config.timeouts.stop, unmounting).await {
+        match tokio::time::timeout(config.timeouts.stop, on_thread("unmount", move || mounted.unmount())).await {
             Ok(Ok(Ok(()))) => info!("unmounted"),
-            Ok(Ok(Err(e))) => warn!("{e}"),
-            Ok(Err(join)) => error!("unmounting failed: {join}"),
+            Ok(Ok(Err(e)) | Err(e)) => warn!("{e}"),
             Err(_) => warn!("unmounting takes too long; leaving it"),
         }
     }
@@ -207,11 +191,7 @@ async fn mount_in_node(node: &Arc<Node>, mount: &ConfigMount) -> Result<MountedD
     let client = Client::internal(node, format!("mount {}", mount.dir.display()), Cred::Kernel);
     let (dir, options) = (mount.dir.clone(), mount.options.clone());
     let source = format!("polvo-node{}", node.id().0);
-    let mounting = tokio::task::spawn_blocking(move || MountedDir::mount(client, &source, &dir, &options));
-    match mounting.await {
-        Ok(result) => result,
-        Err(join) => Err(CliError::Other(format!("mounting failed: {join}"))),
-    }
+    on_thread("mount", move || MountedDir::mount(client, &source, &dir, &options)).await?
 }
 
 fn announce_ready(bound: &[Address], mount: Option<&ConfigMount>) {
@@ -219,14 +199,8 @@ fn announce_ready(bound: &[Address], mount: Option<&ConfigMount>) {
     let mounted = mount
         .map(|m| format!(" mounted {}", m.dir.display()))
         .unwrap_or_default();
-    say(&format!("{READY} {}{mounted}", addresses.join(" ")));
+    say(format!("{READY} {}{mounted}", addresses.join(" ")));
     sd_notify("READY=1");
-}
-
-/// A line to whoever started us; they may have gone.
-fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Tells systemd, when it asked to be told (sd_notify(3)).

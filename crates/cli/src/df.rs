@@ -3,6 +3,7 @@
 use crate::CliError;
 use crate::args::DfArgs;
 use crate::connect::{Location, with_client};
+use crate::output::print;
 use crate::size::Size;
 use crate::{Context, Exit};
 use polvo_proto::Usage;
@@ -39,19 +40,20 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
                 "total_bytes": total.total_bytes, "free_bytes": total.free_bytes, "data_bytes": total.data_bytes,
                 "inodes": total.inodes,
             });
-            println!("{all}");
+            print(format!("{all}\n"))?;
         } else {
-            println!(
-                "{:<8} {:>10} {:>10} {:>10} {:>5} {:>12}",
-                "Node", "Size", "Used", "Free", "Use%", "Inodes"
+            let mut text = format!(
+                "{:<8} {:>10} {:>10} {:>10} {:>5} {:>12}\n",
+                "NODE", "SIZE", "USED", "FREE", "USE%", "INODES"
             );
             for (node, usage) in &nodes {
-                row(&node.0.to_string(), usage);
+                text += &row(&node.0.to_string(), usage);
             }
             for node in &missing {
-                println!("{:<8} does not answer", node.0);
+                text += &format!("{:<8} does not answer\n", node.0);
             }
-            row("all", &total);
+            text += &row("all", &total);
+            print(text)?;
         }
         Ok(if missing.is_empty() {
             Exit::Success
@@ -61,18 +63,18 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
     })
 }
 
-fn row(name: &str, u: &Usage) {
+fn row(name: &str, u: &Usage) -> String {
     let used = u.total_bytes.saturating_sub(u.free_bytes);
     let percent = if u.total_bytes == 0 {
         0.0
     } else {
         used as f64 * 100.0 / u.total_bytes as f64
     };
-    println!(
-        "{name:<8} {:>10} {:>10} {:>10} {percent:>4.0}% {:>12}",
+    format!(
+        "{name:<8} {:>10} {:>10} {:>10} {percent:>4.0}% {:>12}\n",
         Size(u.total_bytes).to_string(),
         Size(used).to_string(),
         Size(u.free_bytes).to_string(),
         u.inodes
-    );
+    )
 }

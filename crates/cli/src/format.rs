@@ -2,6 +2,7 @@
 
 use crate::args::FormatArgs;
 use crate::config::{Config, parse_persistence};
+use crate::output::say;
 use crate::secret::Secret;
 use crate::size::Size;
 use crate::{CliError, ClusterId, Context};
@@ -32,14 +33,14 @@ pub struct FormatJob {
 pub fn run(args: &FormatArgs) -> Result<(), CliError> {
     let job = job(args)?;
     let pmem = format(&job)?;
-    println!(
+    say(format!(
         "Formatted {}: {} on {}, node {} of cluster {}",
         job.pool.display(),
         Size(pmem.len()),
         pmem.medium(),
         job.node.0,
         job.cluster
-    );
+    ));
     Ok(())
 }
 

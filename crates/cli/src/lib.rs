@@ -32,6 +32,8 @@ mod error;
 pub mod format;
 pub mod fsck;
 pub mod mount;
+mod on_thread;
+pub mod output;
 pub mod path;
 pub mod process;
 pub mod progress;

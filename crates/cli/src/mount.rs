@@ -3,13 +3,15 @@
 use crate::args::{ClusterArgs, MountArgs, Provider, UmountArgs};
 use crate::connect::{Location, Reach};
 use crate::detached::{Detached, leave_session};
+use crate::on_thread::on_thread;
+use crate::output::say;
 use crate::process::ProcessId;
 use crate::{CliError, Context};
 use polvo_client::Client;
+use polvo_fabric::Address;
 use polvo_fuse::{Mount, MountError, MountOptions};
 use polvo_proto::Cred;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -183,10 +185,7 @@ fn serve(
         .enable_all()
         .build()
         .doing(|| "starting the asynchronous runtime".into())?;
-    let shown = match &source.authority {
-        Some(authority) => format!("polvo://{authority}/"),
-        None => reach.addresses.first().map(|a| a.to_string()).unwrap_or_default(),
-    };
+    let shown = shown_source(source, reach);
     let result = LocalSet::new().block_on(&runtime, async {
         let mut terminate = signal(SignalKind::terminate()).doing(|| "handling SIGTERM".into())?;
         let mut interrupt = signal(SignalKind::interrupt()).doing(|| "handling SIGINT".into())?;
@@ -195,24 +194,19 @@ fn serve(
             .await
             .doing(|| format!("connecting to {shown}"))?;
         let (at, options) = (dir.to_path_buf(), options.to_string());
-        let mounting = tokio::task::spawn_blocking(move || MountedDir::mount(client, &shown, &at, &options));
-        let mounted = mounting
-            .await
-            .map_err(|e| CliError::Other(format!("mounting failed: {e}")))??;
+        let mounted = on_thread("mount", move || MountedDir::mount(client, &shown, &at, &options)).await??;
         let registered = files.map(|f| f.register(mounted.dir())).transpose()?;
-        say(&format!("{MOUNTED} {}", mounted.dir().display()));
+        say(format!("{MOUNTED} {}", mounted.dir().display()));
         let handle = mounted.handle();
-        let mut unmounted = tokio::task::spawn_blocking(move || handle.join());
         tokio::select! {
             _ = terminate.recv() => info!("SIGTERM: unmounting"),
             _ = interrupt.recv() => info!("SIGINT: unmounting"),
-            _ = &mut unmounted => info!("unmounted"),
+            _ = on_thread("mounted", move || handle.join()) => info!("unmounted"),
         }
-        let ending = tokio::task::spawn_blocking(move || mounted.unmount());
         let limit = reach.timeouts.stop;
+        let ending = on_thread("unmount", move || mounted.unmount());
         let result = match tokio::time::timeout(limit, ending).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(join)) => Err(CliError::Other(format!("unmounting failed: {join}"))),
+            Ok(result) => result.and_then(|r| r),
             Err(_) => Err(CliError::Other(format!(
                 "{}: unmounting took more than {limit:?}",
                 dir.display()
@@ -225,9 +219,16 @@ fn serve(
     result
 }
 
-fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+/// What the mount table is to show: an address that could be typed, where there is one.
+fn shown_source(source: &Location, reach: &Reach) -> String {
+    let tcp = reach.dir.iter().flat_map(|d| &d.addresses).find_map(|a| match a {
+        Address::Tcp(at) => Some(at),
+        _ => None,
+    });
+    match source.authority.as_ref().or(tcp) {
+        Some(authority) => format!("polvo://{authority}/"),
+        None => "polvo".into(),
+    }
 }
 
 /// The files that a detached mount keeps while it lives: its process id (with the mount point on the second line) and

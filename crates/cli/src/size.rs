@@ -53,11 +53,12 @@ impl fmt::Display for Size {
             value /= 1024.0;
             unit = u;
         }
-        if value >= 99.95 || value.fract() < 0.05 {
-            write!(f, "{value:.0} {unit}iB")
+        let text = if value >= 99.95 {
+            format!("{value:.0}")
         } else {
-            write!(f, "{value:.1} {unit}iB")
-        }
+            format!("{value:.1}")
+        };
+        write!(f, "{} {unit}iB", text.strip_suffix(".0").unwrap_or(&text))
     }
 }
 
@@ -93,6 +94,7 @@ mod tests {
             (1023, "1023 B"),
             (1024, "1 KiB"),
             (1536, "1.5 KiB"),
+            ((45 << 20) - 1000, "45 MiB"),
             (1 << 30, "1 GiB"),
             (500 << 20, "500 MiB"),
             (1023 << 20, "1023 MiB"),

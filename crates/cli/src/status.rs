@@ -2,12 +2,14 @@
 
 use crate::args::StatusArgs;
 use crate::connect::{Location, with_client};
+use crate::output::print;
 use crate::size::Size;
 use crate::{CliError, ClusterId, Context, Exit};
 use polvo_client::{Client, LocalClient};
 use polvo_format::NodeId;
 use polvo_proto::{ClusterMap, FsError, Reply, Request};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,9 +27,9 @@ pub fn status(args: &StatusArgs) -> Result<Exit, CliError> {
         let answers = ask_all(&client, &local).await;
         let all_answer = answers.iter().all(|(_, a)| a.is_ok());
         if args.json {
-            println!("{:#}", as_json(&map, &answers, mount));
+            print(format!("{:#}\n", as_json(&map, &answers, mount)))?;
         } else {
-            print!("{}", as_text(&map, &answers, mount));
+            print(as_text(&map, &answers, mount))?;
         }
         Ok(if all_answer { Exit::Success } else { Exit::Failure })
     })
@@ -147,50 +149,72 @@ fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> St
                         .unwrap_or("?")
                         .to_string()
                 };
-                let length = |pointer: &str| {
-                    status
-                        .pointer(pointer)
-                        .and_then(Value::as_array)
-                        .map_or("?".into(), |a| a.len().to_string())
-                };
                 let _ = writeln!(
                     text,
                     "{:<5} {:<9} {:>9} {:>9} {:>8} {:>9} {:>8}  {:<18} {addresses}",
                     id.0,
                     "up",
-                    size("/usage/total_bytes"),
-                    size("/usage/free_bytes"),
-                    length("/regions"),
-                    count("/usage/inodes"),
-                    length("/sessions"),
-                    format!("{} ({})", s("/pool/medium"), s("/pool/persistence")),
+                    size("/pool/bytes"),
+                    size("/pool/free_bytes"),
+                    count("/regions_total"),
+                    count("/pool/inodes"),
+                    count("/sessions_total"),
+                    format!("{} ({})", s("/medium"), s("/persistence")),
                 );
             }
         }
     }
-    let sessions = answers
-        .iter()
-        .filter_map(|(id, a)| Some((id, a.as_ref().ok()?.get("sessions")?.as_array()?)));
-    let mut seen = std::collections::BTreeMap::<(String, String), Vec<String>>::new();
-    for (id, list) in sessions {
-        for session in list {
-            let word = |key: &str| session.get(key).and_then(Value::as_str).unwrap_or("?").to_string();
-            seen.entry((word("name"), word("id")))
-                .or_default()
-                .push(id.0.to_string());
-        }
-    }
-    if !seen.is_empty() {
-        let _ = writeln!(text, "\n{:<40} {:<18} NODES", "SESSION", "ID");
-        for ((name, id), nodes) in seen {
-            let _ = writeln!(text, "{name:<40} {id:<18} {}", nodes.join(" "));
-        }
-    }
+    text.push_str(&sessions_text(answers));
     if let Some(mount) = mount {
         let _ = writeln!(text, "\nMount {}", mount["dir"].as_str().unwrap_or("?"));
         for (counter, value) in mount["counters"].as_object().into_iter().flatten() {
             let _ = writeln!(text, "  {counter:<20} {value}");
         }
+    }
+    text
+}
+
+/// Clients' sessions, each once with what it holds at all nodes together.
+fn sessions_text(answers: &[NodeAnswer]) -> String {
+    use std::fmt::Write;
+    #[derive(Default)]
+    struct Held {
+        nodes: Vec<String>,
+        opens: u64,
+        pages: u64,
+    }
+    let mut sessions = BTreeMap::<(String, String), Held>::new();
+    for (node, answer) in answers {
+        let Some(list) = answer.as_ref().ok().and_then(|a| a.get("sessions")?.as_array()) else {
+            continue;
+        };
+        for session in list {
+            let word = |key: &str| session[key].as_str().unwrap_or("?").to_string();
+            // Nodes have sessions with each other; a mount inside a node is a client all the same.
+            if session["node"] == json!(true) && word("name").starts_with("node ") {
+                continue;
+            }
+            let held = sessions.entry((word("name"), word("id"))).or_default();
+            held.nodes.push(node.0.to_string());
+            held.opens += session["opens"].as_u64().unwrap_or(0);
+            held.pages += session["delegated_pages"].as_u64().unwrap_or(0);
+        }
+    }
+    if sessions.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "\n{:<40} {:<18} {:>7} {:>10}  NODES\n",
+        "SESSION", "ID", "OPEN", "DELEGATED"
+    );
+    for ((name, id), held) in sessions {
+        let delegated = Size(held.pages * polvo_format::PAGE as u64).to_string();
+        let _ = writeln!(
+            text,
+            "{name:<40} {id:<18} {:>7} {delegated:>10}  {}",
+            held.opens,
+            held.nodes.join(" ")
+        );
     }
     text
 }

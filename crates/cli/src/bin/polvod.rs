@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_cli::config::Config;
 use polvo_cli::config_template::TEMPLATE;
-use polvo_cli::{CliError, Exit, daemon, detached};
+use polvo_cli::{CliError, Exit, daemon, detached, output};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -46,7 +46,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.print_config {
-        print!("{TEMPLATE}");
+        output::say(TEMPLATE.trim_end());
         return ExitCode::SUCCESS;
     }
     if args.detached {
@@ -65,11 +65,11 @@ fn run(args: &Args) -> Result<(), CliError> {
     let config = Config::read(&args.config)?;
     if args.check_config {
         let (cluster, _) = config.cluster_and_secret()?;
-        println!(
+        output::say(format!(
             "{}: valid; node {} of cluster {cluster}",
             args.config.display(),
             config.node.0
-        );
+        ));
         return Ok(());
     }
     let filter = tracing_subscriber::EnvFilter::new(&config.log_level);

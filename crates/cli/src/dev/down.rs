@@ -5,6 +5,7 @@ use crate::CliError;
 use crate::args::DownArgs;
 use crate::cluster_dir::CLUSTER_FILE;
 use crate::mount::{MOUNTS_DIR, MountFiles};
+use crate::output::say;
 use crate::process::Ended;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -15,18 +16,18 @@ pub fn down(args: &DownArgs) -> Result<(), CliError> {
     let dir = match args.dir.canonicalize() {
         Ok(dir) => dir,
         Err(_) => {
-            println!("No cluster in {}: nothing to stop.", args.dir.display());
+            say(format!("No cluster in {}: nothing to stop.", args.dir.display()));
             return Ok(());
         }
     };
     let _lock = DirLock::take(&dir)?;
     let Some(cluster) = DevCluster::read(&dir)? else {
-        println!("No cluster in {}: nothing to stop.", args.dir.display());
+        say(format!("No cluster in {}: nothing to stop.", args.dir.display()));
         return Ok(());
     };
     let stopped = stop_nodes(&dir, &cluster, Duration::from_secs(args.wait));
     for line in &stopped.told {
-        println!("{line}");
+        say(line);
     }
     if stopped.stuck {
         return Err(CliError::Other(
@@ -34,15 +35,15 @@ pub fn down(args: &DownArgs) -> Result<(), CliError> {
         ));
     }
     if args.keep {
-        println!(
+        say(format!(
             "Pools and configuration are kept; go on with: polvo up --dir {}",
             args.dir.display()
-        );
+        ));
         return Ok(());
     }
     let left = remove_all(&dir, &cluster);
     if left.is_empty() {
-        println!("Removed everything that `polvo up` had made.");
+        say("Removed everything that `polvo up` had made.");
         return Ok(());
     }
     Err(CliError::Other(format!("could not be removed: {}", left.join("; "))))

@@ -9,6 +9,7 @@ use crate::config::parse_persistence;
 use crate::daemon::READY;
 use crate::detached::Detached;
 use crate::format::{FormatJob, format};
+use crate::output::say;
 use crate::secret::Secret;
 use crate::size::Size;
 use crate::{CliError, ClusterId, Context, Exit};
@@ -35,7 +36,7 @@ pub fn up(args: &UpArgs) -> Result<(), CliError> {
         None => start_new(args, &dir, made)?,
     };
     drop(lock);
-    print!("{}", summary(&args.dir, &dir, &started));
+    say(summary(&args.dir, &dir, &started).trim_end());
     Ok(())
 }
 

@@ -7,6 +7,7 @@ pub use offline::{OfflineCheck, check_pools};
 
 use crate::args::FsckArgs;
 use crate::dev::DevCluster;
+use crate::output::print;
 use crate::{CliError, Context};
 use serde_json::json;
 use std::path::PathBuf;
@@ -49,28 +50,38 @@ pub fn fsck(args: &FsckArgs) -> FsckExit {
     } else {
         FsckExit::Errors
     };
-    if args.json {
-        println!(
-            "{}",
-            json!({
-                "clean": found.findings.is_empty(), "findings": found.findings, "notes": found.notes,
-                "regions": found.regions, "inodes": found.inodes,
-            })
-        );
-        return exit;
+    let printed = print(if args.json { as_json(&found) } else { as_text(&found) });
+    match printed {
+        Ok(()) => exit,
+        Err(e) => {
+            eprintln!("polvo: {e}");
+            FsckExit::Failed
+        }
     }
+}
+
+fn as_json(found: &Findings) -> String {
+    let all = json!({
+        "clean": found.findings.is_empty(), "findings": found.findings, "notes": found.notes,
+        "regions": found.regions, "inodes": found.inodes,
+    });
+    format!("{all}\n")
+}
+
+fn as_text(found: &Findings) -> String {
+    let mut text = String::new();
     for note in &found.notes {
-        println!("note: {note}");
+        text += &format!("note: {note}\n");
     }
     for finding in &found.findings {
-        println!("{finding}");
+        text += finding;
+        text.push('\n');
     }
     let inodes = found.inodes.map(|n| format!(", {n} inodes")).unwrap_or_default();
-    match found.findings.len() {
-        0 => println!("clean: {} regions{inodes}", found.regions),
-        n => println!("{n} errors: {} regions{inodes}", found.regions),
+    text + &match found.findings.len() {
+        0 => format!("clean: {} regions{inodes}\n", found.regions),
+        n => format!("{n} errors: {} regions{inodes}\n", found.regions),
     }
-    exit
 }
 
 fn check(args: &FsckArgs) -> Result<Findings, CliError> {

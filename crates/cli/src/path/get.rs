@@ -11,6 +11,7 @@ use crate::{CliError, Context, progress};
 use indicatif::ProgressBar;
 use polvo_client::{LocalClient, Whence};
 use polvo_format::{Attr, FileKind};
+use polvo_proto::FsError;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -195,8 +196,9 @@ async fn get_file(
     while offset < attr.size {
         let data = match client.seek(&file, offset, Whence::Data).await {
             Ok(data) => data,
-            // Nothing but a hole up to the end (ENXIO).
-            Err(_) => break,
+            // Nothing but a hole up to the end.
+            Err(FsError::NoSuchOffset) => break,
+            Err(e) => return Err(e).doing(reading),
         };
         let hole = client
             .seek(&file, data, Whence::Hole)

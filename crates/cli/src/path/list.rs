@@ -3,11 +3,12 @@
 use super::{entries, inode_of, join, show};
 use crate::args::LsArgs;
 use crate::connect::{Location, with_client};
+use crate::output::print;
 use crate::{CliError, Context};
 use polvo_client::LocalClient;
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{FsError, InodeRef};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::rc::Rc;
 
 /// Attributes asked for at once.
@@ -88,9 +89,7 @@ async fn list(
             text.push(b'\n');
         }
     }
-    std::io::stdout()
-        .write_all(&text)
-        .doing(|| "writing to standard output".into())
+    print(&text)
 }
 
 type Details = Option<(Attr, Vec<u8>)>;

@@ -3,6 +3,7 @@
 use super::{inode_of, show};
 use crate::args::StatArgs;
 use crate::connect::{Location, with_client};
+use crate::output::print;
 use crate::{CliError, Context};
 use polvo_format::{Attr, FileKind};
 use serde_json::json;
@@ -27,9 +28,9 @@ pub fn stat(args: &StatArgs) -> Result<(), CliError> {
                 let target = target.map(|t| String::from_utf8_lossy(&t).into_owned());
                 let node = client.map().primary(attr.ino.region()).map(|n| n.0);
                 if args.json {
-                    println!("{}", as_json(place, &attr, target, node));
+                    print(format!("{}\n", as_json(place, &attr, target, node)))?;
                 } else {
-                    print(place, &attr, target, node);
+                    print(as_text(place, &attr, target, node))?;
                 }
             }
             Ok(())
@@ -47,34 +48,33 @@ fn as_json(place: &Location, attr: &Attr, target: Option<String>, node: Option<u
     })
 }
 
-fn print(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>) {
+fn as_text(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>) -> String {
     let target = target.map(|t| format!(" -> {t}")).unwrap_or_default();
     let node = node.map_or("no node".to_string(), |n| format!("node {n}"));
-    println!("  File: {}{target}", place.shown());
-    println!(
-        "  Size: {:<15} Blocks: {:<10} {}",
-        attr.size,
-        attr.blocks,
-        show::kind(attr.kind)
-    );
-    println!(
-        " Inode: {:<15} Links: {:<11} Generation: {}",
-        attr.ino.0, attr.nlink, attr.generation.0
-    );
-    println!(" Place: region {} on {node}", attr.ino.region().0);
-    println!(
-        "Access: ({:04o}/{})  Uid: {}  Gid: {}",
-        attr.mode,
-        show::mode(attr),
-        attr.uid,
-        attr.gid
-    );
-    for (what, ns) in [
+    let times = [
         ("Access", attr.atime_ns),
         ("Modify", attr.mtime_ns),
         ("Change", attr.ctime_ns),
         (" Birth", attr.btime_ns),
-    ] {
-        println!("{what}: {}", show::nanosecond(ns));
-    }
+    ];
+    let times: String = times
+        .iter()
+        .map(|(what, ns)| format!("{what}: {}\n", show::nanosecond(*ns)))
+        .collect();
+    format!(
+        "  File: {}{target}\n  Size: {:<15} Blocks: {:<10} {}\n Inode: {:<15} Links: {:<11} Generation: {}\n \
+         Place: region {} on {node}\nAccess: ({:04o}/{})  Uid: {}  Gid: {}\n{times}",
+        place.shown(),
+        attr.size,
+        attr.blocks,
+        show::kind(attr.kind),
+        attr.ino.0,
+        attr.nlink,
+        attr.generation.0,
+        attr.ino.region().0,
+        attr.mode,
+        show::mode(attr),
+        attr.uid,
+        attr.gid,
+    )
 }
