@@ -242,10 +242,10 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
     }
 
     fn look(&mut self) -> Poll<Result<(), FabricError>> {
-        if let Stage::Unposted = self.stage {
-            if let Poll::Ready(result) = self.try_post() {
-                return Poll::Ready(result);
-            }
+        if let Stage::Unposted = self.stage
+            && let Poll::Ready(result) = self.try_post()
+        {
+            return Poll::Ready(result);
         }
         match self.stage {
             Stage::Posted(op) => match self.qp.provider.shared().take(op) {

@@ -228,7 +228,8 @@ mod tests {
             count += 1;
         }
         assert_eq!(count as usize, CAPACITY / SIZE_OF_IMMEDIATE);
-        assert!(!writer.wait_for_room(8).unwrap() && !reader.writer_waits() == false);
+        assert!(!writer.wait_for_room(8).unwrap());
+        assert!(reader.writer_waits() && !reader.writer_waits(), "told once");
         reader.next().unwrap();
         assert!(writer.has_room(8).unwrap() && !writer.has_room(16).unwrap());
     }

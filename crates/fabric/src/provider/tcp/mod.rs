@@ -6,6 +6,8 @@
 mod input;
 mod listen;
 mod output;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub(crate) use listen::{TcpListening, connect};

@@ -231,13 +231,12 @@ impl Output {
                 }
             };
             sent -= now;
-            if whole {
-                if let Some(Piece::Reference {
+            if whole
+                && let Some(Piece::Reference {
                     owner: Owner::Lease(_), ..
                 }) = self.pieces.pop_front()
-                {
-                    self.leases -= 1;
-                }
+            {
+                self.leases -= 1;
             }
         }
         if self.small_sent == self.small.len() {

@@ -1,0 +1,188 @@
+//! Finding each other, and refusing each other.
+
+mod support;
+
+use polvo_fabric::{Address, FabricError, Identity, Listener, MemoryRegions, Role, Verb, connect, sim::Network};
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+use support::{Events, Provider, TIMEOUT, block_on, identity, place, runtime};
+
+/// Runs the body in a runtime that suits the provider.
+fn on_each(body: impl AsyncFn(Provider)) {
+    for provider in [Provider::Tcp, Provider::Shm, Provider::Sim(1)] {
+        println!("provider: {provider:?}");
+        let network = Network::new(1);
+        let _entered = network.enter();
+        let runtime = runtime(matches!(provider, Provider::Sim(_)));
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            tokio::time::timeout(Duration::from_secs(60), body(provider))
+                .await
+                .expect("the test takes too long");
+        });
+    }
+}
+
+#[test]
+fn who_does_not_belong_is_refused_and_told_why() {
+    on_each(async |provider| {
+        let place = place(&provider);
+        let regions = MemoryRegions::new();
+        let mut listener = Listener::bind(&place.address, &identity(Role::Node(1)), &regions)
+            .await
+            .unwrap();
+        let addr = listener.local_addr();
+        let accepting = tokio::task::spawn_local(async move { listener.accept().await.map(|qp| qp.peer()) });
+        let ours = MemoryRegions::new();
+        let wrong_secret = Identity {
+            secret: b"guess"[..].into(),
+            ..identity(Role::Client)
+        };
+        let wrong_cluster = Identity {
+            cluster: [8; 16],
+            ..identity(Role::Client)
+        };
+        for (me, reason) in [(wrong_secret, "secrets differ"), (wrong_cluster, "another cluster")] {
+            match connect(&addr, &me, &ours, TIMEOUT).await {
+                Err(FabricError::Refused { peer, why }) => {
+                    assert_eq!(peer, addr.to_string());
+                    assert!(why.contains(reason), "{why}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // The listener has let none of them in, and goes on.
+        let qp = connect(&addr, &identity(Role::Node(9)), &ours, TIMEOUT).await.unwrap();
+        assert_eq!(qp.peer(), Role::Node(1));
+        assert_eq!(accepting.await.unwrap().unwrap(), Role::Node(9));
+    });
+}
+
+#[test]
+fn nobody_there_is_an_error_that_names_the_address() {
+    on_each(async |provider| {
+        let place = place(&provider);
+        let regions = MemoryRegions::new();
+        let address = match place.address.clone() {
+            Address::Tcp(_) => Address::Tcp("127.0.0.1:1".into()),
+            other => other,
+        };
+        let error = connect(&address, &identity(Role::Client), &regions, TIMEOUT)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(&error, FabricError::Connect { peer, .. } if *peer == address.to_string()),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn an_address_in_use_is_an_error_that_names_it() {
+    on_each(async |provider| {
+        let place = place(&provider);
+        let regions = MemoryRegions::new();
+        let me = identity(Role::Node(1));
+        let first = Listener::bind(&place.address, &me, &regions).await.unwrap();
+        let addr = first.local_addr();
+        let Err(error) = Listener::bind(&addr, &me, &regions).await else {
+            panic!("bound twice")
+        };
+        let expected = FabricError::Address {
+            addr: addr.to_string(),
+            why: "already in use".into(),
+        };
+        assert_eq!(error, expected);
+        drop(first);
+        Listener::bind(&addr, &me, &regions).await.unwrap();
+    });
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_in_time() {
+    block_on(async {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = Address::Tcp(silent.local_addr().unwrap().to_string());
+        let regions = MemoryRegions::new();
+        let error = connect(&addr, &identity(Role::Client), &regions, Duration::from_millis(50))
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error,
+            FabricError::TimedOut {
+                peer: addr.to_string(),
+                ms: 50
+            }
+        );
+    });
+}
+
+#[test]
+fn strangers_at_the_port_disturb_nobody() {
+    block_on(async {
+        let regions = MemoryRegions::new();
+        let address = Address::Tcp("127.0.0.1:0".into());
+        let mut listener = Listener::bind(&address, &identity(Role::Node(1)), &regions)
+            .await
+            .unwrap();
+        let addr = listener.local_addr();
+        let Address::Tcp(port) = &addr else { unreachable!() };
+        let mut strangers = Vec::new();
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 200], b"", b"PolvoFab"] {
+            for _ in 0..10 {
+                let mut stranger = std::net::TcpStream::connect(port).unwrap();
+                stranger.write_all(bytes).unwrap();
+                strangers.push(stranger);
+            }
+        }
+        let me = identity(Role::Client);
+        let (client, server) = tokio::join!(connect(&addr, &me, &regions, TIMEOUT), listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+        let events = Events::drive(&server);
+        client.execute(&mut [Verb::Send { bytes: b"hello" }]).await.unwrap();
+        assert!(events.next().await.is_some());
+    });
+}
+
+#[test]
+fn a_socket_left_behind_is_replaced_and_ours_is_removed() {
+    block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "closing a socket leaves its file");
+        let regions = MemoryRegions::new();
+        let address = Address::Shm(path.clone());
+        let listener = Listener::bind(&address, &identity(Role::Node(1)), &regions)
+            .await
+            .unwrap();
+        drop(listener);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        let Err(error) = Listener::bind(&address, &identity(Role::Node(1)), &regions).await else {
+            panic!("bound")
+        };
+        assert!(error.to_string().contains("no socket"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        let missing = Address::Shm(dir.path().join("no/such/dir/node.sock"));
+        assert!(
+            Listener::bind(&missing, &identity(Role::Node(1)), &regions)
+                .await
+                .is_err()
+        );
+        let long = Address::Shm(dir.path().join("x".repeat(120)));
+        let Err(error) = Listener::bind(&long, &identity(Role::Node(1)), &regions).await else {
+            panic!("bound")
+        };
+        assert!(error.to_string().contains("107"), "{error}");
+    });
+}
+
+#[test]
+fn dropping_a_queue_pair_ends_it_for_the_peer() {
+    on_each(async |provider| {
+        let pair = support::pair(&provider, None).await;
+        drop(pair.client);
+        assert_eq!(pair.events.next().await, None);
+    });
+}
