@@ -104,9 +104,11 @@ impl Sessions {
         } else if by_id.len() >= SESSIONS_MAX {
             return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
         }
+        // what another node had made and opened here for it is still held
+        let resumed = by_id.contains_key(&id);
         let session = Arc::new(Session::new(id, party, name, home, tick, false));
         by_id.insert(id, session.clone());
-        Ok((session, false))
+        Ok((session, resumed))
     }
 
     /// Makes sure that a session for which something is held here is known, so that it can expire.
