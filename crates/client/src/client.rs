@@ -235,10 +235,12 @@ impl Client {
         self.incarnations.all.load(Ordering::Acquire)
     }
 
-    /// A node did not know the session (any more): what was held there is gone.
+    /// A node did not know the session (any more, or yet): what was held there is gone. What was cached goes too: a node
+    /// that has lost power may have gone back behind a tail that we have seen.
     pub(crate) fn lost(&self, node: NodeId) {
         *self.incarnations.of_node.write().entry(node).or_default() += 1;
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
+        tracing::debug!(%node, "a new session at a node");
         let map = self.map();
         let there = |region: RegionId| map.primary(region) == Some(node);
         self.stocks.forget_where(there);

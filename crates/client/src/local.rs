@@ -8,6 +8,8 @@ use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
 use polvo_node::Node;
 use polvo_proto::{Answer, FsError, PROTOCOL_VERSION, Reply, Request};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +19,9 @@ use std::sync::atomic::Ordering;
 pub struct LocalClient {
     pub(crate) client: Arc<Client>,
     pub(crate) links: Rc<Links>,
+    /// How many of the segments named along with space these links have taken note of, in which session at the region's
+    /// primary.
+    learnt: RefCell<HashMap<RegionId, (u64, usize)>>,
 }
 
 impl LocalClient {
@@ -24,6 +29,7 @@ impl LocalClient {
         Rc::new(LocalClient {
             client: client.clone(),
             links: client.context.links(),
+            learnt: RefCell::default(),
         })
     }
 
@@ -115,6 +121,20 @@ impl LocalClient {
             }
         };
         Ok((node, self.client.incarnation(node)))
+    }
+
+    /// Tells this thread's links about the segments that space in hand lies in.
+    pub(crate) fn learn_segments(&self, region: RegionId, session: u64) {
+        let mut learnt = self.learnt.borrow_mut();
+        let known = learnt.entry(region).or_insert((session, 0));
+        if known.0 != session {
+            *known = (session, 0);
+        }
+        let places = self.client.stocks.places(region, session, known.1);
+        if !places.is_empty() {
+            known.1 += places.len();
+            self.links.learn_segments(region, &places);
+        }
     }
 
     /// One batch of one-sided operations on one region, in order.

@@ -368,6 +368,7 @@ mod tests {
             cursor,
             entries: Some(bytes),
             space: vec![],
+            places: vec![],
         };
         let units = Units::of_answer(INO, known, written.clone()).expect("entries fit the cursors");
         (written, units)

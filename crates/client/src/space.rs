@@ -6,7 +6,7 @@
 
 use parking_lot::Mutex;
 use polvo_format::{Gpa, PAGE, RegionId};
-use polvo_proto::PageRun;
+use polvo_proto::{PageRun, SegmentPlace};
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -121,6 +121,8 @@ struct Stock {
     incarnation: u64,
     /// When the primary last showed that it knows the session.
     confirmed: Instant,
+    /// Segments that space was given in, as the answers named them. Only grows: each thread takes in what is new to it.
+    places: Vec<SegmentPlace>,
 }
 
 /// What a region's stock has to offer.
@@ -159,14 +161,26 @@ impl Stocks {
         }
     }
 
-    /// The primary has just answered the session of that number, and given it these pages.
-    pub(crate) fn receive(&self, region: RegionId, incarnation: u64, runs: Vec<PageRun>) {
+    /// The primary has just answered the session of that number, and given it these pages, which lie in these segments.
+    pub(crate) fn receive(&self, region: RegionId, incarnation: u64, runs: Vec<PageRun>, places: Vec<SegmentPlace>) {
         let mut regions = self.regions.lock();
         let stock = Self::stock(&mut regions, region, incarnation);
         if stock.incarnation == incarnation {
             stock.confirmed = Instant::now();
             stock.space.put(runs);
+            for place in places {
+                if !stock.places.iter().rev().take(16).any(|known| *known == place) {
+                    stock.places.push(place);
+                }
+            }
         }
+    }
+
+    /// Segments named since the first `known` ones.
+    pub(crate) fn places(&self, region: RegionId, incarnation: u64, known: usize) -> Vec<SegmentPlace> {
+        let regions = self.regions.lock();
+        let stock = regions.get(&region).filter(|stock| stock.incarnation == incarnation);
+        stock.and_then(|stock| stock.places.get(known..)).unwrap_or_default().to_vec()
     }
 
     /// Puts pages back that were taken and not used.
@@ -210,7 +224,6 @@ impl Stocks {
             .iter_mut()
             .map(|(region, stock)| (*region, stock.space.excess()))
             .collect();
-        regions.retain(|_, stock| stock.space.target > 0);
         excess.into_iter().filter(|(_, runs)| !runs.is_empty()).collect()
     }
 
@@ -230,6 +243,7 @@ impl Stocks {
             space: RegionSpace::default(),
             incarnation,
             confirmed: Instant::now(),
+            places: Vec::new(),
         };
         let stock = regions.entry(region).or_insert_with(fresh);
         if stock.incarnation < incarnation {
@@ -336,7 +350,7 @@ mod tests {
     #[test]
     fn space_of_a_lost_session_is_never_handed_out() {
         let stocks = Stocks::default();
-        stocks.receive(REGION, 1, vec![run(100)]);
+        stocks.receive(REGION, 1, vec![run(100)], vec![]);
         assert!(matches!(stocks.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
         assert!(matches!(
             stocks.take(REGION, 2, 10, LEASE),
@@ -344,7 +358,7 @@ mod tests {
         ));
         stocks.put_back(REGION, 1, [run(10)]);
         assert_eq!(stocks.pages(), 0, "given to a session that is gone");
-        stocks.receive(REGION, 2, vec![run(10)]);
+        stocks.receive(REGION, 2, vec![run(10)], vec![]);
         stocks.forget_where(|region| region == REGION);
         assert_eq!(stocks.pages(), 0);
     }
@@ -352,7 +366,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn space_is_used_only_while_the_lease_surely_lasts() {
         let stocks = Stocks::default();
-        stocks.receive(REGION, 1, vec![run(100)]);
+        stocks.receive(REGION, 1, vec![run(100)], vec![]);
         tokio::time::advance(LEASE).await;
         assert_eq!(stocks.take(REGION, 1, 10, LEASE), Taken::Unconfirmed);
         stocks.confirm_where(|region| region == REGION);

@@ -225,6 +225,9 @@ impl LocalClient {
             };
             let laid = lay_out(&runs, bytes.len(), base);
             let len = laid.iter().map(|run| run.len as usize).sum();
+            if self.inside(region).is_none() {
+                self.learn_segments(region, session);
+            }
             if let Err(error) = self.put_data(region, &laid, &bytes[..len]).await {
                 self.client.stocks.put_back(region, session, runs);
                 return Err(error);
@@ -243,9 +246,8 @@ impl LocalClient {
             match self.call(region, request).await {
                 Ok(Reply::Written(mut written)) => {
                     let first = written.offset;
-                    self.client
-                        .stocks
-                        .receive(region, session, std::mem::take(&mut written.space));
+                    let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
+                    self.client.stocks.receive(region, session, space, places);
                     self.apply_written(held, known, written);
                     return Ok((first, len));
                 }
@@ -330,7 +332,7 @@ impl LocalClient {
                 pages: u32::try_from(ask).unwrap_or(u32::MAX),
             };
             match self.call(region, request).await {
-                Ok(Reply::Space(runs)) => self.client.stocks.receive(region, session, runs),
+                Ok(Reply::Space(runs)) => self.client.stocks.receive(region, session, runs, Vec::new()),
                 Ok(other) => return Err(unexpected(&other)),
                 Err(FsError::NoSpace) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, Some(region)).await {

@@ -1,0 +1,166 @@
+//! Completed operations of one client are seen by another at once, whatever both have cached.
+
+mod common;
+use common::*;
+use polvo_client::LocalClient;
+use polvo_format::FileKind;
+use polvo_proto::{FallocateMode, FsError, InodeRef, RenameMode, SetAttr};
+use std::rc::Rc;
+
+/// Has the directory's names, the file's extents and attributes in its caches.
+async fn warm(client: &LocalClient, dir: InodeRef, names: &[&[u8]]) {
+    for name in names {
+        match client.lookup(dir, name).await {
+            Ok(attr) if attr.kind == FileKind::File => {
+                let file = client.open(inode(&attr)).await.expect("open");
+                content(client, &file).await;
+            }
+            Ok(_) | Err(FsError::NotFound) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+async fn sees_at_once(a: &Rc<LocalClient>, b: &Rc<LocalClient>, name: &str) {
+    let dir = inode(&a.create(ROOT, name.as_bytes(), directory()).await.expect("mkdir"));
+    let other = inode(&a.create(dir, b"other", directory()).await.expect("mkdir"));
+    for (one, two) in [(a, b), (b, a), (a, b)] {
+        warm(two, dir, &[b"f", b"g", b"other"]).await;
+        warm(two, other, &[b"f", b"g"]).await;
+
+        // create
+        let (made, file) = one.create_open(dir, b"f", file()).await.expect("create");
+        assert_eq!(two.lookup(dir, b"f").await, Ok(made));
+        let seen = two.open(inode(&made)).await.expect("open");
+        assert_eq!(content(two, &seen).await, b"");
+
+        // write, small and large, append, in turns
+        let mut model = Vec::new();
+        for round in 0..6u64 {
+            let (writer, reader, open, other_open) =
+                if round % 2 == 0 { (one, two, &file, &seen) } else { (two, one, &seen, &file) };
+            for (offset, len) in [(7, 5), (3000, 3000), (40_000, 30_000), (1, 100_000)] {
+                let bytes = pattern(round * 100 + offset, len);
+                writer.write(open, offset, &bytes).await.expect("write");
+                model.resize(model.len().max(offset as usize + len), 0);
+                model[offset as usize..offset as usize + len].copy_from_slice(&bytes);
+                assert!(content(reader, other_open).await == model, "round {round}, write at {offset}");
+            }
+            for len in [10, 20_000] {
+                let bytes = pattern(round, len);
+                assert_eq!(writer.append(open, &bytes).await, Ok(model.len() as u64));
+                model.extend_from_slice(&bytes);
+                assert!(content(reader, other_open).await == model, "round {round}, append of {len}");
+            }
+        }
+
+        // truncate, punch
+        let set = SetAttr { size: Some(50_000), ..SetAttr::default() };
+        one.set_attr(file.inode(), set).await.expect("truncate");
+        model.truncate(50_000);
+        assert_eq!(two.get_attr(file.inode()).await.map(|x| x.size), Ok(50_000));
+        assert!(content(two, &seen).await == model, "truncated");
+        let set = SetAttr { size: Some(60_000), ..SetAttr::default() };
+        two.set_attr(file.inode(), set).await.expect("extend");
+        model.resize(60_000, 0);
+        assert!(content(one, &file).await == model, "extended");
+        one.fallocate(&file, FallocateMode::PunchHole, 1000, 30_000).await.expect("punch");
+        model[1000..31_000].fill(0);
+        assert!(content(two, &seen).await == model, "punched");
+
+        // chmod
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        one.set_attr(file.inode(), set).await.expect("chmod");
+        assert_eq!(two.lookup(dir, b"f").await.map(|x| x.mode), Ok(0o600));
+
+        // rename, in the directory and across directories
+        one.rename(dir, b"f", dir, b"g", RenameMode::Replace).await.expect("rename");
+        assert_eq!(two.lookup(dir, b"f").await, Err(FsError::NotFound));
+        assert_eq!(two.lookup(dir, b"g").await.map(|x| x.ino), Ok(made.ino));
+        two.rename(dir, b"g", other, b"f", RenameMode::Replace).await.expect("rename");
+        assert_eq!(one.lookup(dir, b"g").await, Err(FsError::NotFound));
+        assert_eq!(one.lookup(other, b"f").await.map(|x| x.ino), Ok(made.ino));
+
+        // a link, and unlink
+        two.link(inode(&made), dir, b"g").await.expect("link");
+        assert_eq!(one.lookup(dir, b"g").await.map(|x| x.nlink), Ok(2));
+        one.unlink(dir, b"g").await.expect("unlink");
+        assert_eq!(two.lookup(dir, b"g").await, Err(FsError::NotFound));
+        assert_eq!(two.lookup(other, b"f").await.map(|x| x.nlink), Ok(1));
+        one.unlink(other, b"f").await.expect("unlink");
+        assert_eq!(two.lookup(other, b"f").await, Err(FsError::NotFound));
+        assert!(content(two, &seen).await == model, "held open");
+
+        // many names by both, more than a few log pages
+        for n in 0..400u32 {
+            let name = format!("a name of some length, number {n}");
+            let made = one.create(dir, name.as_bytes(), file_of(n)).await.expect("create");
+            if n % 50 == 0 {
+                assert_eq!(two.lookup(dir, name.as_bytes()).await, Ok(made));
+                let late = format!("by the other, {n}");
+                two.create(dir, late.as_bytes(), file_of(n)).await.expect("create");
+                one.lookup(dir, late.as_bytes()).await.expect("seen");
+            }
+        }
+        for n in 0..400u32 {
+            let name = format!("a name of some length, number {n}");
+            two.unlink(dir, name.as_bytes()).await.expect("unlink");
+            if n % 50 == 0 {
+                assert_eq!(one.lookup(dir, name.as_bytes()).await, Err(FsError::NotFound));
+                two.unlink(dir, format!("by the other, {n}").as_bytes()).await.expect("unlink");
+            }
+        }
+        assert_eq!(one.read_dir(dir, 0, 10).await.map(|e| e.len()), Ok(1), "`other` is left");
+    }
+    b.rmdir(dir, b"other").await.expect("rmdir");
+    assert_eq!(a.lookup(dir, b"other").await, Err(FsError::NotFound));
+    b.rmdir(ROOT, name.as_bytes()).await.expect("rmdir");
+    assert_eq!(a.lookup(ROOT, name.as_bytes()).await, Err(FsError::NotFound));
+    assert_eq!(a.lookup(dir, b"x").await, Err(FsError::Stale));
+}
+
+fn file_of(n: u32) -> polvo_proto::NewFile {
+    new_file(FileKind::File, 0o600 | n & 7)
+}
+
+#[test]
+fn two_external_clients() {
+    with_cluster(11, async |cluster| {
+        sees_at_once(&external(cluster, "one"), &external(cluster, "two"), "dir").await;
+    });
+}
+
+#[test]
+fn a_client_inside_a_node_and_others() {
+    with_cluster(12, async |cluster| {
+        let (inside, also_inside, outside) = (internal(cluster, 0), internal(cluster, 2), external(cluster, "out"));
+        sees_at_once(&inside, &outside, "one").await;
+        sees_at_once(&also_inside, &inside, "two").await;
+    });
+}
+
+/// A file that another client removed and whose slot holds a new one is not mistaken for the new one.
+#[test]
+fn a_slot_used_again_is_another_file() {
+    with_cluster(13, async |cluster| {
+        let (one, two) = (external(cluster, "one"), internal(cluster, 1));
+        let mut seen = Vec::new();
+        for round in 0..40u64 {
+            let (made, open) = one.create_open(ROOT, b"f", file()).await.expect("create");
+            one.write(&open, 0, &round.to_le_bytes()).await.expect("write");
+            let theirs = two.open(inode(&two.lookup(ROOT, b"f").await.expect("lookup"))).await.expect("open");
+            assert_eq!(content(&two, &theirs).await, round.to_le_bytes());
+            seen.push(made);
+            drop((open, theirs));
+            two.unlink(ROOT, b"f").await.expect("unlink");
+            assert_eq!(one.lookup(ROOT, b"f").await, Err(FsError::NotFound));
+            cluster.sleep(cluster.timeouts().renew_every()).await; // holds are recalled
+        }
+        for made in &seen {
+            assert_eq!(one.get_attr(inode(made)).await, Err(FsError::Stale));
+            assert!(two.open(inode(made)).await.is_err());
+        }
+        let slots: std::collections::HashSet<_> = seen.iter().map(|made| made.ino).collect();
+        assert!(slots.len() < seen.len(), "no slot was used again: the test shows nothing");
+    });
+}

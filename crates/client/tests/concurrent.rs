@@ -1,0 +1,277 @@
+//! Several clients on one file: random operations against a model, and appends at the same time.
+
+mod common;
+use common::*;
+use polvo_client::{LocalClient, OpenFile, Whence};
+use polvo_node::sim::{Cluster, ClusterOptions};
+use polvo_proto::{FallocateMode, FsError, SetAttr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+const FILE_MAX: u64 = 600_000;
+
+struct Model {
+    bytes: Vec<u8>,
+}
+
+impl Model {
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset as usize + bytes.len();
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[offset as usize..end].copy_from_slice(bytes);
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) {
+        let end = (offset + len).min(self.bytes.len() as u64) as usize;
+        if (offset as usize) < end {
+            self.bytes[offset as usize..end].fill(0);
+        }
+    }
+}
+
+async fn random_operations(clients: &[(Rc<LocalClient>, Arc<OpenFile>)], seed: u64, steps: u64) {
+    let mut random = Random(seed);
+    let mut model = Model { bytes: Vec::new() };
+    for step in 0..steps {
+        let (client, file) = &clients[random.below(clients.len() as u64) as usize];
+        let offset = random.below(FILE_MAX);
+        let len = match random.below(4) {
+            0 => 1 + random.below(100),
+            1 => 1 + random.below(5000),
+            2 => 4096 * (1 + random.below(8)),
+            _ => 1 + random.below(100_000),
+        };
+        let offset = if random.below(3) == 0 { offset & !4095 } else { offset };
+        let what = random.below(100);
+        let done = match what {
+            0..40 => {
+                let bytes = pattern(seed + step, len as usize);
+                model.write(offset, &bytes);
+                client.write(file, offset, &bytes).await.map(|n| assert_eq!(n, bytes.len()))
+            }
+            40..50 if model.bytes.len() < FILE_MAX as usize => {
+                let bytes = pattern(seed + step, len as usize);
+                let at = model.bytes.len() as u64;
+                model.write(at, &bytes);
+                client.append(file, &bytes).await.map(|went| assert_eq!(went, at))
+            }
+            50..58 => {
+                model.bytes.resize(offset as usize, 0);
+                let set = SetAttr { size: Some(offset), ..SetAttr::default() };
+                client.set_attr(file.inode(), set).await.map(|attr| assert_eq!(attr.size, offset))
+            }
+            58..66 => {
+                model.zero(offset, len);
+                client.fallocate(file, FallocateMode::PunchHole, offset, len).await
+            }
+            66..70 => {
+                model.zero(offset, len);
+                let mode = FallocateMode::ZeroRange { keep_size: true };
+                client.fallocate(file, mode, offset, len).await
+            }
+            70..72 => client.fallocate(file, FallocateMode::KeepSize, offset, len).await,
+            _ => {
+                let mut bytes = vec![0xee; len as usize];
+                client.read(file, offset, &mut bytes).await.map(|read| {
+                    let start = (offset as usize).min(model.bytes.len());
+                    let expect = &model.bytes[start..(start + len as usize).min(model.bytes.len())];
+                    assert_eq!(read, expect.len(), "step {step}: read of {len} at {offset}");
+                    assert!(bytes[..read] == *expect, "step {step}: read of {len} at {offset}");
+                })
+            }
+        };
+        done.unwrap_or_else(|error| panic!("step {step}, kind {what}: {error}"));
+        if step % 64 == 63 {
+            for (client, file) in clients {
+                assert!(content(client, file).await == model.bytes, "after step {step}");
+                check_seek(client, file, &model).await;
+            }
+        }
+    }
+}
+
+/// What `seek` calls a hole reads as zeros.
+async fn check_seek(client: &LocalClient, file: &OpenFile, model: &Model) {
+    let mut at = 0;
+    while let Ok(hole) = client.seek(file, at, Whence::Hole).await {
+        let data = match client.seek(file, hole, Whence::Data).await {
+            Ok(data) => data,
+            Err(FsError::NoSuchOffset) => model.bytes.len() as u64,
+            Err(error) => panic!("{error}"),
+        };
+        assert!(model.bytes[hole as usize..data as usize].iter().all(|b| *b == 0));
+        if data <= at && data == model.bytes.len() as u64 || data == model.bytes.len() as u64 {
+            break;
+        }
+        at = data;
+    }
+}
+
+async fn open_all(cluster: &Cluster, seed: u64) -> Vec<(Rc<LocalClient>, Arc<OpenFile>)> {
+    let clients = [external(cluster, "one"), external(cluster, "two"), internal(cluster, (seed % 3) as u16)];
+    let made = clients[0].create(ROOT, b"shared", file()).await.expect("create");
+    let mut open = Vec::new();
+    for client in clients {
+        let file = client.open(inode(&made)).await.expect("open");
+        open.push((client, file));
+    }
+    open
+}
+
+#[test]
+fn random_operations_by_clients_in_turn_equal_a_byte_array() {
+    for seed in 0..6 {
+        with_cluster(seed, async |cluster| {
+            let clients = open_all(cluster, seed).await;
+            random_operations(&clients, seed, 700).await;
+        });
+    }
+}
+
+/// The log is rewritten under the readers again and again: one client overwrites the same small range.
+#[test]
+fn readers_survive_rewritten_logs() {
+    with_cluster(20, async |cluster| {
+        let clients = open_all(cluster, 20).await;
+        let (writer, file) = &clients[0];
+        writer.write(file, 0, &pattern(1, 200_000)).await.expect("write");
+        let mut model = pattern(1, 200_000);
+        for round in 0..3000u64 {
+            let offset = round % 7 * 4096;
+            let bytes = pattern(round, 700);
+            writer.write(file, offset, &bytes).await.expect("write");
+            model[offset as usize..offset as usize + 700].copy_from_slice(&bytes);
+            if round % 500 == 0 {
+                cluster.sleep(std::time::Duration::from_secs(1)).await; // housekeeping
+            }
+            if round % 100 == 7 {
+                for (client, file) in &clients {
+                    assert!(content(client, file).await == model, "round {round}");
+                }
+            }
+        }
+    });
+}
+
+/// Records appended by several clients at the same time are all there, whole, and in each client's order.
+#[test]
+fn records_appended_at_once_are_all_there_and_whole() {
+    const RECORDS: u64 = 400;
+    for seed in [31, 32] {
+        with_cluster(seed, async |cluster| {
+            let clients = open_all(cluster, seed).await;
+            let record = |client: usize, n: u64| {
+                // mostly small, now and then by way of delegated space
+                let len = if n % 37 == 5 { 9000 } else { 40 + (n % 50) as usize * 8 };
+                let mut bytes = pattern(n << 8 | client as u64, len);
+                bytes[..8].copy_from_slice(&(len as u64).to_le_bytes());
+                bytes[8..16].copy_from_slice(&(client as u64).to_le_bytes());
+                bytes[16..24].copy_from_slice(&n.to_le_bytes());
+                bytes
+            };
+            let tasks: Vec<_> = clients
+                .iter()
+                .cloned()
+                .enumerate()
+                .map(|(number, (client, file))| {
+                    tokio::task::spawn_local(async move {
+                        for n in 0..RECORDS {
+                            let bytes = record(number, n);
+                            let at = client.append(&file, &bytes).await.expect("append");
+                            let mut back = vec![0; bytes.len()];
+                            assert_eq!(client.read(&file, at, &mut back).await, Ok(bytes.len()));
+                            assert!(back == bytes, "what was appended is where the answer says");
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.expect("appender");
+            }
+            let all = content(&clients[1].0, &clients[1].1).await;
+            let (mut at, mut next) = (0, vec![0u64; clients.len()]);
+            while at < all.len() {
+                let word = |n: usize| u64::from_le_bytes(all[at + n * 8..at + n * 8 + 8].try_into().expect("8 bytes"));
+                let (len, client, n) = (word(0) as usize, word(1) as usize, word(2));
+                assert_eq!(n, next[client], "in order");
+                assert!(all[at..at + len] == record(client, n), "whole");
+                next[client] += 1;
+                at += len;
+            }
+            assert_eq!(next, vec![RECORDS; clients.len()]);
+        });
+    }
+}
+
+/// Writes of several pages are atomic: a reader never sees parts of two.
+#[test]
+fn a_large_write_is_seen_whole_or_not_at_all() {
+    with_cluster(40, async |cluster| {
+        let clients = open_all(cluster, 40).await;
+        let (writer, file) = clients[0].clone();
+        writer.write(&file, 0, &vec![0; 300_000]).await.expect("write");
+        let writing = tokio::task::spawn_local(async move {
+            for round in 1..=200u8 {
+                writer.write(&file, 0, &vec![round; 300_000]).await.expect("write");
+            }
+        });
+        let mut last = [0u8; 2];
+        let mut reads = 0;
+        while !writing.is_finished() {
+            for (n, (client, file)) in clients[1..].iter().enumerate() {
+                let mut bytes = vec![0xee; 300_000];
+                assert_eq!(client.read(file, 0, &mut bytes).await, Ok(300_000));
+                assert!(bytes.iter().all(|b| *b == bytes[0]), "parts of two writes");
+                assert!(bytes[0] >= last[n], "time runs backwards");
+                last[n] = bytes[0];
+                reads += 1;
+            }
+        }
+        writing.await.expect("writer");
+        assert!(reads > 20, "only {reads} reads: the test shows little");
+    });
+}
+
+/// A small pool fills up, says so, and is of use again when something is deleted.
+#[test]
+fn a_full_pool_is_of_use_again_after_deleting() {
+    let options = ClusterOptions { seed: 50, nodes: 1, pool_bytes: 24 << 20, ..ClusterOptions::default() };
+    with_options(options, async |cluster| {
+        let (one, two) = (external(cluster, "one"), external(cluster, "two"));
+        for round in 0..3 {
+            let mut files = Vec::new();
+            let mut kept = 0;
+            'full: loop {
+                let client = if files.len() % 2 == 0 { &one } else { &two };
+                let name = format!("f{}", files.len());
+                let (_, open) = match client.create_open(ROOT, name.as_bytes(), file()).await {
+                    Ok(made) => made,
+                    Err(FsError::NoSpace) => break,
+                    Err(error) => panic!("{error}"),
+                };
+                files.push(name);
+                let mut offset = 0;
+                while offset < 3 << 20 {
+                    let bytes = pattern(offset, 200_000);
+                    match client.write(&open, offset, &bytes).await {
+                        Ok(written) => {
+                            kept += written;
+                            offset += written as u64;
+                            assert!(written > 0);
+                        }
+                        Err(FsError::NoSpace) => break 'full,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+            assert!(kept > 15 << 20, "round {round}: full with {kept} bytes");
+            for name in &files {
+                two.unlink(ROOT, name.as_bytes()).await.expect("unlink works on a full pool");
+            }
+            // what the other client holds of the dead is recalled
+            cluster.sleep(cluster.timeouts().renew_every() * 2).await;
+        }
+    });
+}
