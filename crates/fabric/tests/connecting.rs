@@ -181,7 +181,7 @@ fn a_socket_left_behind_is_replaced_and_ours_is_removed() {
 #[test]
 fn dropping_a_queue_pair_ends_it_for_the_peer() {
     on_each(async |provider| {
-        let pair = support::pair(&provider, None).await;
+        let pair = support::pair(&provider).await;
         drop(pair.client);
         assert_eq!(pair.events.next().await, None);
     });

@@ -17,7 +17,7 @@ fn simulate<T>(network: &Network, what: impl Future<Output = T>) -> T {
 }
 
 async fn simulated_pair(network: &Network) -> Pair {
-    pair(&Provider::Sim(network.seed()), Some(network.clone())).await
+    pair(&Provider::Sim(network.seed())).await
 }
 
 /// Five clients send numbered messages to one server; returns what arrived in which order, and when.

@@ -98,7 +98,7 @@ fn an_idle_pair_uses_no_cpu() {
     for provider in [Provider::Tcp, Provider::Shm] {
         println!("provider: {provider:?}");
         block_on(async {
-            let pair = support::pair(&provider, None).await;
+            let pair = support::pair(&provider).await;
             let (_, key) = pair.buffer(4096, Access::ALL);
             let waiter = pair.client.clone();
             let waiting = tokio::task::spawn_local(async move { waiter.next_event().await });

@@ -65,7 +65,7 @@ fn pools_are_reached_like_buffers() {
     on_every_provider(async |pair: Pair| {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let mut pools = vec![Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap()];
-        if pair.network.is_some() {
+        if pair.is_simulated {
             pools.push(Pmem::simulated(1 << 20));
         }
         for pool in pools {

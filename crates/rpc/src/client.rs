@@ -125,7 +125,9 @@ impl RpcClient {
             }
             .to_u32();
             // Until this returns, nothing was posted.
-            write_message(&inner.qp, at, request, call.sequence, imm).await?;
+            write_message(&inner.qp, at, request, call.sequence, imm)
+                .await
+                .map_err(|error| inner.error_or(error))?;
             call.sent = true;
             call.reply().await
         };
@@ -218,8 +220,14 @@ impl Inner {
         Ok(())
     }
 
+    /// Why the connection is lost.
     fn error(&self) -> RpcError {
         self.broken.borrow().clone().unwrap_or_else(|| lost(&self.qp))
+    }
+
+    /// The error of an operation, or what lies behind it.
+    fn error_or(&self, error: FabricError) -> RpcError {
+        self.broken.borrow().clone().unwrap_or(RpcError::Fabric(error))
     }
 
     /// Takes what events there are; ready when the connection is lost.

@@ -38,7 +38,7 @@ pub struct Pair {
     pub server: QueuePair,
     pub server_regions: Arc<MemoryRegions>,
     pub events: Rc<Events>,
-    pub network: Option<Network>,
+    pub is_simulated: bool,
 }
 
 #[derive(Default)]
@@ -157,7 +157,7 @@ pub fn place(provider: &Provider) -> Place {
     }
 }
 
-pub async fn pair(provider: &Provider, network: Option<Network>) -> Pair {
+pub async fn pair(provider: &Provider) -> Pair {
     let place = place(provider);
     let (client_regions, server_regions) = (MemoryRegions::new(), MemoryRegions::new());
     let mut listener = Listener::bind(&place.address, &identity(Role::Node(1)), &server_regions)
@@ -175,12 +175,12 @@ pub async fn pair(provider: &Provider, network: Option<Network>) -> Pair {
         server,
         server_regions,
         events,
-        network,
+        is_simulated: matches!(provider, Provider::Sim(_)),
     }
 }
 
-/// Runs the body with a fresh pair of each provider (the simulated one with several seeds).
-pub fn on_every_provider(body: impl AsyncFn(Pair)) {
+/// Runs the body with each provider (the simulated one with several seeds), in a runtime that suits it.
+pub fn on_each_provider(body: impl AsyncFn(Provider)) {
     let providers = [
         Provider::Tcp,
         Provider::Shm,
@@ -190,19 +190,22 @@ pub fn on_every_provider(body: impl AsyncFn(Pair)) {
     ];
     for provider in providers {
         println!("provider: {provider:?}");
-        let network = if let Provider::Sim(seed) = provider {
-            Some(Network::new(seed))
+        let seed = if let Provider::Sim(seed) = provider {
+            Some(seed)
         } else {
             None
         };
-        let runtime = runtime(network.is_some());
-        let entered = network.as_ref().map(Network::enter);
+        let _entered = seed.map(|seed| Network::new(seed).enter());
+        let runtime = runtime(seed.is_some());
         tokio::task::LocalSet::new().block_on(&runtime, async {
-            let body = async { body(pair(&provider, network.clone()).await).await };
-            tokio::time::timeout(Duration::from_secs(120), body)
+            tokio::time::timeout(Duration::from_secs(120), body(provider))
                 .await
                 .expect("the test takes too long");
         });
-        drop(entered);
     }
+}
+
+/// Runs the body with a fresh pair of each provider.
+pub fn on_every_provider(body: impl AsyncFn(Pair)) {
+    on_each_provider(async |provider| body(pair(&provider).await).await);
 }

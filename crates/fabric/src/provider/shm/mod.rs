@@ -145,7 +145,10 @@ impl Shm {
                 Ok(None) => return Progress::Idle,
                 Ok(Some((Message::Want(number), _))) => self.serve_memory(number),
                 Ok(Some((message, mut fds))) => self.take_memory(message, fds.pop()),
-                Err(Ended::Lost(why)) => self.lose(&why),
+                Err(Ended::Lost(why)) => {
+                    self.take_last_events();
+                    self.lose(&why);
+                }
                 Err(Ended::Broken(what)) => self.broken(what),
             }
             if self.shared.is_closed() {
@@ -348,6 +351,14 @@ impl Shm {
             self.ring_doorbell();
         }
         done.map(|()| true)
+    }
+
+    /// The peer has gone: what it had sent before is delivered. As much as the ring holds, whatever the limit.
+    fn take_last_events(&self) {
+        let mut reader = self.reader.borrow_mut();
+        while let Ok(Some(event)) = reader.next() {
+            self.shared.push_event(event);
+        }
     }
 
     fn take_events(&self) -> Result<Progress, Nonsense> {
