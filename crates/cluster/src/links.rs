@@ -5,7 +5,9 @@ use crate::link::rpc_error;
 use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
 use polvo_fabric::{FabricError, Identity, connect};
 use polvo_format::{NodeId, RegionId, SessionId};
-use polvo_proto::{Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap, SegmentPlace};
+use polvo_proto::{
+    Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap, SegmentPlace,
+};
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,6 +18,9 @@ use tokio::time::Instant;
 
 /// How long a node that could not be reached is not tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
+/// Pauses between attempts to connect: the first, and the longest.
+const CONNECT_PAUSE_MIN: Duration = Duration::from_millis(2);
+const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// How often a request follows a region that moves before the caller hears of it.
 const MOVES_MAX: u32 = 4;
 
@@ -119,7 +124,7 @@ impl Links {
         if let Some(error) = peer.recent_failure() {
             return Err(error);
         }
-        match self.connect(node).await {
+        match self.connect_in_time(node).await {
             Ok(link) => {
                 let link = Rc::new(link);
                 *peer.failed.borrow_mut() = None;
@@ -146,6 +151,21 @@ impl Links {
             return peer.clone();
         }
         self.peers.borrow_mut().entry(node).or_default().clone()
+    }
+
+    /// Tries until `Timeouts::connect` is over: a node that is just starting (again) costs its callers a wait, no error.
+    async fn connect_in_time(&self, node: NodeId) -> Result<Link, FsError> {
+        let end = Instant::now() + self.context.timeouts.connect;
+        let mut pause = CONNECT_PAUSE_MIN;
+        loop {
+            match self.connect(node).await {
+                Err(FsError::Unreachable { .. }) if Instant::now() + pause < end => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(CONNECT_PAUSE_MAX);
+                }
+                result => return result,
+            }
+        }
     }
 
     async fn connect(&self, node: NodeId) -> Result<Link, FsError> {
