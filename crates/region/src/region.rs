@@ -8,7 +8,7 @@ use crate::transaction::Held;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
     Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
-    RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
+    PAGE, RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
 };
 use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
 use std::collections::BTreeSet;
@@ -16,6 +16,9 @@ use std::sync::Arc;
 
 /// Last log version. A log that has reached it is compacted no more, a slot not used again.
 pub(crate) const VERSION_MAX: u32 = (1 << 24) - 1;
+
+/// Pieces of garbage collection done at once when space is short.
+const COLLECTIONS_FOR_SPACE: u32 = 64;
 
 /// A region served here. Guard it with one short lock.
 pub struct Region {
@@ -126,13 +129,33 @@ impl Region {
 
     /// Inodes in use, bytes free in its own segments.
     pub fn usage(&self) -> Usage {
-        let space = &self.store.space;
+        let (space, data) = (&self.store.space, SegmentClass::Data);
         Usage {
             total_bytes: (self.segments().len() as u64) << self.store.segment_shift(),
-            free_bytes: (space.free(SegmentClass::Data) + space.quarantined()) * polvo_format::PAGE as u64,
+            free_bytes: (space.free(data) + space.quarantined(data)) * PAGE as u64,
             inodes: self.inodes,
             free_inodes: space.free(SegmentClass::Inodes),
-            data_bytes: space.used_data_pages() * polvo_format::PAGE as u64,
+            data_bytes: space.used(data) * PAGE as u64,
+        }
+    }
+
+    /// Does a change, and does it again after some garbage collection when there was no space for it. (What finds no
+    /// space changes nothing.)
+    pub(crate) fn with_space<T>(
+        &mut self,
+        now_ns: i64,
+        mut change: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, RegionError> {
+        match change(self) {
+            Err(RegionError::Fs(FsError::NoSpace)) if !self.store.garbage.is_empty() => {
+                for _ in 0..COLLECTIONS_FOR_SPACE {
+                    if !self.collect_garbage(now_ns) {
+                        break;
+                    }
+                }
+                change(self)
+            }
+            result => result,
         }
     }
 

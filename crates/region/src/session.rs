@@ -14,6 +14,8 @@ const PAGE_BYTES: u64 = PAGE as u64;
 const OPEN_MAX: usize = 1 << 20;
 /// Most pages delegated at once: 256 MiB.
 const DELEGATE_MAX: u32 = 1 << 16;
+/// Pages that a session gets if it asks for so many, however short space is.
+const FAIR_MIN: u32 = 16;
 
 #[derive(Default)]
 struct Session {
@@ -211,7 +213,11 @@ impl Region {
 
     /// Hands out space; fewer pages than asked when short, ENOSPC when none.
     pub fn delegate(&mut self, session: SessionId, pages: u32) -> Result<Vec<PageRun>, RegionError> {
-        let mut left = pages.min(DELEGATE_MAX);
+        // what is left is for others too
+        let fair = u32::try_from(self.store.free_data_pages() / 4)
+            .unwrap_or(u32::MAX)
+            .max(FAIR_MIN);
+        let mut left = pages.min(DELEGATE_MAX).min(fair);
         let mut given = Vec::new();
         while left > 0 {
             // many small pieces cost the client more than they are worth, but some space is better than none

@@ -13,6 +13,8 @@ use std::collections::{BTreeSet, VecDeque};
 const PAGE_BYTES: u64 = PAGE as u64;
 /// Segments looked at for a long run before the best found so far is good enough.
 const SEARCH_SEGMENTS: usize = 32;
+/// Most runs in quarantine; beyond, it is emptied early.
+const QUARANTINE_MAX: usize = 1 << 20;
 
 /// Consecutive units of one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +36,9 @@ struct Class {
     /// segments that have a free unit
     open: BTreeSet<u32>,
     cursor: u32,
+    units: u64,
     free: u64,
+    quarantined: u64,
 }
 
 pub(crate) struct Space {
@@ -44,7 +48,6 @@ pub(crate) struct Space {
     /// live bytes of data pages (by number) that are partly live
     live: NumberMap<u16>,
     quarantine: VecDeque<Freed>,
-    quarantined: u64,
     tick: u64,
 }
 
@@ -60,7 +63,6 @@ impl Space {
             classes: Default::default(),
             live: NumberMap::default(),
             quarantine: VecDeque::new(),
-            quarantined: 0,
             tick: 0,
         }
     }
@@ -77,6 +79,7 @@ impl Space {
         self.segments.push((class, Bitmap::new(units as u32)));
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.insert(index);
+        of_class.units += units;
         of_class.free += units;
     }
 
@@ -89,21 +92,15 @@ impl Space {
         self.classes[class_at(class)].free
     }
 
-    /// Data pages that hold something, or are delegated to a session.
-    pub fn used_data_pages(&self) -> u64 {
-        let data = self.segments.iter().filter(|(class, _)| *class == SegmentClass::Data);
-        let pages: u64 = data.map(|(_, bitmap)| u64::from(bitmap.len())).sum();
-        let quarantined = self
-            .quarantine
-            .iter()
-            .filter(|f| self.segments[f.run.segment as usize].0 == SegmentClass::Data);
-        let quarantined: u64 = quarantined.map(|f| u64::from(f.run.len)).sum();
-        pages - self.free(SegmentClass::Data) - quarantined
+    /// Units of a class that hold something (or are delegated to a session).
+    pub fn used(&self, class: SegmentClass) -> u64 {
+        let of_class = &self.classes[class_at(class)];
+        of_class.units - of_class.free - of_class.quarantined
     }
 
-    /// Pages in quarantine.
-    pub fn quarantined(&self) -> u64 {
-        self.quarantined
+    /// Units of a class in quarantine.
+    pub fn quarantined(&self, class: SegmentClass) -> u64 {
+        self.classes[class_at(class)].quarantined
     }
 
     /// Takes any one unit.
@@ -220,14 +217,14 @@ impl Space {
         self.tick = self.tick.max(tick);
         while self.quarantine.front().is_some_and(|f| f.tick <= safe) {
             let freed = self.quarantine.pop_front().expect("there is a front");
-            self.quarantined -= u64::from(freed.run.len);
-            self.give(freed.run);
+            self.leave_quarantine(freed.run);
         }
     }
 
     /// Pages that nobody is to use before their time. `written`: by a client that is gone and may still write there.
     pub fn quarantine(&mut self, run: Run, written: bool) {
-        self.quarantined += u64::from(run.len);
+        let (class, _) = self.segments[run.segment as usize];
+        self.classes[class_at(class)].quarantined += u64::from(run.len);
         if let Some(last) = self.quarantine.back_mut() {
             let follows = last.run.segment == run.segment && last.run.start + last.run.len == run.start;
             if follows && last.tick == self.tick && last.written == written {
@@ -235,11 +232,20 @@ impl Space {
                 return;
             }
         }
+        if self.quarantine.len() >= QUARANTINE_MAX {
+            self.empty_quarantine();
+        }
         self.quarantine.push_back(Freed {
             tick: self.tick,
             run,
             written,
         });
+    }
+
+    fn leave_quarantine(&mut self, run: Run) {
+        let (class, _) = self.segments[run.segment as usize];
+        self.classes[class_at(class)].quarantined -= u64::from(run.len);
+        self.give(run);
     }
 
     /// Space is short: empties the quarantine but for what a client that is gone may still write to. True when that
@@ -250,8 +256,7 @@ impl Space {
             if freed.written {
                 self.quarantine.push_back(freed);
             } else {
-                self.quarantined -= u64::from(freed.run.len);
-                self.give(freed.run);
+                self.leave_quarantine(freed.run);
             }
         }
         self.quarantine.len() < before
@@ -383,12 +388,15 @@ mod tests {
         assert!(s.map_more(at + 2 * 4096 + 100, 50));
         assert!(!s.map_more(at, 1), "a fully live page has no room");
         s.unmap(at + 4000, 4096 + 96);
-        assert_eq!(s.quarantined(), 1);
+        assert_eq!(s.quarantined(SegmentClass::Data), 1);
         s.unmap(at + 2 * 4096, 150);
         s.unmap(at, 4000);
-        assert_eq!(s.quarantined(), 3);
+        assert_eq!(s.quarantined(SegmentClass::Data), 3);
         s.set_tick(1, 0);
-        assert_eq!((s.quarantined(), s.free(SegmentClass::Data)), (0, 1024));
+        assert_eq!(
+            (s.quarantined(SegmentClass::Data), s.free(SegmentClass::Data)),
+            (0, 1024)
+        );
     }
 
     #[test]
@@ -401,7 +409,7 @@ mod tests {
         s.map_fresh(at, 8192);
         s.unmap(at + 4000, 200);
         assert_eq!((s.live_bytes(at / 4096), s.live_bytes(at / 4096 + 1)), (4000, 3992));
-        assert_eq!(s.quarantined(), 0);
+        assert_eq!(s.quarantined(SegmentClass::Data), 0);
     }
 
     #[test]
@@ -413,12 +421,12 @@ mod tests {
         s.quarantine(a, false);
         s.quarantine(b, true);
         s.set_tick(6, 4);
-        assert_eq!(s.quarantined(), 2);
+        assert_eq!(s.quarantined(SegmentClass::Data), 2);
         assert!(s.empty_quarantine());
-        assert_eq!(s.quarantined(), 1);
+        assert_eq!(s.quarantined(SegmentClass::Data), 1);
         assert!(!s.empty_quarantine());
         s.set_tick(7, 5);
-        assert_eq!(s.quarantined(), 0);
+        assert_eq!(s.quarantined(SegmentClass::Data), 0);
     }
 
     #[test]

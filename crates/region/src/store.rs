@@ -6,7 +6,7 @@
 use crate::hash::NumberMap;
 use crate::log::Layout;
 use crate::space::{Run, Space};
-use crate::{PoolSpace, RegionError};
+use crate::{PoolSpace, PoolUsage, RegionError};
 use polvo_format::{Gpa, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
@@ -16,6 +16,11 @@ use std::sync::Arc;
 /// Log pages that only operations which free something may take, so that a full region can be emptied again (at most
 /// a quarter of a segment).
 const LOG_RESERVE: u64 = 64;
+
+/// Free segments of a pool that data leave to inodes and logs.
+fn keep_for_metadata(usage: &PoolUsage) -> u32 {
+    (usage.segments / 64).max(2)
+}
 
 /// What an allocation is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,7 +175,7 @@ impl Store {
     fn grow(&mut self, class: SegmentClass, urgency: Urgency) -> bool {
         let usage = self.pool.usage();
         let keep = match (class, urgency) {
-            (SegmentClass::Data, _) => (usage.segments / 64).max(2),
+            (SegmentClass::Data, _) => keep_for_metadata(&usage),
             (_, Urgency::Normal) => 1,
             (_, Urgency::Frees) => 0,
         };
@@ -211,6 +216,14 @@ impl Store {
         }
         let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
         Ok(self.space.offset(run) / INODE_SIZE as u64)
+    }
+
+    /// Data pages that are free, in quarantine, or could come from the pool.
+    pub fn free_data_pages(&self) -> u64 {
+        let usage = self.pool.usage();
+        let segments = usage.free_segments.saturating_sub(keep_for_metadata(&usage));
+        let class = SegmentClass::Data;
+        self.space.free(class) + self.space.quarantined(class) + (u64::from(segments) << (self.shift - 12))
     }
 
     /// Takes a run of at most `max` data pages; ENOSPC when there is none at all.

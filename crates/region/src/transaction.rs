@@ -139,69 +139,71 @@ impl Region {
     /// `Held` when another transaction (or this one) has collected an inode already; EBUSY when too many transactions
     /// are open here.
     pub fn collect(&mut self, txn: TxnId, intents: &[Intent], now_ns: i64) -> Result<Collected, RegionError> {
-        if txn == TxnId::default() {
-            return Err(FsError::Invalid("transaction 0".into()).into());
-        }
-        if self.held.pending.len() >= HELD_MAX {
-            self.settle();
-        }
-        if self.held.pending.len() >= HELD_MAX {
-            return Err(FsError::Busy.into());
-        }
-        let stage = self.stage(intents, now_ns)?;
-        let layouts = self.lay_out_stage(&stage, intents)?;
-
-        let mut collected = Collected {
-            writes: Vec::new(),
-            locks: Vec::new(),
-            outcomes: outcomes(&stage, &layouts),
-        };
-        self.link_pages(&stage, &layouts);
-        let mut heads = Vec::new();
-        for (staged, layout) in stage.inodes.iter().zip(&layouts) {
-            collected.locks.push(lock_gpa(self.store.region, staged.slot()));
-            if staged.entries.is_empty() {
-                continue;
+        self.with_space(now_ns, |region| {
+            if txn == TxnId::default() {
+                return Err(FsError::Invalid("transaction 0".into()).into());
             }
-            for (offset, range) in &layout.pieces {
-                let bytes = layout.bytes[range.clone()].to_vec();
-                collected.writes.push((self.store.gpa(*offset), bytes.into()));
+            if region.held.pending.len() >= HELD_MAX {
+                region.settle();
             }
-            let first_page = self.first_page(staged, layout);
-            let offset = staged.slot() * INODE_SIZE as u64;
-            let attributes = encode_attributes(&staged.attr);
-            let head = staged
-                .head(first_page, layout.tail)
-                .encode(staged.inode.ino, &attributes);
-            collected
-                .writes
-                .push((self.store.gpa(offset + INODE_ATTRIBUTES), attributes.to_vec().into()));
-            heads.push((self.store.gpa(offset), head.to_vec().into()));
-        }
-        collected.writes.extend(heads);
+            if region.held.pending.len() >= HELD_MAX {
+                return Err(FsError::Busy.into());
+            }
+            let stage = region.stage(intents, now_ns)?;
+            let layouts = region.lay_out_stage(&stage, intents)?;
 
-        for staged in &stage.inodes {
-            self.store.write_word(Store::lock_offset(staged.slot()), txn.0);
-        }
-        self.store.pmem.fence();
-        for (staged, layout) in stage.inodes.into_iter().zip(layouts) {
-            let slot = staged.slot();
-            let fate = if staged.fresh {
-                self.inodes += 1;
-                Fate::New {
-                    inode: staged.inode,
-                    pages: layout.new_pages,
-                }
-            } else {
-                Fate::Changes {
-                    units: layout.bytes,
-                    tail: layout.tail,
-                    parent: staged.parent,
-                }
+            let mut collected = Collected {
+                writes: Vec::new(),
+                locks: Vec::new(),
+                outcomes: outcomes(&stage, &layouts),
             };
-            self.held.add(txn, slot, fate);
-        }
-        Ok(collected)
+            region.link_pages(&stage, &layouts);
+            let mut heads = Vec::new();
+            for (staged, layout) in stage.inodes.iter().zip(&layouts) {
+                collected.locks.push(lock_gpa(region.store.region, staged.slot()));
+                if staged.entries.is_empty() {
+                    continue;
+                }
+                for (offset, range) in &layout.pieces {
+                    let bytes = layout.bytes[range.clone()].to_vec();
+                    collected.writes.push((region.store.gpa(*offset), bytes.into()));
+                }
+                let first_page = region.first_page(staged, layout);
+                let offset = staged.slot() * INODE_SIZE as u64;
+                let attributes = encode_attributes(&staged.attr);
+                let head = staged
+                    .head(first_page, layout.tail)
+                    .encode(staged.inode.ino, &attributes);
+                collected
+                    .writes
+                    .push((region.store.gpa(offset + INODE_ATTRIBUTES), attributes.to_vec().into()));
+                heads.push((region.store.gpa(offset), head.to_vec().into()));
+            }
+            collected.writes.extend(heads);
+
+            for staged in &stage.inodes {
+                region.store.write_word(Store::lock_offset(staged.slot()), txn.0);
+            }
+            region.store.pmem.fence();
+            for (staged, layout) in stage.inodes.into_iter().zip(layouts) {
+                let slot = staged.slot();
+                let fate = if staged.fresh {
+                    region.inodes += 1;
+                    Fate::New {
+                        inode: staged.inode,
+                        pages: layout.new_pages,
+                    }
+                } else {
+                    Fate::Changes {
+                        units: layout.bytes,
+                        tail: layout.tail,
+                        parent: staged.parent,
+                    }
+                };
+                region.held.add(txn, slot, fate);
+            }
+            Ok(collected)
+        })
     }
 
     /// Coordinator (or a purely local change with `remote` empty): stages the intents on this region, checks them, logs
@@ -217,87 +219,89 @@ impl Region {
         remote: &[RemotePart],
         now_ns: i64,
     ) -> Result<Decided, RegionError> {
-        let stage = self.stage(intents, now_ns)?;
-        let mut layouts = self.lay_out_stage(&stage, intents)?;
-        if remote.is_empty() && self.decide_single(&stage, &layouts) {
-            return Ok(Decided {
-                record: None,
-                outcomes: outcomes(&stage, &layouts),
-            });
-        }
-
-        // inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens
-        let mut freed: Vec<Box<Inode>> = Vec::new();
-        let mut writes = Vec::new();
-        let mut heads = Vec::new();
-        for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
-            if staged.entries.is_empty() {
-                continue;
+        self.with_space(now_ns, |region| {
+            let stage = region.stage(intents, now_ns)?;
+            let mut layouts = region.lay_out_stage(&stage, intents)?;
+            if remote.is_empty() && region.decide_single(&stage, &layouts) {
+                return Ok(Decided {
+                    record: None,
+                    outcomes: outcomes(&stage, &layouts),
+                });
             }
-            let slot = staged.slot();
-            let offset = slot * INODE_SIZE as u64;
-            if staged.dies && !staged.fresh && !self.sessions.is_held(slot) {
-                self.store.give_pages(&layout.new_pages);
-                layout.new_pages.clear();
-                layout.tail = raised(staged.tail);
-                let inode = match self.cache.take(slot) {
-                    Some(inode) => inode,
-                    None => match self.store.load(slot, &mut 0) {
-                        Ok(inode) => Box::new(inode),
-                        Err(e) => {
-                            self.drop_stage(&stage, &layouts);
-                            freed.into_iter().for_each(|inode| self.cache.put(inode));
-                            return Err(e);
-                        }
-                    },
+
+            // inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens
+            let mut freed: Vec<Box<Inode>> = Vec::new();
+            let mut writes = Vec::new();
+            let mut heads = Vec::new();
+            for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
+                if staged.entries.is_empty() {
+                    continue;
+                }
+                let slot = staged.slot();
+                let offset = slot * INODE_SIZE as u64;
+                if staged.dies && !staged.fresh && !region.sessions.is_held(slot) {
+                    region.store.give_pages(&layout.new_pages);
+                    layout.new_pages.clear();
+                    layout.tail = raised(staged.tail);
+                    let inode = match region.cache.take(slot) {
+                        Some(inode) => inode,
+                        None => match region.store.load(slot, &mut 0) {
+                            Ok(inode) => Box::new(inode),
+                            Err(e) => {
+                                region.drop_stage(&stage, &layouts);
+                                freed.into_iter().for_each(|inode| region.cache.put(inode));
+                                return Err(e);
+                            }
+                        },
+                    };
+                    heads.push((offset, freed_head(&inode)));
+                    freed.push(inode);
+                    continue;
+                }
+                let pages = region.cache.known(slot).map_or(&[][..], |inode| &inode.pages);
+                let end = LogEnd {
+                    ino: staged.inode.ino,
+                    tail: staged.tail,
+                    pages,
                 };
-                heads.push((offset, freed_head(&inode)));
-                freed.push(inode);
-                continue;
+                writes.extend(
+                    layout
+                        .pieces
+                        .iter()
+                        .map(|(at, range)| (*at, layout.bytes[range.clone()].to_vec())),
+                );
+                writes.extend(layout.headers(end).map(|(at, header)| (at, header.to_vec())));
+                if let Some((at, next)) = layout.link(end).filter(|_| !pages.is_empty()) {
+                    writes.push((at, next.to_le_bytes().to_vec()));
+                }
+                let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
+                let attributes = encode_attributes(&staged.attr);
+                let head = staged
+                    .head(first_page, layout.tail)
+                    .encode(staged.inode.ino, &attributes);
+                writes.push((offset + INODE_ATTRIBUTES, attributes.to_vec()));
+                heads.push((offset, head.to_vec()));
             }
-            let pages = self.cache.known(slot).map_or(&[][..], |inode| &inode.pages);
-            let end = LogEnd {
-                ino: staged.inode.ino,
-                tail: staged.tail,
-                pages,
-            };
-            writes.extend(
-                layout
-                    .pieces
-                    .iter()
-                    .map(|(at, range)| (*at, layout.bytes[range.clone()].to_vec())),
-            );
-            writes.extend(layout.headers(end).map(|(at, header)| (at, header.to_vec())));
-            if let Some((at, next)) = layout.link(end).filter(|_| !pages.is_empty()) {
-                writes.push((at, next.to_le_bytes().to_vec()));
-            }
-            let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
-            let attributes = encode_attributes(&staged.attr);
-            let head = staged
-                .head(first_page, layout.tail)
-                .encode(staged.inode.ino, &attributes);
-            writes.push((offset + INODE_ATTRIBUTES, attributes.to_vec()));
-            heads.push((offset, head.to_vec()));
-        }
-        writes.extend(heads);
+            writes.extend(heads);
 
-        let record = match self.redo(txn, &writes, remote) {
-            Ok(record) => record,
-            Err(e) => {
-                self.drop_stage(&stage, &layouts);
-                freed.into_iter().for_each(|inode| self.cache.put(inode));
-                return Err(e);
+            let record = match region.redo(txn, &writes, remote) {
+                Ok(record) => record,
+                Err(e) => {
+                    region.drop_stage(&stage, &layouts);
+                    freed.into_iter().for_each(|inode| region.cache.put(inode));
+                    return Err(e);
+                }
+            };
+            for inode in freed {
+                region.forget(inode);
             }
-        };
-        for inode in freed {
-            self.forget(inode);
-        }
-        for (staged, layout) in stage.inodes.iter().zip(&layouts) {
-            self.take_over(staged, layout);
-        }
-        Ok(Decided {
-            record,
-            outcomes: outcomes(&stage, &layouts),
+            for (staged, layout) in stage.inodes.iter().zip(&layouts) {
+                region.take_over(staged, layout);
+            }
+            Ok(Decided {
+                record,
+                outcomes: outcomes(&stage, &layouts),
+            })
         })
     }
 
