@@ -5,7 +5,8 @@ use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Plan, transact};
 use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX};
-use polvo_proto::{Answer, FsError, InodeRef, Intent, Made, NewFile, Placement, Reply};
+use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Placement, Reply};
+use polvo_region::RegionError;
 
 /// Decides about an operation whose transaction failed on what was looked up before it: a look that finds the same again
 /// is believed.
@@ -24,6 +25,13 @@ impl Looks {
         self.last = Some(plan);
         Ok(())
     }
+}
+
+/// A directory and one of its names as they were at one moment.
+struct Seen {
+    attr: Attr,
+    placement: Placement,
+    entry: Option<DirEntry>,
 }
 
 fn check_new_file(file: &NewFile) -> Result<(), FsError> {
@@ -46,21 +54,38 @@ pub(crate) fn must_be_directory(attr: &Attr) -> Result<(), FsError> {
 }
 
 impl Turn<'_> {
-    /// A directory of ours in which the caller may change names.
-    async fn writable_directory(&self, dir: InodeRef) -> Result<(Attr, Placement), FsError> {
-        let (attr, placement) = self
-            .on(dir.ino.region(), |r| {
-                let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
-                must_be_directory(&attr)?;
-                Ok((attr, r.placement(dir)?))
+    /// A directory of ours, and what it says of a name, seen at one moment. The caller may search the directory.
+    async fn directory_and_name(&self, dir: InodeRef, name: &[u8]) -> Result<Seen, FsError> {
+        self.on(dir.ino.region(), |r| {
+            let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
+            must_be_directory(&attr)?;
+            permission::access(self.cred, &attr, EXECUTE)?;
+            let entry = match r.lookup(dir, name) {
+                Ok((entry, _)) => Some(entry),
+                Err(RegionError::Fs(FsError::NotFound)) => None,
+                Err(error) => return Err(error),
+            };
+            Ok(Seen {
+                attr,
+                placement: r.placement(dir)?,
+                entry,
             })
-            .await?;
-        permission::access(self.cred, &attr, WRITE | EXECUTE)?;
-        Ok((attr, placement))
+        })
+        .await
     }
 
-    /// The region for a new inode: by the directory's placement, but not on a node that was rejected, and on one that
-    /// does not answer only when no other is left.
+    /// As above, where the caller is to make that name: it must not exist (EEXIST comes before EACCES, as on Linux).
+    async fn directory_without(&self, dir: InodeRef, name: &[u8]) -> Result<Seen, FsError> {
+        let seen = self.directory_and_name(dir, name).await?;
+        if seen.entry.is_some() {
+            return Err(FsError::Exists);
+        }
+        permission::access(self.cred, &seen.attr, WRITE)?;
+        Ok(seen)
+    }
+
+    /// The region for a new inode: by the directory's placement, but not on a node that was rejected or that does not
+    /// answer just now (which is rejected then).
     fn choose_region(
         &self,
         dir: InodeRef,
@@ -90,12 +115,11 @@ impl Turn<'_> {
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
         loop {
-            let (parent, placement) = self.writable_directory(dir).await?;
-            match self.on(own, |r| r.lookup(dir, &name)).await {
-                Ok(_) => return Err(FsError::Exists),
-                Err(FsError::NotFound) => {}
-                Err(error) => return Err(error),
-            }
+            let Seen {
+                attr: parent,
+                placement,
+                ..
+            } = self.directory_without(dir, &name).await?;
             let Some(region) = self.choose_region(dir, &name, placement, &mut rejected) else {
                 return Err(no_room);
             };
@@ -155,7 +179,14 @@ impl Turn<'_> {
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
         loop {
-            let (parent, placement) = self.writable_directory(dir).await?;
+            let (parent, placement) = self
+                .on(own, |r| {
+                    let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
+                    must_be_directory(&attr)?;
+                    Ok((attr, r.placement(dir)?))
+                })
+                .await?;
+            permission::access(self.cred, &parent, WRITE | EXECUTE)?;
             let Some(region) = self.choose_region(dir, &seed, placement, &mut rejected) else {
                 return Err(no_room);
             };
@@ -222,16 +253,19 @@ impl Turn<'_> {
         let mut looks = Looks::default();
         let mut backoff = self.backoff();
         loop {
-            let (parent, _) = self.writable_directory(dir).await?;
-            let (entry, _) = self.on(own, |r| r.lookup(dir, &name)).await?;
+            let Seen {
+                attr: parent, entry, ..
+            } = self.directory_and_name(dir, &name).await?;
+            let entry = entry.ok_or(FsError::NotFound)?;
             let inode = entry.target;
+            permission::access(self.cred, &parent, WRITE)?;
+            if permission::sticky_matters(self.cred, &parent) {
+                permission::remove_sticky(self.cred, &parent, &self.attr_of(inode).await?)?;
+            }
             match (directory, entry.kind == FileKind::Directory) {
                 (false, true) => return Err(FsError::IsDirectory),
                 (true, false) => return Err(FsError::NotDirectory),
                 _ => {}
-            }
-            if permission::sticky_matters(self.cred, &parent) {
-                permission::remove_sticky(self.cred, &parent, &self.attr_of(inode).await?)?;
             }
             let mut plan = Plan::new(own);
             plan.want(
@@ -261,12 +295,7 @@ impl Turn<'_> {
         let own = dir.ino.region();
         let mut backoff = self.backoff();
         loop {
-            self.writable_directory(dir).await?;
-            match self.on(own, |r| r.lookup(dir, &name)).await {
-                Ok(_) => return Err(FsError::Exists),
-                Err(FsError::NotFound) => {}
-                Err(error) => return Err(error),
-            }
+            self.directory_without(dir, &name).await?;
             // elsewhere, collecting tells the type
             let kind = match inode.ino.region() == own {
                 true => {

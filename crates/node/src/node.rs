@@ -350,3 +350,12 @@ impl Node {
         self.probe.go_on();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_node_is_entered_by_any_thread() {
+        fn any_thread<T: Send + Sync>() {}
+        any_thread::<super::Node>();
+    }
+}

@@ -5,7 +5,7 @@ use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Plan, transact};
 use crate::turn::Turn;
-use polvo_format::{FileKind, Ino, RegionId, TxnId};
+use polvo_format::{Attr, FileKind, Ino, RegionId, TxnId};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, RenameMode, Reply, Request};
 
 /// Deepest chain of parents that is walked.
@@ -132,52 +132,49 @@ impl Turn<'_> {
                 Ok(attr)
             })
             .await?;
-        if old_dir == new_dir && old_name == new_name {
-            let source = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
-            return match mode {
-                RenameMode::NoReplace => Err(FsError::Exists),
-                RenameMode::Replace | RenameMode::Exchange => {
-                    drop(source);
-                    Ok(None)
-                }
-            };
-        }
+        let old_parent = match permission::is_trusted(self.cred) || old_dir == new_dir {
+            true => new_parent,
+            false => self.attr_of(*old_dir).await?,
+        };
+        permission::access(self.cred, &old_parent, EXECUTE)?;
+        permission::access(self.cred, &new_parent, EXECUTE)?;
         let source = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
         let dest = self.find(*new_dir, new_name).await?;
-        if !permission::is_trusted(self.cred) {
-            let old_parent = if old_dir == new_dir {
-                new_parent
-            } else {
-                self.attr_of(*old_dir).await?
-            };
-            permission::access(self.cred, &old_parent, WRITE | EXECUTE)?;
-            permission::access(self.cred, &new_parent, WRITE | EXECUTE)?;
-            let moved = self.attr_of(source.target).await?;
-            permission::remove_sticky(self.cred, &old_parent, &moved)?;
-            if source.kind == FileKind::Directory && old_dir != new_dir {
-                permission::access(self.cred, &moved, WRITE)?;
-            }
-            if let Some(dest) = &dest {
-                let replaced = self.attr_of(dest.target).await?;
-                permission::remove_sticky(self.cred, &new_parent, &replaced)?;
-                if *mode == RenameMode::Exchange && dest.kind == FileKind::Directory && old_dir != new_dir {
-                    permission::access(self.cred, &replaced, WRITE)?;
-                }
-            }
-        }
         match (mode, &dest) {
             (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
             (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            (_, Some(dest)) if dest.target.ino == source.target.ino => return Ok(None),
-            (RenameMode::Replace, Some(dest)) => match (source.kind, dest.kind) {
+            (_, Some(dest)) if dest.target.ino == source.target.ino => return Ok(None), // two names of one file
+            _ => {}
+        }
+        if !permission::is_trusted(self.cred) {
+            let changes_parent = old_dir != new_dir;
+            self.may_move(&old_parent, &source, changes_parent).await?;
+            permission::access(self.cred, &new_parent, WRITE)?;
+            if let Some(dest) = &dest {
+                self.may_move(&new_parent, dest, changes_parent && *mode == RenameMode::Exchange)
+                    .await?;
+            }
+        }
+        if let (RenameMode::Replace, Some(dest)) = (mode, &dest) {
+            match (source.kind, dest.kind) {
                 (FileKind::Directory, FileKind::Directory) => {}
                 (FileKind::Directory, _) => return Err(FsError::NotDirectory),
                 (_, FileKind::Directory) => return Err(FsError::IsDirectory),
                 _ => {}
-            },
-            _ => {}
+            }
         }
         Ok(Some(Look { source, dest }))
+    }
+
+    /// The caller may take a name out of a directory; a directory that gets another parent changes itself.
+    async fn may_move(&self, parent: &Attr, entry: &DirEntry, changes_parent: bool) -> Result<(), FsError> {
+        permission::access(self.cred, parent, WRITE)?;
+        let attr = self.attr_of(entry.target).await?;
+        permission::remove_sticky(self.cred, parent, &attr)?;
+        match changes_parent && entry.kind == FileKind::Directory {
+            true => permission::access(self.cred, &attr, WRITE),
+            false => Ok(()),
+        }
     }
 
     /// True when `dir` is `ancestor` or lies below it.

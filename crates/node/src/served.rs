@@ -5,7 +5,9 @@ use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Access, Memory, MemoryRegions};
 use polvo_format::{Epoch, Gpa, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
-use polvo_proto::{Collected, FsError, InodeRef, Intent, PageRun, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace};
+use polvo_proto::{
+    Collected, FsError, InodeRef, Intent, PageRun, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace,
+};
 use polvo_region::{Region, RegionError};
 use std::sync::Arc;
 
