@@ -180,7 +180,7 @@ down() {
 mount_at() {
     local cluster=$1 provider=$2 dir=$3
     shift 3
-    mkdir -p "$dir"
+    mkdir -p "$dir" 2>/dev/null || true # a mount that died there is taken away by `polvo mount`
     MOUNTS+=("$dir")
     timeout 60 "$POLVO" mount --cluster-dir "$cluster" --provider "$provider" "$@" / "$dir" >"$WORK/mount.out" 2>&1 ||
         fail "polvo mount --provider $provider / $dir: $(cat "$WORK/mount.out")"
