@@ -20,6 +20,9 @@ const SHARDS: usize = 16;
 /// Most inodes held without being open.
 pub(crate) const IDLE_MAX: usize = 4096;
 
+/// Most extents of a file whose index is kept while it is not open.
+const IDLE_EXTENTS_MAX: usize = 1024;
+
 /// An inode held at its primary.
 pub(crate) struct Held {
     /// Which.
@@ -184,8 +187,15 @@ impl Holds {
 
     /// An open file was closed.
     pub(crate) fn closed(&self, held: &Held) {
-        if held.opens.fetch_sub(1, Ordering::AcqRel) == 1 && held.doomed.load(Ordering::Acquire) {
+        if held.opens.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        if held.doomed.load(Ordering::Acquire) {
             self.doom(held.inode);
+        }
+        let large = |index: &FileIndex| index.extents() > IDLE_EXTENTS_MAX;
+        if held.index.read().as_ref().is_some_and(large) {
+            *held.index.write() = None; // loaded again when needed
         }
     }
 

@@ -116,7 +116,6 @@ impl FileIndex {
     }
 
     /// Number of extents held.
-    #[cfg(test)]
     pub(crate) fn extents(&self) -> usize {
         self.extents.len()
     }

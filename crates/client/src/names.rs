@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 const SHARDS: usize = 8;
 /// Most names kept in all; beyond, the directories used longest ago are forgotten.
-const NAMES_MAX: usize = 1 << 20;
+const NAMES_MAX: usize = 1 << 19;
 
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

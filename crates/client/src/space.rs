@@ -34,6 +34,9 @@ impl RegionSpace {
     /// Takes `need` pages, in as few runs as can be found quickly; `None` (and nothing taken) when there are too few.
     pub(crate) fn take(&mut self, need: u64) -> Option<Vec<PageRun>> {
         self.used = true;
+        if need > self.pages && self.target > 0 {
+            self.target *= 2; // several writers at a time: the commits of one do not bring enough for all
+        }
         self.target = self.target.max(2 * need).clamp(TARGET_MIN, TARGET_MAX);
         if need > self.pages {
             return None;
@@ -180,7 +183,10 @@ impl Stocks {
     pub(crate) fn places(&self, region: RegionId, incarnation: u64, known: usize) -> Vec<SegmentPlace> {
         let regions = self.regions.lock();
         let stock = regions.get(&region).filter(|stock| stock.incarnation == incarnation);
-        stock.and_then(|stock| stock.places.get(known..)).unwrap_or_default().to_vec()
+        stock
+            .and_then(|stock| stock.places.get(known..))
+            .unwrap_or_default()
+            .to_vec()
     }
 
     /// Puts pages back that were taken and not used.

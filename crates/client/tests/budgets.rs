@@ -28,7 +28,11 @@ async fn cost<T>(client: &Rc<LocalClient>, operation: impl AsyncFnOnce() -> T) -
 }
 
 fn roomy(seed: u64) -> ClusterOptions {
-    ClusterOptions { seed, pool_bytes: 256 << 20, ..ClusterOptions::default() }
+    ClusterOptions {
+        seed,
+        pool_bytes: 256 << 20,
+        ..ClusterOptions::default()
+    }
 }
 
 #[test]
@@ -38,11 +42,17 @@ fn names_and_attributes() {
         client.usage().await.expect("all nodes are met");
         let dir = inode(&client.create(ROOT, b"dir", directory()).await.expect("mkdir"));
         for n in 0..100u32 {
-            client.create(dir, format!("file-{n}").as_bytes(), file()).await.expect("create");
+            client
+                .create(dir, format!("file-{n}").as_bytes(), file())
+                .await
+                .expect("create");
         }
         // all nodes have been met and all segment maps fetched
         for n in 0..100u32 {
-            client.lookup(dir, format!("file-{n}").as_bytes()).await.expect("lookup");
+            client
+                .lookup(dir, format!("file-{n}").as_bytes())
+                .await
+                .expect("lookup");
         }
         let (made, create) = cost(&client, async || client.create(dir, b"one", file()).await).await;
         let made = made.expect("create");
@@ -51,10 +61,18 @@ fn names_and_attributes() {
         assert_eq!(found, Ok(made));
         assert_eq!(lookup.rpcs, 0, "lookup of a name just made");
         let one_region = made.ino.region() == dir.ino.region();
-        assert_eq!(lookup.batches, if one_region { 1 } else { 2 }, "directory and inode, at the same time");
+        assert_eq!(
+            lookup.batches,
+            if one_region { 1 } else { 2 },
+            "directory and inode, at the same time"
+        );
         let (absent, miss) = cost(&client, async || client.lookup(dir, b"nothing").await).await;
         assert!(absent.is_err());
-        assert_eq!((miss.rpcs, miss.batches), (0, 1), "a directory of our own is known to its last name");
+        assert_eq!(
+            (miss.rpcs, miss.batches),
+            (0, 1),
+            "a directory of our own is known to its last name"
+        );
         let (_, stat) = cost(&client, async || client.get_attr(inode(&made)).await.expect("stat")).await;
         assert_eq!((stat.rpcs, stat.batches, stat.bytes), (0, 1, 256), "stat");
         let (opened, open) = cost(&client, async || client.open(inode(&made)).await.expect("open")).await;
@@ -69,11 +87,17 @@ fn names_and_attributes() {
         // another client's change costs the diff, not the cache
         let other = external(cluster, "other");
         other.create(dir, b"the first", file()).await.expect("create");
-        client.lookup(dir, b"the first").await.expect("the place of the log is known from now on");
+        client
+            .lookup(dir, b"the first")
+            .await
+            .expect("the place of the log is known from now on");
         other.create(dir, b"by another", file()).await.expect("create");
         let (_, first) = cost(&client, async || client.lookup(dir, b"file-7").await.expect("lookup")).await;
         assert_eq!(first.rpcs, 0, "the new entries are pulled");
-        let (_, again) = cost(&client, async || client.lookup(dir, b"by another").await.expect("lookup")).await;
+        let (_, again) = cost(&client, async || {
+            client.lookup(dir, b"by another").await.expect("lookup")
+        })
+        .await;
         assert_eq!(again.rpcs, 0, "with them the new name");
     });
 }
@@ -94,17 +118,50 @@ fn data() {
         assert!(back == page);
 
         let (_, write) = cost(&client, async || client.write(&open, 8192, &page).await.expect("write")).await;
-        assert_eq!((write.rpcs, write.batches, write.eager), (1, 0, 4096), "overwrite of 4 KiB");
-        let (_, write) = cost(&client, async || client.write(&open, 1 << 20, &megabyte).await.expect("write")).await;
-        assert_eq!((write.rpcs, write.eager), (1, 0), "a write of 1 MiB: its data never passes through an RPC");
-        assert_eq!((write.batches, write.bytes), (1, 1 << 20), "but one-sided, in one batch");
+        assert_eq!(
+            (write.rpcs, write.batches, write.eager),
+            (1, 0, 4096),
+            "overwrite of 4 KiB"
+        );
+        let (_, write) = cost(&client, async || {
+            client.write(&open, 1 << 20, &megabyte).await.expect("write")
+        })
+        .await;
+        assert_eq!(
+            (write.rpcs, write.eager),
+            (1, 0),
+            "a write of 1 MiB: its data never passes through an RPC"
+        );
+        assert_eq!(
+            (write.batches, write.bytes),
+            (1, 1 << 20),
+            "but one-sided, in one batch"
+        );
         let (_, append) = cost(&client, async || client.append(&open, &megabyte).await.expect("append")).await;
-        assert_eq!((append.rpcs, append.batches, append.eager), (1, 1, 0), "append of 1 MiB");
-        let (_, read) = cost(&client, async || client.read(&open, 8192, &mut back).await.expect("read")).await;
-        assert_eq!((read.rpcs, read.batches, read.bytes), (0, 1, 4096 + 8), "read of 4 KiB: data and tail");
+        assert_eq!(
+            (append.rpcs, append.batches, append.eager),
+            (1, 1, 0),
+            "append of 1 MiB"
+        );
+        let (_, read) = cost(&client, async || {
+            client.read(&open, 8192, &mut back).await.expect("read")
+        })
+        .await;
+        assert_eq!(
+            (read.rpcs, read.batches, read.bytes),
+            (0, 1, 4096 + 8),
+            "read of 4 KiB: data and tail"
+        );
         let mut large = vec![0; 1 << 20];
-        let (_, read) = cost(&client, async || client.read(&open, 1 << 20, &mut large).await.expect("read")).await;
-        assert_eq!((read.rpcs, read.batches, read.bytes), (0, 1, (1 << 20) + 8), "read of 1 MiB");
+        let (_, read) = cost(&client, async || {
+            client.read(&open, 1 << 20, &mut large).await.expect("read")
+        })
+        .await;
+        assert_eq!(
+            (read.rpcs, read.batches, read.bytes),
+            (0, 1, (1 << 20) + 8),
+            "read of 1 MiB"
+        );
         assert!(large == megabyte);
     });
 }
@@ -172,7 +229,10 @@ fn inside_a_node_own_regions_cost_nothing() {
                 client.write(&open, 5, &bytes[..100]).await.expect("write");
                 client.append(&open, &bytes[..10_000]).await.expect("append");
                 assert_eq!(content(&client, &open).await.len(), 310_000);
-                assert_eq!(client.lookup(ROOT, name.as_bytes()).await.expect("lookup").ino, made.ino);
+                assert_eq!(
+                    client.lookup(ROOT, name.as_bytes()).await.expect("lookup").ino,
+                    made.ino
+                );
                 client.open(inode(&made)).await.expect("open");
             })
             .await;

@@ -37,47 +37,71 @@ async fn sees_at_once(a: &Rc<LocalClient>, b: &Rc<LocalClient>, name: &str) {
         // write, small and large, append, in turns
         let mut model = Vec::new();
         for round in 0..6u64 {
-            let (writer, reader, open, other_open) =
-                if round % 2 == 0 { (one, two, &file, &seen) } else { (two, one, &seen, &file) };
+            let (writer, reader, open, other_open) = if round % 2 == 0 {
+                (one, two, &file, &seen)
+            } else {
+                (two, one, &seen, &file)
+            };
             for (offset, len) in [(7, 5), (3000, 3000), (40_000, 30_000), (1, 100_000)] {
                 let bytes = pattern(round * 100 + offset, len);
                 writer.write(open, offset, &bytes).await.expect("write");
                 model.resize(model.len().max(offset as usize + len), 0);
                 model[offset as usize..offset as usize + len].copy_from_slice(&bytes);
-                assert!(content(reader, other_open).await == model, "round {round}, write at {offset}");
+                assert!(
+                    content(reader, other_open).await == model,
+                    "round {round}, write at {offset}"
+                );
             }
             for len in [10, 20_000] {
                 let bytes = pattern(round, len);
                 assert_eq!(writer.append(open, &bytes).await, Ok(model.len() as u64));
                 model.extend_from_slice(&bytes);
-                assert!(content(reader, other_open).await == model, "round {round}, append of {len}");
+                assert!(
+                    content(reader, other_open).await == model,
+                    "round {round}, append of {len}"
+                );
             }
         }
 
         // truncate, punch
-        let set = SetAttr { size: Some(50_000), ..SetAttr::default() };
+        let set = SetAttr {
+            size: Some(50_000),
+            ..SetAttr::default()
+        };
         one.set_attr(file.inode(), set).await.expect("truncate");
         model.truncate(50_000);
         assert_eq!(two.get_attr(file.inode()).await.map(|x| x.size), Ok(50_000));
         assert!(content(two, &seen).await == model, "truncated");
-        let set = SetAttr { size: Some(60_000), ..SetAttr::default() };
+        let set = SetAttr {
+            size: Some(60_000),
+            ..SetAttr::default()
+        };
         two.set_attr(file.inode(), set).await.expect("extend");
         model.resize(60_000, 0);
         assert!(content(one, &file).await == model, "extended");
-        one.fallocate(&file, FallocateMode::PunchHole, 1000, 30_000).await.expect("punch");
+        one.fallocate(&file, FallocateMode::PunchHole, 1000, 30_000)
+            .await
+            .expect("punch");
         model[1000..31_000].fill(0);
         assert!(content(two, &seen).await == model, "punched");
 
         // chmod
-        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let set = SetAttr {
+            mode: Some(0o600),
+            ..SetAttr::default()
+        };
         one.set_attr(file.inode(), set).await.expect("chmod");
         assert_eq!(two.lookup(dir, b"f").await.map(|x| x.mode), Ok(0o600));
 
         // rename, in the directory and across directories
-        one.rename(dir, b"f", dir, b"g", RenameMode::Replace).await.expect("rename");
+        one.rename(dir, b"f", dir, b"g", RenameMode::Replace)
+            .await
+            .expect("rename");
         assert_eq!(two.lookup(dir, b"f").await, Err(FsError::NotFound));
         assert_eq!(two.lookup(dir, b"g").await.map(|x| x.ino), Ok(made.ino));
-        two.rename(dir, b"g", other, b"f", RenameMode::Replace).await.expect("rename");
+        two.rename(dir, b"g", other, b"f", RenameMode::Replace)
+            .await
+            .expect("rename");
         assert_eq!(one.lookup(dir, b"g").await, Err(FsError::NotFound));
         assert_eq!(one.lookup(other, b"f").await.map(|x| x.ino), Ok(made.ino));
 
@@ -107,10 +131,16 @@ async fn sees_at_once(a: &Rc<LocalClient>, b: &Rc<LocalClient>, name: &str) {
             two.unlink(dir, name.as_bytes()).await.expect("unlink");
             if n % 50 == 0 {
                 assert_eq!(one.lookup(dir, name.as_bytes()).await, Err(FsError::NotFound));
-                two.unlink(dir, format!("by the other, {n}").as_bytes()).await.expect("unlink");
+                two.unlink(dir, format!("by the other, {n}").as_bytes())
+                    .await
+                    .expect("unlink");
             }
         }
-        assert_eq!(one.read_dir(dir, 0, 10).await.map(|e| e.len()), Ok(1), "`other` is left");
+        assert_eq!(
+            one.read_dir(dir, 0, 10).await.map(|e| e.len()),
+            Ok(1),
+            "`other` is left"
+        );
     }
     b.rmdir(dir, b"other").await.expect("rmdir");
     assert_eq!(a.lookup(dir, b"other").await, Err(FsError::NotFound));
@@ -148,7 +178,10 @@ fn a_slot_used_again_is_another_file() {
         for round in 0..40u64 {
             let (made, open) = one.create_open(ROOT, b"f", file()).await.expect("create");
             one.write(&open, 0, &round.to_le_bytes()).await.expect("write");
-            let theirs = two.open(inode(&two.lookup(ROOT, b"f").await.expect("lookup"))).await.expect("open");
+            let theirs = two
+                .open(inode(&two.lookup(ROOT, b"f").await.expect("lookup")))
+                .await
+                .expect("open");
             assert_eq!(content(&two, &theirs).await, round.to_le_bytes());
             seen.push(made);
             drop((open, theirs));
@@ -161,6 +194,9 @@ fn a_slot_used_again_is_another_file() {
             assert!(two.open(inode(made)).await.is_err());
         }
         let slots: std::collections::HashSet<_> = seen.iter().map(|made| made.ino).collect();
-        assert!(slots.len() < seen.len(), "no slot was used again: the test shows nothing");
+        assert!(
+            slots.len() < seen.len(),
+            "no slot was used again: the test shows nothing"
+        );
     });
 }

@@ -49,7 +49,10 @@ async fn random_operations(clients: &[(Rc<LocalClient>, Arc<OpenFile>)], seed: u
             0..40 => {
                 let bytes = pattern(seed + step, len as usize);
                 model.write(offset, &bytes);
-                client.write(file, offset, &bytes).await.map(|n| assert_eq!(n, bytes.len()))
+                client
+                    .write(file, offset, &bytes)
+                    .await
+                    .map(|n| assert_eq!(n, bytes.len()))
             }
             40..50 if model.bytes.len() < FILE_MAX as usize => {
                 let bytes = pattern(seed + step, len as usize);
@@ -59,8 +62,14 @@ async fn random_operations(clients: &[(Rc<LocalClient>, Arc<OpenFile>)], seed: u
             }
             50..58 => {
                 model.bytes.resize(offset as usize, 0);
-                let set = SetAttr { size: Some(offset), ..SetAttr::default() };
-                client.set_attr(file.inode(), set).await.map(|attr| assert_eq!(attr.size, offset))
+                let set = SetAttr {
+                    size: Some(offset),
+                    ..SetAttr::default()
+                };
+                client
+                    .set_attr(file.inode(), set)
+                    .await
+                    .map(|attr| assert_eq!(attr.size, offset))
             }
             58..66 => {
                 model.zero(offset, len);
@@ -110,7 +119,11 @@ async fn check_seek(client: &LocalClient, file: &OpenFile, model: &Model) {
 }
 
 async fn open_all(cluster: &Cluster, seed: u64) -> Vec<(Rc<LocalClient>, Arc<OpenFile>)> {
-    let clients = [external(cluster, "one"), external(cluster, "two"), internal(cluster, (seed % 3) as u16)];
+    let clients = [
+        external(cluster, "one"),
+        external(cluster, "two"),
+        internal(cluster, (seed % 3) as u16),
+    ];
     let made = clients[0].create(ROOT, b"shared", file()).await.expect("create");
     let mut open = Vec::new();
     for client in clients {
@@ -213,7 +226,7 @@ fn a_large_write_is_seen_whole_or_not_at_all() {
         let (writer, file) = clients[0].clone();
         writer.write(&file, 0, &vec![0; 300_000]).await.expect("write");
         let writing = tokio::task::spawn_local(async move {
-            for round in 1..=200u8 {
+            for round in (0..800u32).map(|n| (n / 4) as u8 + 1) {
                 writer.write(&file, 0, &vec![round; 300_000]).await.expect("write");
             }
         });
@@ -237,7 +250,14 @@ fn a_large_write_is_seen_whole_or_not_at_all() {
 /// A small pool fills up, says so, and is of use again when something is deleted.
 #[test]
 fn a_full_pool_is_of_use_again_after_deleting() {
-    let options = ClusterOptions { seed: 50, nodes: 1, pool_bytes: 24 << 20, ..ClusterOptions::default() };
+    let segment_shift = Some(18);
+    let options = ClusterOptions {
+        seed: 50,
+        nodes: 1,
+        pool_bytes: 24 << 20,
+        segment_shift,
+        ..ClusterOptions::default()
+    };
     with_options(options, async |cluster| {
         let (one, two) = (external(cluster, "one"), external(cluster, "two"));
         for round in 0..3 {
@@ -268,7 +288,9 @@ fn a_full_pool_is_of_use_again_after_deleting() {
             }
             assert!(kept > 15 << 20, "round {round}: full with {kept} bytes");
             for name in &files {
-                two.unlink(ROOT, name.as_bytes()).await.expect("unlink works on a full pool");
+                two.unlink(ROOT, name.as_bytes())
+                    .await
+                    .expect("unlink works on a full pool");
             }
             // what the other client holds of the dead is recalled
             cluster.sleep(cluster.timeouts().renew_every() * 2).await;

@@ -9,11 +9,20 @@ use polvo_proto::{Cred, InodeRef, NewFile};
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub const ROOT: InodeRef = InodeRef { ino: Ino::ROOT, generation: Generation(1) };
+pub const ROOT: InodeRef = InodeRef {
+    ino: Ino::ROOT,
+    generation: Generation(1),
+};
 
 /// Starts three nodes and runs the test; what does not end within a minute of real time is a hang.
 pub fn with_cluster(seed: u64, test: impl AsyncFnOnce(&mut Cluster)) {
-    with_options(ClusterOptions { seed, ..ClusterOptions::default() }, test);
+    with_options(
+        ClusterOptions {
+            seed,
+            ..ClusterOptions::default()
+        },
+        test,
+    );
 }
 
 pub fn with_options(options: ClusterOptions, test: impl AsyncFnOnce(&mut Cluster)) {
@@ -45,7 +54,11 @@ pub fn external_as(cluster: &Cluster, name: &str, cred: Cred) -> Rc<LocalClient>
 
 /// A client inside a node.
 pub fn internal(cluster: &Cluster, node: u16) -> Rc<LocalClient> {
-    with_maintenance(&Client::internal(cluster.node(node), format!("inside-{node}"), Cred::Kernel))
+    with_maintenance(&Client::internal(
+        cluster.node(node),
+        format!("inside-{node}"),
+        Cred::Kernel,
+    ))
 }
 
 fn with_maintenance(client: &Arc<Client>) -> Rc<LocalClient> {
@@ -54,7 +67,14 @@ fn with_maintenance(client: &Arc<Client>) -> Rc<LocalClient> {
 }
 
 pub fn new_file(kind: FileKind, mode: u32) -> NewFile {
-    NewFile { kind, mode, uid: 0, gid: 0, rdev: 0, target: Vec::new() }
+    NewFile {
+        kind,
+        mode,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Vec::new(),
+    }
 }
 
 pub fn file() -> NewFile {
@@ -66,11 +86,17 @@ pub fn directory() -> NewFile {
 }
 
 pub fn symlink(target: &[u8]) -> NewFile {
-    NewFile { target: target.to_vec(), ..new_file(FileKind::Symlink, 0o777) }
+    NewFile {
+        target: target.to_vec(),
+        ..new_file(FileKind::Symlink, 0o777)
+    }
 }
 
 pub fn inode(attr: &Attr) -> InodeRef {
-    InodeRef { ino: attr.ino, generation: attr.generation }
+    InodeRef {
+        ino: attr.ino,
+        generation: attr.generation,
+    }
 }
 
 /// Everything in a file.
@@ -109,5 +135,8 @@ impl Random {
 }
 
 pub fn short_leases() -> Timeouts {
-    Timeouts { lease: std::time::Duration::from_secs(6), ..Timeouts::default() }
+    Timeouts {
+        lease: std::time::Duration::from_secs(6),
+        ..Timeouts::default()
+    }
 }

@@ -1,0 +1,253 @@
+//! Nodes that are away, come back, or forget us; sessions that end.
+
+mod common;
+use common::*;
+use polvo_node::sim::{Cluster, ClusterOptions};
+use polvo_proto::{FsError, InodeRef};
+use std::time::Duration;
+
+/// A directory whose inode lies on that node, and a file in it on the same node, made by some client.
+async fn home_on(cluster: &Cluster, node: u16) -> (InodeRef, InodeRef) {
+    let client = external(cluster, "maker");
+    let mine = |inode: InodeRef| cluster.node(node).serves(inode.ino.region());
+    for n in 0.. {
+        let dir = inode(
+            &client
+                .create(ROOT, format!("dir-{node}-{n}").as_bytes(), directory())
+                .await
+                .expect("mkdir"),
+        );
+        for m in 0..20u32 {
+            let made = client
+                .create(dir, format!("file-{m}").as_bytes(), file())
+                .await
+                .expect("create");
+            if mine(dir) && mine(inode(&made)) {
+                let name = format!("file-{m}");
+                client
+                    .rename(dir, name.as_bytes(), dir, b"f", polvo_proto::RenameMode::Replace)
+                    .await
+                    .expect("rename");
+                client.client().shutdown();
+                return (dir, inode(&made));
+            }
+        }
+    }
+    unreachable!()
+}
+
+/// A missing node is an error in bounded time for what lies there; the rest works on.
+#[test]
+fn a_missing_node_is_an_error_and_no_hang() {
+    with_options(
+        ClusterOptions {
+            seed: 70,
+            timeouts: short_leases(),
+            ..ClusterOptions::default()
+        },
+        async |cluster| {
+            let (dir, made) = home_on(cluster, 2).await;
+            let client = external(cluster, "client");
+            let open = client.open(made).await.expect("open");
+            client.write(&open, 0, &pattern(1, 50_000)).await.expect("write");
+            cluster.crash(2).await;
+            let start = tokio::time::Instant::now();
+            let unreachable = |result: Result<(), FsError>| {
+                assert!(
+                    matches!(result, Err(FsError::Unreachable { node: 2, .. })),
+                    "{result:?}"
+                );
+            };
+            let mut bytes = [0; 100];
+            unreachable(client.read(&open, 0, &mut bytes).await.map(drop));
+            unreachable(client.write(&open, 0, b"x").await.map(drop));
+            unreachable(client.write(&open, 0, &[7; 50_000]).await.map(drop));
+            unreachable(client.lookup(dir, b"f").await.map(drop));
+            unreachable(client.get_attr(made).await.map(drop));
+            unreachable(client.create(dir, b"g", file()).await.map(drop));
+            assert!(
+                start.elapsed() < cluster.timeouts().rpc * 3,
+                "took {:?}",
+                start.elapsed()
+            );
+            for n in 0..10u32 {
+                let here = client.create(ROOT, format!("here-{n}").as_bytes(), file()).await;
+                if let Ok(made) = here {
+                    client
+                        .lookup(ROOT, format!("here-{n}").as_bytes())
+                        .await
+                        .expect("lookup");
+                    let open = client.open(inode(&made)).await.expect("open");
+                    client.write(&open, 0, &[5; 10_000]).await.expect("write");
+                }
+            }
+            let (usage, missing) = client.usage().await.expect("usage");
+            assert_eq!((usage.len(), missing), (2, vec![polvo_format::NodeId(2)]));
+            cluster.restart(2).await.expect("restart");
+            cluster.sleep(Duration::from_secs(1)).await;
+            assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(100), "open files go on");
+            assert_eq!(bytes[..], pattern(1, 100)[..]);
+            client
+                .write(&open, 0, &[7; 50_000])
+                .await
+                .expect("write, with space asked for anew");
+            assert_eq!(client.lookup(dir, b"f").await.map(|x| x.ino), Ok(made.ino));
+        },
+    );
+}
+
+/// After a crash (or a power cut) of all nodes what had returned is there, for clients that lived on, too.
+#[test]
+fn clients_live_through_the_restart_of_all_nodes() {
+    for (seed, power) in [(71, false), (72, true)] {
+        let options = ClusterOptions {
+            seed,
+            timeouts: short_leases(),
+            ..ClusterOptions::default()
+        };
+        with_options(options, async |cluster| {
+            let client = external(cluster, "client");
+            let dir = inode(&client.create(ROOT, b"dir", directory()).await.expect("mkdir"));
+            let mut open = Vec::new();
+            for n in 0..12u64 {
+                let name = format!("f{n}");
+                let (_, file) = client.create_open(dir, name.as_bytes(), file()).await.expect("create");
+                client.write(&file, n * 1000, &pattern(n, 30_000)).await.expect("write");
+                client.write(&file, 0, &pattern(n, 300)).await.expect("write");
+                open.push(file);
+            }
+            let gone = open.pop().expect("twelve were opened");
+            client.unlink(dir, b"f11").await.expect("unlink");
+            for round in 0..3u64 {
+                for node in 0..3 {
+                    match power {
+                        true => cluster.power_cut(node, seed + round).await,
+                        false => cluster.crash(node).await,
+                    }
+                }
+                for node in 0..3 {
+                    cluster.restart(node).await.expect("restart");
+                }
+                cluster.sleep(Duration::from_millis(500)).await;
+                for (n, file) in open.iter().enumerate() {
+                    let n = n as u64;
+                    let mut model = vec![0; n as usize * 1000 + 30_000];
+                    model[n as usize * 1000..].copy_from_slice(&pattern(n, 30_000));
+                    model[..300].copy_from_slice(&pattern(n, 300));
+                    for past in 0..round {
+                        model.extend(pattern(past, 5000));
+                    }
+                    assert!(content(&client, file).await == model, "round {round}, file {n}");
+                    assert_eq!(client.append(file, &pattern(round, 5000)).await, Ok(model.len() as u64));
+                    let name = format!("f{n}");
+                    assert_eq!(
+                        client.lookup(dir, name.as_bytes()).await.map(|x| x.ino),
+                        Ok(file.inode().ino)
+                    );
+                }
+                let mut bytes = [0; 10];
+                let dead = client.read(&gone, 0, &mut bytes).await;
+                assert!(
+                    matches!(dead, Err(FsError::Stale | FsError::NotFound)),
+                    "unlinked before the crash: {dead:?}"
+                );
+            }
+        });
+    }
+}
+
+/// A client that was silent for longer than its lease comes back: its space is somebody else's by then.
+#[test]
+fn a_client_cut_off_for_longer_than_its_lease_starts_anew() {
+    let options = ClusterOptions {
+        seed: 73,
+        timeouts: short_leases(),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let (slow, quick) = (external(cluster, "slow"), external(cluster, "quick"));
+        let (made, open) = slow.create_open(ROOT, b"f", file()).await.expect("create");
+        let mut model = pattern(1, 100_000);
+        slow.write(&open, 0, &model).await.expect("write");
+        for node in 0..3 {
+            cluster.network().partition("slow", &format!("node-{node}"));
+        }
+        let cut_off = slow.write(&open, 0, &[9; 20_000]).await;
+        assert!(matches!(cut_off, Err(FsError::Unreachable { .. })), "{cut_off:?}");
+        cluster.sleep(cluster.timeouts().lease * 3).await;
+        let theirs = quick.open(inode(&made)).await.expect("open");
+        for n in 0..20u64 {
+            let bytes = pattern(n, 60_000);
+            quick.write(&theirs, n * 10_000, &bytes).await.expect("write");
+            model.resize(model.len().max(n as usize * 10_000 + 60_000), 0);
+            model[n as usize * 10_000..n as usize * 10_000 + 60_000].copy_from_slice(&bytes);
+        }
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_millis(500)).await;
+        let bytes = pattern(99, 50_000);
+        slow.write(&open, 5000, &bytes).await.expect("write");
+        model[5000..55_000].copy_from_slice(&bytes);
+        assert!(content(&quick, &theirs).await == model);
+        assert!(content(&slow, &open).await == model);
+    });
+}
+
+/// Everything a client holds is returned when it ends.
+#[test]
+fn the_end_of_a_session_returns_everything() {
+    with_cluster(74, async |cluster| {
+        let free = async |cluster: &Cluster| {
+            let probe = external(cluster, "probe");
+            let (usage, _) = probe.usage().await.expect("usage");
+            usage.iter().map(|(_, u)| (u.inodes, u.data_bytes)).collect::<Vec<_>>()
+        };
+        let before = free(cluster).await;
+        for client in [external(cluster, "client"), internal(cluster, 1)] {
+            let mut open = Vec::new();
+            for n in 0..10u64 {
+                let (_, file) = client.create_unnamed(ROOT, file()).await.expect("create");
+                client.write(&file, 0, &pattern(n, 100_000)).await.expect("write");
+                open.push(file);
+            }
+            client.end().await;
+            drop(open);
+        }
+        cluster.sleep(Duration::from_secs(1)).await;
+        assert_eq!(free(cluster).await, before);
+    });
+}
+
+/// An idle client neither keeps what it does not use, nor loses its session.
+#[test]
+fn idle_clients_keep_their_session_and_return_space() {
+    let options = ClusterOptions {
+        seed: 75,
+        timeouts: short_leases(),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let (client, other) = (external(cluster, "client"), external(cluster, "other"));
+        let (_, open) = client.create_open(ROOT, b"f", file()).await.expect("create");
+        client.write(&open, 0, &pattern(1, 1 << 20)).await.expect("write");
+        other.unlink(ROOT, b"f").await.expect("unlink");
+        cluster.sleep(cluster.timeouts().lease * 5).await;
+        assert!(
+            content(&client, &open).await == pattern(1, 1 << 20),
+            "dead, but held open"
+        );
+        let used = async || {
+            other
+                .usage()
+                .await
+                .expect("usage")
+                .0
+                .iter()
+                .map(|(_, u)| u.data_bytes)
+                .sum::<u64>()
+        };
+        assert_eq!(used().await, 1 << 20, "no page is in hand for no use");
+        drop(open);
+        cluster.sleep(cluster.timeouts().renew_every() * 2).await;
+        assert_eq!(used().await, 0, "let go of after the last close");
+    });
+}
