@@ -319,6 +319,8 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0.pid);
         let _ = std::fs::remove_file(&self.0.log);
+        // The last one takes the directory away.
+        let _ = self.0.pid.parent().map(std::fs::remove_dir);
     }
 }
 
