@@ -1,0 +1,223 @@
+//! The blocking face: real threads, real sockets and shared memory, clients outside and inside nodes at once.
+
+mod common;
+use common::{ROOT, file, inode, pattern};
+use polvo_client::{Client, ClientConfig, LocalClient, OpenFile};
+use polvo_cluster::{Timeouts, host_identity, initial_map};
+use polvo_fabric::{Address, Identity, Role};
+use polvo_format::NodeId;
+use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_pmem::Pmem;
+use polvo_proto::{Cred, FsError, NodeInfo, Reply, Request};
+use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use tokio::task::LocalSet;
+
+const CLUSTER: [u8; 16] = [7; 16];
+const NODES: u16 = 2;
+
+struct Cluster {
+    nodes: Vec<(Arc<Node>, JoinHandle<Result<(), FsError>>)>,
+    addresses: Vec<Address>,
+}
+
+fn identity(role: Role) -> Identity {
+    Identity {
+        cluster: CLUSTER,
+        secret: b"of these tests".as_slice().into(),
+        role,
+    }
+}
+
+impl Cluster {
+    /// Two nodes of a process, each served by a thread of its own.
+    fn start(dir: &Path, provider: &str) -> Cluster {
+        // ports that were free a moment ago
+        let ports: Vec<TcpListener> = (0..NODES)
+            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"))
+            .collect();
+        let addresses: Vec<Address> = ports
+            .iter()
+            .enumerate()
+            .map(|(node, port)| match provider {
+                "shm" => Address::Shm(dir.join(format!("{node}.sock"))),
+                _ => Address::Tcp(port.local_addr().expect("bound").to_string()),
+            })
+            .collect();
+        drop(ports);
+        let info = |node: u16| NodeInfo {
+            id: NodeId(node),
+            host: host_identity(),
+            addresses: vec![addresses[usize::from(node)].to_string()],
+        };
+        let map = initial_map(CLUSTER, (0..NODES).map(info).collect(), 2);
+        let start = |node: u16| {
+            let pmem = Pmem::create(&dir.join(format!("{node}.pool")), 64 << 20, None).expect("pool");
+            let id = NodeId(node);
+            let identity_of_pool = PoolIdentity {
+                cluster: CLUSTER,
+                pool: [node as u8; 16],
+                node: id,
+            };
+            let params = FormatParams {
+                identity: identity_of_pool,
+                segment_shift: None,
+            };
+            PoolSpace::format(&pmem, &params).expect("format");
+            let config = NodeConfig {
+                id,
+                identity: identity(Role::Node(node)),
+                listen: vec![addresses[usize::from(node)].clone()],
+                map: map.clone(),
+                timeouts: Timeouts::default(),
+                name: format!("node-{node}"),
+            };
+            let space = PoolSpace::open(pmem).expect("open");
+            let opened = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("node");
+            let (ready, is_ready) = mpsc::channel();
+            let served = opened.clone();
+            let thread = std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("runtime");
+                LocalSet::new().block_on(&runtime, served.serve(|_| ready.send(()).expect("somebody waits")))
+            });
+            is_ready.recv().expect("the node serves");
+            (opened, thread)
+        };
+        let nodes = (0..NODES).map(start).collect();
+        Cluster { nodes, addresses }
+    }
+
+    fn client(&self, name: &str) -> Arc<Client> {
+        let config = ClientConfig {
+            addresses: self.addresses.clone(),
+            identity: identity(Role::Client),
+            name: name.to_string(),
+            provider: None,
+            timeouts: Timeouts::default(),
+            cred: Cred::Kernel,
+        };
+        let client = Client::connect_blocking(config).expect("connect");
+        client.start_maintenance();
+        client
+    }
+
+    fn stop(self) {
+        for (node, thread) in self.nodes {
+            node.stop();
+            thread.join().expect("no panic").expect("good order");
+        }
+    }
+}
+
+async fn work(client: &LocalClient, shared: &OpenFile, thread: u64) {
+    let name = format!("thread-{thread}");
+    let (_, own) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+    for n in 0..30u64 {
+        let bytes = pattern(thread << 16 | n, if n % 3 == 0 { 70_000 } else { 600 });
+        assert_eq!(client.write(&own, n * 1000, &bytes).await, Ok(bytes.len()));
+        let mut back = vec![0; bytes.len()];
+        assert_eq!(client.read(&own, n * 1000, &mut back).await, Ok(bytes.len()));
+        assert!(back == bytes);
+        let mut record = vec![thread as u8; 100 + n as usize];
+        record[..8].copy_from_slice(&(100 + n).to_le_bytes());
+        client.append(shared, &record).await.expect("append");
+        assert_eq!(
+            client.lookup(ROOT, name.as_bytes()).await.map(|x| x.ino),
+            Ok(own.inode().ino)
+        );
+    }
+    drop(own);
+    client.unlink(ROOT, name.as_bytes()).await.expect("unlink");
+}
+
+/// Threads of one client outside, and of one inside a node, all at the same time.
+fn many_threads(provider: &str) {
+    let dir = tempfile::tempdir().expect("directory");
+    let cluster = Cluster::start(dir.path(), provider);
+    let outside = cluster.client("outside");
+    let inside = Client::internal(&cluster.nodes[1].0, "inside".into(), Cred::Kernel);
+    inside.start_maintenance();
+    let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
+
+    let threads: Vec<_> = (0..6u64)
+        .map(|thread| {
+            let client = if thread % 2 == 0 {
+                outside.clone()
+            } else {
+                inside.clone()
+            };
+            std::thread::spawn(move || {
+                let shared = client.run(|c| async move { c.open(inode(&made)).await.expect("open") });
+                client.run(|c| async move { work(&c, &shared, thread).await });
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("no panic");
+    }
+    for client in [&outside, &inside] {
+        let all = client.run(|c| async move {
+            let shared = c.open(inode(&made)).await.expect("open");
+            common::content(&c, &shared).await
+        });
+        let (mut at, mut count) = (0, [0u64; 6]);
+        while at < all.len() {
+            let len = u64::from_le_bytes(all[at..at + 8].try_into().expect("8 bytes")) as usize;
+            let thread = all[at + 8];
+            assert!(all[at + 8..at + len].iter().all(|b| *b == thread), "a record is whole");
+            assert_eq!(len as u64, 100 + count[usize::from(thread)], "and in order");
+            count[usize::from(thread)] += 1;
+            at += len;
+        }
+        assert_eq!(count, [30; 6]);
+    }
+    assert!(outside.counters().rpcs > 0);
+    outside.shutdown();
+    inside.shutdown();
+    let probe = cluster.client("probe");
+    for (node, _) in &cluster.nodes {
+        let id = node.id();
+        let Ok(Reply::Json(status)) = probe.run(|c| async move { c.ask(id, Request::Status).await }) else {
+            panic!("no status");
+        };
+        assert!(
+            !status.contains("\"outside\"") && !status.contains("\"inside\""),
+            "sessions have ended: {status}"
+        );
+    }
+    probe.shutdown();
+    cluster.stop();
+}
+
+#[test]
+fn over_tcp() {
+    many_threads("tcp");
+}
+
+#[test]
+fn over_shm() {
+    many_threads("shm");
+}
+
+#[test]
+fn nobody_at_the_address_is_an_error_in_bounded_time() {
+    let port = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = Address::Tcp(port.local_addr().expect("bound").to_string());
+    drop(port);
+    let config = ClientConfig {
+        addresses: vec![address],
+        identity: identity(Role::Client),
+        name: "lost".into(),
+        provider: None,
+        timeouts: Timeouts::default(),
+        cred: Cred::Kernel,
+    };
+    let error = Client::connect_blocking(config).err();
+    assert!(matches!(error, Some(FsError::Unreachable { .. })), "{error:?}");
+}
