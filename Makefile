@@ -12,7 +12,8 @@ BIN := $(TARGET)/release
 POLVO := $(BIN)/polvo
 
 # End-to-end tests of `make test`, with what makes them short there. Each is an executable of tests/e2e that can be run
-# by itself, and then takes its time.
+# by itself, and then takes its time. `conformance` (it installs pjdfstest and fsx) and `make-run` (it builds everything
+# anew) are run by hand.
 E2E := \
 	bad-input:ROUNDS=6 \
 	balance \

@@ -278,6 +278,7 @@ impl Config {
         };
         let defaults = ConfigTimeouts::default();
         let t = raw.timeouts;
+        let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
         let timeouts = ConfigTimeouts {
             connect: source.wait(t.connect_ms, defaults.connect)?,
             rpc: source.wait(t.rpc_ms, defaults.rpc)?,
@@ -285,6 +286,18 @@ impl Config {
             lease: source.wait(t.lease_ms, defaults.lease)?,
             stop: source.wait(t.stop_ms, defaults.stop)?,
         };
+        if timeouts.rpc <= timeouts.held {
+            let at = rpc_at.unwrap_or(0);
+            return Err(ConfigProblem {
+                file: file.into(),
+                line: if at == 0 { 0 } else { line_of(text, at) },
+                key: "timeouts.rpc_ms".into(),
+                what: format!(
+                    "must be more than held_ms ({}), so that a node that waits for an inode can still say so",
+                    timeouts.held.as_millis()
+                ),
+            });
+        }
         let log_level = match &raw.log.level {
             None => "info".to_string(),
             Some(level) => match tracing_subscriber::EnvFilter::try_new(level.as_ref()) {

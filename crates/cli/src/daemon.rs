@@ -159,9 +159,10 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
         result = &mut serving => ended = Some(result),
     }
     sd_notify("STOPPING=1");
+    let deadline = tokio::time::Instant::now() + config.timeouts.stop;
     // The mount goes first, while the node still serves what the kernel has yet to write.
     if let Some(mounted) = mounted {
-        match tokio::time::timeout(config.timeouts.stop, on_thread("unmount", move || mounted.unmount())).await {
+        match tokio::time::timeout_at(deadline, on_thread("unmount", move || mounted.unmount())).await {
             Ok(Ok(Ok(()))) => info!("unmounted"),
             Ok(Ok(Err(e)) | Err(e)) => warn!("{e}"),
             Err(_) => warn!("unmounting takes too long; leaving it"),
@@ -171,7 +172,7 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
         Some(result) => result,
         None => {
             node.stop();
-            match tokio::time::timeout(config.timeouts.stop, &mut serving).await {
+            match tokio::time::timeout_at(deadline, &mut serving).await {
                 Ok(result) => result,
                 Err(_) => {
                     warn!("stopping takes too long; ending all the same");

@@ -29,10 +29,10 @@ pub fn count(what: &str, total: u64, quiet: bool) -> ProgressBar {
     bar
 }
 
-/// A count whose end is not known.
+/// A sign of life while something goes on whose end is not known.
 pub fn spinner(what: &str, quiet: bool) -> ProgressBar {
     let bar = on_stderr(ProgressBar::new_spinner(), quiet);
-    bar.set_style(ProgressStyle::with_template("{spinner} {msg:<24} {pos}").expect("the template is valid"));
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("the template is valid"));
     bar.set_message(what.to_string());
     bar
 }

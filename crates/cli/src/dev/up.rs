@@ -12,7 +12,7 @@ use crate::format::{FormatJob, format};
 use crate::output::say;
 use crate::secret::Secret;
 use crate::size::Size;
-use crate::{CliError, ClusterId, Context, Exit};
+use crate::{CliError, ClusterId, Context, Exit, progress};
 use polvo_fabric::Address;
 use polvo_format::NodeId;
 use std::fmt::Write;
@@ -408,9 +408,11 @@ fn start_nodes(
         }
         let wait = Duration::from_secs(args.wait);
         let mut started = Vec::new();
+        let bar = progress::spinner("starting", false);
         for (node, child) in &mut children {
+            let told = |line: &str| bar.set_message(format!("node {node}: {line}"));
             child
-                .wait_for(READY, begun + wait, |_| ())
+                .wait_for(READY, begun + wait, told)
                 .map_err(|failure| StartFailure {
                     error: CliError::Other(failure.explain(&format!("node {node}"), wait)),
                     exit: failure
@@ -421,6 +423,7 @@ fn start_nodes(
                 })?;
             started.push((*node, child.pid()));
         }
+        bar.finish_and_clear();
         Ok(started)
     })();
     match result {
