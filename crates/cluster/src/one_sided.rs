@@ -7,6 +7,7 @@ use polvo_format::{Gpa, RegionId, RegionOffset};
 use polvo_proto::{FsError, SegmentMap, SegmentPlace};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -67,24 +68,36 @@ impl RegionVerb<'_> {
 
 /// Why verbs could not be made of operations.
 enum Untranslatable {
-    /// The segment map at hand lacks a segment, or the key to write to it: it has grown since.
-    Unknown,
+    /// The map at hand of this region lacks a segment, or the key to write to it: the region has grown since.
+    Unknown(RegionId),
     /// No map would do.
     Never(FsError),
 }
 
-struct Translator<'m, 'v> {
-    map: &'m SegmentMap,
+/// Segment maps of the regions that a batch touches; nearly always one.
+struct Maps {
+    first: Rc<SegmentMap>,
+    others: Vec<Rc<SegmentMap>>,
+}
+
+impl Maps {
+    fn get(&self, region: RegionId) -> Option<&Rc<SegmentMap>> {
+        std::iter::once(&self.first).chain(&self.others).find(|map| map.region == region)
+    }
+}
+
+struct Translator<'v> {
     verbs: Vec<Verb<'v>>,
 }
 
-impl<'m, 'v> Translator<'m, 'v> {
-    /// The place of a region offset and how many bytes follow it in its segment.
-    fn locate(&self, offset: RegionOffset) -> Result<(&'m SegmentPlace, u64, usize), Untranslatable> {
-        let (place, inner) = self.map.locate(offset).ok_or(Untranslatable::Unknown)?;
-        let room = (1u64 << self.map.segment_shift) - inner;
-        Ok((place, inner, usize::try_from(room).unwrap_or(usize::MAX)))
-    }
+/// The place of a region offset and how many bytes follow it in its segment.
+fn locate(map: &SegmentMap, offset: RegionOffset) -> Result<(&SegmentPlace, u64, usize), Untranslatable> {
+    let (place, inner) = map.locate(offset).ok_or(Untranslatable::Unknown(map.region))?;
+    let room = (1u64 << map.segment_shift) - inner;
+    Ok((place, inner, usize::try_from(room).unwrap_or(usize::MAX)))
+}
+
+impl<'v> Translator<'v> {
 
     fn pool_address(&self, key: u64, place: &SegmentPlace, inner: u64) -> Result<Remote, Untranslatable> {
         match key {
@@ -97,14 +110,14 @@ impl<'m, 'v> Translator<'m, 'v> {
     }
 
     /// Neighbours in a region need not be neighbours in the pool: what crosses segments becomes several verbs.
-    fn push(&mut self, op: &'v mut RegionVerb<'_>) -> Result<(), Untranslatable> {
+    fn push(&mut self, map: &SegmentMap, op: &'v mut RegionVerb<'_>) -> Result<(), Untranslatable> {
         let mut offset = op.at().offset();
         match op {
             RegionVerb::Read { into, .. } => {
                 let mut rest: &'v mut [u8] = into;
                 while !rest.is_empty() {
-                    let (place, inner, room) = self.locate(offset)?;
-                    let from = self.pool_address(self.map.read_key, place, inner)?;
+                    let (place, inner, room) = locate(map, offset)?;
+                    let from = self.pool_address(map.read_key, place, inner)?;
                     let (now, later) = rest.split_at_mut(room.min(rest.len()));
                     offset.0 += now.len() as u64;
                     self.verbs.push(Verb::Read { from, into: now });
@@ -114,9 +127,9 @@ impl<'m, 'v> Translator<'m, 'v> {
             RegionVerb::WriteData { bytes, .. } => {
                 let mut rest: &'v [u8] = bytes;
                 while !rest.is_empty() {
-                    let (place, inner, room) = self.locate(offset)?;
+                    let (place, inner, room) = locate(map, offset)?;
                     if place.write_key == 0 {
-                        return Err(Untranslatable::Unknown);
+                        return Err(Untranslatable::Unknown(map.region));
                     }
                     let to = Remote {
                         key: RemoteKey(place.write_key),
@@ -131,8 +144,8 @@ impl<'m, 'v> Translator<'m, 'v> {
             RegionVerb::WriteAny { bytes, .. } => {
                 let mut rest: &'v [u8] = bytes;
                 while !rest.is_empty() {
-                    let (place, inner, room) = self.locate(offset)?;
-                    let to = self.pool_address(self.map.node_key, place, inner)?;
+                    let (place, inner, room) = locate(map, offset)?;
+                    let to = self.pool_address(map.node_key, place, inner)?;
                     let (now, later) = rest.split_at(room.min(rest.len()));
                     offset.0 += now.len() as u64;
                     self.verbs.push(Verb::Write { to, bytes: now });
@@ -140,8 +153,8 @@ impl<'m, 'v> Translator<'m, 'v> {
                 }
             }
             RegionVerb::CompareSwap { expect, new, found, .. } => {
-                let (place, inner, _) = self.locate(offset)?;
-                let at = self.pool_address(self.map.node_key, place, inner)?;
+                let (place, inner, _) = locate(map, offset)?;
+                let at = self.pool_address(map.node_key, place, inner)?;
                 self.verbs.push(Verb::CompareSwap {
                     at,
                     expect: *expect,
@@ -154,13 +167,14 @@ impl<'m, 'v> Translator<'m, 'v> {
     }
 }
 
-fn translate<'v>(map: &SegmentMap, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<'v>>, Untranslatable> {
+fn translate<'v>(maps: &Maps, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<'v>>, Untranslatable> {
     let mut translator = Translator {
-        map,
         verbs: Vec::with_capacity(ops.len()),
     };
     for op in ops {
-        translator.push(op)?;
+        let region = op.at().region();
+        let map = maps.get(region).ok_or(Untranslatable::Unknown(region))?;
+        translator.push(map, op)?;
     }
     Ok(translator.verbs)
 }
@@ -186,36 +200,27 @@ async fn execute(link: &Link, verbs: &mut [Verb<'_>], limit: Duration) -> Result
 }
 
 impl Links {
-    /// One batch of one-sided operations on one region, addressed by GPA, in order. Segments are looked up and the map
-    /// refreshed on a miss or when the node knows a key no more. After a lost connection a batch is repeated once,
-    /// unless it holds an atomic operation: then the caller must look first at what has happened.
+    /// One batch of one-sided operations, addressed by GPA, in order, on one region and on others that the same node
+    /// serves. Segments are looked up and the map refreshed on a miss or when the node knows a key no more. After a lost
+    /// connection a batch is repeated once, unless it holds an atomic operation: then the caller must look first at what
+    /// has happened.
     pub async fn one_sided(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
-        if let Some(stranger) = ops.iter().find(|op| op.at().region() != region) {
-            return Err(FsError::Invalid(format!(
-                "{:?} is not in region {}",
-                stranger.at(),
-                region.0
-            )));
-        }
         let bytes = ops.iter().map(RegionVerb::len).sum();
         let repeatable = !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
         let limit = self.context().timeouts().rpc;
         let (mut refreshed, mut repeated) = (false, false);
         loop {
             let link = self.to(self.primary(region)?).await?;
-            let map = match self.cached_segments(region, &link) {
-                Some(map) => map,
-                None => self.fetch_segments(region, &link, None).await?,
-            };
-            let mut verbs = match translate(&map, ops) {
+            let maps = self.maps_of(&link, region, ops).await?;
+            let mut verbs = match translate(&maps, ops) {
                 Ok(verbs) => verbs,
                 Err(Untranslatable::Never(error)) => return Err(error),
-                Err(Untranslatable::Unknown) if !refreshed => {
+                Err(Untranslatable::Unknown(region)) if !refreshed => {
                     refreshed = true;
-                    self.fetch_segments(region, &link, Some(map)).await?;
+                    self.fetch_segments(region, &link, maps.get(region).cloned()).await?;
                     continue;
                 }
-                Err(Untranslatable::Unknown) => {
+                Err(Untranslatable::Unknown(region)) => {
                     return Err(FsError::Invalid(format!(
                         "address outside the segments of region {}",
                         region.0
@@ -223,18 +228,50 @@ impl Links {
                 }
             };
             self.counters().count_batch(bytes);
-            match execute(&link, &mut verbs, limit).await {
+            let error = match execute(&link, &mut verbs, limit).await {
                 Ok(()) => return Ok(()),
-                Err(FabricError::BadKey { .. } | FabricError::Denied { .. }) if repeatable && !refreshed => {
-                    refreshed = true;
-                    self.forget_segments(region);
+                Err(FabricError::Disconnected { .. }) if repeatable && !repeated => {
+                    repeated = true;
+                    continue;
                 }
-                Err(FabricError::Disconnected { .. }) if repeatable && !repeated => repeated = true,
-                Err(error) => {
-                    self.forget_segments(region);
-                    return Err(fabric_error(link.node, error));
-                }
+                Err(error) => error,
+            };
+            self.forget_segments(maps.first.region);
+            maps.others.iter().for_each(|map| self.forget_segments(map.region));
+            match error {
+                FabricError::BadKey { .. } | FabricError::Denied { .. } if repeatable && !refreshed => refreshed = true,
+                error => return Err(fabric_error(link.node, error)),
             }
+        }
+    }
+
+    /// Segment maps of all regions that the operations touch.
+    async fn maps_of(&self, link: &Rc<Link>, region: RegionId, ops: &[RegionVerb<'_>]) -> Result<Maps, FsError> {
+        let mut maps = Maps {
+            first: self.map_over(link, region).await?,
+            others: Vec::new(),
+        };
+        for op in ops {
+            let other = op.at().region();
+            if maps.get(other).is_some() {
+                continue;
+            }
+            if self.primary(other)? != link.node {
+                return Err(FsError::Invalid(format!(
+                    "{:?} is not at node {}",
+                    op.at(),
+                    link.node.0
+                )));
+            }
+            maps.others.push(self.map_over(link, other).await?);
+        }
+        Ok(maps)
+    }
+
+    async fn map_over(&self, link: &Rc<Link>, region: RegionId) -> Result<Rc<SegmentMap>, FsError> {
+        match self.cached_segments(region, link) {
+            Some(map) => Ok(map),
+            None => self.fetch_segments(region, link, None).await,
         }
     }
 }
@@ -262,6 +299,39 @@ mod tests {
         }
     }
 
+    fn maps() -> Maps {
+        let other = SegmentMap {
+            region: RegionId(4),
+            read_key: 81,
+            ..map()
+        };
+        Maps {
+            first: Rc::new(map()),
+            others: vec![Rc::new(other)],
+        }
+    }
+
+    #[test]
+    fn regions_of_one_node_share_a_batch() {
+        let (mut a, mut b) = ([0; 8], [0; 8]);
+        let elsewhere = Gpa::new(RegionId(4), RegionOffset(0x1000));
+        let mut ops = [
+            RegionVerb::Read { at: gpa(0x10), into: &mut a },
+            RegionVerb::Read { at: elsewhere, into: &mut b },
+        ];
+        let Ok(verbs) = translate(&maps(), &mut ops) else {
+            panic!("all segments are known")
+        };
+        let keys: Vec<u64> = verbs
+            .iter()
+            .map(|v| match v {
+                Verb::Read { from, .. } => from.key.0,
+                _ => panic!("only reads were asked for"),
+            })
+            .collect();
+        assert_eq!(keys, [71, 81]);
+    }
+
     fn gpa(offset: u64) -> Gpa {
         Gpa::new(RegionId(3), RegionOffset(offset))
     }
@@ -273,7 +343,7 @@ mod tests {
             at: gpa(0xf80),
             into: &mut into,
         }];
-        let Ok(verbs) = translate(&map(), &mut ops) else {
+        let Ok(verbs) = translate(&maps(), &mut ops) else {
             panic!("all segments are known")
         };
         let parts: Vec<(u64, u64, usize)> = verbs
@@ -292,7 +362,7 @@ mod tests {
             at: gpa(0x1010),
             bytes: &[1, 2, 3],
         }];
-        let Ok(verbs) = translate(&map(), &mut ops) else {
+        let Ok(verbs) = translate(&maps(), &mut ops) else {
             panic!("all segments are known")
         };
         assert!(matches!(
@@ -327,7 +397,7 @@ mod tests {
         ];
         for (what, op) in cases {
             assert!(
-                matches!(translate(&map(), &mut [op]), Err(Untranslatable::Unknown)),
+                matches!(translate(&maps(), &mut [op]), Err(Untranslatable::Unknown(RegionId(3)))),
                 "{what}"
             );
         }
@@ -340,7 +410,7 @@ mod tests {
             bytes: &[1],
         }];
         assert!(matches!(
-            translate(&map(), &mut ops),
+            translate(&maps(), &mut ops),
             Err(Untranslatable::Never(FsError::NotPermitted))
         ));
     }
