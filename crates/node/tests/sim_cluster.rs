@@ -541,12 +541,13 @@ fn a_full_node_passes_new_files_on_and_a_full_cluster_says_so() {
     let options = ClusterOptions {
         seed: 3,
         regions_per_node: 1,
-        pool_bytes: 12 << 20,
+        pool_bytes: 6 << 20,
         segment_shift: Some(18),
         ..ClusterOptions::default()
     };
     run(options, async |cluster| {
         let c = Caller::new(cluster, "client");
+        let bytes = pattern(60_000, 1);
         let mut made = Vec::new();
         let full = loop {
             // a mapping of its own for each, so that data fills the pools
@@ -559,7 +560,7 @@ fn a_full_node_passes_new_files_on_and_a_full_cluster_says_so() {
             if made.len() % 100 == 0 {
                 c.links.renew().await;
             }
-            match c.write_active(file, 0, &pattern(60_000, 1)).await {
+            match c.write_active(file, 0, &bytes).await {
                 Ok(_) => {}
                 Err(FsError::NoSpace) => {}
                 Err(error) => panic!("{error}"),
@@ -567,7 +568,7 @@ fn a_full_node_passes_new_files_on_and_a_full_cluster_says_so() {
             assert!(made.len() < 200_000);
         };
         assert_eq!(full, FsError::NoSpace);
-        assert!(made.len() > 100, "{}", made.len());
+        assert!(made.len() > 100 && made.len() < 20_000, "{}", made.len());
         for (i, name) in made.iter().enumerate() {
             if i % 100 == 0 {
                 c.links.renew().await;
@@ -577,7 +578,7 @@ fn a_full_node_passes_new_files_on_and_a_full_cluster_says_so() {
         c.links.renew().await;
         cluster.sleep(Duration::from_secs(20)).await;
         let file = c.create(ROOT, "again").await.unwrap();
-        c.write_active(file, 0, &pattern(60_000, 1)).await.unwrap();
+        c.write_active(file, 0, &bytes).await.unwrap();
         cluster.rest().await;
         assert_eq!(cluster.check(), Vec::<String>::new());
     });
@@ -665,6 +666,27 @@ fn clients_may_not_do_what_nodes_do() {
 }
 
 #[test]
+fn a_fence_ends_the_other_connections_of_a_node() {
+    with_cluster(async |cluster| {
+        let (reactor, thread) = (cluster.node(0).new_links(), cluster.node(0).new_links());
+        let other_node = cluster.node(2).new_links();
+        let to = NodeId(1);
+        let (ours, theirs) = (reactor.to(to).await.unwrap(), thread.to(to).await.unwrap());
+        let bystander = other_node.to(to).await.unwrap();
+        assert_eq!(
+            reactor.call_node(to, Cred::Kernel, Request::Fence).await,
+            Ok(Reply::Done)
+        );
+        cluster.sleep(Duration::from_millis(100)).await;
+        assert!(theirs.is_closed() && !ours.is_closed() && !bystander.is_closed());
+        assert!(
+            thread.call_node(to, Cred::Kernel, Request::Usage).await.is_ok(),
+            "over a new one"
+        );
+    });
+}
+
+#[test]
 fn a_request_repeated_is_done_once() {
     with_cluster(async |cluster| {
         let c = Caller::new(cluster, "client");
@@ -690,6 +712,111 @@ fn a_request_repeated_is_done_once() {
             "over another connection too"
         );
         assert_eq!(c.names(ROOT).await, Ok(vec!["f".to_string()]));
+    });
+}
+
+#[test]
+fn a_client_inside_a_node_calls_it_directly() {
+    with_cluster(async |cluster| {
+        let node = cluster.node(1).clone();
+        let context = node.client_context(cluster.next_session(), "mount".into());
+        let links = context.links();
+        let ask = async |request| node.handle(&links, links.make_call(Cred::Kernel, request)).await;
+        assert_eq!(ask(Request::Usage).await, Err(FsError::SessionExpired), "attach first");
+        let attach = Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: "mount".into(),
+            home: Some(NodeId(1)),
+        };
+        assert!(matches!(
+            ask(attach).await,
+            Ok(Reply::Attached {
+                resumed: false,
+                node: NodeId(1),
+                ..
+            })
+        ));
+        let elsewhere = ask(Request::GetAttr {
+            ino: Ino::ROOT,
+            generation: None,
+        })
+        .await;
+        assert_eq!(
+            elsewhere,
+            Err(FsError::WrongEpoch),
+            "the root is served by another node"
+        );
+
+        let c = Caller::new(cluster, "client");
+        let dir = c.directory_at(cluster, 1, "d").await;
+        let mut nodes = std::collections::BTreeSet::new();
+        for i in 0..12 {
+            let file = new_file(FileKind::File, 0o644);
+            let create = Request::Create {
+                dir,
+                name: format!("f{i}").into_bytes(),
+                file,
+                open: true,
+            };
+            let file = match ask(create).await.unwrap() {
+                Reply::Made(made) => inode_of(&made.attr),
+                other => panic!("{other:?}"),
+            };
+            nodes.insert(primary(cluster, file));
+            if primary(cluster, file) != 1 {
+                continue;
+            }
+            let region = file.ino.region();
+            let bytes = pattern(5000, i);
+            let space = match ask(Request::Delegate { region, pages: 2 }).await.unwrap() {
+                Reply::Space(space) => space,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!((space.len(), space[0].pages), (1, 2));
+            node.write_gpa(space[0].gpa, &bytes).unwrap();
+            let runs = vec![WriteRun {
+                offset: 0,
+                len: 5000,
+                gpa: space[0].gpa,
+            }];
+            let commit = Request::Commit {
+                inode: file,
+                runs,
+                append: false,
+                known: Tail::default(),
+                want_pages: 0,
+            };
+            ask(commit).await.unwrap();
+            let mut read = vec![0; 5000];
+            node.read_gpa(space[0].gpa, &mut read).unwrap();
+            assert_eq!(read, bytes);
+            assert_eq!(c.read(file).await.unwrap(), bytes);
+            let inode = polvo_format::Gpa::new(region, file.ino.offset().unwrap());
+            assert_eq!(node.write_gpa(inode, b"x"), Err(FsError::NotPermitted), "metadata");
+        }
+        assert_eq!(nodes.len(), 3);
+        ask(Request::Detach).await.unwrap();
+        assert_eq!(ask(Request::Usage).await, Err(FsError::SessionExpired));
+    });
+}
+
+#[test]
+fn a_node_shuts_down_when_asked() {
+    with_cluster(async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let (name, file) = c.file_at(cluster, ROOT, 1, "f").await;
+        c.write(file, 0, b"kept").await.unwrap();
+        c.ask_node(1, Request::Shutdown).await.unwrap();
+        for _ in 0..100 {
+            cluster.sleep(Duration::from_millis(50)).await;
+        }
+        assert!(!cluster.is_running(1));
+        cluster.stop(1).await;
+        assert!(matches!(c.attr(file).await, Err(FsError::Unreachable { .. })));
+        cluster.restart(1).await.unwrap();
+        cluster.sleep(Duration::from_secs(1)).await;
+        assert_eq!(c.find(ROOT, &name).await, Ok(file));
+        assert_eq!(c.read(file).await.unwrap(), b"kept");
     });
 }
 

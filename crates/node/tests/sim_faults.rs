@@ -91,6 +91,12 @@ fn coordinator_dies(phase: Phase, power: Option<u64>) {
             Some(seed) => cluster.power_cut(0, seed).await,
         }
         assert!(matches!(asking.await.unwrap(), Err(FsError::Unreachable { .. })));
+        // a participant that has its part goes on without the coordinator; that must not be undone later
+        let has_its_part = matches!(phase, Phase::PartlyDispatched | Phase::Dispatched);
+        let meanwhile = match has_its_part {
+            true => Some(c.create(s.old_dir, "meanwhile").await.unwrap()),
+            false => None,
+        };
         cluster.restart(0).await.unwrap();
         // others get through as soon as it is known how the transaction ended (a while after a failure nobody tries)
         cluster.sleep(Duration::from_millis(300)).await;
@@ -105,6 +111,9 @@ fn coordinator_dies(phase: Phase, power: Option<u64>) {
         .unwrap();
         cluster.rest().await;
         assert_eq!(renamed(&c, &s).await, phase != Phase::Collected, "{phase:?}");
+        if let Some(meanwhile) = meanwhile {
+            assert_eq!(c.find(s.old_dir, "meanwhile").await, Ok(meanwhile));
+        }
         healthy(cluster).await;
     });
 }
