@@ -225,6 +225,12 @@ impl Client {
         primary.ok_or_else(|| FsError::Io(format!("region {} has no primary", region.0)))
     }
 
+    /// Whether one node serves both regions.
+    pub(crate) fn together(&self, a: RegionId, b: RegionId) -> bool {
+        let map = self.context.map().get();
+        a == b || map.primary(a).is_some_and(|node| map.primary(b) == Some(node))
+    }
+
     /// Number of the session at a node: grows when the node forgets it.
     pub(crate) fn incarnation(&self, node: NodeId) -> u64 {
         self.incarnations.of_node.read().get(&node).copied().unwrap_or(0)

@@ -3,12 +3,15 @@
 use crate::LocalClient;
 use crate::inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
 use crate::names::{Child, DirLog, Known};
-use polvo_cluster::RegionVerb;
-use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, NAME_MAX, RegionOffset, SYMLINK_MAX, Tail};
+use polvo_cluster::{RegionVerb, join_all};
+use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, NAME_MAX, NodeId, RegionOffset, SYMLINK_MAX, Tail};
 use polvo_proto::{Cred, Found, FsError, InodeRef, LogCursor, Reply, Request};
+use std::collections::BTreeMap;
 
 /// How often a lookup starts again because the directory changes under it, before the primary is asked.
 const VALIDATE_TRIES: u32 = 4;
+/// Inodes read in one batch.
+const ATTRS_BATCH: usize = 256;
 /// Most symbolic links followed in a walk.
 const SYMLINKS_MAX: u32 = 40;
 /// Most components of a walk, those of links included.
@@ -61,6 +64,50 @@ impl LocalClient {
     /// [`FsError::Stale`] when the inode is gone.
     pub async fn get_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
         Ok(self.current(inode.ino, Some(inode.generation)).await?.attr)
+    }
+
+    /// As [`LocalClient::get_attr`] for many inodes: one batch of one-sided reads a node, all nodes at a time. Results in
+    /// the order of the inodes.
+    pub async fn get_attrs(&self, inodes: &[InodeRef]) -> Vec<Result<Attr, FsError>> {
+        let mut by_node: BTreeMap<Option<NodeId>, Vec<usize>> = BTreeMap::new();
+        for (n, inode) in inodes.iter().enumerate() {
+            by_node
+                .entry(self.client.primary(inode.ino.region()).ok())
+                .or_default()
+                .push(n);
+        }
+        let batches = by_node.values().flat_map(|places| places.chunks(ATTRS_BATCH));
+        let seen = join_all(batches.map(|places| async move {
+            let some: Vec<Ino> = places.iter().map(|n| inodes[*n].ino).collect();
+            (places, self.see_many(&some).await)
+        }))
+        .await;
+        let mut found: Vec<Option<Attr>> = vec![None; inodes.len()];
+        for (places, views) in &seen {
+            for (n, view) in places.iter().zip(views) {
+                found[*n] = self.usable(view, inodes[*n]);
+            }
+        }
+        // what is changing, held, gone or unreachable is looked at one by one: these are few
+        let mut attrs = Vec::with_capacity(inodes.len());
+        for (inode, found) in inodes.iter().zip(found) {
+            attrs.push(match found {
+                Some(attr) => Ok(attr),
+                None => self.get_attr(*inode).await,
+            });
+        }
+        attrs
+    }
+
+    /// Attributes, if what was seen settles them.
+    fn usable(&self, seen: &Seen, inode: InodeRef) -> Option<Attr> {
+        match seen {
+            Seen::Inode(view) if view.attr.nlink > 0 => self
+                .accept(Current::from(&**view), Some(inode.generation))
+                .ok()
+                .map(|current| current.attr),
+            _ => None,
+        }
     }
 
     /// The inode of a number (FUSE knows no generation): the one last seen by this client, else the one there now.
@@ -175,7 +222,7 @@ impl LocalClient {
     }
 
     /// Compares a cached directory with its inode, and reads the inode of a child along with it: in one batch where
-    /// both lie in one region, else in two at a time.
+    /// both lie at one node, else in two at a time.
     async fn validate_with(&self, dir: InodeRef, log: DirLog, child: Option<Ino>) -> Result<(Validity, Seen), FsError> {
         if self.client.cred != Cred::Kernel {
             // permissions may have changed without the names: look at the whole inode
@@ -195,7 +242,7 @@ impl LocalClient {
             return Ok((validity, seen));
         }
         let (state, seen) = match child {
-            Some(child) if child.region() == dir.ino.region() => {
+            Some(child) if self.client.together(child.region(), dir.ino.region()) => {
                 let (Some(at), Some(child_at)) = (tail_at(dir.ino), inode_at(child)) else {
                     return Err(FsError::Stale);
                 };
@@ -207,7 +254,7 @@ impl LocalClient {
                         into: &mut bytes,
                     },
                 ];
-                self.one_sided(child.region(), &mut ops).await?;
+                self.one_sided(dir.ino.region(), &mut ops).await?;
                 (LogState::decode(&state), judge(&bytes, child))
             }
             Some(child) => {
