@@ -110,6 +110,7 @@ impl Region {
         let looked_at = inode.tail.units() + layout.tail.units();
         let old_pages = std::mem::replace(&mut inode.pages, layout.new_pages);
         self.store.retire_pages(&old_pages);
+        self.store.log_resized(old_pages.len(), inode.pages.len());
         inode.tail = layout.tail;
         let places = inline_places(&self.store, inode, &layout.bytes);
         if let Body::File(index) = &mut inode.body {

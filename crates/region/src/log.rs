@@ -186,6 +186,7 @@ impl Store {
 
     /// The DRAM side of a commit.
     pub fn take_over(&mut self, inode: &mut Inode, layout: &Layout, hidden: &mut Vec<Mapped>) {
+        self.log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
         inode.pages.extend_from_slice(&layout.new_pages);
         self.apply(inode, &layout.bytes, layout.tail, hidden);
     }

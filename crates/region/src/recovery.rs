@@ -74,6 +74,7 @@ impl Region {
         let mut refresh = Vec::new();
         let mut garbage = BTreeSet::new();
         let mut damaged = Vec::new();
+        let mut lengths = Vec::new();
         let Region {
             store,
             cache,
@@ -90,6 +91,7 @@ impl Region {
                     None if stale => refresh.push((inode.attr.ino, inode.head(), encode_attributes(&inode.attr))),
                     None => {}
                 }
+                lengths.push(inode.pages.len());
                 if inode.is_garbage() {
                     garbage.insert(slot);
                 }
@@ -107,6 +109,9 @@ impl Region {
 
         region.store.space = survey.space;
         region.store.garbage = garbage;
+        for pages in lengths {
+            region.store.log_resized(0, pages);
+        }
         region.store.damaged.extend(damaged);
         for (ino, head, attributes) in refresh {
             region.store.refresh(ino, &head, &attributes);

@@ -243,6 +243,7 @@ impl Region {
             }
         }
         self.store.retire_pages(&inode.pages);
+        self.store.log_resized(inode.pages.len(), 0);
         if !is_worn(inode.attr.generation, raised(inode.tail)) {
             let run = self.store.slot_run(slot);
             self.store.space.give(run);

@@ -10,12 +10,15 @@ use crate::{PoolSpace, PoolUsage, RegionError};
 use polvo_format::{Gpa, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Log pages that only operations which free something may take, so that a full region can be emptied again (at most
-/// a quarter of a segment).
+/// a quarter of a segment). In addition, as many as the longest log has: then that directory can be emptied name by
+/// name, and its log be written anew at any time on the way.
 const LOG_RESERVE: u64 = 64;
+/// Logs up to this many pages are covered by [`LOG_RESERVE`] and not counted.
+const SHORT_LOG: usize = 16;
 
 /// Free segments of a pool that data leave to inodes and logs.
 fn keep_for_metadata(usage: &PoolUsage) -> u32 {
@@ -42,6 +45,8 @@ pub(crate) struct Store {
     pub garbage: BTreeSet<u64>,
     /// inodes that recovery or a later load found damaged, and what is wrong
     pub damaged: NumberMap<String>,
+    /// how many logs there are of each length in pages, short ones left out
+    log_lengths: BTreeMap<usize, u32>,
     /// scratch of `append`
     pub layout: Layout,
     /// scratch of whoever makes entries
@@ -69,6 +74,7 @@ impl Store {
             space,
             garbage: BTreeSet::new(),
             damaged: NumberMap::default(),
+            log_lengths: BTreeMap::new(),
             layout: Layout::default(),
             entries: Vec::new(),
         })
@@ -195,17 +201,37 @@ impl Store {
     pub fn take_log_page(&mut self, urgency: Urgency) -> Result<u64, RegionError> {
         let class = SegmentClass::Logs;
         let reserve = match urgency {
-            Urgency::Normal => LOG_RESERVE.min(1 << (self.shift - 14)),
+            Urgency::Normal => {
+                let longest = self.log_lengths.last_key_value().map_or(0, |(&pages, _)| pages as u64);
+                LOG_RESERVE.min(1 << (self.shift - 14)) + longest
+            }
             Urgency::Frees => 0,
         };
         if self.space.free(class) <= reserve {
             self.space.empty_quarantine();
         }
-        if self.space.free(class) <= reserve && !self.grow(class, urgency) {
-            return Err(FsError::NoSpace.into());
+        while self.space.free(class) <= reserve {
+            if !self.grow(class, urgency) {
+                return Err(FsError::NoSpace.into());
+            }
         }
         let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
         Ok(self.space.offset(run))
+    }
+
+    /// A log has another number of pages than before.
+    pub fn log_resized(&mut self, before: usize, after: usize) {
+        if before > SHORT_LOG
+            && let Some(logs) = self.log_lengths.get_mut(&before)
+        {
+            *logs -= 1;
+            if *logs == 0 {
+                self.log_lengths.remove(&before);
+            }
+        }
+        if after > SHORT_LOG {
+            *self.log_lengths.entry(after).or_default() += 1;
+        }
     }
 
     /// Takes one inode slot.

@@ -34,6 +34,15 @@ pub(crate) enum Slot {
     Damaged(String),
 }
 
+/// A slot as read, nothing claimed yet.
+enum Read {
+    Free,
+    Worn,
+    Reserved { lock: u64, head: InodeHead },
+    InUse { inode: Box<Inode>, lock: u64, stale: bool },
+    Damaged(RegionError, InodeHead),
+}
+
 /// What the walk has claimed and read so far.
 pub(crate) struct Survey {
     pub space: Space,
@@ -97,53 +106,80 @@ impl Survey {
 
     /// Reads one slot and claims what it uses; `None` when it is free.
     fn slot(&mut self, store: &Store, slot: u64, bytes: &[u8; INODE_SIZE]) -> Option<Slot> {
+        let mut read = self.read(store, slot, bytes);
+        if let Read::Damaged(..) = read {
+            // perhaps a coordinator was just writing to it
+            let again = store.read_slot(slot);
+            if again != *bytes {
+                read = self.read(store, slot, &again);
+            }
+        }
+        let ino = store.ino(slot);
+        match read {
+            Read::Free => None,
+            Read::Worn => Some(Slot::Worn),
+            Read::Reserved { lock, head } => {
+                let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
+                self.claim_pages(store, ino, &pages);
+                Some(Slot::Reserved { lock, pages })
+            }
+            Read::InUse { inode, lock, stale } => match self.claim(store, &inode) {
+                Ok(()) => Some(Slot::InUse { inode, lock, stale }),
+                Err(why) => {
+                    let e = store.corrupt("mapping", slot * INODE_SIZE as u64, why);
+                    Some(Slot::Damaged(e.to_string()))
+                }
+            },
+            Read::Damaged(e, head) => {
+                // what can still be found of it stays out of others' hands
+                let whole = Whole::AsFarAsItGoes;
+                if let Ok(part) = store.load_from(ino, &head, bytes, whole, &mut self.bytes_read) {
+                    let _ = self.claim(store, &part);
+                }
+                Some(Slot::Damaged(e.to_string()))
+            }
+        }
+    }
+
+    fn read(&mut self, store: &Store, slot: u64, bytes: &[u8; INODE_SIZE]) -> Read {
         let ino = store.ino(slot);
         let lock = bytes[INODE_LOCK as usize..][..8].try_into().expect("a word is 8 bytes");
         let lock = u64::from_le_bytes(lock);
         let head = match InodeHead::decode(bytes, ino) {
             Ok(head) => head,
-            // a transaction's writes have not all arrived; they will be written again
-            Err(_) if lock != 0 => {
-                let head = InodeHead::decode_unchecked(bytes);
-                let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
-                self.claim_pages(store, ino, &pages);
-                return Some(Slot::Reserved { lock, pages });
-            }
             Err(e) => {
-                let e = store.corrupt("inode", slot * INODE_SIZE as u64, e);
-                return Some(Slot::Damaged(e.to_string()));
+                let head = InodeHead::decode_unchecked(bytes);
+                return match lock {
+                    0 => Read::Damaged(store.corrupt("inode", slot * INODE_SIZE as u64, e), head),
+                    // a transaction's writes have not all arrived; they will be written again
+                    _ => Read::Reserved { lock, head },
+                };
             }
         };
         if head.kind.is_none() {
-            if lock == 0 {
-                return is_worn(head.generation, head.tail).then_some(Slot::Worn);
-            }
-            let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
-            self.claim_pages(store, ino, &pages);
-            return Some(Slot::Reserved { lock, pages });
+            return match lock {
+                0 if is_worn(head.generation, head.tail) => Read::Worn,
+                0 => Read::Free,
+                _ => Read::Reserved { lock, head },
+            };
         }
         let whole = if lock == 0 { Whole::Must } else { Whole::AsFarAsItGoes };
         match store.load_from(ino, &head, bytes, whole, &mut self.bytes_read) {
             Ok(inode) => {
-                self.claim_pages(store, ino, &inode.pages);
-                if let Body::File(index) = &inode.body
-                    && let Err(why) = self.claim_data(store, index.iter().map(|(_, e)| e))
-                {
-                    let e = store.corrupt("mapping", slot * INODE_SIZE as u64, why);
-                    return Some(Slot::Damaged(e.to_string()));
-                }
-                let stale = InodeView::decode(bytes, ino)
-                    .ok()
-                    .is_none_or(|view| view.attr != inode.attr);
+                let view = InodeView::decode(bytes, ino).ok();
+                let stale = view.is_none_or(|view| view.attr != inode.attr);
                 let inode = Box::new(inode);
-                Some(Slot::InUse { inode, lock, stale })
+                Read::InUse { inode, lock, stale }
             }
-            Err(e) => {
-                // what can still be found of its log stays out of others' hands
-                let pages = store.follow_pages(ino, &head, 0).unwrap_or_default();
-                self.claim_pages(store, ino, &pages);
-                Some(Slot::Damaged(e.to_string()))
-            }
+            Err(e) => Read::Damaged(e, head),
+        }
+    }
+
+    fn claim(&mut self, store: &Store, inode: &Inode) -> Result<(), String> {
+        self.claim_pages(store, inode.attr.ino, &inode.pages);
+        match &inode.body {
+            Body::File(index) => self.claim_data(store, index.iter().map(|(_, e)| e)),
+            _ => Ok(()),
         }
     }
 

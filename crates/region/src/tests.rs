@@ -325,3 +325,59 @@ fn a_file_held_open_outlives_its_name_but_not_a_restart() {
     assert_ne!(next, file);
     assert_eq!(findings(&mut r), [""; 0]);
 }
+
+#[test]
+fn a_region_full_of_names_can_be_emptied_and_filled_again() {
+    let mut r = region(4);
+    let name = |n: u32| format!("a rather long name, so that the directory's log grows {n:06}").into_bytes();
+    let mut filled = Vec::new();
+    for round in 0..3 {
+        let mut files = 0;
+        let error = loop {
+            match make(&mut r, ROOT, &name(files), FileKind::File) {
+                Ok(_) => files += 1,
+                Err(e) => break e,
+            }
+        };
+        assert!(matches!(error, RegionError::Fs(FsError::NoSpace)), "{error}");
+        assert_eq!(findings(&mut r), [""; 0]);
+        for n in 0..files {
+            unlink(&mut r, ROOT, &name(n)).unwrap_or_else(|e| panic!("round {round}, {n} of {files}: {e}"));
+        }
+        assert_eq!(r.usage().inodes, 1);
+        assert_eq!(findings(&mut r), [""; 0]);
+        filled.push(files);
+    }
+    assert!(
+        filled[0] > 3000 && filled.iter().all(|&n| n * 10 > filled[0] * 9),
+        "{filled:?}"
+    );
+}
+
+#[test]
+fn a_region_full_of_data_can_be_emptied_and_filled_again() {
+    let mut r = region(4);
+    let mut filled = Vec::new();
+    for _ in 0..3 {
+        let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+        let mut pages = 0;
+        while r.write(file, 0, true, &[7; PAGE], Tail::default(), NOW).is_ok() {
+            pages += 1;
+        }
+        let truncate = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
+        };
+        r.set_attr(file, &truncate, NOW).unwrap();
+        unlink(&mut r, ROOT, b"file").unwrap();
+        filled.push(pages);
+        assert_eq!(findings(&mut r), [""; 0]);
+    }
+    assert!(filled[0] > 500 && filled.iter().all(|&n| n == filled[0]), "{filled:?}");
+}
+
+#[test]
+fn a_region_can_be_handed_from_thread_to_thread() {
+    fn send<T: Send>() {}
+    send::<crate::Region>();
+}

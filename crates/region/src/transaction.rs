@@ -450,6 +450,8 @@ impl Region {
                 pages: &inode.pages,
             };
             let link = layout.link(end);
+            self.store
+                .log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
             inode.pages.extend_from_slice(&layout.new_pages);
             if let Some((at, next)) = link {
                 self.store.write_word(at, next);
