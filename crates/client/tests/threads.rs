@@ -19,8 +19,10 @@ use tokio::task::LocalSet;
 const CLUSTER: [u8; 16] = [7; 16];
 const NODES: u16 = 2;
 
+type Serving = JoinHandle<Result<(), FsError>>;
+
 struct Cluster {
-    nodes: Vec<(Arc<Node>, JoinHandle<Result<(), FsError>>)>,
+    nodes: Vec<(Arc<Node>, Serving)>,
     addresses: Vec<Address>,
 }
 
