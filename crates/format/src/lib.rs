@@ -11,6 +11,7 @@ mod ids;
 mod inode;
 mod log_entry;
 mod log_page;
+mod log_record;
 mod redo;
 mod region_header;
 mod segment;
@@ -23,10 +24,9 @@ pub use inode::{
     INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS, InodeHead,
     InodeView, encode_attributes,
 };
-pub use log_entry::{
-    AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, LogEntries, Record, XATTR_MAX, entry_units, seal,
-};
+pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
+pub use log_record::{LogEntries, Record, entry_units, seal};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
 pub use region_header::RegionHeader;
 pub use segment::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};

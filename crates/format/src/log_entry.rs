@@ -2,18 +2,18 @@
 //! seeded with the inode number, the log's version and the entry's position, so that an entry left over from another
 //! log, or from another place in this one, never passes. What lies beyond the tail does not exist.
 //!
-//! [`Entry::encode`] makes an entry that has no position yet; [`seal`] gives it one. [`LogEntries`] reads a run of
+//! [`Entry::encode`] makes an entry that has no position yet; [`crate::seal`] gives it one. [`crate::LogEntries`] reads a run of
 //! units, wherever it came from: the media, a one-sided read, the answer to a write.
 
-use crate::{Attr, FileKind, FormatError, Generation, Gpa, Ino, LINE, NAME_MAX, PAGE_UNITS, UnitPlace};
+use crate::{FileKind, FormatError, Generation, Gpa, Ino, LINE, NAME_MAX, PAGE_UNITS};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-const WHAT: &str = "log entry";
+pub(crate) const WHAT: &str = "log entry";
 /// Flag: part of a checkpoint; the attributes are those of the checkpoint's `Init` and this entry leaves them alone.
 const CHECKPOINT: u16 = 1;
 /// Largest file, in bytes: offsets are signed 64-bit numbers in POSIX.
-const FILE_MAX: u64 = i64::MAX as u64;
+pub(crate) const FILE_MAX: u64 = i64::MAX as u64;
 
 /// Most bytes of a small write that travel in the log entry itself.
 pub const INLINE_MAX: usize = 1024;
@@ -23,6 +23,8 @@ pub const INLINE_ENTRY_MAX: usize = PAGE_UNITS as usize * LINE - HEAD - size_of:
 pub const XATTR_MAX: usize = 3584;
 
 const HEAD: usize = size_of::<RawHead>();
+/// Bytes of an `Inline` entry before its bytes.
+pub(crate) const INLINE_HEAD: usize = HEAD + size_of::<RawInline>();
 const _: () = assert!(HEAD + size_of::<RawXattr>() + NAME_MAX + XATTR_MAX <= PAGE_UNITS as usize * LINE);
 
 macro_rules! raw {
@@ -254,7 +256,7 @@ impl<'a> Entry<'a> {
         (HEAD + fixed + bytes).div_ceil(LINE) as u64
     }
 
-    /// Appends the entry, without a place yet (see [`seal`]), to `into`. `checkpoint`: the attributes stay as they are
+    /// Appends the entry, without a place yet (see [`crate::seal`]), to `into`. `checkpoint`: the attributes stay as they are
     /// (everything but `Init` in a log written by garbage collection).
     ///
     /// # Panics
@@ -437,7 +439,7 @@ impl<'a> Entry<'a> {
     }
 
     /// Reads one entry's whole bytes, checksum aside. Gives the entry and its checkpoint flag.
-    fn decode(bytes: &'a [u8]) -> Result<(Entry<'a>, bool), FormatError> {
+    pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Entry<'a>, bool), FormatError> {
         let (head, rest) = RawHead::read_from_prefix(bytes).map_err(|_| short(bytes))?;
         let checkpoint = head.flags.get() & CHECKPOINT != 0;
         if head.flags.get() & !CHECKPOINT != 0 {
@@ -646,425 +648,5 @@ fn within_file(offset: u64, len: u64) -> Result<u64, FormatError> {
             WHAT,
             format!("range {offset}+{len} is beyond the largest file"),
         )),
-    }
-}
-
-/// Gives an encoded entry its place: fills in the checksum. `entry` is the whole entry, all its units.
-pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
-    let crc = checksum(entry, ino, version, position);
-    entry[4..8].copy_from_slice(&crc.to_le_bytes());
-}
-
-fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
-    let mut seed = [0; 24];
-    seed[..8].copy_from_slice(&ino.0.to_le_bytes());
-    seed[8..16].copy_from_slice(&position.to_le_bytes());
-    seed[16..20].copy_from_slice(&version.to_le_bytes());
-    seed[20..].copy_from_slice(&entry[..4]);
-    crc32c::crc32c_append(crc32c::crc32c(&seed), &entry[8..])
-}
-
-/// Units of the (not necessarily sealed) entry at the start of `bytes`; `None` where that is nonsense.
-pub fn entry_units(bytes: &[u8]) -> Option<u64> {
-    let units = u64::from(*bytes.get(1)?);
-    (units != 0 && units <= PAGE_UNITS && units as usize * LINE <= bytes.len()).then_some(units)
-}
-
-/// An entry and its place in the log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Record<'a> {
-    /// Position of its first unit.
-    pub position: u64,
-    /// Units it takes.
-    pub units: u64,
-    /// Part of a checkpoint: attributes stay as they are.
-    pub checkpoint: bool,
-    /// What it says.
-    pub entry: Entry<'a>,
-}
-
-impl Record<'_> {
-    /// Offset of an `Inline` entry's bytes from the entry's first byte.
-    pub const INLINE_BYTES: u64 = (HEAD + size_of::<RawInline>()) as u64;
-
-    /// Changes the attributes as the entry says (`blocks` is left alone: it follows from the mapping).
-    pub fn update(&self, attr: &mut Attr) {
-        if let Entry::Init(i) = self.entry {
-            attr.mode = i.mode;
-            attr.nlink = i.nlink;
-            attr.uid = i.uid;
-            attr.gid = i.gid;
-            attr.size = i.size;
-            (attr.mtime_ns, attr.ctime_ns, attr.atime_ns) = (i.mtime_ns, i.ctime_ns, i.atime_ns);
-            attr.rdev = if attr.kind == FileKind::Directory {
-                0
-            } else {
-                i.rdev_or_cookie
-            };
-            return;
-        }
-        if self.checkpoint {
-            return;
-        }
-        let (modified, time_ns) = match self.entry {
-            Entry::Pad | Entry::Init(_) => return,
-            Entry::Write {
-                offset, len, time_ns, ..
-            } => {
-                attr.size = attr.size.max(offset.saturating_add(len));
-                (true, time_ns)
-            }
-            Entry::Inline { offset, bytes, time_ns } => {
-                attr.size = attr.size.max(offset.saturating_add(bytes.len() as u64));
-                (true, time_ns)
-            }
-            Entry::Truncate { size, time_ns } => {
-                attr.size = size;
-                (true, time_ns)
-            }
-            Entry::Hole { time_ns, .. } => (true, time_ns),
-            Entry::SetAttr(c) => {
-                attr.mode = c.mode.unwrap_or(attr.mode);
-                attr.uid = c.uid.unwrap_or(attr.uid);
-                attr.gid = c.gid.unwrap_or(attr.gid);
-                attr.atime_ns = c.atime_ns.unwrap_or(attr.atime_ns);
-                attr.mtime_ns = c.mtime_ns.unwrap_or(attr.mtime_ns);
-                (false, c.ctime_ns)
-            }
-            Entry::SetXattr { time_ns, .. } | Entry::DelXattr { time_ns, .. } => (false, time_ns),
-            Entry::Links { nlink, time_ns } => {
-                attr.nlink = nlink;
-                (false, time_ns)
-            }
-            Entry::Parent { time_ns, .. } | Entry::Placement { time_ns, .. } => (false, time_ns),
-            // how many entries and subdirectories there are is for the directory's index to say
-            Entry::DentryAdd { time_ns, .. } | Entry::DentryDel { time_ns, .. } => (true, time_ns),
-        };
-        attr.ctime_ns = time_ns;
-        if modified {
-            attr.mtime_ns = time_ns;
-        }
-    }
-}
-
-/// Decodes a run of log units: whole entries from a position on. Ends after the first error.
-#[derive(Clone, Debug)]
-pub struct LogEntries<'a> {
-    ino: Ino,
-    version: u32,
-    position: u64,
-    sealed: bool,
-    bytes: &'a [u8],
-}
-
-impl<'a> LogEntries<'a> {
-    /// Units of version `version` of `ino`'s log, `bytes` beginning at `position`, page headers left out.
-    pub fn new(ino: Ino, version: u32, position: u64, bytes: &'a [u8]) -> LogEntries<'a> {
-        LogEntries {
-            ino,
-            version,
-            position,
-            sealed: true,
-            bytes,
-        }
-    }
-
-    /// Entries that have no place yet (see [`seal`]); positions are as they will be from `position` on, pads that are
-    /// still missing not counted.
-    pub fn unsealed(position: u64, bytes: &'a [u8]) -> LogEntries<'a> {
-        LogEntries {
-            ino: Ino(0),
-            version: 0,
-            position,
-            sealed: false,
-            bytes,
-        }
-    }
-
-    /// The position after the last entry decoded.
-    pub fn position(&self) -> u64 {
-        self.position
-    }
-
-    fn read(&mut self) -> Result<Record<'a>, FormatError> {
-        let units = entry_units(self.bytes)
-            .ok_or_else(|| FormatError::invalid(WHAT, format!("length at position {}", self.position)))?;
-        let (entry, rest) = self.bytes.split_at(units as usize * LINE);
-        if self.sealed {
-            if units > UnitPlace::room(self.position) {
-                return Err(FormatError::invalid(
-                    WHAT,
-                    format!("crosses a page at position {}", self.position),
-                ));
-            }
-            let crc = u32::from_le_bytes(entry[4..8].try_into().expect("a word is 4 bytes"));
-            if crc != checksum(entry, self.ino, self.version, self.position) {
-                return Err(FormatError::Checksum(WHAT));
-            }
-        }
-        let (decoded, checkpoint) = Entry::decode(entry)?;
-        let record = Record {
-            position: self.position,
-            units,
-            checkpoint,
-            entry: decoded,
-        };
-        self.bytes = rest;
-        self.position += units;
-        Ok(record)
-    }
-}
-
-impl<'a> Iterator for LogEntries<'a> {
-    type Item = Result<Record<'a>, FormatError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.bytes.is_empty() {
-            return None;
-        }
-        let read = self.read();
-        if read.is_err() {
-            self.bytes = &[];
-        }
-        Some(read)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::RegionId;
-
-    const INO: Ino = Ino(0x0003_0000_0000_0011);
-
-    fn samples() -> Vec<Entry<'static>> {
-        let target = Ino::new(RegionId(7), 12);
-        let generation = Generation(4);
-        vec![
-            Entry::Init(Init {
-                mode: 0o4755,
-                nlink: 1,
-                uid: 5,
-                gid: 6,
-                size: 77,
-                mtime_ns: -1,
-                ctime_ns: 2,
-                atime_ns: 3,
-                rdev_or_cookie: 9,
-                placement: 1,
-            }),
-            Entry::Write {
-                offset: 10,
-                len: 1 << 40,
-                gpa: Gpa(1 << 48 | 4096),
-                time_ns: 4,
-            },
-            Entry::Inline {
-                offset: 5,
-                bytes: &[9; 100],
-                time_ns: 5,
-            },
-            Entry::Inline {
-                offset: 5,
-                bytes: &[1; INLINE_ENTRY_MAX],
-                time_ns: 5,
-            },
-            Entry::Truncate {
-                size: FILE_MAX,
-                time_ns: 6,
-            },
-            Entry::Hole {
-                offset: 0,
-                len: FILE_MAX,
-                time_ns: 7,
-            },
-            Entry::SetAttr(AttrChange {
-                mode: Some(0o644),
-                uid: None,
-                gid: Some(3),
-                atime_ns: None,
-                mtime_ns: Some(-9),
-                ctime_ns: 8,
-            }),
-            Entry::SetXattr {
-                name: b"user.a",
-                value: &[3; XATTR_MAX],
-                time_ns: 9,
-            },
-            Entry::DelXattr {
-                name: b"user.a",
-                time_ns: 10,
-            },
-            Entry::DentryAdd {
-                name: &[b'n'; 255],
-                target,
-                generation,
-                kind: FileKind::Directory,
-                cookie: 3,
-                time_ns: 11,
-            },
-            Entry::DentryDel {
-                name: b"n",
-                target,
-                generation,
-                kind: FileKind::File,
-                cookie: 3,
-                time_ns: 12,
-            },
-            Entry::Links { nlink: 2, time_ns: 13 },
-            Entry::Parent {
-                parent: Ino::ROOT,
-                generation,
-                time_ns: 14,
-            },
-            Entry::Placement {
-                placement: 1,
-                time_ns: 15,
-            },
-        ]
-    }
-
-    fn sealed(entry: &Entry, checkpoint: bool, version: u32, position: u64) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        entry.encode(checkpoint, &mut bytes);
-        seal(&mut bytes, INO, version, position);
-        bytes
-    }
-
-    #[test]
-    fn entries_round_trip() {
-        for (n, entry) in samples().into_iter().enumerate() {
-            let position = 2 + 63 * n as u64;
-            let bytes = sealed(&entry, n % 2 == 0, 7, position);
-            assert_eq!(bytes.len() as u64, entry.units() * 64);
-            let mut read = LogEntries::new(INO, 7, position, &bytes);
-            let record = read.next().unwrap().unwrap();
-            assert_eq!(record.entry, entry);
-            assert_eq!(
-                (record.position, record.units, record.checkpoint),
-                (position, entry.units(), n % 2 == 0)
-            );
-            assert!(read.next().is_none());
-            assert_eq!(read.position(), position + entry.units());
-        }
-    }
-
-    #[test]
-    fn inline_bytes_lie_where_the_constant_says() {
-        let bytes = sealed(
-            &Entry::Inline {
-                offset: 0,
-                bytes: b"where",
-                time_ns: 0,
-            },
-            false,
-            0,
-            2,
-        );
-        assert_eq!(&bytes[Record::INLINE_BYTES as usize..][..5], b"where");
-    }
-
-    #[test]
-    fn an_entry_of_another_log_version_or_place_never_passes() {
-        let entry = Entry::Links { nlink: 2, time_ns: 13 };
-        let bytes = sealed(&entry, false, 7, 2);
-        let passes = |ino, version, position| LogEntries::new(ino, version, position, &bytes).next().unwrap().is_ok();
-        assert!(passes(INO, 7, 2));
-        assert!(!passes(Ino(INO.0 + 1), 7, 2));
-        assert!(!passes(INO, 8, 2));
-        assert!(!passes(INO, 7, 3));
-    }
-
-    #[test]
-    fn every_flipped_bit_is_noticed() {
-        for entry in samples() {
-            let good = sealed(&entry, false, 1, 2);
-            for bit in (0..good.len().min(192) * 8).chain([good.len() * 8 - 1]) {
-                let mut bad = good.clone();
-                bad[bit / 8] ^= 1 << (bit % 8);
-                assert!(
-                    LogEntries::new(INO, 1, 2, &bad).next().unwrap().is_err(),
-                    "{entry:?}, bit {bit}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn nonsense_with_a_good_checksum_is_refused_without_panic() {
-        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-        for round in 0..20_000 {
-            let mut bytes = vec![0; 64 * (1 + round % 4)];
-            for byte in bytes.iter_mut() {
-                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                *byte = (seed >> 56) as u8;
-            }
-            bytes[0] %= 16;
-            bytes[1] = (bytes.len() / 64) as u8;
-            bytes[2] &= 1;
-            bytes[3] = 0;
-            seal(&mut bytes, INO, 1, 2);
-            if let Ok(record) = LogEntries::new(INO, 1, 2, &bytes).next().unwrap() {
-                let mut attr = attr();
-                record.update(&mut attr);
-                assert!(attr.size <= FILE_MAX);
-            }
-        }
-    }
-
-    fn attr() -> Attr {
-        Attr {
-            ino: INO,
-            generation: Generation(1),
-            kind: FileKind::File,
-            mode: 0,
-            nlink: 0,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime_ns: 0,
-            mtime_ns: 0,
-            ctime_ns: 0,
-            btime_ns: 0,
-        }
-    }
-
-    #[test]
-    fn attributes_follow_entries_but_not_those_of_a_checkpoint() {
-        let mut a = attr();
-        let mut apply = |entry, checkpoint| {
-            Record {
-                position: 0,
-                units: 1,
-                checkpoint,
-                entry,
-            }
-            .update(&mut a);
-            a
-        };
-        let write = Entry::Write {
-            offset: 100,
-            len: 50,
-            gpa: Gpa(4096),
-            time_ns: 5,
-        };
-        assert_eq!(apply(write, true).size, 0);
-        let now = apply(write, false);
-        assert_eq!((now.size, now.mtime_ns, now.ctime_ns), (150, 5, 5));
-        let now = apply(Entry::Truncate { size: 20, time_ns: 6 }, false);
-        assert_eq!((now.size, now.mtime_ns), (20, 6));
-        let now = apply(Entry::Links { nlink: 9, time_ns: 7 }, false);
-        assert_eq!((now.nlink, now.mtime_ns, now.ctime_ns), (9, 6, 7));
-    }
-
-    #[test]
-    fn a_pad_fills_and_is_skipped() {
-        let mut bytes = Vec::new();
-        Entry::encode_pad(5, &mut bytes);
-        seal(&mut bytes, INO, 1, 60);
-        let record = LogEntries::new(INO, 1, 60, &bytes).next().unwrap().unwrap();
-        assert_eq!((record.units, record.entry), (5, Entry::Pad));
     }
 }
