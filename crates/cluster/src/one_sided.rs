@@ -82,7 +82,9 @@ struct Maps {
 
 impl Maps {
     fn get(&self, region: RegionId) -> Option<&Rc<SegmentMap>> {
-        std::iter::once(&self.first).chain(&self.others).find(|map| map.region == region)
+        std::iter::once(&self.first)
+            .chain(&self.others)
+            .find(|map| map.region == region)
     }
 }
 
@@ -98,7 +100,6 @@ fn locate(map: &SegmentMap, offset: RegionOffset) -> Result<(&SegmentPlace, u64,
 }
 
 impl<'v> Translator<'v> {
-
     fn pool_address(&self, key: u64, place: &SegmentPlace, inner: u64) -> Result<Remote, Untranslatable> {
         match key {
             0 => Err(Untranslatable::Never(FsError::NotPermitted)),
@@ -316,8 +317,14 @@ mod tests {
         let (mut a, mut b) = ([0; 8], [0; 8]);
         let elsewhere = Gpa::new(RegionId(4), RegionOffset(0x1000));
         let mut ops = [
-            RegionVerb::Read { at: gpa(0x10), into: &mut a },
-            RegionVerb::Read { at: elsewhere, into: &mut b },
+            RegionVerb::Read {
+                at: gpa(0x10),
+                into: &mut a,
+            },
+            RegionVerb::Read {
+                at: elsewhere,
+                into: &mut b,
+            },
         ];
         let Ok(verbs) = translate(&maps(), &mut ops) else {
             panic!("all segments are known")
