@@ -24,12 +24,15 @@ pub enum Body {
     Directory {
         parent: InodeRef,
         placement: Placement,
-        /// (cookie, name, inode, kind) in order of position
-        entries: Vec<(u64, Vec<u8>, InodeRef, FileKind)>,
+        /// in order of position
+        entries: Vec<Entry>,
     },
     Symlink(Vec<u8>),
     Special,
 }
+
+/// A directory's entry: cookie, name, inode, kind.
+pub type Entry = (u64, Vec<u8>, InodeRef, FileKind);
 
 /// By path. An inode with two names is there twice.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -90,7 +93,7 @@ pub fn node(world: &mut World, inode: InodeRef) -> Result<Node, RegionError> {
     })
 }
 
-fn entries(world: &mut World, dir: InodeRef) -> Result<Vec<(u64, Vec<u8>, InodeRef, FileKind)>, RegionError> {
+fn entries(world: &mut World, dir: InodeRef) -> Result<Vec<Entry>, RegionError> {
     let mut all = Vec::new();
     let mut after = 0;
     loop {
