@@ -49,6 +49,7 @@ figure_of() {
 begin() {
     NAME=$1
     WORK=$(mktemp -d "${TMPDIR:-/tmp}/polvo-$NAME.XXXXXX")
+    chmod 755 "$WORK" # some tests change users
     trap 'end_of_test $?' EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
