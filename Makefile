@@ -58,7 +58,7 @@ lint: ## Formatting, clippy without warnings, shell syntax
 	@scripts/deps lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	@for script in scripts/* .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
+	@for script in $$(grep -lE "^#!.*(bash|sh)$$" scripts/*) .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
 		bash -n "$$script"; done
 
 .PHONY: test

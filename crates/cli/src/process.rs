@@ -53,6 +53,13 @@ impl ProcessId {
         // Compared after the handle was opened: from here on the number cannot become another process's.
         (start_time(self.pid) == Some(self.started) && !is_zombie(self.pid)).then_some(RunningProcess { fd })
     }
+
+    /// If the process has been killed but is not gone yet, waits until it is, at most `limit`.
+    pub fn wait_if_ending(&self, limit: Duration) {
+        if let Some(process) = self.open().filter(|_| is_ending(self.pid)) {
+            process.wait(limit);
+        }
+    }
 }
 
 /// A handle to a process that ran when it was made.
@@ -114,6 +121,21 @@ fn start_time(pid: i32) -> Option<u64> {
     stat_fields(pid)?.get(19)?.parse().ok()
 }
 
+/// True for a process that cannot go on: it was killed, or is on its way out, but its files are still open.
+fn is_ending(pid: i32) -> bool {
+    const PF_EXITING: u64 = 0x4;
+    const SIGKILL_BIT: u64 = 1 << (9 - 1);
+    let flags = stat_fields(pid)
+        .and_then(|f| f.get(6)?.parse::<u64>().ok())
+        .unwrap_or(0);
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = |line: &str| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    flags & PF_EXITING != 0 || status.lines().filter_map(pending).any(|mask| mask & SIGKILL_BIT != 0)
+}
+
 fn is_zombie(pid: i32) -> bool {
     stat_fields(pid).is_some_and(|f| f.first().is_some_and(|s| s == "Z" || s == "X"))
 }
@@ -160,6 +182,18 @@ mod tests {
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
         let running = id_of(&child).open().unwrap();
         assert_eq!(running.end(Duration::from_millis(50)), Ended::Killed);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_killed_process_is_waited_for() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = id_of(&child);
+        id.wait_if_ending(Duration::ZERO);
+        assert!(id.open().is_some());
+        id.open().unwrap().signal(Signal::KILL);
+        id.wait_if_ending(Duration::from_secs(10));
+        assert!(id.open().is_none(), "it is gone, or a zombie");
         child.wait().unwrap();
     }
 

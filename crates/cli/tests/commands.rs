@@ -241,6 +241,14 @@ fn killed_nodes_are_missed_and_come_back() {
     cluster.ok(&["get", "-r", "-q", "/tree", "back"]);
     assert_eq!(describe(&here.join("back")), describe(&here.join("tree")));
 
+    // All killed and started again at once.
+    for _ in 0..5 {
+        let pids = [cluster.pid(0), cluster.pid(1)];
+        assert!(Command::new("kill").arg("-9").args(&pids).status().unwrap().success());
+        cluster.ok(&["up", "--dir", "{dir}"]);
+        assert_eq!(cluster.ok(&["cat", "/tree/plain"]), "text\n");
+    }
+
     // What the cluster is cannot be changed by starting it again.
     assert!(
         cluster

@@ -10,6 +10,7 @@ use crate::daemon::READY;
 use crate::detached::Detached;
 use crate::format::{FormatJob, format};
 use crate::output::say;
+use crate::process::ProcessId;
 use crate::secret::Secret;
 use crate::size::Size;
 use crate::{CliError, ClusterId, Context, Exit, progress};
@@ -296,6 +297,12 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
 
 /// Starts the nodes of a cluster that are missing.
 fn restart(args: &UpArgs, dir: &Path, mut cluster: DevCluster) -> Result<Started, CliError> {
+    // Nodes that were killed a moment ago still have their pools.
+    for node in cluster.node_ids() {
+        if let Some(id) = ProcessId::read(&pid_file(dir, node)) {
+            id.wait_if_ending(Duration::from_secs(10));
+        }
+    }
     let missing: Vec<u16> = cluster.node_ids().filter(|n| running(dir, *n).is_none()).collect();
     adopt(args, dir, &mut cluster, missing.contains(&0))?;
     if missing.is_empty() {
