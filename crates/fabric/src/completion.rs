@@ -256,6 +256,8 @@ pub(crate) struct Shared {
     lost: RefCell<Option<FabricError>>,
     closed: Cell<bool>,
     pub(crate) counters: Cell<Counters>,
+    /// Changes whenever anything moves between the peers.
+    activity: Cell<u64>,
 }
 
 impl Shared {
@@ -270,7 +272,17 @@ impl Shared {
             lost: RefCell::new(None),
             closed: Cell::new(false),
             counters: Cell::default(),
+            activity: Cell::new(0),
         }
+    }
+
+    /// Something has moved between the peers.
+    pub(crate) fn note_activity(&self) {
+        self.activity.set(self.activity.get().wrapping_add(1));
+    }
+
+    pub(crate) fn activity(&self) -> u64 {
+        self.activity.get()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

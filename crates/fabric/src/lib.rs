@@ -36,5 +36,5 @@ pub use identity::{Identity, Role};
 pub use memory::{Buffer, Memory};
 pub use queue_pair::{Events, QueuePair};
 pub use regions::{Access, MemoryRegions, RemoteKey};
-pub use spin::{set_spin_limit, spin_limit};
+pub use spin::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
 pub use verb::{Event, MAX_SEND, Remote, Verb};

@@ -2,7 +2,7 @@
 
 use crate::completion::{Counters, OpId};
 use crate::provider::{Posted, Progress, Provider};
-use crate::spin::{Next, Spin};
+use crate::spin::{Next, Spin, spin_limit};
 use crate::waiters::Place;
 use crate::{Event, FabricError, MAX_SEND, Role, Verb};
 use std::future::{Future, poll_fn};
@@ -12,7 +12,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::Sleep;
 
-/// A batch that is not complete after this time has lost its peer; the queue pair is closed.
+/// A batch that is not complete when nothing has moved between the peers for this time has lost its peer; the queue pair is
+/// closed.
 const OP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connected queue pair (reliable, ordered). Cheap to clone (`Rc`). Both sides may initiate.
@@ -34,8 +35,8 @@ impl QueuePair {
     /// the verbs have taken effect is then unknown). It must not be leaked (`mem::forget`) while it is pending, since the
     /// provider fills the borrowed memory.
     ///
-    /// Many may be under way on a queue pair; beyond 256 they wait in line. A batch that is not complete after 30 s loses
-    /// the connection.
+    /// Many may be under way on a queue pair; beyond 256 they wait in line. When a batch is under way and nothing
+    /// moves between the peers for 30 s, the connection is lost.
     pub async fn execute(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         Execute::new(self, verbs, true).await
     }
@@ -55,25 +56,26 @@ impl QueuePair {
 
     /// Next event from the peer; `None` once disconnected. Served one-sided operations never show here.
     pub async fn next_event(&self) -> Option<Event> {
-        let mut events = self.events(false);
+        let mut events = self.events(Duration::ZERO);
         poll_fn(|cx| events.poll_next(cx)).await
     }
 
     /// The queue pair's events for a future that is polled by hand. Several may wait at once; each event goes to one of
     /// them.
     ///
-    /// With `spin` the first polls are repeated for a bounded time before the future sleeps.
-    pub fn events(&self, spin: bool) -> Events {
+    /// Each wait begins with polling for at most `spin`, such as [`crate::spin_limit`] by who awaits an answer.
+    pub fn events(&self, spin: Duration) -> Events {
         Events {
             place: Place::new(&self.provider.shared().hub),
             qp: self.clone(),
+            limit: spin,
             spin: Spin::new(spin),
         }
     }
 
     /// Does what can be done without waiting, for example noticing that the peer has gone.
     pub fn progress(&self) {
-        self.provider.progress();
+        self.provider.look();
     }
 
     /// Who is at the other end.
@@ -125,6 +127,7 @@ impl std::fmt::Debug for QueuePair {
 pub struct Events {
     place: Place,
     qp: QueuePair,
+    limit: Duration,
     spin: Spin,
 }
 
@@ -141,6 +144,7 @@ impl Events {
                 if shared.any_event() {
                     shared.hub.wake_for_event();
                 }
+                self.spin = Spin::new(self.limit);
                 return Poll::Ready(Some(event));
             }
             if shared.is_closed() {
@@ -200,7 +204,8 @@ struct Execute<'a, 'v, 'b> {
     stage: Stage,
     place: Place,
     spin: Spin,
-    timeout: Option<Pin<Box<Sleep>>>,
+    /// When the peer is given up, unless its activity is another one by then.
+    timeout: Option<(Pin<Box<Sleep>>, u64)>,
 }
 
 impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
@@ -212,7 +217,7 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             signaled,
             stage: Stage::Unposted,
             place,
-            spin: Spin::new(true),
+            spin: Spin::new(spin_limit()),
             timeout: None,
         }
     }
@@ -294,11 +299,15 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             if let Poll::Ready(result) = self.look() {
                 return Poll::Ready(result);
             }
-            let timeout = self
-                .timeout
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep(OP_TIMEOUT)));
+            let activity = shared.activity();
+            let timeout = || (Box::pin(tokio::time::sleep(OP_TIMEOUT)), activity);
+            let (timeout, seen) = self.timeout.get_or_insert_with(timeout);
             ready!(timeout.as_mut().poll(cx));
-            provider.close(&format!("no completion within {} s", OP_TIMEOUT.as_secs()));
+            if *seen != activity {
+                self.timeout = None;
+                continue;
+            }
+            provider.close(&format!("nothing heard of it for {} s", OP_TIMEOUT.as_secs()));
         }
     }
 }

@@ -1,13 +1,15 @@
 //! How long a waiting future polls before it sleeps.
 //!
 //! Waking a thread costs more than most operations here take, so whoever waits for a completion polls for it first, for
-//! a bounded time and only where another core can do the work meanwhile. Servers that wait for requests do not spin.
+//! a bounded time and only where another core can do the work meanwhile. Servers that wait for requests do not spin, unless
+//! told to; then for a bounded time after each request, so that an idle one uses no CPU either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const UNSET: u64 = u64::MAX;
 static LIMIT_NS: AtomicU64 = AtomicU64::new(UNSET);
+static SERVE_LIMIT_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Default where there is more than one core: about what a round trip to a sleeping peer takes.
 const DEFAULT: Duration = Duration::from_micros(50);
@@ -33,10 +35,21 @@ pub fn spin_limit() -> Duration {
     }
 }
 
+/// Sets, for the whole process, how long a server polls for the next request after it has taken one; zero (the default):
+/// not at all. Pays on machines with cores to spare: a request then finds its server awake.
+pub fn set_serve_spin_limit(limit: Duration) {
+    SERVE_LIMIT_NS.store(limit.as_nanos().min(u128::from(UNSET)) as u64, Ordering::Relaxed);
+}
+
+/// What [`set_serve_spin_limit`] has set.
+pub fn serve_spin_limit() -> Duration {
+    Duration::from_nanos(SERVE_LIMIT_NS.load(Ordering::Relaxed))
+}
+
 /// One wait's spinning.
 #[derive(Debug)]
 pub(crate) enum Spin {
-    Fresh,
+    Fresh { limit: Duration },
     Until { end: Instant, turn: Instant },
     Over,
 }
@@ -52,9 +65,13 @@ pub(crate) enum Next {
 }
 
 impl Spin {
-    /// A wait that spins, or not at all.
-    pub(crate) fn new(spin: bool) -> Spin {
-        if spin { Spin::Fresh } else { Spin::Over }
+    /// A wait that spins for so long, if at all.
+    pub(crate) fn new(limit: Duration) -> Spin {
+        if limit.is_zero() {
+            Spin::Over
+        } else {
+            Spin::Fresh { limit }
+        }
     }
 
     /// Begins a new poll of the future.
@@ -67,15 +84,10 @@ impl Spin {
     pub(crate) fn next(&mut self) -> Next {
         match self {
             Spin::Over => Next::Sleep,
-            Spin::Fresh => {
-                let limit = spin_limit();
-                if limit.is_zero() {
-                    *self = Spin::Over;
-                    return Next::Sleep;
-                }
+            Spin::Fresh { limit } => {
                 let now = Instant::now();
                 *self = Spin::Until {
-                    end: now + limit,
+                    end: now + *limit,
                     turn: now + TURN,
                 };
                 Next::Look
@@ -86,6 +98,8 @@ impl Spin {
                     *self = Spin::Over;
                     Next::Sleep
                 } else if now >= *turn {
+                    // Whoever is to answer may be waiting for this core.
+                    std::thread::yield_now();
                     Next::Yield
                 } else {
                     std::hint::spin_loop();

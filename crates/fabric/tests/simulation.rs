@@ -250,7 +250,7 @@ fn a_silent_peer_does_not_hang_an_operation_for_ever() {
             .execute(&mut [Verb::Send { bytes: b"anybody?" }])
             .await
             .unwrap_err();
-        assert!(error.to_string().contains("no completion"), "{error}");
+        assert!(error.to_string().contains("nothing heard"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(60));
     });
 }

@@ -541,23 +541,23 @@ fn many_large_transfers_at_once_keep_their_bytes_apart() {
 #[test]
 fn large_reads_both_ways_at_once_do_not_block_each_other() {
     on_every_provider(async |pair: Pair| {
-        let (there, key) = pair.buffer(8 << 20, Access::ALL);
-        let here = Buffer::new(8 << 20);
+        let (there, key) = pair.buffer(4 << 20, Access::ALL);
+        let here = Buffer::new(4 << 20);
         let back = pair
             .client_regions
-            .register(Memory::Buffer(here.clone()), 0, 8 << 20, Access::ALL);
-        let content = Rc::new(pattern(8 << 20, 8));
+            .register(Memory::Buffer(here.clone()), 0, 4 << 20, Access::ALL);
+        let content = Rc::new(pattern(4 << 20, 8));
         there.write(0, &content);
         here.write(0, &content);
         // The client serves the server's reads after its own are done.
         let _driven = Events::drive(&pair.client);
-        let tasks: Vec<_> = (0..8)
+        let tasks: Vec<_> = (0..20)
             .flat_map(|_| [(pair.client.clone(), key), (pair.server.clone(), back)])
             .map(|(qp, key)| {
                 let content = content.clone();
                 tokio::task::spawn_local(async move {
                     for _ in 0..3 {
-                        let mut found = vec![1; 8 << 20];
+                        let mut found = vec![1; 4 << 20];
                         let mut word = [1; 8];
                         let mut batch = [
                             Verb::Read {

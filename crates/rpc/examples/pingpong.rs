@@ -54,9 +54,11 @@ fn raw() {
             stream.read_exact(&mut bytes).expect("a message");
             stream.write_all(&bytes).expect("a message");
         }
-        let mut sink = vec![0; MIB];
-        for _ in 0..TRANSFERS {
-            stream.read_exact(&mut sink).expect("a message");
+        // As a target of writes, it goes over 16 MiB of memory.
+        let mut sink = vec![0; 16 * MIB];
+        for round in 0..TRANSFERS {
+            let start = round % 16 * MIB;
+            stream.read_exact(&mut sink[start..start + MIB]).expect("a message");
         }
         stream.write_all(&[1]).expect("a message");
     });

@@ -3,7 +3,7 @@
 use crate::RpcError;
 use crate::server::{Registered, write_message};
 use crate::slot::{HEADER, Header, Immediate, MAX_REPLY, MAX_REQUEST, REPLY_STRIDE, REQUEST_STRIDE, SLOTS, Setup};
-use polvo_fabric::{Event, Events, FabricError, MemoryRegions, QueuePair, Remote, RemoteKey, Verb};
+use polvo_fabric::{Event, Events, FabricError, MemoryRegions, QueuePair, Remote, RemoteKey, Verb, spin_limit};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -110,10 +110,7 @@ impl RpcClient {
         }
         let call = async {
             let inner = &self.inner;
-            let now = Instant::now();
-            if now.duration_since(inner.last_used.replace(now)) > LOOK_AFTER {
-                inner.qp.progress();
-            }
+            inner.look_if_silent();
             let mut call = InFlight::begin(inner).await?;
             let at = Remote {
                 key: inner.requests,
@@ -139,8 +136,9 @@ impl RpcClient {
         &self.inner.qp
     }
 
-    /// True once unusable.
+    /// True once unusable. A connection that was silent for a while is looked at first.
     pub fn is_closed(&self) -> bool {
+        self.inner.look_if_silent();
         self.inner.qp.is_closed()
     }
 }
@@ -179,6 +177,13 @@ async fn bounded<T>(
 }
 
 impl Inner {
+    fn look_if_silent(&self) {
+        let now = Instant::now();
+        if now.duration_since(self.last_used.replace(now)) > LOOK_AFTER {
+            self.qp.progress();
+        }
+    }
+
     /// Takes an event; a peer that breaks the protocol is closed.
     fn dispatch(&self, event: Event) {
         if let Err(what) = self.try_dispatch(event) {
@@ -258,7 +263,7 @@ impl<'a> InFlight<'a> {
             Ok(permit) => permit,
             Err(_) => {
                 // Late replies of calls that were given up free slots too, so events are looked at meanwhile.
-                let mut events = inner.qp.events(false);
+                let mut events = inner.qp.events(Duration::ZERO);
                 let mut acquire = pin!(inner.permits.clone().acquire_owned());
                 poll_fn(|cx| {
                     loop {
@@ -298,7 +303,7 @@ impl<'a> InFlight<'a> {
     /// Waits for the reply.
     async fn reply(&mut self) -> Result<Vec<u8>, RpcError> {
         let inner = self.inner;
-        let mut events = inner.qp.events(true);
+        let mut events = inner.qp.events(spin_limit());
         poll_fn(|cx| {
             let is_lost = inner.poll_events(&mut events, cx).is_ready();
             let mut slots = inner.slots.borrow_mut();

@@ -4,12 +4,15 @@ use crate::RpcError;
 use crate::slot::{
     HEADER, Header, Immediate, MAX_REPLY, MAX_REQUEST, REPLY_STRIDE, REQUEST_STRIDE, SEPARATE, SLOTS, Setup,
 };
-use polvo_fabric::{Access, Buffer, Event, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb};
+use polvo_fabric::{
+    Access, Buffer, Event, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb, serve_spin_limit,
+};
 use std::cell::RefCell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
 
 /// Callers are numbered over the whole process.
 static NEXT_CLIENT: AtomicU32 = AtomicU32::new(0);
@@ -58,7 +61,7 @@ struct Connection {
 }
 
 /// Serves one queue pair until it is closed: each request is handed to `handler`, run as a task of its own on the
-/// current `LocalSet`; replies go straight into the caller's memory, none waits for another. A reply of more than
+/// current `LocalSet` if it is not answered at once; replies go straight into the caller's memory, none waits for another. A reply of more than
 /// [`MAX_REPLY`] bytes is the handler's bug and ends the connection.
 ///
 /// # Errors
@@ -114,17 +117,24 @@ where
         replies: RemoteKey(theirs.key),
         client,
     });
-    let handler = Rc::new(handler);
-    while let Some(event) = qp.next_event().await {
+    let mut events = qp.events(serve_spin_limit());
+    while let Some(event) = poll_fn(|cx| events.poll_next(cx)).await {
         let Event::Immediate(word) = event else {
             return Err(malformed("a message where requests are expected"));
         };
         let (slot, request) = connection.request(Immediate::from_u32(word)).map_err(malformed)?;
-        let (connection, handler) = (connection.clone(), handler.clone());
-        tokio::task::spawn_local(async move {
-            let reply = handler(request).await;
+        let (connection, handling) = (connection.clone(), handler(request));
+        let mut answering = Box::pin(async move {
+            let reply = handling.await;
             connection.reply(slot, &reply).await;
         });
+        // Most requests are answered without waiting for anything; those need no task.
+        if poll_fn(|cx| Poll::Ready(answering.as_mut().poll(cx)))
+            .await
+            .is_pending()
+        {
+            tokio::task::spawn_local(answering);
+        }
     }
     Ok(())
 }

@@ -41,6 +41,11 @@ pub(crate) trait Provider {
     /// Does what can be done without waiting: sends, receives, serves the peer, completes operations. A bounded amount.
     fn progress(&self) -> Progress;
 
+    /// As `progress`, and also notices that the peer has gone if that costs more.
+    fn look(&self) {
+        self.progress();
+    }
+
     /// Makes sure that the hub is woken when there is something to do; `More` if there is something already.
     fn arm(&self) -> Progress;
 

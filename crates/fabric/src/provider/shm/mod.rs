@@ -374,6 +374,9 @@ impl Shm {
             }
             taken += 1;
         }
+        if taken > 0 {
+            self.shared.note_activity();
+        }
         if taken > 0 && reader.writer_waits() {
             self.ring_doorbell();
         }
@@ -439,6 +442,12 @@ impl Provider for Shm {
             Progress::Idle
         };
         if events == Progress::More { events } else { socket }
+    }
+
+    fn look(&self) {
+        if self.progress() == Progress::Idle && !self.shared.is_closed() {
+            self.look_at_socket();
+        }
     }
 
     fn arm(&self) -> Progress {

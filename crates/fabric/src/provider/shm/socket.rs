@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 /// Bytes of a message.
 pub(super) const MESSAGE: usize = 32;
@@ -122,6 +122,28 @@ pub(super) enum PeerMemory {
     Unreachable,
 }
 
+/// Pools mapped by this process, by device and inode: one mapping serves all its queue pairs.
+static POOLS: Mutex<Vec<((u64, u64), Weak<Pmem>)>> = Mutex::new(Vec::new());
+
+fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium) -> io::Result<Arc<Pmem>> {
+    let stat = rustix::fs::fstat(&fd)?;
+    let file = (stat.st_dev, stat.st_ino);
+    let mut pools = POOLS.lock().expect("nobody panics holding this lock");
+    pools.retain(|(_, pool)| pool.strong_count() > 0);
+    let fits = |pool: &Arc<Pmem>| pool.len() == len && pool.persistence() == persistence && pool.medium() == medium;
+    let mapped = pools
+        .iter()
+        .filter(|(of, _)| *of == file)
+        .find_map(|(_, pool)| pool.upgrade().filter(fits));
+    if let Some(pool) = mapped {
+        return Ok(pool);
+    }
+    let pool = Pmem::from_fd(fd, len, persistence, medium)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+    pools.push((file, Arc::downgrade(&pool)));
+    Ok(pool)
+}
+
 /// Maps memory that came with a message.
 pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemory> {
     let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
@@ -134,10 +156,12 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
                 ..
             },
             Some(fd),
-        ) => {
-            let pool = Pmem::from_fd(fd, len, persistence, medium).map_err(|e| wrong(&e.to_string()))?;
-            Ok(PeerMemory::Mapped(Memory::Pool(pool)))
-        }
+        ) => Ok(PeerMemory::Mapped(Memory::Pool(map_pool(
+            fd,
+            len,
+            persistence,
+            medium,
+        )?))),
         (Message::Buffer { len, .. }, Some(fd)) => {
             let len = usize::try_from(len).map_err(|_| wrong("a buffer of impossible size"))?;
             let mapped = len
@@ -281,6 +305,24 @@ mod tests {
             bytes[at] = byte;
             assert!(Message::from_bytes(bytes).is_err(), "byte {at} = {byte}");
         }
+    }
+
+    #[test]
+    fn a_pool_is_mapped_once_a_process() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
+        let (persistence, medium) = (pool.persistence(), pool.medium());
+        let fd = || pool.fd().unwrap().try_clone_to_owned().unwrap();
+        let first = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        let second = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        let shorter = map_pool(fd(), 1 << 19, persistence, medium).unwrap();
+        assert!(!Arc::ptr_eq(&first, &shorter));
+        assert!(map_pool(fd(), 1 << 21, persistence, medium).is_err());
+        pool.write(77, b"seen");
+        let mut found = [0; 4];
+        second.read(77, &mut found);
+        assert_eq!(&found, b"seen");
     }
 
     #[test]

@@ -137,6 +137,7 @@ impl End {
         if self.shared.is_closed() {
             return;
         }
+        self.shared.note_activity();
         match message {
             Message::Closed { why } => self.lose(&why),
             Message::Batch { op, verbs } => {

@@ -26,7 +26,7 @@ const ANSWER_BY_REFERENCE: usize = 16 * 1024;
 
 /// Frames and bytes handled in one round, so that one connection does not keep the thread for itself.
 const ROUND_FRAMES: usize = 128;
-const ROUND_BYTES: usize = 8 << 20;
+const ROUND_BYTES: usize = 2 << 20;
 
 /// Answers kept for a peer that does not take them, bytes: beyond the first the connection waits where it may, beyond the
 /// second it is ended.
@@ -522,6 +522,7 @@ impl Input {
             });
         }
         self.drained = got < asked;
+        around.shared.note_activity();
         if len > 0 {
             let placed = got.min(len);
             if let Some(payload) = &mut self.payload {

@@ -38,6 +38,8 @@ pub(crate) struct Tcp {
     input: RefCell<Input>,
     output: RefCell<Output>,
     hub_waker: Waker,
+    /// A batch was not posted because of the output that waits; who wanted to is to be told when that has gone.
+    refused: Cell<bool>,
     /// While the hub is armed: the socket's having something to read wakes it,
     read_armed: Cell<bool>,
     /// and its taking more.
@@ -58,6 +60,7 @@ impl Tcp {
             input: RefCell::new(Input::new()),
             output: RefCell::default(),
             hub_waker,
+            refused: Cell::new(false),
             read_armed: Cell::new(false),
             write_armed: Cell::new(false),
         })
@@ -77,12 +80,11 @@ impl Tcp {
         if output.is_empty() {
             return Ok(Progress::Idle);
         }
-        let before = output.kept();
-        let sent = output
+        let (sent, bytes) = output
             .send(self.socket.get_ref().as_fd())
             .map_err(|e| Ended::Lost(e.to_string()))?;
-        if before >= POST_LIMIT && output.kept() < POST_LIMIT {
-            self.shared.hub.wake_for_room();
+        if bytes > 0 {
+            self.shared.note_activity();
         }
         Ok(if sent == Sent::Round {
             Progress::More
@@ -102,6 +104,10 @@ impl Tcp {
         let first = self.send(&mut output)?;
         let received = input.receive(&around, &mut output)?;
         let second = self.send(&mut output)?;
+        if self.refused.get() && output.posted() < POST_LIMIT {
+            self.refused.set(false);
+            self.shared.hub.wake_for_room();
+        }
         // What had to wait for output can go on if that has gone.
         let go_on = received == Received::Waiting && output.is_empty() && self.shared.has_room_for_events();
         let more = received == Received::Round || go_on || first == Progress::More || second == Progress::More;
@@ -204,7 +210,11 @@ impl Provider for Tcp {
                 }
             })
             .sum();
-        if output.kept() >= POST_LIMIT || (signaled && !self.shared.ops.borrow().has_room(reading)) {
+        if output.posted() >= POST_LIMIT {
+            self.refused.set(true);
+            return Ok(Posted::Full);
+        }
+        if signaled && !self.shared.ops.borrow().has_room(reading) {
             return Ok(Posted::Full);
         }
         let op = if signaled {

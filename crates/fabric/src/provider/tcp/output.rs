@@ -13,7 +13,7 @@ pub(crate) const BY_REFERENCE: usize = 4096;
 const MAX_PIECES: usize = 32;
 
 /// Bytes sent in one round, so that one connection does not keep the thread for itself.
-const ROUND: usize = 8 << 20;
+const ROUND: usize = 2 << 20;
 
 /// Who keeps a referenced piece alive.
 enum Owner {
@@ -29,8 +29,12 @@ enum Piece {
     Small(usize),
     /// Bytes of somebody else.
     Reference { at: *const u8, len: usize, owner: Owner },
-    /// Bytes of our own.
-    Owned { bytes: Box<[u8]>, sent: usize },
+    /// Bytes of our own; copied from a caller, or (`answer`) from a memory region.
+    Owned {
+        bytes: Box<[u8]>,
+        sent: usize,
+        answer: bool,
+    },
 }
 
 /// The output queue of a connection.
@@ -41,8 +45,9 @@ pub(crate) struct Output {
     small_sent: usize,
     /// Pieces by reference to memory regions.
     leases: usize,
-    /// Bytes kept in `small` and `Owned`.
+    /// Bytes kept in `small` and `Owned`, and those of them that are copied answers.
     kept: usize,
+    answers: usize,
     /// The kernel takes no more.
     pub(crate) stuck: bool,
 }
@@ -66,6 +71,11 @@ impl Output {
     /// Bytes of memory it holds.
     pub(crate) fn kept(&self) -> usize {
         self.kept
+    }
+
+    /// Bytes of memory it holds, less large answers: what posting adds to.
+    pub(crate) fn posted(&self) -> usize {
+        self.kept - self.answers
     }
 
     /// True while bytes of a memory region are still to be read by the kernel.
@@ -137,9 +147,11 @@ impl Output {
                 // until its operation is complete or abandoned (which calls this first), a lease holds its mapping.
                 // Memory of a region may change meanwhile; the copy is of plain bytes.
                 let bytes: Box<[u8]> = unsafe { std::slice::from_raw_parts(*at, *len) }.into();
-                self.leases -= usize::from(matches!(owner, Owner::Lease(_)));
+                let answer = matches!(owner, Owner::Lease(_));
+                self.leases -= usize::from(answer);
+                self.answers += if answer { bytes.len() } else { 0 };
                 self.kept += bytes.len();
-                *piece = Piece::Owned { bytes, sent: 0 };
+                *piece = Piece::Owned { bytes, sent: 0, answer };
             }
         }
     }
@@ -149,13 +161,13 @@ impl Output {
         *self = Output::default();
     }
 
-    /// Sends what the kernel takes.
-    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
+    /// Sends what the kernel takes; also returns how many bytes that were.
+    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<(Sent, usize)> {
         let mut round = 0;
         self.stuck = false;
         while !self.pieces.is_empty() {
             if round >= ROUND {
-                return Ok(Sent::Round);
+                return Ok((Sent::Round, round));
             }
             match self.send_once(socket) {
                 Ok(sent) => {
@@ -164,13 +176,13 @@ impl Output {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.stuck = true;
-                    return Ok(Sent::Stuck);
+                    return Ok((Sent::Stuck, round));
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(Sent::All)
+        Ok((Sent::All, round))
     }
 
     fn send_once(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
@@ -188,7 +200,7 @@ impl Output {
                     (at, *len)
                 }
                 Piece::Reference { at, len, .. } => (*at, *len),
-                Piece::Owned { bytes, sent } => (bytes[*sent..].as_ptr(), bytes.len() - sent),
+                Piece::Owned { bytes, sent, .. } => (bytes[*sent..].as_ptr(), bytes.len() - sent),
             };
             *vector = libc::iovec {
                 iov_base: at.cast_mut().cast(),
@@ -222,11 +234,16 @@ impl Output {
                     *len -= now;
                     (now, *len == 0)
                 }
-                Piece::Owned { bytes, sent: done } => {
+                Piece::Owned {
+                    bytes,
+                    sent: done,
+                    answer,
+                } => {
                     let now = sent.min(bytes.len() - *done);
                     *done += now;
                     let whole = *done == bytes.len();
                     self.kept -= if whole { bytes.len() } else { 0 };
+                    self.answers -= if whole && *answer { bytes.len() } else { 0 };
                     (now, whole)
                 }
             };
@@ -284,7 +301,7 @@ mod tests {
             assert!(found == expected);
         });
         let mut owned = false;
-        while output.send(left.as_fd()).unwrap() != Sent::All {
+        while output.send(left.as_fd()).unwrap().0 != Sent::All {
             if !owned {
                 output.own(None);
                 output.own_leases();
@@ -295,6 +312,6 @@ mod tests {
             std::thread::yield_now();
         }
         reader.join().unwrap();
-        assert_eq!((output.kept(), output.leases), (0, 0));
+        assert_eq!((output.kept(), output.posted(), output.leases), (0, 0, 0));
     }
 }
