@@ -12,16 +12,14 @@ BIN := $(TARGET)/release
 POLVO := $(BIN)/polvo
 
 # End-to-end tests of `make test`, with what makes them short there. Each is an executable of tests/e2e that can be run
-# by itself, and then takes its time. `conformance` (it installs pjdfstest and fsx) and `make-run` (it builds everything
-# anew) are run by hand.
+# by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
-	bad-input:ROUNDS=6 \
 	balance \
 	client-active:MIB=256 \
 	idle:IDLE=15 \
 	kill9:ROUNDS=4 \
-	real-programs:TREES=/usr/include,TRANSFERS=150 \
 	three-mounts:ROUNDS=10,RECORDS=4000
+E2E_LONG := bad-input conformance make-run real-programs
 
 .PHONY: help
 help: ## This list
@@ -70,6 +68,10 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them)
 	@scripts/deps test
 	@POLVO="$(POLVO)" scripts/e2e $(if $(RUN),$(RUN),$(E2E))
+
+.PHONY: e2e-long
+e2e-long: ## The end-to-end tests that take long: bad input, conformance, a fresh clone, real programs
+	@$(MAKE) --no-print-directory e2e RUN="$(E2E_LONG)"
 
 .PHONY: bench
 bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.json
