@@ -123,7 +123,10 @@ pub(super) enum PeerMemory {
 }
 
 /// Pools mapped by this process, by device and inode: one mapping serves all its queue pairs.
-static POOLS: Mutex<Vec<((u64, u64), Weak<Pmem>)>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<(File, Weak<Pmem>)>> = Mutex::new(Vec::new());
+
+/// Device and inode.
+type File = (u64, u64);
 
 fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium) -> io::Result<Arc<Pmem>> {
     let stat = rustix::fs::fstat(&fd)?;
