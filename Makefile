@@ -16,10 +16,9 @@ POLVO := $(BIN)/polvo
 E2E := \
 	balance \
 	client-active:MIB=256 \
-	idle:IDLE=15 \
 	kill9:ROUNDS=4 \
 	three-mounts:ROUNDS=10,RECORDS=4000
-E2E_LONG := bad-input conformance make-run real-programs
+E2E_LONG := bad-input conformance idle make-run real-programs
 
 .PHONY: help
 help: ## This list
