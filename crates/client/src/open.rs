@@ -2,12 +2,12 @@
 
 use crate::client::Client;
 use crate::holds::{Begin, Held};
-use crate::index::FileIndex;
+use crate::index::{FileIndex, MapChange};
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::pull::Units;
 use polvo_format::{FileKind, NodeId, RegionId, Tail};
-use polvo_proto::{FileMap, FsError, InodeRef, LogCursor, Reply, Request, Written};
+use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, Reply, Request, Written};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -44,18 +44,41 @@ impl std::fmt::Debug for OpenFile {
     }
 }
 
-/// What the entries pulled have done to a read under way.
-pub(crate) enum Moved {
-    /// Nothing that it sees.
-    Elsewhere,
-    /// It is to be planned anew.
-    Here,
+/// What an index has taken in, all at once.
+pub(crate) struct Step {
+    /// The tail before.
+    pub(crate) from: Tail,
+    changes: Vec<MapChange>,
+    size_before: u64,
+    size_after: u64,
+}
+
+impl Step {
+    /// Whether a read of `offset..offset + len` planned before may see something else after.
+    pub(crate) fn touches(&self, offset: u64, len: u64) -> bool {
+        let end_moved = self.size_after != self.size_before && self.size_before < offset.saturating_add(len);
+        end_moved || self.changes.iter().any(|change| change.touches(offset, len))
+    }
 }
 
 fn index_of(map: &FileMap) -> FileIndex {
     let mut index = FileIndex::new(map.cursor, map.attr.size);
     index.add_page(&map.extents, page_end(map));
     index
+}
+
+/// Refuses a map whose extents lead nowhere.
+fn sane(map: FileMap, inode: InodeRef) -> Result<FileMap, FsError> {
+    let leads_somewhere = |extent: &Extent| {
+        extent.gpa.region() == inode.ino.region()
+            && extent.gpa.checked_add(extent.len).is_some()
+            && extent.offset.checked_add(extent.len).is_some()
+    };
+    if map.extents.iter().all(leads_somewhere) {
+        Ok(map)
+    } else {
+        Err(FsError::Io(format!("the map of inode {:?} makes no sense", inode.ino)))
+    }
 }
 
 fn page_end(map: &FileMap) -> u64 {
@@ -108,7 +131,7 @@ impl LocalClient {
     async fn ask_open(&self, inode: InodeRef) -> Result<((NodeId, u64), FileMap), FsError> {
         let holder = self.session_at(inode.ino.region()).await?;
         match self.call(inode.ino.region(), Request::Open { inode }).await? {
-            Reply::FileMap(map) => Ok((holder, map)),
+            Reply::FileMap(map) => Ok((holder, sane(map, inode)?)),
             other => Err(unexpected(&other)),
         }
     }
@@ -172,7 +195,7 @@ impl LocalClient {
                     continue;
                 }
             } else {
-                self.catch_up(held, page.cursor().tail, 0, 0).await?;
+                self.catch_up(held, page.cursor().tail).await?;
             }
             let mut index = held.index.write();
             if let Some(index) = index.as_mut()
@@ -187,7 +210,7 @@ impl LocalClient {
 
     async fn ask_extents(&self, inode: InodeRef, from: u64) -> Result<FileMap, FsError> {
         match self.call(inode.ino.region(), Request::Extents { inode, from }).await? {
-            Reply::FileMap(map) => Ok(map),
+            Reply::FileMap(map) => sane(map, inode),
             other => Err(unexpected(&other)),
         }
     }
@@ -204,32 +227,34 @@ impl LocalClient {
         Ok(true)
     }
 
-    /// Brings a file's index to (at least) the tail `to`, which was just read; says whether that changes anything for a
-    /// read of `offset..offset + len`.
-    pub(crate) async fn catch_up(&self, held: &Held, to: Tail, offset: u64, len: u64) -> Result<Moved, FsError> {
+    /// Brings a file's index to (at least) the tail `to`, which was just read. Returns what was applied; `None` when the
+    /// index was changed otherwise (by another thread, or dropped because it cannot follow).
+    pub(crate) async fn catch_up(&self, held: &Held, to: Tail) -> Result<Option<Step>, FsError> {
         let Some(cursor) = held.index.read().as_ref().map(FileIndex::cursor) else {
-            return Ok(Moved::Here);
+            return Ok(None);
         };
         if cursor.tail.version() == to.version() && cursor.tail.units() >= to.units() {
-            return Ok(Moved::Here); // another thread was faster
+            return Ok(None); // another thread was faster
         }
         let units = self.pull(held.inode.ino, cursor, to).await?;
         let changes = units.as_ref().and_then(|u| u.map_changes(cursor.tail.units()).ok());
         let mut guard = held.index.write();
         match (units, changes, guard.as_mut()) {
-            (Some(units), Some(changes), Some(index)) if index.cursor().tail == cursor.tail => {
+            (_, _, Some(index)) if index.cursor().tail != cursor.tail => Ok(None),
+            (Some(units), Some(changes), Some(index)) => {
                 let size_before = index.size();
                 changes.iter().for_each(|change| index.apply(change));
                 index.set_cursor(units.cursor);
-                let end_moved = index.size() != size_before && size_before < offset.saturating_add(len);
-                let here = end_moved || changes.iter().any(|change| change.touches(offset, len));
-                Ok(if here { Moved::Here } else { Moved::Elsewhere })
+                Ok(Some(Step {
+                    from: cursor.tail,
+                    changes,
+                    size_before,
+                    size_after: index.size(),
+                }))
             }
-            // another thread has changed it
-            (_, _, Some(index)) if index.cursor().tail != cursor.tail => Ok(Moved::Here),
             _ => {
                 *guard = None;
-                Ok(Moved::Here)
+                Ok(None)
             }
         }
     }

@@ -101,7 +101,12 @@ impl Units {
                 continue;
             }
             match record.entry {
-                Entry::Write { offset, len, gpa, .. } => changes.push(MapChange::Map { offset, len, gpa }),
+                Entry::Write { offset, len, gpa, .. } => {
+                    if gpa.region() != self.ino.region() || gpa.checked_add(len).is_none() {
+                        return Err(Unusable);
+                    }
+                    changes.push(MapChange::Map { offset, len, gpa });
+                }
                 Entry::Inline { offset, bytes, .. } => {
                     let at = self
                         .place(record.position)

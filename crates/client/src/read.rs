@@ -6,7 +6,7 @@ use crate::holds::Held;
 use crate::index::{NotLoaded, Plan};
 use crate::inode::tail_at;
 use crate::local::LocalClient;
-use crate::open::{Moved, OpenFile, data_region};
+use crate::open::{OpenFile, data_region};
 use polvo_cluster::{RegionVerb, join_all};
 use polvo_format::{FileKind, Tail};
 use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, Request};
@@ -111,7 +111,10 @@ impl LocalClient {
             }
             // an extension matters to a read that was cut off at the end of the file
             let len = if cut { plan.len } else { into.len() } as u64;
-            if let Moved::Elsewhere = self.catch_up(held, tail, offset, len).await? {
+            if let Some(step) = self.catch_up(held, tail).await?
+                && step.from == plan.tail
+                && !step.touches(offset, len)
+            {
                 return Ok((plan.len, cut));
             }
             tries += 1;
@@ -154,7 +157,7 @@ impl LocalClient {
         let state = self.log_state(held.inode.ino).await?;
         let known = held.index.read().as_ref().map(|index| index.cursor().tail);
         if known != Some(state.tail) {
-            self.catch_up(held, state.tail, 0, 0).await?;
+            self.catch_up(held, state.tail).await?;
         }
         Ok(())
     }

@@ -112,6 +112,13 @@ impl RegionSpace {
     }
 }
 
+/// Pages that lie in the region as a whole.
+fn sane(region: RegionId, run: &PageRun) -> bool {
+    let page = PAGE as u64;
+    let end = run.gpa.checked_add(u64::from(run.pages) * page);
+    run.gpa.region() == region && run.gpa.0.is_multiple_of(page) && end.is_some()
+}
+
 /// Space in hand in all regions. One short lock.
 #[derive(Default)]
 pub(crate) struct Stocks {
@@ -170,7 +177,7 @@ impl Stocks {
         let stock = Self::stock(&mut regions, region, incarnation);
         if stock.incarnation == incarnation {
             stock.confirmed = Instant::now();
-            stock.space.put(runs);
+            stock.space.put(runs.into_iter().filter(|run| sane(region, run)));
             for place in places {
                 if !stock.places.iter().rev().take(16).any(|known| *known == place) {
                     stock.places.push(place);
