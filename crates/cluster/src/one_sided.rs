@@ -209,15 +209,16 @@ impl Links {
         let bytes = ops.iter().map(RegionVerb::len).sum();
         let repeatable = !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
         let limit = self.context().timeouts().rpc;
-        let (mut refreshed, mut repeated) = (false, false);
+        // each region's map is fetched again at most once
+        let (mut refreshed, mut repeated) = (0, false);
         loop {
             let link = self.to(self.primary(region)?).await?;
             let maps = self.maps_of(&link, region, ops).await?;
             let mut verbs = match translate(&maps, ops) {
                 Ok(verbs) => verbs,
                 Err(Untranslatable::Never(error)) => return Err(error),
-                Err(Untranslatable::Unknown(region)) if !refreshed => {
-                    refreshed = true;
+                Err(Untranslatable::Unknown(region)) if refreshed <= maps.others.len() => {
+                    refreshed += 1;
                     self.fetch_segments(region, &link, maps.get(region).cloned()).await?;
                     continue;
                 }
@@ -240,7 +241,11 @@ impl Links {
             self.forget_segments(maps.first.region);
             maps.others.iter().for_each(|map| self.forget_segments(map.region));
             match error {
-                FabricError::BadKey { .. } | FabricError::Denied { .. } if repeatable && !refreshed => refreshed = true,
+                FabricError::BadKey { .. } | FabricError::Denied { .. }
+                    if repeatable && refreshed <= maps.others.len() =>
+                {
+                    refreshed = maps.others.len() + 1;
+                }
                 error => return Err(fabric_error(link.node, error)),
             }
         }

@@ -98,8 +98,6 @@ impl Spin {
                     *self = Spin::Over;
                     Next::Sleep
                 } else if now >= *turn {
-                    // Whoever is to answer may be waiting for this core.
-                    std::thread::yield_now();
                     Next::Yield
                 } else {
                     std::hint::spin_loop();

@@ -5,9 +5,12 @@ use polvo_cluster::candidates;
 use polvo_format::{Ino, NodeId, RegionId};
 use polvo_proto::{ClusterMap, Placement, Usage};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What an inode weighs beside the pages of its data: about what its log and the page that its data begins take.
-const INODE_WEIGHT: u64 = 4096;
+/// Below this mean fill (a part of all pools) differences in bytes count for less: there is room everywhere.
+const ROOMY: f64 = 0.125;
+/// Below this mean number of inodes a node differences in inodes count for less.
+const FEW_INODES: f64 = 64.0;
 
 #[derive(Clone, Copy, Default)]
 struct Known {
@@ -19,45 +22,83 @@ struct Known {
 }
 
 impl Known {
-    /// Bytes in use a million bytes of pool.
-    fn score(&self) -> u64 {
-        if self.full {
-            return u64::MAX;
+    fn inodes(&self) -> u64 {
+        self.usage.inodes + self.placed
+    }
+}
+
+#[derive(Default)]
+struct Nodes {
+    known: HashMap<NodeId, Known>,
+    /// Sums over `known`.
+    pool_bytes: u64,
+    data_bytes: u64,
+    inodes: u64,
+}
+
+impl Nodes {
+    fn learn(&mut self, node: NodeId, usage: Usage) {
+        let known = Known {
+            usage,
+            ..Known::default()
+        };
+        let before = self.known.insert(node, known).unwrap_or_default();
+        self.pool_bytes = self.pool_bytes - before.usage.total_bytes + usage.total_bytes;
+        self.data_bytes = self.data_bytes - before.usage.data_bytes + usage.data_bytes;
+        self.inodes = self.inodes - before.inodes() + usage.inodes;
+    }
+
+    fn placed(&mut self, node: NodeId) {
+        self.known.entry(node).or_default().placed += 1;
+        self.inodes += 1;
+    }
+
+    /// How full a node is beside the others. What it holds of the bytes and what it holds of the inodes count alike,
+    /// each against the mean, for the size of its pool: a node that was given a few large files is spared inodes until
+    /// its share of them is as much below the mean as its share of the bytes is above, and not until all of its bytes
+    /// are made up for by others in small files.
+    #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
+    fn score(&self, node: NodeId) -> f64 {
+        let Some(known) = self.known.get(&node) else { return 0.0 };
+        if known.full {
+            return f64::INFINITY;
         }
-        let used =
-            u128::from(self.usage.data_bytes) + u128::from(self.usage.inodes + self.placed) * u128::from(INODE_WEIGHT);
-        let total = u128::from(self.usage.total_bytes.max(1));
-        u64::try_from(used * 1_000_000_000 / total).unwrap_or(u64::MAX - 1)
+        let pools = self.pool_bytes.max(1) as f64;
+        let pool = known.usage.total_bytes.max(1) as f64;
+        let mean_fill = (self.data_bytes as f64 / pools).max(ROOMY);
+        let mean_inodes = (self.inodes as f64).max(FEW_INODES * self.known.len() as f64) / pools;
+        known.usage.data_bytes as f64 / pool / mean_fill + known.inodes() as f64 / pool / mean_inodes
     }
 }
 
 /// How full the nodes are, as far as we have heard.
 #[derive(Default)]
 pub(crate) struct Fullness {
-    nodes: Mutex<HashMap<NodeId, Known>>,
+    nodes: Mutex<Nodes>,
+    /// An inode has been placed since `take_used`.
+    used: AtomicBool,
 }
 
 impl Fullness {
     /// A node has said how full it is.
     pub fn learn(&self, node: NodeId, usage: Usage) {
-        self.nodes.lock().insert(
-            node,
-            Known {
-                usage,
-                placed: 0,
-                full: false,
-            },
-        );
+        self.nodes.lock().learn(node, usage);
     }
 
     /// An inode was placed there.
     pub fn note_placed(&self, node: NodeId) {
-        self.nodes.lock().entry(node).or_default().placed += 1;
+        self.nodes.lock().placed(node);
+        self.used.store(true, Relaxed);
     }
 
     /// It had no room for one; it is taken last until it says otherwise.
     pub fn note_full(&self, node: NodeId) {
-        self.nodes.lock().entry(node).or_default().full = true;
+        self.nodes.lock().known.entry(node).or_default().full = true;
+    }
+
+    /// Has anything been placed since this was last asked? Else nobody needs news of the others.
+    pub fn take_used(&self) -> bool {
+        self.used.swap(false, Relaxed)
     }
 
     /// The region for a new inode, `None` when all have been rejected. First the candidates by hash, the less full
@@ -80,16 +121,16 @@ impl Fullness {
             return Some(region);
         }
         let nodes = self.nodes.lock();
-        let score = |node: NodeId| nodes.get(&node).map_or(0, Known::score);
+        let score = |node: NodeId| nodes.score(node);
         let by_hash = both
             .into_iter()
             .filter_map(|region| map.primary(region).filter(usable).map(|node| (score(node), region)))
-            .min_by_key(|(score, _)| *score);
+            .min_by(|(a, _), (b, _)| a.total_cmp(b));
         if let Some((_, region)) = by_hash {
             return Some(region);
         }
         let mut others: Vec<NodeId> = map.nodes.iter().map(|n| n.id).filter(usable).collect();
-        others.sort_by_key(|node| score(*node));
+        others.sort_by(|a, b| score(*a).total_cmp(&score(*b)));
         others.into_iter().find_map(|node| region_of(map, node, both[0]))
     }
 }
@@ -150,14 +191,57 @@ mod tests {
     }
 
     #[test]
-    fn a_fuller_node_is_spared_until_the_others_catch_up() {
+    fn a_fuller_node_is_spared_as_much_as_it_is_fuller() {
         let fullness = Fullness::default();
-        for (node, data) in [(0, 4096 * 1000), (1, 0), (2, 0)] {
+        // 40 % of the bytes; the others hold 30 % each
+        for (node, data) in [(0, 400 << 20), (1, 300 << 20), (2, 300 << 20)] {
             fullness.learn(NodeId(node), usage(data, 0));
         }
-        let placed = place(&fullness, 5000, Placement::Hash, None);
-        assert!((950..1050).contains(&placed[0]), "{placed:?}");
-        assert!(placed[1].abs_diff(placed[2]) < 50, "{placed:?}");
+        let placed = place(&fullness, 10_000, Placement::Hash, None);
+        assert!((2600..2750).contains(&placed[0]), "{placed:?}");
+        assert!(placed[1].abs_diff(placed[2]) < 100, "{placed:?}");
+    }
+
+    #[test]
+    fn inodes_and_bytes_stay_balanced_when_few_files_hold_most_bytes() {
+        // Three nodes place files each for its own directories, and hear of one another every 500 files. One file in
+        // 200 is as large as 1000 others.
+        let map = cluster();
+        let choosers: [Fullness; 3] = std::array::from_fn(|_| Fullness::default());
+        let mut held = [usage(0, 0); 3];
+        let mut random = 0x5eed_u64;
+        for i in 0..27_000_u64 {
+            if i % 500 == 0 {
+                for (chooser, node) in choosers.iter().flat_map(|c| (0..3).map(move |n| (c, n))) {
+                    chooser.learn(NodeId(node), held[usize::from(node)]);
+                }
+            }
+            random = random
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
+            let chooser = &choosers[usize::try_from(random >> 40).unwrap() % 3];
+            let region = chooser
+                .choose(&map, Placement::Hash, None, Ino(1), &i.to_le_bytes(), &[])
+                .unwrap();
+            let node = map.primary(region).unwrap();
+            chooser.note_placed(node);
+            let to = &mut held[usize::from(node.0)];
+            to.inodes += 1;
+            to.data_bytes += if (random >> 33).is_multiple_of(200) {
+                4 << 20
+            } else {
+                4 << 10
+            };
+        }
+        for (what, of) in [
+            ("inodes", (|u: &Usage| u.inodes) as fn(&Usage) -> u64),
+            ("bytes", |u| u.data_bytes),
+        ] {
+            let sum: u64 = held.iter().map(of).sum();
+            for amount in held.iter().map(of) {
+                assert!((27..40).contains(&(amount * 100 / sum)), "{what}: {amount} of {sum}");
+            }
+        }
     }
 
     #[test]

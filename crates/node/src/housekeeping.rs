@@ -16,8 +16,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// How often a node looks after itself. It does nothing in between.
 pub(crate) const PERIOD: Duration = Duration::from_millis(500);
-/// Usage of other nodes is asked for every so many periods.
-const USAGE_EVERY: u64 = 2;
+/// Usage of the other nodes is asked for every period in which inodes were placed, else every so many.
+const USAGE_EVERY_IDLE: u64 = 20;
 /// An inode held by a transaction for so long makes us ask its coordinator.
 const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
 /// Pieces of log garbage collection a region and period.
@@ -47,7 +47,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
                 last_renewal = Instant::now();
                 links.renew().await;
             }
-            if round % USAGE_EVERY == 0 {
+            if node.fullness.take_used() || round % USAGE_EVERY_IDLE == 0 {
                 exchange_usage(&node, &links).await;
             }
             dispatch_left_over(&node, &links).await;

@@ -22,6 +22,8 @@ const PHASES: [Phase; 4] = [
 fn options(seed: u64) -> ClusterOptions {
     ClusterOptions {
         seed,
+        pool_bytes: 16 << 20,
+        segment_shift: Some(18),
         ..ClusterOptions::default()
     }
 }
@@ -236,6 +238,90 @@ fn a_participant_that_stays_away_is_told_of_and_served_later() {
         cluster.restart(2).await.unwrap();
         cluster.rest().await;
         assert!(renamed(&c, &s).await);
+        healthy(cluster).await;
+    });
+}
+
+#[test]
+fn a_slow_coordinator_is_waited_for() {
+    run(options(43), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let s = stage(cluster, &c).await;
+        cluster.node(0).stop_coordinator_at(Phase::Collected);
+        let asking = {
+            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
+            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
+        };
+        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let touching = {
+            let (c, file) = (c.clone(), s.file);
+            let set = SetAttr {
+                mode: Some(0o600),
+                ..SetAttr::default()
+            };
+            spawn_local(async move { c.set(file, set).await })
+        };
+        // long enough for the participants to ask how it stands
+        cluster.sleep(Duration::from_secs(3)).await;
+        assert!(!touching.is_finished(), "the file is held");
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        assert_eq!(touching.await.unwrap().unwrap().mode, 0o600);
+        assert!(renamed(&c, &s).await);
+        healthy(cluster).await;
+    });
+}
+
+#[test]
+fn a_held_inode_is_not_waited_for_for_ever() {
+    run(options(47), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let s = stage(cluster, &c).await;
+        cluster.node(0).stop_coordinator_at(Phase::Decided);
+        let asking = {
+            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
+            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
+        };
+        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let start = tokio::time::Instant::now();
+        assert_eq!(c.write(s.file, 0, b"x").await.map(|_| ()), Err(FsError::Busy));
+        let waited = start.elapsed();
+        let held = cluster.timeouts().held;
+        assert!(waited >= held && waited < held + Duration::from_secs(1), "{waited:?}");
+        cluster.node(0).let_coordinator_go_on();
+        let _late = asking.await;
+        assert!(renamed(&c, &s).await);
+        healthy(cluster).await;
+    });
+}
+
+#[test]
+fn a_session_that_ends_while_it_waits_gets_nothing() {
+    run(options(53), async |cluster| {
+        let (c, leaving) = (Caller::new(cluster, "client"), Caller::new(cluster, "leaving"));
+        let s = stage(cluster, &c).await;
+        cluster.node(0).stop_coordinator_at(Phase::Collected);
+        let asking = {
+            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
+            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
+        };
+        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let link = leaving.links.to(NodeId(2)).await.unwrap();
+        let opening = {
+            let (link, call) = (
+                link.clone(),
+                leaving.links.make_call(Cred::Kernel, Request::Open { inode: s.file }),
+            );
+            spawn_local(async move { link.call(&call).await })
+        };
+        cluster.sleep(Duration::from_millis(100)).await;
+        let detach = leaving.links.make_call(Cred::Kernel, Request::Detach);
+        assert_eq!(link.call(&detach).await, Ok(Reply::Done));
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        assert_eq!(opening.await.unwrap(), Err(FsError::SessionExpired));
+        c.unlink(s.new_dir, "dest").await.unwrap();
+        assert_eq!(c.attr(s.file).await, Err(FsError::Stale), "nobody holds it");
         healthy(cluster).await;
     });
 }
@@ -492,7 +578,7 @@ fn assert_busy(models: &[Model], faults: u32) {
 
 /// Seeds to go through: `SEEDS=n` in the environment for more.
 fn seeds() -> std::ops::Range<u64> {
-    0..std::env::var("SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12)
+    0..std::env::var("SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
 }
 
 async fn work(c: Caller, dir: InodeRef, seed: u64, rounds: u32) -> Model {

@@ -4,7 +4,7 @@ use super::snapshot::{Snapshot, difference, snapshot};
 use super::world::{ROOT_REGION, SESSION, Shape, World, new_file};
 use parking_lot::Mutex;
 use polvo_format::{FileKind, Tail};
-use polvo_pmem::sim::{Chooser, CrashImage, KeepAll, LoseAll, RandomLines, SomeLines};
+use polvo_pmem::sim::{Chooser, CrashImage, Fate, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
 use polvo_proto::FsError;
 use polvo_region::RegionError;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ pub struct CrashState {
     pub how: String,
 }
 
-/// All choices for one medium at one moment: every subset of few pending lines, else none, all and random ones; and
-/// random ones with torn lines.
+/// All choices for one medium at one moment: every subset of few pending lines, else none, all and random ones; random
+/// ones with torn lines; and a single line torn at each of its words.
 fn choices(pending: usize, number: u64) -> Vec<(String, Box<dyn Chooser>)> {
     let mut all: Vec<(String, Box<dyn Chooser>)> = vec![("nothing more survives".into(), Box::new(LoseAll))];
     if pending == 0 {
@@ -47,6 +47,18 @@ fn choices(pending: usize, number: u64) -> Vec<(String, Box<dyn Chooser>)> {
             all.push((format!("lines {bits:#b} survive"), Box::new(SomeLines::new(bits))));
         }
         random = 5;
+    }
+    if pending == 1 {
+        // a commit point: torn at each of its words
+        for word in 0..8 {
+            for (kept, others) in [(usize::MAX, 0), (0, usize::MAX)] {
+                let mut words = [others; 8];
+                words[word] = kept;
+                let how = format!("word {word} {}", if kept == 0 { "is lost" } else { "alone survives" });
+                all.push((how, Box::new(move |_: PendingLine| Fate::Words(words))));
+            }
+        }
+        random = 2;
     }
     for i in 0..random * rounds() {
         let seed = seed() << 40 ^ number << 10 ^ i;

@@ -58,6 +58,7 @@ pub fn making_a_region() {
             };
             STATES.fetch_add(1, Relaxed);
             if id == R0 {
+                finishing_cut_short(&shape, state);
                 let mut w = World {
                     shape: shape.clone(),
                     pools: vec![pool],
@@ -74,6 +75,30 @@ pub fn making_a_region() {
             states.len()
         );
     }
+}
+
+/// The recovery that finishes (or finds) the region of a crash state is cut short in its turn.
+fn finishing_cut_short(shape: &Shape, state: &CrashState) {
+    let pool = PoolSpace::open(Pmem::simulated_from_image(&state.images[0])).unwrap();
+    if pool.regions().is_empty() {
+        return; // there is nothing to finish
+    }
+    let mut w = World {
+        shape: shape.clone(),
+        pools: vec![pool],
+        regions: vec![],
+        now: START_NS,
+    };
+    let (again, result) = collect_states(&mut w, |w| Region::recover(&w.pools[0], R0, &mut |_, _| ()).map(|_| ()));
+    result.unwrap();
+    let what = format!("finishing a region after {}", state.how);
+    recover_all(&what, shape, START_NS, &again, |w, _| {
+        let tree = snapshot(w).map_err(|why| why.to_string())?;
+        if tree.0.len() != 1 {
+            return Err(format!("{} inodes", tree.0.len()));
+        }
+        go_on(w).map_err(|why| format!("{why:?}"))
+    });
 }
 
 /// Power cuts while recovering from a power cut.
