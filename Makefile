@@ -14,11 +14,14 @@ POLVO := $(BIN)/polvo
 # End-to-end tests of `make test`, with what makes them short there. Each is an executable of tests/e2e that can be run
 # by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
-	balance \
-	client-active:MIB=256 \
-	kill9:ROUNDS=4 \
-	three-mounts:ROUNDS=10,RECORDS=4000
-E2E_LONG := bad-input conformance idle make-run real-programs
+	idle \
+	three-mounts \
+	client-active \
+	kill9:ROUNDS=10 \
+	bad-input \
+	real-programs \
+	conformance:OPERATIONS=20000
+E2E_LONG := balance conformance kill9 make-run
 
 .PHONY: help
 help: ## This list
@@ -69,7 +72,7 @@ e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some 
 	@POLVO="$(POLVO)" scripts/e2e $(if $(RUN),$(RUN),$(E2E))
 
 .PHONY: e2e-long
-e2e-long: ## The end-to-end tests that take long: bad input, conformance, a fresh clone, real programs
+e2e-long: ## The end-to-end tests that take long: conformance and kill -9 in full, a fresh clone
 	@$(MAKE) --no-print-directory e2e RUN="$(E2E_LONG)"
 
 .PHONY: bench

@@ -11,7 +11,7 @@
 #   KEEP=1       leave $WORK and the clusters behind for inspection
 #   TMPDIR       where $WORK goes
 
-set -euo pipefail
+set -Eeuo pipefail
 shopt -s inherit_errexit
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -51,6 +51,7 @@ begin() {
     WORK=$(mktemp -d "${TMPDIR:-/tmp}/polvo-$NAME.XXXXXX")
     chmod 755 "$WORK" # some tests change users
     trap 'end_of_test $?' EXIT
+    trap 'say "status $? at ${BASH_SOURCE[0]##*/}:$LINENO: $BASH_COMMAND"' ERR
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM

@@ -69,7 +69,7 @@ fn main() {
 fn run(args: &Args, effort: Effort) -> Result<(), Box<dyn std::error::Error>> {
     let scratch = cluster::Scratch::new(&args.scratch)?;
     let mut report = Report::default();
-    let node = cluster::BenchNode::start(scratch.path(), effort.file_len * 3 + (512 << 20))?;
+    let node = cluster::BenchNode::start(scratch.path(), effort.file_len)?;
     library::internal(&node, scratch.path(), effort, &mut report)?;
     library::metadata(&node, scratch.path(), effort, &mut report)?;
     library::external(&node, effort, &mut report)?;

@@ -25,8 +25,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Records a baseline and returns its value, to relate others to.
-    pub fn baseline(&mut self, name: &str, value: f64, unit: &'static str) -> f64 {
+    /// Records a baseline, or a result that others will be related to later.
+    pub fn baseline(&mut self, name: &str, value: f64, unit: &'static str) {
         self.rows.push(Row {
             name: name.into(),
             value,
@@ -34,31 +34,33 @@ impl Report {
             baseline: String::new(),
             ratio: None,
         });
-        value
     }
 
-    /// Records a result with its ratio to `(name, value)` of a baseline in the same unit.
-    pub fn row(&mut self, name: &str, value: f64, unit: &'static str, baseline: (&str, f64)) {
-        let ratio = Some(value / baseline.1);
-        self.rows.push(Row {
-            name: name.into(),
-            value,
-            unit,
-            baseline: baseline.0.into(),
-            ratio,
-        });
+    /// Records a result: a row for each of the baselines, which are rows recorded before, in the same unit.
+    pub fn row(&mut self, name: &str, value: f64, unit: &'static str, baselines: &[&str]) {
+        for baseline in baselines {
+            let base = self.rows.iter().find(|row| row.name == *baseline);
+            let ratio = base.filter(|row| row.unit == unit).map(|row| value / row.value);
+            self.rows.push(Row {
+                name: name.into(),
+                value,
+                unit,
+                baseline: (*baseline).into(),
+                ratio,
+            });
+        }
     }
 
     /// Prints the table.
     pub fn print(&self) {
         println!(
-            "{:<46} {:>12} {:<6} {:>8}  of baseline",
+            "{:<42} {:>12} {:<6} {:>8}  of baseline",
             "name", "value", "unit", "ratio"
         );
         for r in &self.rows {
             let ratio = r.ratio.map_or(String::new(), |x| format!("{x:.2}"));
             println!(
-                "{:<46} {:>12.2} {:<6} {:>8}  {}",
+                "{:<42} {:>12.2} {:<6} {:>8}  {}",
                 r.name, r.value, r.unit, ratio, r.baseline
             );
         }

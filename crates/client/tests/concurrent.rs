@@ -5,6 +5,7 @@ use common::*;
 use polvo_client::{LocalClient, OpenFile, Whence};
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FallocateMode, FsError, SetAttr};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -367,5 +368,53 @@ fn a_full_pool_is_of_use_again_after_deleting() {
             // what the other client holds of the dead is recalled
             cluster.sleep(cluster.timeouts().renew_every() * 2).await;
         }
+    });
+}
+
+/// Whatever region a file falls to, it can have what another region had before.
+#[test]
+fn one_file_after_another_fills_the_pool() {
+    let segment_shift = Some(18);
+    let options = ClusterOptions {
+        seed: 51,
+        nodes: 1,
+        pool_bytes: 24 << 20,
+        segment_shift,
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let (one, two) = (external(cluster, "one"), internal(cluster, 0));
+        let (kept, open) = one.create_open(ROOT, b"kept", file()).await.expect("create");
+        let sentinel = pattern(7, 300_000);
+        assert_eq!(one.write(&open, 0, &sentinel).await, Ok(sentinel.len()));
+        let mut regions = BTreeSet::from([kept.ino.region()]);
+        for round in 0..10u64 {
+            let client = if round % 3 == 2 { &two } else { &one };
+            let name = format!("f{round}");
+            let (attr, open) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+            regions.insert(attr.ino.region());
+            let mut size = 0;
+            loop {
+                match client.write(&open, size, &pattern(size + round, 200_000)).await {
+                    Ok(written) => size += written as u64,
+                    Err(FsError::NoSpace) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert!(size > 15 << 20, "round {round}: full with {size} bytes");
+            for at in (0..size - 200_000).step_by(200_000) {
+                let mut bytes = vec![0; 200_000];
+                two.read(&open, at, &mut bytes).await.expect("read");
+                assert!(bytes == pattern(at + round, 200_000), "round {round}, offset {at}");
+            }
+            drop(open);
+            client.unlink(ROOT, name.as_bytes()).await.expect("unlink");
+            // what is held of the dead is recalled
+            cluster.sleep(cluster.timeouts().renew_every() * 2).await;
+        }
+        assert!(regions.len() > 1, "files fall to more than one region: {regions:?}");
+        let mut bytes = vec![0; sentinel.len()];
+        assert_eq!(one.read(&open, 0, &mut bytes).await, Ok(sentinel.len()));
+        assert!(bytes == sentinel);
     });
 }

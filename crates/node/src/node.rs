@@ -17,7 +17,7 @@ use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, Reply, Request, TxnState, Usage};
-use polvo_region::{PoolSpace, Region};
+use polvo_region::{PoolSpace, Region, RegionError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -254,6 +254,33 @@ impl Node {
 
     pub(crate) fn served(&self, region: RegionId) -> Option<&Arc<Served>> {
         self.regions.get(&region)
+    }
+
+    /// Does something in a region; once more when it finds no space and other regions here have some to spare.
+    pub(crate) fn enter_with_room<T>(
+        &self,
+        served: &Served,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, RegionError> {
+        self.with_room(|| served.enter(&mut f))
+    }
+
+    /// As [`Node::enter_with_room`], entering being the caller's affair.
+    pub(crate) fn with_room<T>(&self, mut f: impl FnMut() -> Result<T, RegionError>) -> Result<T, RegionError> {
+        match f() {
+            Err(RegionError::Fs(FsError::NoSpace)) => {
+                self.collect_segments();
+                f()
+            }
+            result => result,
+        }
+    }
+
+    /// Has all regions give back segments that hold nothing.
+    #[cold]
+    fn collect_segments(&self) {
+        let released: u32 = self.regions.values().map(|served| served.release_segments()).sum();
+        tracing::debug!(released, "empty segments collected for want of space");
     }
 
     /// A number to seed jitter with: repeats from run to run, differs from node to node and from use to use.

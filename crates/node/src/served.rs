@@ -2,7 +2,7 @@
 
 use crate::error::to_fs;
 use parking_lot::{Mutex, RwLock};
-use polvo_fabric::{Access, Memory, MemoryRegions};
+use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Epoch, Gpa, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{
@@ -20,12 +20,27 @@ pub(crate) struct PoolKeys {
     pub node: u64,
 }
 
+#[derive(Default)]
+struct Places {
+    /// By index.
+    known: Vec<SegmentPlace>,
+    /// Segments of this index and above are not known yet.
+    next: u32,
+}
+
+impl Places {
+    fn find(&self, index: u32) -> Option<&SegmentPlace> {
+        let at = self.known.binary_search_by_key(&index, |place| place.index).ok()?;
+        Some(&self.known[at])
+    }
+}
+
 /// A region served here.
 pub(crate) struct Served {
     pub id: RegionId,
     region: Mutex<Region>,
-    /// Segments by index. Only grows; what is missing is in the region.
-    places: RwLock<Vec<SegmentPlace>>,
+    /// Where segments lie. What is missing is in the region. Locked, if both are, after the region.
+    places: RwLock<Places>,
     segment_shift: u32,
     pmem: Arc<Pmem>,
     memory: Arc<MemoryRegions>,
@@ -80,17 +95,11 @@ impl Served {
 
     /// Takes over segments that the region has got since, with a key to write to those that hold data.
     fn update_places(&self) {
-        let fresh: Vec<(u32, u64, SegmentClass)> = {
-            let known = self.places.read().len();
-            self.region.lock().segments().iter().skip(known).copied().collect()
-        };
-        if fresh.is_empty() {
-            return;
-        }
+        let region = self.region.lock();
         let mut places = self.places.write();
-        for (index, pool_offset, class) in fresh {
-            if places.last().is_some_and(|last| last.index >= index) {
-                continue; // another thread was faster
+        for (index, pool_offset, class) in region.segments() {
+            if index < places.next {
+                continue;
             }
             let write_key = match class {
                 SegmentClass::Data => {
@@ -101,19 +110,33 @@ impl Served {
                 }
                 SegmentClass::Inodes | SegmentClass::Logs => 0,
             };
-            places.push(SegmentPlace {
+            places.known.push(SegmentPlace {
                 index,
                 pool_offset,
                 class,
                 write_key,
             });
+            places.next = index + 1;
         }
+    }
+
+    /// Gives data segments that hold nothing back to the pool, their keys taken away first; returns how many.
+    pub fn release_segments(&self) -> u32 {
+        let mut region = self.region.lock();
+        region.release_segments(|index| {
+            let mut places = self.places.write();
+            if let Ok(at) = places.known.binary_search_by_key(&index, |place| place.index) {
+                let place = places.known.remove(at);
+                self.memory.deregister(RemoteKey(place.write_key));
+            }
+            places.next = places.next.max(index + 1);
+        })
     }
 
     /// One page of the segment map, from segment `from` on.
     pub fn segment_map(&self, from: u32, epoch: Epoch, keys: PoolKeys) -> SegmentMap {
         self.update_places();
-        let places = self.places.read();
+        let places = &self.places.read().known;
         let start = places.partition_point(|place| place.index < from);
         let end = places.len().min(start + SEGMENTS_PAGE);
         SegmentMap {
@@ -136,8 +159,7 @@ impl Served {
         indexes.dedup();
         let find = || -> Option<Vec<SegmentPlace>> {
             let places = self.places.read();
-            let at = |index: &u32| places.binary_search_by_key(index, |place| place.index).ok();
-            indexes.iter().map(|index| at(index).map(|at| places[at])).collect()
+            indexes.iter().map(|index| places.find(*index).copied()).collect()
         };
         find().unwrap_or_else(|| {
             self.update_places();
@@ -153,7 +175,7 @@ impl Served {
             return None;
         }
         let places = self.places.read();
-        let place = &places[places.binary_search_by_key(&index, |place| place.index).ok()?];
+        let place = places.find(index)?;
         Some((place.pool_offset + inner, place.class))
     }
 

@@ -108,7 +108,7 @@ impl Node {
         let usage = self.usage();
         let pool = self.space.usage();
         let regions = self.regions.values().take(REGIONS_SHOWN).map(|served| {
-            let (usage, segments) = served.enter(|region| (region.usage(), region.segments().len()));
+            let (usage, segments) = served.enter(|region| (region.usage(), region.segments().count()));
             Region {
                 id: served.id.0,
                 epoch: map.region(served.id).map_or(0, |info| info.epoch.0),

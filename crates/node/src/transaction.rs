@@ -142,7 +142,8 @@ impl Node {
         open_for: Option<SessionId>,
     ) -> Result<Collected, FsError> {
         for _ in 0..COLLECT_LOOKS {
-            match served.collect(txn, intents, open_for, self.clock.now_ns()) {
+            let collect = || served.collect(txn, intents, open_for, self.clock.now_ns());
+            match self.with_room(collect) {
                 Err(RegionError::Held { .. }) => tokio::task::yield_now().await,
                 other => return other.map_err(to_fs),
             }

@@ -77,7 +77,7 @@ impl<'a> Turn<'a> {
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
         let served = self.served(region)?;
-        let txn = match served.enter(&mut f) {
+        let txn = match self.node.enter_with_room(served, &mut f) {
             Err(RegionError::Held { txn, .. }) => txn,
             other => return other.map_err(to_fs),
         };
@@ -117,7 +117,7 @@ impl<'a> Turn<'a> {
                 self.node.resolve(self.links, served, txn).await;
                 ask_at = Instant::now() + 2 * ASK_AFTER;
             }
-            match served.enter(&mut f) {
+            match self.node.enter_with_room(served, &mut f) {
                 Err(RegionError::Held { txn: by, .. }) => txn = by,
                 other => return other.map_err(to_fs),
             }

@@ -131,7 +131,7 @@ impl Region {
             survey.space.mark(self.store.slot_run(slot));
         }
         for (index, _, class) in self.store.segments() {
-            let (found, known) = (survey.space.bitmap(*index), self.store.space.bitmap(*index));
+            let (found, known) = (survey.space.bitmap(index), self.store.space.bitmap(index));
             let differing: BTreeSet<u32> = (0..known.len())
                 .filter(|&n| found.is_used(n) != known.is_used(n))
                 .collect();
@@ -144,10 +144,10 @@ impl Region {
                 };
                 findings.push(format!("segment {index}, unit {unit}: {what}"));
             }
-            if *class != SegmentClass::Data {
+            if class != SegmentClass::Data {
                 continue;
             }
-            let first = u64::from(*index) * pages_in_segment;
+            let first = u64::from(index) * pages_in_segment;
             for page in (first..first + pages_in_segment).filter(|p| known.is_used((p - first) as u32)) {
                 let (found, known) = (survey.space.live_bytes(page), self.store.space.live_bytes(page));
                 if found != known {

@@ -40,8 +40,8 @@ impl Region {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Region, Recovery), RegionError> {
         let store = Store::new(space, id)?;
-        match store.segments().first() {
-            Some((_, _, SegmentClass::Inodes)) => {}
+        match store.segments().next() {
+            Some((0, _, SegmentClass::Inodes)) => {}
             Some(_) => return Err(RegionError::Pool(format!("region {id} does not begin with inodes"))),
             None => return Err(RegionError::Pool(format!("region {id} has no segment in this pool"))),
         }
@@ -51,7 +51,7 @@ impl Region {
             Some(header) if header.region == id && header.segment_shift == store.segment_shift() => {}
             Some(header) => return Err(store.corrupt("region header", 0, format!("is of region {}", header.region))),
             // the power went while the region was made
-            None if store.segments().len() <= 2 && is_empty(&store) => {
+            None if store.segments().count() <= 2 && is_empty(&store) => {
                 let at = store.slot_at(0);
                 store.pmem.zero_streaming(at, 1 << store.segment_shift());
                 store.pmem.fence();

@@ -39,7 +39,7 @@ impl Region {
     /// ENOSPC when the pool has not three free segments.
     pub fn create(space: &Arc<PoolSpace>, id: RegionId, now_ns: i64) -> Result<Region, RegionError> {
         let mut store = Store::new(space, id)?;
-        if !store.segments().is_empty() {
+        if store.segments().next().is_some() {
             return Err(RegionError::Pool(format!("region {id} exists already")));
         }
         store.add_segment(SegmentClass::Inodes)?;
@@ -48,7 +48,7 @@ impl Region {
 
     /// Writes what every region begins with, the header last.
     pub(crate) fn found(mut store: Store, now_ns: i64) -> Result<Region, RegionError> {
-        if !store.segments().iter().any(|s| s.2 == SegmentClass::Logs) {
+        if !store.segments().any(|s| s.2 == SegmentClass::Logs) {
             store.add_segment(SegmentClass::Logs)?;
         }
         let header_slot = store.slot_run(0);
@@ -122,8 +122,16 @@ impl Region {
         self.store.region
     }
 
-    /// Segments by index: (index, pool offset, class). Changes only by growing.
-    pub fn segments(&self) -> &[(u32, u64, SegmentClass)] {
+    /// Gives data segments that hold nothing (any more) back to the pool, for other regions there to have room; returns
+    /// how many. `last_word` is told the index of each while nobody else can have it yet; no segment of the region gets
+    /// that index again before it is recovered.
+    pub fn release_segments(&mut self, last_word: impl FnMut(u32)) -> u32 {
+        self.settle(); // what was dispatched to us may have deleted files
+        self.store.release_segments(last_word)
+    }
+
+    /// Segments by index: (index, pool offset, class). New ones have higher indexes.
+    pub fn segments(&self) -> impl Iterator<Item = (u32, u64, SegmentClass)> + '_ {
         self.store.segments()
     }
 
@@ -131,7 +139,7 @@ impl Region {
     pub fn usage(&self) -> Usage {
         let (space, data) = (&self.store.space, SegmentClass::Data);
         Usage {
-            total_bytes: (self.segments().len() as u64) << self.store.segment_shift(),
+            total_bytes: (self.segments().count() as u64) << self.store.segment_shift(),
             free_bytes: (space.free(data) + space.quarantined(data)) * PAGE as u64,
             inodes: self.inodes,
             free_inodes: space.free(SegmentClass::Inodes),

@@ -43,7 +43,8 @@ struct Class {
 
 pub(crate) struct Space {
     shift: u32,
-    segments: Vec<(SegmentClass, Bitmap)>,
+    /// by index; none where a segment went back to the pool
+    segments: Vec<Option<(SegmentClass, Bitmap)>>,
     classes: [Class; 3],
     /// live bytes of data pages (by number) that are partly live
     live: NumberMap<u16>,
@@ -67,24 +68,53 @@ impl Space {
         }
     }
 
-    /// A segment more, all free.
-    pub fn add_segment(&mut self, class: SegmentClass) {
+    /// A segment more, all free. Indexes ascend.
+    pub fn add_segment(&mut self, index: u32, class: SegmentClass) {
         let unit = if class == SegmentClass::Inodes {
             INODE_SIZE
         } else {
             PAGE
         };
         let units = (1u64 << self.shift) / unit as u64;
-        let index = self.segments.len() as u32;
-        self.segments.push((class, Bitmap::new(units as u32)));
+        assert!(index as usize >= self.segments.len(), "segments come in order");
+        self.segments.resize_with(index as usize, || None);
+        self.segments.push(Some((class, Bitmap::new(units as u32))));
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.insert(index);
         of_class.units += units;
         of_class.free += units;
     }
 
+    /// Takes away a data segment of which nothing is in use or in quarantine, if there is one.
+    pub fn remove_empty_segment(&mut self) -> Option<u32> {
+        let class = SegmentClass::Data;
+        let of_class = &mut self.classes[class_at(class)];
+        let index = of_class.open.iter().copied().find(|&index| {
+            let bitmap = &self.segments[index as usize]
+                .as_ref()
+                .expect("open segments are there")
+                .1;
+            bitmap.free() == bitmap.len()
+        })?;
+        let units = u64::from(self.bitmap(index).len());
+        self.segments[index as usize] = None;
+        let of_class = &mut self.classes[class_at(class)];
+        of_class.open.remove(&index);
+        of_class.units -= units;
+        of_class.free -= units;
+        Some(index)
+    }
+
+    fn segment(&self, index: u32) -> &(SegmentClass, Bitmap) {
+        self.segments[index as usize].as_ref().expect("the segment is ours")
+    }
+
+    fn segment_mut(&mut self, index: u32) -> &mut (SegmentClass, Bitmap) {
+        self.segments[index as usize].as_mut().expect("the segment is ours")
+    }
+
     pub fn bitmap(&self, segment: u32) -> &Bitmap {
-        &self.segments[segment as usize].1
+        &self.segment(segment).1
     }
 
     /// Free units of a class, quarantine not counted.
@@ -115,7 +145,8 @@ impl Space {
                 .or(of_class.open.first())?,
         };
         of_class.cursor = segment;
-        let start = self.segments[segment as usize]
+        let start = self
+            .segment_mut(segment)
             .1
             .take_one()
             .expect("open segments have a free unit");
@@ -136,7 +167,7 @@ impl Space {
             .take(SEARCH_SEGMENTS)
         {
             let longest = best.map_or(0, |b| b.len);
-            let bitmap = &self.segments[segment as usize].1;
+            let bitmap = self.bitmap(segment);
             if bitmap.free() <= longest {
                 continue;
             }
@@ -156,7 +187,7 @@ impl Space {
     /// Takes the unit right after another one of its segment, if that is free.
     pub fn take_after(&mut self, page: u64) -> Option<Run> {
         let run = self.page_run((page + 1) * PAGE_BYTES, 1);
-        let (class, bitmap) = self.segments.get(run.segment as usize)?;
+        let (class, bitmap) = self.segments.get(run.segment as usize)?.as_ref()?;
         let same_segment = self.page_run(page * PAGE_BYTES, 1).segment == run.segment;
         (same_segment && *class == SegmentClass::Data && bitmap.free_at(run.start, 1) == 1).then(|| {
             self.mark(run);
@@ -166,7 +197,7 @@ impl Space {
 
     /// Marks a run as in use; false when part of it is already.
     pub fn mark(&mut self, run: Run) -> bool {
-        let marked = self.segments[run.segment as usize].1.take(run.start, run.len);
+        let marked = self.segment_mut(run.segment).1.take(run.start, run.len);
         if marked {
             self.took(run.segment, run.len);
         }
@@ -174,19 +205,20 @@ impl Space {
     }
 
     fn took(&mut self, segment: u32, n: u32) {
-        let (class, bitmap) = &self.segments[segment as usize];
-        let of_class = &mut self.classes[class_at(*class)];
+        let (class, full) = (self.segment(segment).0, self.bitmap(segment).free() == 0);
+        let of_class = &mut self.classes[class_at(class)];
         of_class.free -= u64::from(n);
-        if bitmap.free() == 0 {
+        if full {
             of_class.open.remove(&segment);
         }
     }
 
     /// Gives a run back at once: nobody can know of it any more.
     pub fn give(&mut self, run: Run) {
-        let (class, bitmap) = &mut self.segments[run.segment as usize];
+        let (class, bitmap) = self.segment_mut(run.segment);
         bitmap.give(run.start, run.len);
-        let of_class = &mut self.classes[class_at(*class)];
+        let class = *class;
+        let of_class = &mut self.classes[class_at(class)];
         of_class.free += u64::from(run.len);
         of_class.open.insert(run.segment);
     }
@@ -203,7 +235,7 @@ impl Space {
 
     /// Region offset of a run's first byte.
     pub fn offset(&self, run: Run) -> u64 {
-        let unit = match self.segments[run.segment as usize].0 {
+        let unit = match self.segment(run.segment).0 {
             SegmentClass::Inodes => INODE_SIZE as u64,
             _ => PAGE_BYTES,
         };
@@ -223,7 +255,7 @@ impl Space {
 
     /// Pages that nobody is to use before their time. `written`: by a client that is gone and may still write there.
     pub fn quarantine(&mut self, run: Run, written: bool) {
-        let (class, _) = self.segments[run.segment as usize];
+        let class = self.segment(run.segment).0;
         self.classes[class_at(class)].quarantined += u64::from(run.len);
         if let Some(last) = self.quarantine.back_mut() {
             let follows = last.run.segment == run.segment && last.run.start + last.run.len == run.start;
@@ -243,7 +275,7 @@ impl Space {
     }
 
     fn leave_quarantine(&mut self, run: Run) {
-        let (class, _) = self.segments[run.segment as usize];
+        let class = self.segment(run.segment).0;
         self.classes[class_at(class)].quarantined -= u64::from(run.len);
         self.give(run);
     }
@@ -349,13 +381,13 @@ mod tests {
 
     fn space() -> Space {
         let mut space = Space::new(21);
-        for class in [
+        for (index, class) in (0..).zip([
             SegmentClass::Inodes,
             SegmentClass::Logs,
             SegmentClass::Data,
             SegmentClass::Data,
-        ] {
-            space.add_segment(class);
+        ]) {
+            space.add_segment(index, class);
         }
         space
     }

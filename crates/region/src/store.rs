@@ -39,7 +39,9 @@ pub(crate) struct Store {
     pub pmem: Arc<Pmem>,
     pub region: RegionId,
     shift: u32,
-    segments: Vec<(u32, u64, SegmentClass)>,
+    /// by index: pool offset and class. An index is given once in a run, so that nobody who remembers what was there
+    /// takes another segment for it; none where a segment went back to the pool
+    segments: Vec<Option<(u64, SegmentClass)>>,
     pub space: Space,
     /// inodes whose log is more than half dead
     pub garbage: BTreeSet<u64>,
@@ -57,13 +59,12 @@ impl Store {
     /// The region's segments as the pool's table says.
     pub fn new(pool: &Arc<PoolSpace>, region: RegionId) -> Result<Store, RegionError> {
         let shift = pool.usage().segment_size.ilog2();
-        let segments = pool.segments_of(region);
-        if let Some((at, _)) = segments.iter().enumerate().find(|(at, s)| s.0 as usize != *at) {
-            return Err(RegionError::Pool(format!("segment {at} of region {region} is missing")));
-        }
+        let mut segments = Vec::new();
         let mut space = Space::new(shift);
-        for (_, _, class) in &segments {
-            space.add_segment(*class);
+        for (index, at, class) in pool.segments_of(region) {
+            segments.resize(index as usize, None);
+            segments.push(Some((at, class)));
+            space.add_segment(index, class);
         }
         Ok(Store {
             pmem: pool.pmem().clone(),
@@ -80,8 +81,11 @@ impl Store {
         })
     }
 
-    pub fn segments(&self) -> &[(u32, u64, SegmentClass)] {
-        &self.segments
+    /// (index, pool offset, class) of each segment, by index.
+    pub fn segments(&self) -> impl Iterator<Item = (u32, u64, SegmentClass)> + '_ {
+        (0..)
+            .zip(&self.segments)
+            .filter_map(|(index, segment)| segment.map(|(at, class)| (index, at, class)))
     }
 
     pub fn segment_shift(&self) -> u32 {
@@ -92,7 +96,7 @@ impl Store {
 
     /// Pool offset of a region offset of ours.
     pub fn at(&self, offset: u64) -> u64 {
-        let (_, base, _) = self.segments[(offset >> self.shift) as usize];
+        let (base, _) = self.segment(offset);
         base + (offset & ((1 << self.shift) - 1))
     }
 
@@ -103,7 +107,11 @@ impl Store {
 
     /// What the segment of a region offset of ours holds.
     pub fn class(&self, offset: u64) -> SegmentClass {
-        self.segments[(offset >> self.shift) as usize].2
+        self.segment(offset).1
+    }
+
+    fn segment(&self, offset: u64) -> (u64, SegmentClass) {
+        self.segments[(offset >> self.shift) as usize].expect("the segment is ours")
     }
 
     /// Is this a range within one segment of this class?
@@ -111,8 +119,8 @@ impl Store {
         let within = offset & ((1 << self.shift) - 1);
         let segment = usize::try_from(offset >> self.shift)
             .ok()
-            .and_then(|s| self.segments.get(s));
-        segment.is_some_and(|s| s.2 == class) && within.checked_add(len).is_some_and(|end| end <= 1 << self.shift)
+            .and_then(|s| *self.segments.get(s)?);
+        segment.is_some_and(|s| s.1 == class) && within.checked_add(len).is_some_and(|end| end <= 1 << self.shift)
     }
 
     /// Region offset of an address from the media that must lie in a data segment of this region.
@@ -192,9 +200,23 @@ impl Store {
     pub fn add_segment(&mut self, class: SegmentClass) -> Result<(), RegionError> {
         let index = self.segments.len() as u32;
         let at = self.pool.take_segment(self.region, index, class)?;
-        self.segments.push((index, at, class));
-        self.space.add_segment(class);
+        self.segments.push(Some((at, class)));
+        self.space.add_segment(index, class);
         Ok(())
+    }
+
+    /// Gives data segments that hold nothing (any more) back to the pool, quarantine emptied for it; returns how many.
+    /// `last_word` is told the index of each before anybody else can get it.
+    pub fn release_segments(&mut self, mut last_word: impl FnMut(u32)) -> u32 {
+        self.space.empty_quarantine();
+        let mut released = 0;
+        while let Some(index) = self.space.remove_empty_segment() {
+            last_word(index);
+            self.segments[index as usize] = None;
+            self.pool.give_back_segment(self.region, index);
+            released += 1;
+        }
+        released
     }
 
     /// Takes one log page.

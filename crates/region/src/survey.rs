@@ -53,8 +53,8 @@ pub(crate) struct Survey {
 impl Survey {
     pub fn new(store: &Store) -> Survey {
         let mut space = Space::new(store.segment_shift());
-        for (_, _, class) in store.segments() {
-            space.add_segment(*class);
+        for (index, _, class) in store.segments() {
+            space.add_segment(index, class);
         }
         Survey {
             space,
@@ -74,15 +74,15 @@ impl Survey {
         progress: &mut dyn FnMut(u64, u64),
         visit: &mut dyn FnMut(u64, Slot),
     ) -> Result<(), RegionError> {
-        let total = store.segments().len() as u64;
+        let total = store.segments().count() as u64;
         let slots_in_segment = (1u64 << store.segment_shift()) / INODE_SIZE as u64;
         let mut bytes = vec![0; CHUNK * INODE_SIZE];
-        for (index, _, class) in store.segments() {
-            progress(u64::from(*index), total);
-            if *class != SegmentClass::Inodes {
+        for (done, (index, _, class)) in (0..).zip(store.segments()) {
+            progress(done, total);
+            if class != SegmentClass::Inodes {
                 continue;
             }
-            let first = u64::from(*index) * slots_in_segment;
+            let first = u64::from(index) * slots_in_segment;
             for chunk in (first..first + slots_in_segment).step_by(CHUNK) {
                 store.read(chunk * INODE_SIZE as u64, &mut bytes);
                 self.bytes_read += bytes.len() as u64;

@@ -128,7 +128,6 @@ impl PoolSpace {
     ///
     /// # Panics
     /// When the region has no segment of this index.
-    #[allow(dead_code)] // for whoever shrinks or moves a region; covered by this module's tests
     pub(crate) fn give_back_segment(&self, region: RegionId, index: u32) {
         self.table.give_back(&self.pmem, region, index);
     }

@@ -413,7 +413,10 @@ impl Run {
                     self.world.attr(file).unwrap_err();
                 }
             }
-            Op::CollectGarbage => (0..regions).for_each(|region| self.world.collect_garbage(RegionId(region))),
+            Op::CollectGarbage => (0..regions).for_each(|region| {
+                self.world.collect_garbage(RegionId(region));
+                self.world.region(RegionId(region)).release_segments(|_| ());
+            }),
             Op::Tick => self.pass_tick(),
             Op::Restart => {
                 self.world.restart().unwrap();

@@ -3,7 +3,7 @@
 use crate::harness::power::{Scenario, collect_states, go_on, recover_all, verify};
 use crate::harness::snapshot::snapshot;
 use crate::harness::world::*;
-use crate::{R0, directory, file, name, pattern};
+use crate::{R0, R1, directory, file, name, pattern};
 use polvo_format::{INLINE_MAX, PAGE};
 use polvo_proto::*;
 use polvo_region::*;
@@ -287,4 +287,63 @@ pub fn a_full_pool() {
         }
     }
     go_on(&mut s.world).unwrap();
+}
+
+/// What one region gives back another one takes.
+pub fn segments_change_hands() {
+    let shape = Shape {
+        pool_len: 4 << 20,
+        ..Shape::two_regions()
+    };
+    let mut s = Scenario::new("segments change hands", shape);
+    s.full = true;
+    let root = s.world.root();
+    let kept = s.world.create(root, b"kept", file(), R0).unwrap();
+    s.world.commit(kept, &[(0, pattern(1, 10_000))], false).unwrap();
+    for round in 0..3 {
+        for (from, to) in [(R0, R1), (R1, R0)] {
+            let mut filled = Vec::new();
+            for n in 0.. {
+                let f = s.world.create(root, &name(n, 20), file(), from).unwrap();
+                filled.push(name(n, 20));
+                match s.world.commit(f, &[(0, pattern(n, 200_000))], false) {
+                    Ok(_) => (),
+                    Err(RegionError::Fs(FsError::NoSpace)) => break,
+                    Err(why) => panic!("{why}"),
+                }
+            }
+            assert!(filled.len() > 3, "round {round}: {} files fill the pool", filled.len());
+            let f = s.world.create(root, b"next", file(), to).unwrap();
+            let bytes = pattern(round, 300_000);
+            let result = s.world.commit(f, &[(0, bytes.clone())], false);
+            assert!(matches!(result, Err(RegionError::Fs(FsError::NoSpace))), "{result:?}");
+            for name in filled {
+                s.world.unlink(root, &name).unwrap();
+            }
+            let result = s.world.commit(f, &[(0, bytes.clone())], false);
+            assert!(
+                matches!(result, Err(RegionError::Fs(FsError::NoSpace))),
+                "not given back: {result:?}"
+            );
+            let mut told = Vec::new();
+            let before: Vec<_> = s.world.region(from).segments().map(|segment| segment.0).collect();
+            let released = s.step("release", |w| w.region(from).release_segments(|index| told.push(index)));
+            assert_eq!(released as usize, told.len());
+            assert!(released >= 2, "round {round}: {released} given back");
+            s.step("commit into what was given back", |w| w.commit(f, &[(0, bytes)], false))
+                .unwrap();
+            assert_eq!(s.world.check(), [""; 0]);
+            let grown = s.world.create(root, b"grown", file(), from).unwrap();
+            s.world.commit(grown, &[(0, pattern(round, 100_000))], false).unwrap();
+            let fresh = s.world.region(from).segments().map(|segment| segment.0);
+            let reused: Vec<u32> = fresh.filter(|index| told.contains(index)).collect();
+            assert_eq!(reused, [], "of {before:?}");
+            for name in [&b"next"[..], b"grown"] {
+                s.world.unlink(root, name).unwrap();
+            }
+            s.world.region(to).release_segments(|_| ());
+        }
+        s.world.restart().unwrap();
+    }
+    assert_eq!(s.world.read(kept, 0, 10_000).unwrap(), pattern(1, 10_000));
 }

@@ -52,6 +52,7 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("garbage collection", data::garbage_collection),
     ("sessions and space", data::sessions_and_space),
     ("a full pool", data::a_full_pool),
+    ("segments change hands", data::segments_change_hands),
     ("making a region", failures::making_a_region),
     ("recovery cut short", failures::recovery_cut_short),
     (
