@@ -2,10 +2,10 @@
 
 use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
-use crate::transaction::{Failure, Plan, transact};
+use crate::transaction::{Failure, Outcomes, Plan, transact};
 use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX};
-use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Placement, Reply};
+use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, Placement, Reply};
 use polvo_region::RegionError;
 
 /// Decides about an operation whose transaction failed on what was looked up before it: a look that finds the same again
@@ -110,62 +110,27 @@ impl Turn<'_> {
     pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Answer {
         names::check_new(&name)?;
         check_new_file(&file)?;
-        let own = dir.ino.region();
-        let mut rejected = Vec::new();
-        let mut no_room = FsError::NoSpace;
-        let mut backoff = self.backoff();
-        loop {
-            let Seen {
-                attr: parent,
-                placement,
-                ..
-            } = self.directory_without(dir, &name).await?;
-            let Some(region) = self.choose_region(dir, &name, placement, &mut rejected) else {
-                return Err(no_room);
+        let kind = file.kind;
+        let look = async || {
+            let seen = self.directory_without(dir, &name).await?;
+            Ok((seen.attr, seen.placement))
+        };
+        let plan = |plan: &mut Plan, _| {
+            let (name, target) = (name.clone(), None);
+            let intent = Intent::AddName {
+                dir,
+                name,
+                target,
+                kind,
             };
-            let file = permission::new_file(self.cred, &parent, file.clone());
-            let kind = file.kind;
-            let mut plan = Plan::new(own);
-            plan.want(
-                region,
-                Intent::NewInode {
-                    file,
-                    parent: dir,
-                    placement,
-                    unnamed: false,
-                },
-            );
-            plan.want(
-                own,
-                Intent::AddName {
-                    dir,
-                    name: name.clone(),
-                    target: None,
-                    kind,
-                },
-            );
-            match transact(self, plan, open, None).await {
-                Ok(outcomes) => {
-                    let made = outcomes
-                        .made
-                        .ok_or_else(|| FsError::Io("a transaction made no inode".into()))?;
-                    self.note_placed(region);
-                    let dir_tail = outcomes.of(dir.ino)?.tail;
-                    return Ok(Reply::Made(Made {
-                        attr: made.attr,
-                        tail: made.tail,
-                        dir_tail,
-                    }));
-                }
-                Err(Failure::Conflict) => backoff.wait().await?,
-                Err(Failure::NoRoom(node, error)) => {
-                    self.node.fullness.note_full(node);
-                    rejected.push(node);
-                    no_room = error;
-                }
-                Err(Failure::Fs(error)) => return Err(error),
-            }
-        }
+            plan.want(dir.ino.region(), intent);
+        };
+        let (made, outcomes) = self.make_inode(dir, &name, file, false, open, look, plan).await?;
+        Ok(Reply::Made(Made {
+            attr: made.attr,
+            tail: made.tail,
+            dir_tail: outcomes.of(dir.ino)?.tail,
+        }))
     }
 
     pub async fn create_unnamed(&self, dir: InodeRef, file: NewFile) -> Answer {
@@ -175,47 +140,67 @@ impl Turn<'_> {
         }
         let own = dir.ino.region();
         let seed = self.node.next_jitter().to_le_bytes();
+        let look = async || {
+            self.on(own, |r| {
+                let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
+                must_be_directory(&attr)?;
+                permission::access(self.cred, &attr, WRITE | EXECUTE)?;
+                Ok((attr, r.placement(dir)?))
+            })
+            .await
+        };
+        let plan = |plan: &mut Plan, region| {
+            if region != own {
+                plan.want(own, Intent::Pin { inode: dir });
+            }
+        };
+        let (made, _) = self.make_inode(dir, &seed, file, true, true, look, plan).await?;
+        let dir_tail = self.on(own, |r| r.attr(dir.ino, Some(dir.generation))).await?.1;
+        Ok(Reply::Made(Made {
+            attr: made.attr,
+            tail: made.tail,
+            dir_tail,
+        }))
+    }
+
+    /// Makes an inode in a region that is chosen by `seed`, of those that have room. `look` looks at the directory (anew
+    /// for each attempt), `plan` adds what is to happen together with it.
+    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in each of them")]
+    async fn make_inode(
+        &self,
+        dir: InodeRef,
+        seed: &[u8],
+        file: NewFile,
+        unnamed: bool,
+        open: bool,
+        look: impl AsyncFn() -> Result<(Attr, Placement), FsError>,
+        plan: impl Fn(&mut Plan, RegionId),
+    ) -> Result<(Outcome, Outcomes), FsError> {
         let mut rejected = Vec::new();
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
         loop {
-            let (parent, placement) = self
-                .on(own, |r| {
-                    let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
-                    must_be_directory(&attr)?;
-                    Ok((attr, r.placement(dir)?))
-                })
-                .await?;
-            permission::access(self.cred, &parent, WRITE | EXECUTE)?;
-            let Some(region) = self.choose_region(dir, &seed, placement, &mut rejected) else {
+            let (parent, placement) = look().await?;
+            let Some(region) = self.choose_region(dir, seed, placement, &mut rejected) else {
                 return Err(no_room);
             };
-            let file = permission::new_file(self.cred, &parent, file.clone());
-            let mut plan = Plan::new(own);
-            plan.want(
+            let mut all = Plan::new(dir.ino.region());
+            all.want(
                 region,
                 Intent::NewInode {
-                    file,
+                    file: permission::new_file(self.cred, &parent, file.clone()),
                     parent: dir,
                     placement,
-                    unnamed: true,
+                    unnamed,
                 },
             );
-            if region != own {
-                plan.want(own, Intent::Pin { inode: dir });
-            }
-            match transact(self, plan, true, None).await {
-                Ok(outcomes) => {
-                    let made = outcomes
-                        .made
-                        .ok_or_else(|| FsError::Io("a transaction made no inode".into()))?;
+            plan(&mut all, region);
+            match transact(self, all, open, None).await {
+                Ok(mut outcomes) => {
+                    let made = outcomes.made.take();
+                    let made = made.ok_or_else(|| FsError::Io("a transaction made no inode".into()))?;
                     self.note_placed(region);
-                    let dir_tail = self.on(own, |r| r.attr(dir.ino, Some(dir.generation))).await?.1;
-                    return Ok(Reply::Made(Made {
-                        attr: made.attr,
-                        tail: made.tail,
-                        dir_tail,
-                    }));
+                    return Ok((made, outcomes));
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::NoRoom(node, error)) => {
