@@ -324,6 +324,8 @@ impl Node {
     pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, served: &Arc<Served>, txn: TxnId) {
         let state = if txn.node() == self.id() {
             self.txn_state(txn)
+        } else if self.map().nodes.iter().all(|node| node.id != txn.node()) {
+            TxnState::Aborted // a damaged lock word: there is nobody who could end it otherwise
         } else {
             let call = links.make_call(Cred::Kernel, Request::TxnState { txn });
             match links.send_within(txn.node(), &call, STATE_LIMIT).await {

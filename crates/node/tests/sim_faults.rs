@@ -4,9 +4,10 @@
 mod common;
 
 use common::*;
-use polvo_format::{FileKind, NodeId};
+use polvo_format::{FileKind, INODE_HEAD_SIZE, INODE_LOCK, INODE_SIZE, InodeHead, NodeId, TxnId};
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
+use polvo_pmem::Pmem;
 use polvo_proto::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -719,6 +720,34 @@ fn what_was_acknowledged_survives_a_bad_network() {
             healthy(cluster).await;
         });
     }
+}
+
+/// Where the inode lies in a pool: only there its checksum fits its number.
+fn slot_in(pmem: &Pmem, inode: InodeRef) -> u64 {
+    let mut head = [0; INODE_HEAD_SIZE];
+    let is_it = |at: &u64| {
+        pmem.read(*at, &mut head);
+        InodeHead::decode(&head, inode.ino).is_ok_and(|head| head.kind.is_some())
+    };
+    (0..pmem.len()).step_by(INODE_SIZE).find(is_it).expect("the inode is there")
+}
+
+#[test]
+fn an_inode_held_by_a_transaction_of_nobody_is_let_go() {
+    run(options(59), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let (_, file) = c.file_at(cluster, ROOT, 2, "f").await;
+        cluster.stop(2).await;
+        let pmem = cluster.pmem(2).clone();
+        let lock = slot_in(&pmem, file) + INODE_LOCK;
+        assert_eq!(pmem.read_u64(lock), 0);
+        pmem.write_u64(lock, TxnId::new(NodeId(77), 5).0);
+        pmem.persist(lock, 8);
+        cluster.restart(2).await.unwrap();
+        assert_eq!(c.attr(file).await.unwrap().ino, file.ino);
+        assert_eq!(pmem.read_u64(lock), 0);
+        healthy(cluster).await;
+    });
 }
 
 #[test]
