@@ -62,8 +62,9 @@ lint: ## Formatting, clippy without warnings, shell syntax
 		bash -n "$$script"; done
 
 .PHONY: test
-test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, end-to-end tests
+test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, fuzzing in short, end-to-end tests
 	cargo test --workspace
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
 
 .PHONY: e2e
@@ -74,6 +75,12 @@ e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some 
 .PHONY: e2e-long
 e2e-long: ## The end-to-end tests that take long: conformance and kill -9 in full, a fresh clone
 	@$(MAKE) --no-print-directory e2e RUN="$(E2E_LONG)"
+
+FUZZ_SECONDS := 60
+.PHONY: fuzz
+fuzz: ## Fuzz every decoder, FUZZ_SECONDS each (default 60), on the corpus of fuzz/corpus first
+	@scripts/deps test
+	@SECONDS_EACH=$(FUZZ_SECONDS) scripts/fuzz $(RUN)
 
 .PHONY: bench
 bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.json

@@ -14,6 +14,8 @@ mod address;
 mod completion;
 mod endpoint;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handshake;
 mod identity;
 mod key_table;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod attr;
+mod checksum;
 mod error;
 mod ids;
 mod inode;

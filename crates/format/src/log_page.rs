@@ -1,7 +1,7 @@
 //! Where log positions lie: a log is counted in units of 64 bytes; the first two lie in the inode, then 63 in each
 //! 4 KiB log page, whose first 64 bytes are its header.
 
-use crate::{FormatError, INODE_UNITS, Ino, LINE, PAGE, RegionOffset};
+use crate::{FormatError, INODE_UNITS, Ino, LINE, PAGE, RegionOffset, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -138,7 +138,7 @@ impl LogPage {
 }
 
 fn checksum(raw: &RawPage) -> u32 {
-    crc32c::crc32c(&raw.as_bytes()[..std::mem::offset_of!(RawPage, crc)])
+    checksum::crc32c(&raw.as_bytes()[..std::mem::offset_of!(RawPage, crc)])
 }
 
 #[cfg(test)]

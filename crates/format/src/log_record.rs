@@ -1,7 +1,7 @@
 //! Entries at their places in a log: sealing, reading a run of units back, and what an entry does to the attributes.
 
 use crate::log_entry::{INLINE_HEAD, WHAT};
-use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, PAGE_UNITS, UnitPlace};
+use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, PAGE_UNITS, UnitPlace, checksum};
 
 /// Gives an encoded entry its place: fills in the checksum. `entry` is the whole entry, all its units.
 pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
@@ -15,7 +15,7 @@ fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
     seed[8..16].copy_from_slice(&position.to_le_bytes());
     seed[16..20].copy_from_slice(&version.to_le_bytes());
     seed[20..].copy_from_slice(&entry[..4]);
-    crc32c::crc32c_append(crc32c::crc32c(&seed), &entry[8..])
+    checksum::crc32c_append(checksum::crc32c(&seed), &entry[8..])
 }
 
 /// Units of the (not necessarily sealed) entry at the start of `bytes`; `None` where that is nonsense.

@@ -6,7 +6,7 @@
 //! content valid.
 
 use crate::superblock::REDO_SLOT_SIZE;
-use crate::{FormatError, Gpa, LINE, RegionId, TxnId};
+use crate::{FormatError, Gpa, LINE, RegionId, TxnId, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -208,9 +208,9 @@ impl<'a> RedoEncoder<'a> {
 }
 
 fn checksum(header: &Header, number: u64, payload: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&number.to_le_bytes());
-    let crc = crc32c::crc32c_append(crc, &header.as_bytes()[8..LINE - 4]);
-    crc32c::crc32c_append(crc, payload)
+    let crc = checksum::crc32c(&number.to_le_bytes());
+    let crc = checksum::crc32c_append(crc, &header.as_bytes()[8..LINE - 4]);
+    checksum::crc32c_append(crc, payload)
 }
 
 impl<'a> RedoRecord<'a> {

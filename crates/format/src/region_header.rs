@@ -1,6 +1,6 @@
 //! The region header: slot 0 of a region's inode table, written last when the region is made.
 
-use crate::{FormatError, RegionId};
+use crate::{FormatError, RegionId, checksum};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -40,7 +40,7 @@ impl RegionHeader {
             reserved: [0; 44],
             crc: U32::ZERO,
         };
-        raw.crc = U32::new(crc32c::crc32c(&raw.as_bytes()[..60]));
+        raw.crc = U32::new(checksum::crc32c(&raw.as_bytes()[..60]));
         zerocopy::transmute!(raw)
     }
 
@@ -53,7 +53,7 @@ impl RegionHeader {
         if raw.magic != MAGIC {
             return Err(FormatError::Magic(WHAT));
         }
-        if raw.crc.get() != crc32c::crc32c(&bytes[..60]) {
+        if raw.crc.get() != checksum::crc32c(&bytes[..60]) {
             return Err(FormatError::Checksum(WHAT));
         }
         if raw.version.get() != VERSION {

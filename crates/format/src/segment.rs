@@ -75,6 +75,9 @@ impl SegmentEntry {
 
 /// CRC-16/CCITT over the place (32 bits) and the entry's lower 48 bits.
 fn check(at: SegmentIndex, low: u64) -> u16 {
+    if cfg!(fuzzing) {
+        return 0; // as other checksums are then
+    }
     const TABLE: [u16; 256] = {
         let mut table = [0; 256];
         let mut byte = 0;

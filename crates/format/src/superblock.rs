@@ -4,7 +4,7 @@
 //! Two copies lie at offsets 0 and [`SUPERBLOCK_SIZE`]; a change is written to the older one with a generation raised
 //! by one, so that at any moment one copy is whole.
 
-use crate::{FormatError, NodeId, PAGE};
+use crate::{FormatError, NodeId, PAGE, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -241,7 +241,7 @@ impl Superblock {
             reserved3: [0; 132],
             crc: U32::ZERO,
         };
-        raw.crc = U32::new(crc32c::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]));
+        raw.crc = U32::new(checksum::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]));
         raw.as_bytes().try_into().expect("the struct has this size")
     }
 
@@ -257,7 +257,7 @@ impl Superblock {
         if raw.magic != POOL_MAGIC {
             return Err(FormatError::Magic(WHAT));
         }
-        if crc32c::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]) != raw.crc.get() {
+        if checksum::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]) != raw.crc.get() {
             return Err(FormatError::Checksum(WHAT));
         }
         let version = raw.version.get();

@@ -729,7 +729,10 @@ fn slot_in(pmem: &Pmem, inode: InodeRef) -> u64 {
         pmem.read(*at, &mut head);
         InodeHead::decode(&head, inode.ino).is_ok_and(|head| head.kind.is_some())
     };
-    (0..pmem.len()).step_by(INODE_SIZE).find(is_it).expect("the inode is there")
+    (0..pmem.len())
+        .step_by(INODE_SIZE)
+        .find(is_it)
+        .expect("the inode is there")
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! Writes the first inputs of the corpus: well-formed structures for the fuzzer to spoil.
+//!
+//!     cd fuzz && RUSTFLAGS='--cfg fuzzing' cargo run --example seeds
+
+use polvo_format::*;
+use polvo_pmem::sim::LoseAll;
+use polvo_proto::{Call, Cred, FsError, InodeRef, Reply, Request, Usage, encode_answer};
+use std::path::Path;
+
+#[path = "../../crates/region/tests/harness/mod.rs"]
+mod harness;
+use harness::world::{Shape, World, new_file};
+
+fn keep(target: &str, name: &str, bytes: &[u8]) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    std::fs::create_dir_all(&dir).expect("the corpus can be written");
+    std::fs::write(dir.join(name), bytes).expect("the corpus can be written");
+}
+
+fn main() {
+    let region = RegionId(0);
+    let mut w = World::new(Shape::small());
+    let root = w.root();
+    for n in 0..30u32 {
+        let file = w
+            .create(
+                root,
+                format!("file {n}").as_bytes(),
+                new_file(FileKind::File, 0o644),
+                region,
+            )
+            .unwrap();
+        w.write(file, Some(0), &vec![7; 100 * n as usize]).unwrap();
+        w.commit(file, &[(50_000, vec![1; 5000])], false).unwrap();
+        w.set_xattr(file, b"user.name", b"value", polvo_proto::XattrMode::Any)
+            .unwrap();
+    }
+    w.unlink(root, b"file 3").unwrap();
+    let image = w.pools[0].pmem().sim().unwrap().image(&mut LoseAll);
+    let mut page = vec![0; PAGE];
+    image.read(0, &mut page);
+    keep("superblock", "formatted", &page[..SUPERBLOCK_USED]);
+    let (mut inodes, mut logs) = (0, 0);
+    for at in (0..image.len()).step_by(PAGE) {
+        image.read(at, &mut page);
+        for slot in page.chunks(INODE_SIZE) {
+            if slot[..LINE] != [0; LINE] && inodes < 20 && InodeView::decode(slot.try_into().unwrap(), root.ino).is_ok()
+            {
+                keep("inode", &format!("slot-{inodes}"), slot);
+                keep("log_entries", &format!("units-{inodes}"), &slot[2 * LINE..]);
+                inodes += 1;
+            }
+        }
+        if LogPage::decode(&page).is_ok() && logs < 5 {
+            keep("log_entries", &format!("page-{logs}"), &page[LINE..]);
+            logs += 1;
+        }
+    }
+    let mut record = Vec::new();
+    let gpa = |region, offset| Gpa::new(RegionId(region), RegionOffset(offset));
+    let mut redo = RedoEncoder::new(&mut record, 3, TxnId::new(NodeId(1), 5));
+    redo.local(gpa(0, 4096), b"eight by");
+    redo.remote(
+        RegionId(1),
+        [(gpa(1, 8192), &b"elsewhere"[..])].into_iter(),
+        &[gpa(1, 56)],
+    );
+    keep("redo_record", "local-and-remote", redo.finish());
+    let inode = InodeRef {
+        ino: Ino::ROOT,
+        generation: Generation(1),
+    };
+    let requests = [
+        Request::Usage,
+        Request::Map,
+        Request::Detach,
+        Request::Segments { region, from: 0 },
+        Request::Open { inode },
+        Request::GetAttr {
+            ino: inode.ino,
+            generation: Some(inode.generation),
+        },
+    ];
+    for (n, request) in requests.into_iter().enumerate() {
+        let call = Call {
+            session: SessionId(7),
+            epoch: Epoch(1),
+            request_id: 9,
+            cred: Cred::Kernel,
+            request,
+        };
+        keep("rpc_request", &format!("request-{n}"), &call.encode());
+    }
+    let answers = [
+        Ok(Reply::Done),
+        Ok(Reply::Usage(Usage::default())),
+        Err(FsError::Stale),
+        Err(FsError::Io("why".into())),
+    ];
+    for (n, answer) in answers.iter().enumerate() {
+        keep("rpc_answer", &format!("answer-{n}"), &encode_answer(answer));
+    }
+    let key = 1 << 20; // the first one when fuzzed
+    let mut all = Vec::new();
+    for opcode in [1, 2, 3, 4, 5, 6, 7, 16, 17, 18] {
+        let payload: &[u8] = if matches!(opcode, 2 | 3 | 7 | 16) {
+            b"sixteen bytes..."
+        } else {
+            b""
+        };
+        let op = u32::from(opcode < 16) * 7;
+        let frame = [
+            &0x5ab0u16.to_le_bytes()[..],
+            &[opcode, 1],
+            &(payload.len() as u32).to_le_bytes(),
+            &op.to_le_bytes(),
+        ];
+        let words = [key, 64, 16, 0u64];
+        let rest: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let frame = [&frame.concat()[..], &0u32.to_le_bytes(), &rest, payload].concat();
+        keep("tcp_frames", &format!("opcode-{opcode}"), &frame);
+        all.extend(frame);
+    }
+    keep("tcp_frames", "all", &all);
+    keep(
+        "configuration",
+        "template",
+        polvo_cli::config_template::TEMPLATE.as_bytes(),
+    );
+    keep("configuration", "address", b"polvo://host:7777/path");
+}
