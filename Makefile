@@ -19,9 +19,10 @@ E2E := \
 	client-active \
 	kill9:ROUNDS=10 \
 	bad-input \
+	rename-storm:TIME=20 \
 	real-programs \
 	conformance:OPERATIONS=20000
-E2E_LONG := balance conformance kill9 make-run
+E2E_LONG := balance conformance kill9 make-run rename-storm
 
 .PHONY: help
 help: ## This list

@@ -30,6 +30,7 @@ FIGURES=()
 say() { printf '%s: %s\n' "$NAME" "$*" >&2; }
 
 fail() {
+    trap - ERR
     say "FAILED: $*"
     exit 1
 }
