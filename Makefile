@@ -15,6 +15,7 @@ POLVO := $(BIN)/polvo
 # by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
 	idle \
+	limits \
 	three-mounts \
 	client-active \
 	kill9:ROUNDS=10 \

@@ -57,8 +57,8 @@ pub struct BenchNode {
 }
 
 impl BenchNode {
-    /// Formats a pool for files of `file_len` bytes in `dir` and serves it over tcp (loopback) and shm.
-    pub fn start(dir: &Path, file_len: u64) -> Result<BenchNode, BenchError> {
+    /// Formats a pool of `pool_len` bytes in `dir` and serves it over tcp (loopback) and shm.
+    pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, BenchError> {
         let cluster = *b"polvo-benchmark!";
         let identity = Identity {
             cluster,
@@ -71,7 +71,7 @@ impl BenchNode {
             held: Duration::from_secs(2),
             lease: Duration::from_secs(30),
         };
-        let pmem = Pmem::create(&dir.join("pool"), pool_len(file_len), None)?;
+        let pmem = Pmem::create(&dir.join("pool"), pool_len, None)?;
         let params = FormatParams {
             identity: PoolIdentity {
                 cluster,

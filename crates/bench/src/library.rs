@@ -22,7 +22,7 @@ pub fn new_file() -> NewFile {
     }
 }
 
-fn root(client: &Arc<Client>) -> Result<InodeRef, FsError> {
+pub fn root(client: &Arc<Client>) -> Result<InodeRef, FsError> {
     client.run(|c| async move { c.resolve(Ino::ROOT).await })
 }
 

@@ -7,6 +7,7 @@
 mod baseline;
 mod cluster;
 mod library;
+mod limits;
 mod mounted;
 mod report;
 
@@ -33,6 +34,12 @@ struct Args {
     /// A tenth of the work, for a quick look.
     #[arg(long)]
     quick: bool,
+    /// Instead: reach the limits that are promised, with that many files in one directory, and say what each took.
+    #[arg(long, value_name = "FILES", num_args = 0..=1, default_missing_value = "1000000")]
+    limits: Option<usize>,
+    /// What `--limits` does in a process that it kills.
+    #[arg(long, hide = true)]
+    limits_fill: Option<usize>,
     /// Leave out the mount (needs /dev/fuse and the right to mount).
     #[arg(long)]
     no_mount: bool,
@@ -67,9 +74,15 @@ fn main() {
 }
 
 fn run(args: &Args, effort: Effort) -> Result<(), Box<dyn std::error::Error>> {
+    if let Some(files) = args.limits_fill {
+        return limits::fill(&args.scratch, files);
+    }
+    if let Some(files) = args.limits {
+        return limits::run(&args.scratch, files);
+    }
     let scratch = cluster::Scratch::new(&args.scratch)?;
     let mut report = Report::default();
-    let node = cluster::BenchNode::start(scratch.path(), effort.file_len)?;
+    let node = cluster::BenchNode::start(scratch.path(), cluster::pool_len(effort.file_len))?;
     library::internal(&node, scratch.path(), effort, &mut report)?;
     library::metadata(&node, scratch.path(), effort, &mut report)?;
     library::external(&node, effort, &mut report)?;
