@@ -1,7 +1,7 @@
 //! Stores, flushes and fences on the simulated medium, and what a power cut leaves.
 
 use super::chooser::{Chooser, Fate, PendingLine, RandomLines};
-use super::pages::{CrashImage, PAGE, Piece, pieces};
+use super::pages::{CrashImage, PAGE, Pages, Piece, pieces};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -29,6 +29,15 @@ pub struct SimStats {
     pub bytes_stored: u64,
 }
 
+/// Something that the medium is to leave undone once: for tests of those who test (a forgotten flush, a forgotten fence).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Omission {
+    /// The n-th write-back from now, from 0: a call of `flush`, or a streaming store that is an ordinary one instead.
+    WriteBack(u64),
+    /// The n-th fence from now, from 0; its hook is not called.
+    Fence(u64),
+}
+
 /// The simulated medium behind a [`Pmem`](crate::Pmem), see the [module](super). The interface for tests.
 pub struct SimMedium {
     len: u64,
@@ -39,7 +48,7 @@ pub struct SimMedium {
 
 struct State {
     /// What the CPU sees.
-    visible: CrashImage,
+    visible: Pages,
     /// What survives whatever happens.
     durable: CrashImage,
     /// Pages with lines that are not durable. Ordered, so that choosers see lines in order of offset.
@@ -47,6 +56,7 @@ struct State {
     /// Pages with something on its way.
     on_their_way: Vec<usize>,
     stats: SimStats,
+    omission: Option<Omission>,
 }
 
 /// Lines of a page that are not durable; bit n is line n.
@@ -97,11 +107,12 @@ impl SimMedium {
         SimMedium {
             len: contents.len(),
             state: Mutex::new(State {
-                visible: contents.clone(),
+                visible: contents.pages().clone(),
                 durable: contents,
                 pending: BTreeMap::new(),
                 on_their_way: Vec::new(),
                 stats: SimStats::default(),
+                omission: None,
             }),
             hook: Mutex::new(None),
         }
@@ -124,13 +135,16 @@ impl SimMedium {
     }
 
     pub(crate) fn write_streaming(&self, offset: u64, bytes: &[u8]) {
-        self.state.lock().store(offset, bytes, true);
+        let mut state = self.state.lock();
+        let streaming = !state.omits_write_back();
+        state.store(offset, bytes, streaming);
     }
 
     pub(crate) fn zero_streaming(&self, offset: u64, len: u64) {
         let mut state = self.state.lock();
+        let streaming = !state.omits_write_back();
         for piece in pieces(offset, len) {
-            state.store_piece(piece, &[0; PAGE][..piece.len], true);
+            state.store_piece(piece, &[0; PAGE][..piece.len], streaming);
         }
     }
 
@@ -145,17 +159,33 @@ impl SimMedium {
     }
 
     pub(crate) fn flush(&self, offset: u64, len: u64) {
-        self.state.lock().flush(offset, len);
+        let mut state = self.state.lock();
+        if !state.omits_write_back() {
+            state.flush(offset, len);
+        }
     }
 
     pub(crate) fn fence(&self) {
         let mut hook = self.hook.lock();
         let mut state = self.state.lock();
+        if state.omits_fence() {
+            return;
+        }
         state.stats.fences += 1;
         if let Some(hook) = hook.as_mut() {
             hook(&FencePoint { state: &state });
         }
         state.fence();
+    }
+
+    /// Leaves something undone, once, instead of what was to be left undone before; `None`: nothing.
+    pub fn omit(&self, omission: Option<Omission>) {
+        self.state.lock().omission = omission;
+    }
+
+    /// Is something still to be left undone?
+    pub fn omits(&self) -> bool {
+        self.state.lock().omission.is_some()
     }
 
     /// Fences so far.
@@ -197,7 +227,7 @@ impl SimMedium {
     pub fn power_cut_with(&self, chooser: &mut dyn Chooser) {
         let mut state = self.state.lock();
         let image = state.image(chooser);
-        state.visible = image.clone();
+        state.visible = image.pages().clone();
         state.durable = image;
         state.pending.clear();
         state.on_their_way.clear();
@@ -214,6 +244,20 @@ impl std::fmt::Debug for SimMedium {
 }
 
 impl State {
+    fn omits_write_back(&mut self) -> bool {
+        let Some(Omission::WriteBack(left)) = &mut self.omission else {
+            return false;
+        };
+        counted_down(left) && self.omission.take().is_some()
+    }
+
+    fn omits_fence(&mut self) -> bool {
+        let Some(Omission::Fence(left)) = &mut self.omission else {
+            return false;
+        };
+        counted_down(left) && self.omission.take().is_some()
+    }
+
     fn word(&self, offset: u64) -> u64 {
         let start = (offset % PAGE as u64) as usize;
         let page = self.visible.page_or_zeros((offset / PAGE as u64) as usize);
@@ -234,7 +278,7 @@ impl State {
         let page = self.visible.page_mut(piece.page);
         let pending = self.pending.entry(piece.page).or_default();
         if pending.dirty & lines != 0 {
-            pending.remember(piece, bytes, page, self.durable.page_or_zeros(piece.page));
+            pending.remember(piece, bytes, page, self.durable.pages().page_or_zeros(piece.page));
         }
         page[piece.start..piece.start + piece.len].copy_from_slice(bytes);
         pending.dirty |= lines;
@@ -276,16 +320,15 @@ impl State {
             if arrived == u64::MAX {
                 self.durable.share_page(&self.visible, page);
             } else {
-                let durable = self.durable.page_mut(page);
                 // Flushed, then overwritten: what was flushed last is durable now.
                 for version in &pending.versions {
                     if version.flushed && arrived & 1 << version.line == 0 {
-                        durable[line_range(version.line)].copy_from_slice(&version.bytes);
+                        self.durable.set_line(page, version.line as usize, &version.bytes);
                     }
                 }
-                let visible = self.visible.page_or_zeros(page);
+                let visible = self.visible.page_or_zeros(page).as_chunks::<LINE>().0;
                 for line in bits(arrived) {
-                    durable[line_range(line)].copy_from_slice(&visible[line_range(line)]);
+                    self.durable.set_line(page, line as usize, &visible[line as usize]);
                 }
             }
             pending.dirty &= !arrived;
@@ -304,33 +347,30 @@ impl State {
     fn image(&self, chooser: &mut dyn Chooser) -> CrashImage {
         let mut image = self.durable.clone();
         for (&page, pending) in &self.pending {
-            let durable = self.durable.page_or_zeros(page);
-            let visible = self.visible.page_or_zeros(page);
+            let durable = self.durable.pages().page_or_zeros(page).as_chunks::<LINE>().0;
+            let visible = self.visible.page_or_zeros(page).as_chunks::<LINE>().0;
             for line in bits(pending.dirty) {
-                let range = line_range(line);
-                let versions = pending.versions.iter().filter(|v| v.line == line).count();
+                let versions = || pending.versions.iter().filter(|v| v.line == line);
+                let count = versions().count();
                 let content = |number: usize| match number {
-                    0 => &durable[range.clone()],
-                    n if n <= versions => {
-                        let version = pending.versions.iter().filter(|v| v.line == line).nth(n - 1);
-                        &version.expect("counted above").bytes[..]
-                    }
-                    _ => &visible[range.clone()],
+                    0 => &durable[line as usize],
+                    n if n <= count => &versions().nth(n - 1).expect("counted above").bytes,
+                    _ => &visible[line as usize],
                 };
                 let fate = chooser.choose(PendingLine {
-                    offset: (page * PAGE + range.start) as u64,
-                    contents: versions + 2,
+                    offset: (page * PAGE + line as usize * LINE) as u64,
+                    contents: count + 2,
                     flushed: pending.flushed & 1 << line != 0,
                 });
                 match fate {
-                    Fate::Content(0) => {}
-                    Fate::Content(number) => image.page_mut(page)[range.clone()].copy_from_slice(content(number)),
+                    Fate::Content(number) => image.set_line(page, line as usize, content(number)),
                     Fate::Words(numbers) => {
-                        let to = &mut image.page_mut(page)[range.clone()];
+                        let mut torn = [0; LINE];
                         for (word, number) in numbers.into_iter().enumerate() {
                             let word = word * WORD..(word + 1) * WORD;
-                            to[word.clone()].copy_from_slice(&content(number)[word]);
+                            torn[word.clone()].copy_from_slice(&content(number)[word]);
                         }
+                        image.set_line(page, line as usize, &torn);
                     }
                 }
             }
@@ -404,6 +444,12 @@ impl PendingPage {
             }
         }
     }
+}
+
+fn counted_down(left: &mut u64) -> bool {
+    let now = *left == 0;
+    *left = left.saturating_sub(1);
+    now
 }
 
 fn line_range(line: u32) -> std::ops::Range<usize> {

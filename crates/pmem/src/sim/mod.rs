@@ -43,5 +43,5 @@ mod pages;
 mod tests;
 
 pub use chooser::{Chooser, Fate, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
-pub use medium::{FenceHook, FencePoint, SimMedium, SimStats};
+pub use medium::{FenceHook, FencePoint, Omission, SimMedium, SimStats};
 pub use pages::CrashImage;

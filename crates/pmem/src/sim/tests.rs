@@ -67,6 +67,45 @@ fn a_streaming_store_survives_after_the_next_fence() {
 }
 
 #[test]
+fn what_is_omitted_is_omitted_once() {
+    let pool = Pmem::simulated(1 << 20);
+    sim(&pool).omit(Some(Omission::WriteBack(1)));
+    for line in 0..3 {
+        pool.write_u64(line * 64, 7);
+        pool.flush(line * 64, 8);
+    }
+    pool.fence();
+    let lost = |line| survivors(&pool, line * 64).contains(&0);
+    assert_eq!([lost(0), lost(1), lost(2)], [false, true, false]);
+    assert!(!sim(&pool).omits());
+    sim(&pool).omit(Some(Omission::Fence(0)));
+    pool.write_streaming(640, &[7; 8]);
+    pool.fence();
+    assert!(survivors(&pool, 640).contains(&0));
+    pool.fence();
+    assert!(!survivors(&pool, 640).contains(&0));
+    sim(&pool).omit(Some(Omission::WriteBack(0)));
+    pool.write_streaming(704, &[7; 8]);
+    pool.fence();
+    assert!(survivors(&pool, 704).contains(&0) && !sim(&pool).omits());
+}
+
+#[test]
+fn fingerprints_tell_images_apart() {
+    let mut seen = BTreeSet::new();
+    for at in (0..8192).step_by(8) {
+        for value in [1u8, 2, 255] {
+            let mut bytes = vec![0; 8192];
+            bytes[at] = value;
+            assert!(seen.insert(CrashImage::from_bytes(&bytes).fingerprint()));
+        }
+    }
+    let zeros = CrashImage::zeroed(8192).fingerprint();
+    assert!(!seen.contains(&zeros));
+    assert_eq!(CrashImage::from_bytes(&[0; 8192]).fingerprint(), zeros);
+}
+
+#[test]
 fn a_store_after_the_flush_is_not_covered_by_the_fence() {
     let pool = Pmem::simulated(1 << 20);
     pool.write_u64(64, 1);
@@ -351,14 +390,19 @@ proptest! {
             let mut visible = vec![0; POOL];
             pool.read(0, &mut visible);
             prop_assert_eq!(&visible, &model.visible[..POOL]);
-            prop_assert_eq!(&sim(&pool).image(&mut KeepAll).to_vec(), &visible);
+            let kept = sim(&pool).image(&mut KeepAll);
+            prop_assert_eq!(kept.fingerprint(), CrashImage::from_bytes(&visible).fingerprint());
+            prop_assert_eq!(&kept.to_vec(), &visible);
             let lost = sim(&pool).image(&mut LoseAll).to_vec();
             for (line, history) in model.history.iter().enumerate() {
                 let end = (line * 64 + 64).min(POOL);
                 prop_assert_eq!(&lost[line * 64..end], &history[0][..end - line * 64], "durable line {}", line);
             }
             for choice in 0..4 {
-                let image = sim(&pool).image(&mut RandomLines::new(seed ^ (number as u64) << 3 ^ choice)).to_vec();
+                let image = sim(&pool).image(&mut RandomLines::new(seed ^ (number as u64) << 3 ^ choice));
+                let fingerprint = image.fingerprint();
+                let image = image.to_vec();
+                prop_assert_eq!(fingerprint, CrashImage::from_bytes(&image).fingerprint());
                 for word in 0..POOL / 8 {
                     let (line, at) = (word / 8, word % 8 * 8);
                     let found = &image[word * 8..word * 8 + 8];
