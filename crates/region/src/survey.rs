@@ -90,6 +90,8 @@ impl Survey {
                     let slot = chunk + n as u64;
                     if slot == 0 {
                         self.space.mark(store.slot_run(0));
+                    } else if *bytes == [0; INODE_SIZE] {
+                        // never used: nothing to decode
                     } else if let Some(found) = self.slot(store, slot, bytes) {
                         self.space.mark(store.slot_run(slot));
                         if let Slot::Damaged(why) = &found {
