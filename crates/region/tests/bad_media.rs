@@ -102,10 +102,7 @@ fn damaged(image: &CrashImage, how: String, damage: impl FnOnce(&Pmem)) -> Crash
     let pmem = Pmem::simulated_from_image(image);
     damage(&pmem);
     let image = pmem.sim().unwrap().image(&mut polvo_pmem::sim::KeepAll);
-    CrashState {
-        images: vec![image],
-        how,
-    }
+    CrashState::new(vec![image], how)
 }
 
 fn flip(pmem: &Pmem, bit: u64) {

@@ -7,11 +7,18 @@ use polvo_format::{FileKind, Tail};
 use polvo_pmem::sim::{Chooser, CrashImage, Fate, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
 use polvo_proto::FsError;
 use polvo_region::RegionError;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Crash states recovered and compared so far by this process.
+/// Crash states judged so far in this process: every choice of what survives, at every fence.
 pub static STATES: AtomicU64 = AtomicU64::new(0);
+/// How many of them were recovered and compared. The others were, byte for byte, one that the same change had left
+/// already, so that the verdict is known.
+pub static RECOVERED: AtomicU64 = AtomicU64::new(0);
+/// Those that differ from all others of this process.
+static DISTINCT: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// Seed of all random choices; `POLVO_SEED` sets another.
 pub fn seed() -> u64 {
@@ -29,8 +36,37 @@ pub fn rounds() -> u64 {
 
 /// What a power cut may leave, and how it came about.
 pub struct CrashState {
+    /// By pool.
     pub images: Vec<CrashImage>,
+    /// The first way to it.
     pub how: String,
+    /// Ways to it.
+    pub times: u64,
+}
+
+impl CrashState {
+    /// Reached in one way.
+    pub fn new(images: Vec<CrashImage>, how: impl Into<String>) -> CrashState {
+        let how = how.into();
+        CrashState { images, how, times: 1 }
+    }
+
+    /// It has been recovered and compared.
+    pub fn count(&self) {
+        STATES.fetch_add(self.times, Relaxed);
+        RECOVERED.fetch_add(1, Relaxed);
+        let whole = self.images.iter().fold(0, |all: u64, image| {
+            all.rotate_left(17).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ image.fingerprint()
+        });
+        DISTINCT.lock().insert(whole);
+    }
+}
+
+/// Crash states judged so far: all, those recovered, those that differ from all others.
+pub fn counted() -> String {
+    let distinct = DISTINCT.lock().len();
+    let (states, recovered) = (STATES.load(Relaxed), RECOVERED.load(Relaxed));
+    format!("{states} crash states, {recovered} recovered, {distinct} distinct")
 }
 
 /// All choices for one medium at one moment: every subset of few pending lines, else none, all and random ones; random
@@ -68,9 +104,10 @@ fn choices(pending: usize, number: u64) -> Vec<(String, Box<dyn Chooser>)> {
 }
 
 /// Runs `change` and collects what power cuts before each fence in any pool may leave. Where there are several pools
-/// they lose power together; of the others survives nothing, everything or something not durable, in turn.
+/// they lose power together; of the others survives nothing, everything or something not durable, in turn. What is
+/// left twice is given once.
 pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R) -> (Vec<CrashState>, R) {
-    let states = Arc::new(Mutex::new(Vec::new()));
+    let states = Arc::new(Mutex::new((Vec::<CrashState>::new(), HashMap::<_, usize>::new())));
     let pools: Vec<_> = world.pools.iter().map(|pool| pool.pmem().clone()).collect();
     for (at, pool) in pools.iter().enumerate() {
         let into = states.clone();
@@ -86,9 +123,17 @@ pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R
                     true => point.image(&mut *chooser),
                     false => pmem.sim().unwrap().image(&mut *other),
                 };
-                let images = others.iter().enumerate().map(image).collect();
-                let how = format!("fence {} of pool {at}, {how}", point.number());
-                into.lock().push(CrashState { images, how });
+                let images: Vec<CrashImage> = others.iter().enumerate().map(image).collect();
+                let fingerprints: Vec<u64> = images.iter().map(CrashImage::fingerprint).collect();
+                let (states, seen) = &mut *into.lock();
+                match seen.entry(fingerprints) {
+                    Entry::Occupied(known) => states[*known.get()].times += 1,
+                    Entry::Vacant(fresh) => {
+                        fresh.insert(states.len());
+                        let how = format!("fence {} of pool {at}, {how}", point.number());
+                        states.push(CrashState::new(images, how));
+                    }
+                }
             }
         }));
     }
@@ -96,7 +141,7 @@ pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R
     for pool in &pools {
         pool.sim().unwrap().clear_fence_hook();
     }
-    let states = std::mem::take(&mut *states.lock());
+    let states = std::mem::take(&mut states.lock().0);
     (states, result)
 }
 
@@ -109,9 +154,26 @@ pub fn durable(world: &World) -> Vec<CrashImage> {
         .collect()
 }
 
+/// The CPUs that there are, at most 8.
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(8))
+}
+
 /// Recovers all these states with all CPUs and hands each recovered world to `verify`. What fails (returns an error or
 /// panics) is reported with the way to it.
 pub fn recover_all(
+    what: &str,
+    shape: &Shape,
+    now: i64,
+    states: &[CrashState],
+    verify: impl Fn(&mut World, usize) -> Result<(), String> + Sync,
+) {
+    recover_with(cpus(), what, shape, now, states, verify);
+}
+
+/// The same, with so many threads; with one, on the caller's own.
+fn recover_with(
+    threads: usize,
     what: &str,
     shape: &Shape,
     now: i64,
@@ -135,13 +197,12 @@ pub fn recover_all(
                         .unwrap_or_default()
                 ))
             });
-            STATES.fetch_add(1, Relaxed);
+            state.count();
             if let Err(why) = result {
                 failures.lock().push(format!("{what}, {}: {why}", state.how));
             }
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
     if states.len() < 16 || threads == 1 {
         work();
     } else {
@@ -160,19 +221,33 @@ pub fn recover_all(
 
 /// A world and a scenario's steps on it, each with power cuts at all its fences.
 pub struct Scenario {
-    pub name: &'static str,
+    pub name: String,
     pub world: World,
     /// Going on may fail for lack of space.
     pub full: bool,
+    /// That recover what a step has left.
+    pub threads: usize,
+    /// The last step did.
+    pub changed: bool,
+    /// Crash states so far.
+    pub states: u64,
     steps: usize,
 }
 
 impl Scenario {
-    pub fn new(name: &'static str, shape: Shape) -> Scenario {
+    pub fn new(name: &str, shape: Shape) -> Scenario {
+        Scenario::of(name, World::new(shape), cpus())
+    }
+
+    /// Of a world that is there already.
+    pub fn of(name: &str, world: World, threads: usize) -> Scenario {
         Scenario {
-            name,
-            world: World::new(shape),
+            name: name.to_string(),
+            world,
             full: false,
+            threads,
+            changed: false,
+            states: 0,
             steps: 0,
         }
     }
@@ -198,13 +273,12 @@ impl Scenario {
         let (mut states, result) = collect_states(&mut self.world, change);
         let after = seen(snapshot(&mut self.world).unwrap());
         let last = states.len();
-        states.push(CrashState {
-            images: durable(&self.world),
-            how: "after its end".into(),
-        });
+        states.push(CrashState::new(durable(&self.world), "after its end"));
         let what = format!("{}, step {} ({what})", self.name, self.steps);
-        let full = self.full;
-        recover_all(&what, &self.world.shape, self.world.now, &states, |world, number| {
+        self.changed = before != after;
+        self.states += states.iter().map(|state| state.times).sum::<u64>();
+        let (full, threads, now) = (self.full, self.threads, self.world.now);
+        recover_with(threads, &what, &self.world.shape, now, &states, |world, number| {
             let now = seen(snapshot(world).map_err(|why| format!("reading: {why}"))?);
             compare(&now, &before, &after, number == last)?;
             no_findings(world)?;

@@ -1,6 +1,6 @@
 //! Regions half made, recoveries cut short, transactions of which one side fails.
 
-use crate::harness::power::{CrashState, STATES, Scenario, collect_states, durable, go_on, recover_all, verify};
+use crate::harness::power::{CrashState, Scenario, collect_states, durable, go_on, recover_all, verify};
 use crate::harness::snapshot::snapshot;
 use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
@@ -9,7 +9,6 @@ use polvo_pmem::Pmem;
 use polvo_pmem::sim::KeepAll;
 use polvo_proto::*;
 use polvo_region::*;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// `Region::create` cut short: the region is there and empty, or it can be made.
 pub fn making_a_region() {
@@ -41,10 +40,7 @@ pub fn making_a_region() {
         let (mut states, region) = collect_states(&mut w, |w| Region::create(&w.pools[0], id, START_NS).unwrap());
         assert_eq!(region.id(), id);
         drop(region);
-        states.push(CrashState {
-            images: durable(&w),
-            how: "after its end".into(),
-        });
+        states.push(CrashState::new(durable(&w), "after its end"));
         let mut recovered = 0;
         for state in &states {
             let pool = PoolSpace::open(Pmem::simulated_from_image(&state.images[0])).unwrap();
@@ -56,7 +52,7 @@ pub fn making_a_region() {
                 Err(recover) => Region::create(&pool, id, START_NS)
                     .unwrap_or_else(|why| panic!("{}: {why}; recovery: {recover}", state.how)),
             };
-            STATES.fetch_add(1, Relaxed);
+            state.count();
             if id == R0 {
                 finishing_cut_short(&shape, state);
                 let mut w = World {
@@ -184,7 +180,6 @@ pub fn one_side_of_a_transaction_fails() {
         let before = snapshot(&mut w).unwrap();
         (w, root, before)
     };
-    let mut states = 0;
     for (what, change) in changes {
         let after = {
             let (mut w, root, _) = prepare();
@@ -223,7 +218,7 @@ pub fn one_side_of_a_transaction_fails() {
             verify(&mut w, expected, expected, true)
                 .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
                 .unwrap_or_else(|why| panic!("{what}, coordinator fails, {}: {why}", cuts[number].how));
-            states += 1;
+            cuts[number].count();
         }
         // The participant fails after it has collected, before or while it is dispatched to; the coordinator lives.
         for dispatched in 0.. {
@@ -243,7 +238,7 @@ pub fn one_side_of_a_transaction_fails() {
             verify(&mut w, &after, &after, true)
                 .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
                 .unwrap_or_else(|why| panic!("{what}, participant fails, {}: {why}", cut.how));
-            states += 1;
+            cut.count();
         }
         // The participant fails while collecting: the coordinator hears nothing and gives up.
         let (mut w, root, before) = prepare();
@@ -260,8 +255,7 @@ pub fn one_side_of_a_transaction_fails() {
             verify(&mut w, &before, &before, true)
                 .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
                 .unwrap_or_else(|why| panic!("{what}, participant fails in collect, {}: {why}", cut.how));
-            states += 1;
+            cut.count();
         }
     }
-    STATES.fetch_add(states, Relaxed);
 }

@@ -12,7 +12,7 @@ mod harness;
 mod life;
 mod names;
 
-use harness::power::{STATES, seed};
+use harness::power::{STATES, counted, seed};
 use harness::world::new_file;
 use polvo_format::{FileKind, RegionId};
 use polvo_proto::NewFile;
@@ -95,7 +95,8 @@ fn main() {
     }
     let states = STATES.load(Relaxed);
     println!(
-        "power cuts: {states} crash states, {:.1} s, seed {}",
+        "power cuts: {}, {:.1} s, seed {}",
+        counted(),
         start.elapsed().as_secs_f64(),
         seed()
     );
