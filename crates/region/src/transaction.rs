@@ -181,7 +181,13 @@ impl Region {
             }
             collected.writes.extend(heads);
 
-            for staged in &stage.inodes {
+            for (staged, layout) in stage.inodes.iter().zip(&layouts) {
+                if staged.fresh && layout.new_pages.is_empty() {
+                    // what a transaction that was given up has linked to the slot does not come with it; goes out with
+                    // the lock word, which lies in the same line
+                    let link = region.store.at(staged.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE);
+                    region.store.pmem.write_u64(link, 0);
+                }
                 region.store.write_word(Store::lock_offset(staged.slot()), txn.0);
             }
             region.store.pmem.fence();

@@ -242,5 +242,14 @@ pub const OPERATIONS: &[Operation] = &[
         }
         Ok(())
     }),
+    unseen("give up a transaction", |w| {
+        let dir = look(w, "A")?;
+        // on every region but the directory's, with a target that needs log pages
+        for region in regions(w).filter(|&region| region != dir.ino.region()) {
+            let collecting = w.collect_create(dir, b"never", symlink(&bytes(22, 4000)), region)?;
+            w.give_up(&collecting);
+        }
+        Ok(())
+    }),
     unseen("restart", World::restart),
 ];
