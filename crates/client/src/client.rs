@@ -133,6 +133,11 @@ impl Client {
     /// When the system has no random numbers to draw a session from.
     pub fn internal(node: &Arc<Node>, name: String, cred: Cred) -> Arc<Client> {
         let session = draw_session().expect("the system has random numbers");
+        Client::internal_as(node, session, name, cred)
+    }
+
+    /// As [`Client::internal`], with a session id that the caller has drawn (the simulator, whose runs repeat).
+    pub fn internal_as(node: &Arc<Node>, session: SessionId, name: String, cred: Cred) -> Arc<Client> {
         let context = node.client_context(session, name);
         Client::make(context, Some(node.clone()), cred)
     }

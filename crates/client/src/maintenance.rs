@@ -19,21 +19,24 @@ impl LocalClient {
         let mut next = Instant::now() + every;
         let stop = &self.client.stop;
         while !stop.is_asked() {
+            // in this order: a lease that is due is not put off by releases, and a simulated run repeats
             tokio::select! {
+                biased;
                 () = stop.changed.notified() => {}
-                () = self.client.holds.work.notified() => {
-                    tokio::select! {
-                        () = tokio::time::sleep(GATHER) => {}
-                        () = stop.changed.notified() => break,
-                    }
-                    self.release_some().await;
-                }
                 () = tokio::time::sleep_until(next) => {
                     next = Instant::now() + every;
                     self.renew().await;
                     self.release_some().await;
                     let excess = self.client.stocks.excess();
                     self.return_space(excess).await;
+                }
+                () = self.client.holds.work.notified() => {
+                    tokio::select! {
+                        biased;
+                        () = stop.changed.notified() => break,
+                        () = tokio::time::sleep(GATHER) => {}
+                    }
+                    self.release_some().await;
                 }
             }
         }

@@ -7,7 +7,7 @@ use polvo_format::{
 use serde::{Deserialize, Serialize};
 
 /// An inode and which of the files that used its slot.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct InodeRef {
     /// Number.
     pub ino: Ino,

@@ -1,0 +1,515 @@
+//! A client of the simulated cluster: it draws operations that collide with those of the others, does them, and writes
+//! down what it was told.
+
+use crate::dice::Dice;
+use crate::history::History;
+use crate::hog::{Grown, Hog};
+use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
+use crate::pattern::{self, Tag};
+use crate::plan::{Fault, Plan};
+use crate::plant::{Instead, Planted};
+use polvo_client::{LocalClient, OpenFile};
+use polvo_format::{FileKind, Generation, Ino};
+use polvo_proto::{EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XattrMode};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The root directory.
+pub const ROOT: InodeRef = InodeRef {
+    ino: Ino::ROOT,
+    generation: Generation(1),
+};
+
+/// Most directories and files that clients remember having seen.
+const REMEMBERED: usize = 5;
+/// Most files a client has open.
+const OPEN_MAX: usize = 3;
+/// Permission bits of what is made.
+pub const FILE_MODE: u32 = 0o644;
+/// Permission bits of directories.
+pub const DIRECTORY_MODE: u32 = 0o755;
+/// Entries asked for at a time: all of any directory here.
+const ENTRIES_MAX: u32 = 500;
+
+/// What the clients of a run share.
+pub struct Shared {
+    /// The run.
+    pub plan: Plan,
+    /// What was asked and answered.
+    pub history: History,
+    /// Planted misbehaviour, if any.
+    pub planted: Planted,
+    /// Inodes somebody has seen, the newest last.
+    dirs: RefCell<Vec<InodeRef>>,
+    files: RefCell<Vec<InodeRef>>,
+    tags: Cell<Tag>,
+    /// Faults that occurred.
+    pub faults: RefCell<BTreeMap<Fault, u64>>,
+    /// What a client noticed by itself.
+    pub wrong: RefCell<Vec<String>>,
+}
+
+impl Shared {
+    /// For one run.
+    pub fn new(plan: &Plan) -> Rc<Shared> {
+        Rc::new(Shared {
+            plan: plan.clone(),
+            history: History::new(),
+            planted: Planted::new(plan.limits.plant, plan.seed),
+            dirs: RefCell::new(vec![ROOT]),
+            files: RefCell::default(),
+            tags: Cell::new(0),
+            faults: RefCell::default(),
+            wrong: RefCell::default(),
+        })
+    }
+
+    /// A fault has occurred.
+    pub fn count(&self, fault: Fault) {
+        *self.faults.borrow_mut().entry(fault).or_default() += 1;
+    }
+
+    fn next_tag(&self) -> Tag {
+        self.tags.set(self.tags.get() + 1);
+        self.tags.get()
+    }
+
+    fn remember(&self, inode: InodeRef, kind: FileKind) {
+        let mut known = match kind {
+            FileKind::Directory => self.dirs.borrow_mut(),
+            _ => self.files.borrow_mut(),
+        };
+        if !known.contains(&inode) {
+            known.push(inode);
+            if known.len() > REMEMBERED {
+                let oldest = usize::from(known[0] == ROOT);
+                known.remove(oldest);
+            }
+        }
+    }
+}
+
+fn new_file(kind: FileKind) -> NewFile {
+    NewFile {
+        kind,
+        mode: if kind == FileKind::Directory { DIRECTORY_MODE } else { FILE_MODE },
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Vec::new(),
+    }
+}
+
+/// Value of an extended attribute: a number, and bytes that make it take room.
+fn xattr_value(value: u32) -> Vec<u8> {
+    let mut bytes = value.to_le_bytes().to_vec();
+    bytes.resize(4 + (value as usize * 37) % 700, value as u8);
+    bytes
+}
+
+/// A client at work.
+pub struct Actor {
+    name: String,
+    client: Rc<LocalClient>,
+    shared: Rc<Shared>,
+    dice: Dice,
+    open: Vec<Arc<OpenFile>>,
+    hog: Option<Hog>,
+}
+
+impl Actor {
+    /// A client that has done nothing yet; `dice` are its own.
+    pub fn new(name: &str, client: Rc<LocalClient>, shared: &Rc<Shared>, dice: Dice) -> Actor {
+        Actor {
+            name: name.to_string(),
+            client,
+            shared: shared.clone(),
+            dice,
+            open: Vec::new(),
+            hog: None,
+        }
+    }
+
+    /// Works until the quota is used up.
+    pub async fn work(&mut self, quota: &Cell<u32>) {
+        while quota.get() > 0 {
+            quota.set(quota.get() - 1);
+            let pause = self.dice.below(self.shared.plan.pause_us + 1);
+            if pause > 0 {
+                tokio::time::sleep(Duration::from_micros(pause)).await;
+            }
+            let small = self.shared.plan.is_small;
+            if small && self.dice.percent(30) {
+                self.hog().await;
+            } else {
+                let operation = self.draw();
+                self.perform(operation).await;
+            }
+        }
+        self.hog = None;
+    }
+
+    async fn hog(&mut self) {
+        if self.dice.percent(15) {
+            self.hog = None;
+            return;
+        }
+        if self.hog.is_none() {
+            let (dir, tag) = (self.directory(), self.shared.next_tag());
+            self.hog = Hog::make(&self.client, dir, tag).await;
+        }
+        let Some(hog) = &mut self.hog else { return };
+        for _ in 0..4 {
+            match hog.grow(&self.client).await {
+                Grown::More => {}
+                Grown::Full => {
+                    self.shared.count(Fault::FullPool);
+                    self.shared.history.note(&format!("{}: no room left", self.name));
+                    return;
+                }
+                Grown::Lost => {
+                    self.hog = None;
+                    return;
+                }
+                Grown::Wrong(why) => {
+                    self.shared.wrong.borrow_mut().push(format!("{}: large file: {why}", self.name));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn directory(&mut self) -> InodeRef {
+        if self.dice.percent(50) {
+            return ROOT;
+        }
+        let dirs = self.shared.dirs.borrow();
+        self.dice.pick(&dirs)
+    }
+
+    fn name(&mut self) -> Name {
+        self.dice.below(u64::from(self.shared.plan.names)) as Name
+    }
+
+    fn any_file(&mut self) -> Option<InodeRef> {
+        let files = self.shared.files.borrow();
+        (!files.is_empty()).then(|| self.dice.pick(&files))
+    }
+
+    fn any_inode(&mut self) -> Option<InodeRef> {
+        if self.dice.percent(25) {
+            let dirs = self.shared.dirs.borrow();
+            let dir = self.dice.pick(&dirs);
+            return (dir != ROOT).then_some(dir);
+        }
+        self.any_file()
+    }
+
+    /// An operation that does not depend on what is open.
+    fn draw(&mut self) -> Operation {
+        let (dir, name) = (self.directory(), self.name());
+        let inode = self.any_inode();
+        if !self.open.is_empty() && self.dice.percent(55) {
+            return self.draw_on_open();
+        }
+        match (self.dice.below(100), inode) {
+            (0..14, _) => Operation::Lookup { dir, name },
+            (14..30, _) => Operation::Create {
+                dir,
+                name,
+                kind: FileKind::File,
+            },
+            (30..36, _) => Operation::Create {
+                dir,
+                name,
+                kind: FileKind::Directory,
+            },
+            (36..44, _) => Operation::Unlink { dir, name },
+            (44..48, _) => Operation::Rmdir { dir, name },
+            (48..62, _) => Operation::Rename {
+                old_dir: dir,
+                old: name,
+                new_dir: self.directory(),
+                new: self.name(),
+                mode: self.dice.pick(&[
+                    RenameMode::Replace,
+                    RenameMode::Replace,
+                    RenameMode::NoReplace,
+                    RenameMode::Exchange,
+                ]),
+            },
+            (62..68, _) => Operation::ReadDir { dir },
+            (68..73, Some(inode)) => Operation::Link { inode, dir, name },
+            (73..78, Some(inode)) => Operation::GetAttr { inode },
+            (78..80, Some(inode)) => Operation::SetMode {
+                inode,
+                mode: 0o600 + self.dice.below(64) as u32,
+            },
+            (80..86, Some(inode)) => self.draw_xattr(inode),
+            _ => match self.any_file() {
+                Some(inode) => Operation::Open { inode },
+                None => Operation::Create {
+                    dir,
+                    name,
+                    kind: FileKind::File,
+                },
+            },
+        }
+    }
+
+    fn draw_xattr(&mut self, inode: InodeRef) -> Operation {
+        let name = self.dice.below(3) as Name;
+        match self.dice.below(8) {
+            0..3 => Operation::SetXattr {
+                inode,
+                name,
+                value: self.shared.next_tag(),
+                mode: self.dice.pick(&[XattrMode::Any, XattrMode::Create, XattrMode::Replace]),
+            },
+            3..6 => Operation::GetXattr { inode, name },
+            6 => Operation::RemoveXattr { inode, name },
+            _ => Operation::ListXattr { inode },
+        }
+    }
+
+    fn draw_len(&mut self) -> u64 {
+        let max = if self.shared.plan.is_small { EAGER_MAX as u64 } else { 20_000 };
+        match self.dice.below(4) {
+            0 => self.dice.between(1, 100),
+            1 => 4096,
+            2 => self.dice.between(1, 5_000.min(max)),
+            _ => self.dice.between(1, max),
+        }
+    }
+
+    fn draw_on_open(&mut self) -> Operation {
+        let which = self.dice.below(self.open.len() as u64) as usize;
+        let inode = self.open[which].inode();
+        let mut offset = self.dice.below(self.shared.plan.file_max);
+        if self.dice.percent(30) {
+            offset &= !4095;
+        }
+        let len = self.draw_len();
+        match self.dice.below(100) {
+            0..36 => Operation::Read {
+                inode,
+                offset: if self.dice.percent(50) { 0 } else { offset },
+                len: if self.dice.percent(50) { 70_000 } else { len },
+            },
+            36..60 => Operation::Write {
+                inode,
+                offset,
+                len,
+                tag: self.shared.next_tag(),
+            },
+            60..74 => Operation::Append {
+                inode,
+                len,
+                tag: self.shared.next_tag(),
+            },
+            74..81 => Operation::Truncate { inode, size: offset },
+            81..89 => Operation::Fallocate {
+                inode,
+                mode: self.dice.pick(&[
+                    FallocateMode::PunchHole,
+                    FallocateMode::PunchHole,
+                    FallocateMode::Extend,
+                    FallocateMode::KeepSize,
+                    FallocateMode::ZeroRange { keep_size: true },
+                    FallocateMode::ZeroRange { keep_size: false },
+                ]),
+                offset,
+                len,
+            },
+            89..96 => Operation::GetAttr { inode },
+            _ => Operation::Close { inode },
+        }
+    }
+
+    /// Does an operation and writes down what came of it.
+    pub async fn perform(&mut self, operation: Operation) -> Outcome {
+        let shared = self.shared.clone();
+        let which = shared.history.invoke(&self.name, operation.clone());
+        let outcome = match shared.planted.before(&operation) {
+            Instead::Nothing => self.act(&operation).await,
+            Instead::Say(answer) => Ok(answer),
+            Instead::Do(operations) => {
+                let mut first = None;
+                for operation in &operations {
+                    let outcome = self.act(operation).await;
+                    first.get_or_insert(outcome);
+                }
+                first.expect("a plant does something")
+            }
+        };
+        let outcome = shared.planted.after(&operation, outcome);
+        match &outcome {
+            Ok(Answer::Inode(inode, kind)) => shared.remember(*inode, *kind),
+            Ok(Answer::Entries(entries)) => {
+                for (_, inode, kind) in entries {
+                    shared.remember(*inode, *kind);
+                }
+            }
+            _ => {}
+        }
+        shared.history.respond(which, outcome.clone());
+        outcome
+    }
+
+    fn find_open(&self, inode: InodeRef) -> Result<Arc<OpenFile>, FsError> {
+        let found = self.open.iter().find(|file| file.inode() == inode);
+        found.cloned().ok_or(FsError::BadHandle)
+    }
+
+    fn keep_open(&mut self, file: Arc<OpenFile>) {
+        if self.open.len() == OPEN_MAX {
+            self.open.remove(0);
+        }
+        self.open.push(file);
+    }
+
+    async fn act(&mut self, operation: &Operation) -> Outcome {
+        let client = self.client.clone();
+        let done = |()| Answer::Done;
+        match operation {
+            Operation::Lookup { dir, name } => {
+                let attr = client.lookup(*dir, &spelled(*name)).await?;
+                Ok(Answer::Inode(inode_of(&attr), attr.kind))
+            }
+            Operation::Create { dir, name, kind } if *kind == FileKind::Directory => {
+                let attr = client.create(*dir, &spelled(*name), new_file(*kind)).await?;
+                Ok(Answer::Inode(inode_of(&attr), attr.kind))
+            }
+            Operation::Create { dir, name, kind } => {
+                let (attr, file) = client.create_open(*dir, &spelled(*name), new_file(*kind)).await?;
+                self.keep_open(file);
+                Ok(Answer::Inode(inode_of(&attr), attr.kind))
+            }
+            Operation::Open { inode } => {
+                let file = client.open(*inode).await?;
+                self.keep_open(file);
+                Ok(Answer::Done)
+            }
+            Operation::Close { inode } => {
+                let at = self.open.iter().position(|file| file.inode() == *inode);
+                self.open.remove(at.ok_or(FsError::BadHandle)?);
+                Ok(Answer::Done)
+            }
+            Operation::Read { inode, offset, len } => {
+                let file = self.find_open(*inode)?;
+                let mut bytes = vec![0xee; *len as usize];
+                let read = client.read(&file, *offset, &mut bytes).await?;
+                bytes.truncate(read);
+                Ok(Answer::Bytes(bytes))
+            }
+            Operation::Write { inode, offset, len, tag } => {
+                let file = self.find_open(*inode)?;
+                let written = client.write(&file, *offset, &pattern::bytes(*tag, *len)).await?;
+                if written as u64 == *len {
+                    Ok(Answer::Done)
+                } else {
+                    Ok(Answer::At(written as u64))
+                }
+            }
+            Operation::Append { inode, len, tag } => {
+                let file = self.find_open(*inode)?;
+                client.append(&file, &pattern::bytes(*tag, *len)).await.map(Answer::At)
+            }
+            Operation::Truncate { inode, size } => {
+                let set = SetAttr {
+                    size: Some(*size),
+                    ..SetAttr::default()
+                };
+                client.set_attr(*inode, set).await.map(|_| Answer::Done)
+            }
+            Operation::Fallocate {
+                inode,
+                mode,
+                offset,
+                len,
+            } => {
+                let file = self.find_open(*inode)?;
+                client.fallocate(&file, *mode, *offset, *len).await.map(done)
+            }
+            Operation::Unlink { dir, name } => client.unlink(*dir, &spelled(*name)).await.map(done),
+            Operation::Rmdir { dir, name } => client.rmdir(*dir, &spelled(*name)).await.map(done),
+            Operation::Rename {
+                old_dir,
+                old,
+                new_dir,
+                new,
+                mode,
+            } => {
+                let (old, new) = (spelled(*old), spelled(*new));
+                client.rename(*old_dir, &old, *new_dir, &new, *mode).await.map(done)
+            }
+            Operation::Link { inode, dir, name } => {
+                client.link(*inode, *dir, &spelled(*name)).await.map(|_| Answer::Done)
+            }
+            Operation::ReadDir { dir } => self.read_dir(*dir).await,
+            Operation::GetAttr { inode } => {
+                let attr = client.get_attr(*inode).await?;
+                Ok(Answer::Attr {
+                    size: attr.size,
+                    nlink: attr.nlink,
+                    mode: attr.mode,
+                    kind: attr.kind,
+                })
+            }
+            Operation::SetMode { inode, mode } => {
+                let set = SetAttr {
+                    mode: Some(*mode),
+                    ..SetAttr::default()
+                };
+                client.set_attr(*inode, set).await.map(|_| Answer::Done)
+            }
+            Operation::SetXattr {
+                inode,
+                name,
+                value,
+                mode,
+            } => {
+                let value = xattr_value(*value);
+                client.set_xattr(*inode, &spelled(*name), &value, *mode).await.map(done)
+            }
+            Operation::GetXattr { inode, name } => {
+                let bytes = client.get_xattr(*inode, &spelled(*name)).await?;
+                let number = bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
+                match number.filter(|value| bytes == xattr_value(*value)) {
+                    Some(value) => Ok(Answer::Value(value)),
+                    None => Err(FsError::Io(format!("an attribute of {} bytes that nobody has set", bytes.len()))),
+                }
+            }
+            Operation::RemoveXattr { inode, name } => client.remove_xattr(*inode, &spelled(*name)).await.map(done),
+            Operation::ListXattr { inode } => {
+                let names = client.list_xattr(*inode).await?;
+                let mut names: Vec<Name> = names.iter().filter_map(|name| read_name(name)).collect();
+                names.sort_unstable();
+                Ok(Answer::Names(names))
+            }
+        }
+    }
+
+    async fn read_dir(&self, dir: InodeRef) -> Outcome {
+        let entries = self.client.read_dir(dir, 0, ENTRIES_MAX).await?;
+        let mut seen = Vec::new();
+        for entry in entries {
+            match read_name(&entry.name) {
+                Some(name) => seen.push((name, entry.target, entry.kind)),
+                None => return Err(FsError::Io(format!("a name that nobody has made: {:?}", entry.name))),
+            }
+        }
+        seen.sort_unstable_by_key(|entry| entry.0);
+        Ok(Answer::Entries(seen))
+    }
+}
+
+fn inode_of(attr: &polvo_format::Attr) -> InodeRef {
+    InodeRef {
+        ino: attr.ino,
+        generation: attr.generation,
+    }
+}

@@ -1,0 +1,264 @@
+//! What goes wrong while the clients work: drawn from the seed, made one after the other, undone at times of their own,
+//! so that faults overlap.
+
+use crate::actor::Shared;
+use crate::crew::Crew;
+use crate::dice::Dice;
+use crate::plan::{Fault, Home};
+use polvo_node::sim::Cluster;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How often the faults look whether the work is done.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What undoes a fault.
+enum Remedy {
+    Restart(u16),
+    Revive(usize),
+    Heal(String, String),
+    Hasten(String),
+}
+
+struct Faults<'a> {
+    cluster: &'a mut Cluster,
+    crew: &'a mut Crew,
+    shared: Rc<Shared>,
+    dice: Dice,
+    remedies: Vec<(Instant, Remedy)>,
+}
+
+/// Makes the faults of the plan while the crew works, and ends when its work is done and everything is undone.
+///
+/// # Errors
+/// A node that does not start again, and why.
+pub async fn run(cluster: &mut Cluster, crew: &mut Crew, shared: &Rc<Shared>) -> Result<(), String> {
+    let plan = &shared.plan;
+    let mut faults = Faults {
+        cluster,
+        crew,
+        shared: shared.clone(),
+        dice: Dice::new(plan.seed, 2),
+        remedies: Vec::new(),
+    };
+    if let Some(delay) = &plan.delay {
+        faults.cluster.network().set_delay(delay.clone());
+        shared.count(Fault::Delays);
+    }
+    // as long as the work takes, roughly
+    let span_us = u64::from(plan.operations) * (plan.pause_us / 2 + 3_000);
+    let mut left = plan.faults;
+    let mut next = faults.later(span_us / 3);
+    loop {
+        let now = Instant::now();
+        faults.remedy(now).await?;
+        if faults.crew.is_done() {
+            break;
+        }
+        if left > 0 && now >= next {
+            left -= 1;
+            faults.make().await;
+            next = faults.later(span_us / 3);
+        }
+        let mut wake = now + LOOK;
+        if left > 0 {
+            wake = wake.min(next);
+        }
+        for (at, _) in &faults.remedies {
+            wake = wake.min(*at);
+        }
+        tokio::time::sleep_until(wake.max(now + Duration::from_micros(1))).await;
+    }
+    faults.heal().await
+}
+
+impl Faults<'_> {
+    fn later(&mut self, at_most_us: u64) -> Instant {
+        Instant::now() + Duration::from_micros(self.dice.below(at_most_us + 1))
+    }
+
+    fn note(&self, what: &str) {
+        self.shared.history.note(&format!("*** {what}"));
+    }
+
+    /// How long a fault lasts: mostly short, now and then longer than a lease.
+    fn duration(&mut self) -> Instant {
+        let at_most_ms = match self.dice.below(10) {
+            0..5 => 300,
+            5..9 => 4_000,
+            _ => 40_000,
+        };
+        self.later(at_most_ms * 1000)
+    }
+
+    fn host(&mut self) -> String {
+        let nodes = u64::from(self.shared.plan.nodes);
+        let hosts = nodes + self.crew.members.len() as u64;
+        match self.dice.below(hosts) {
+            node if node < nodes => format!("node-{node}"),
+            client => self.crew.members[(client - nodes) as usize].host(),
+        }
+    }
+
+    fn other_than(&mut self, host: &str) -> Option<String> {
+        (0..8).map(|_| self.host()).find(|other| other != host)
+    }
+
+    async fn make(&mut self) {
+        let node = self.dice.below(u64::from(self.shared.plan.nodes)) as u16;
+        match self.dice.below(100) {
+            0..15 => self.node_dies(node, false).await,
+            15..30 => self.node_dies(node, true).await,
+            30..40 => {
+                let power = self.dice.percent(60);
+                self.note("all nodes at once");
+                self.shared.count(Fault::AllNodes);
+                for node in 0..self.shared.plan.nodes {
+                    self.node_dies(node, power).await;
+                }
+            }
+            40..54 => {
+                let host = self.host();
+                self.note(&format!("{host} loses its connections"));
+                if !host.starts_with("node-") || self.is_up(&host) {
+                    self.cluster.network().disconnect(&host);
+                    self.cluster.network().reconnect(&host);
+                    self.shared.count(Fault::LostConnections);
+                }
+            }
+            54..66 => self.partition(false),
+            66..76 => self.partition(true),
+            76..86 => {
+                let host = self.host();
+                self.note(&format!("{host} is slow"));
+                self.set_delay(&host, Duration::from_millis(5)..=Duration::from_millis(400));
+                let until = self.duration();
+                self.remedies.push((until, Remedy::Hasten(host)));
+                self.shared.count(Fault::SlowHost);
+            }
+            _ => self.client_dies().await,
+        }
+    }
+
+    fn is_up(&self, host: &str) -> bool {
+        let node = host.strip_prefix("node-").and_then(|node| node.parse().ok());
+        node.is_some_and(|node: u16| self.cluster.is_running(node))
+    }
+
+    fn set_delay(&self, host: &str, delay: std::ops::RangeInclusive<Duration>) {
+        let nodes = (0..self.shared.plan.nodes).map(|node| format!("node-{node}"));
+        let clients = self.crew.members.iter().map(|member| member.host());
+        for other in nodes.chain(clients) {
+            self.cluster.network().set_delay_between(host, &other, delay.clone());
+            self.cluster.network().set_delay_between(&other, host, delay.clone());
+        }
+    }
+
+    fn usual_delay(&self) -> std::ops::RangeInclusive<Duration> {
+        let usual = Duration::from_micros(20)..=Duration::from_millis(2);
+        self.shared.plan.delay.clone().unwrap_or(usual)
+    }
+
+    fn partition(&mut self, one_way: bool) {
+        let from = self.host();
+        let Some(to) = self.other_than(&from) else { return };
+        let until = self.duration();
+        if one_way {
+            self.note(&format!("{from} is not heard at {to}"));
+            self.cluster.network().partition_one_way(&from, &to);
+            self.shared.count(Fault::OneWayPartition);
+        } else {
+            self.note(&format!("{from} and {to} are cut off from each other"));
+            self.cluster.network().partition(&from, &to);
+            self.shared.count(Fault::Partition);
+        }
+        self.remedies.push((until, Remedy::Heal(from, to)));
+    }
+
+    async fn node_dies(&mut self, node: u16, power: bool) {
+        if !self.cluster.is_running(node) {
+            return;
+        }
+        let inside = self.crew.inside(node);
+        let corpses: Vec<_> = inside.iter().filter_map(|number| self.crew.kill(*number)).collect();
+        if power {
+            self.note(&format!("node {node} loses power"));
+            let seed = self.dice.below(1 << 40);
+            self.cluster.power_cut(node, seed).await;
+            self.shared.count(Fault::PowerCut);
+        } else {
+            self.note(&format!("node {node} crashes"));
+            self.cluster.crash(node).await;
+            self.shared.count(Fault::Crash);
+        }
+        for corpse in corpses {
+            corpse.gone().await;
+        }
+        let until = self.duration();
+        self.remedies.push((until, Remedy::Restart(node)));
+    }
+
+    async fn client_dies(&mut self) {
+        let running = self.crew.running();
+        let outside: Vec<usize> = running
+            .into_iter()
+            .filter(|number| self.crew.members[*number].home == Home::Outside)
+            .collect();
+        if outside.is_empty() {
+            return;
+        }
+        let number = self.dice.pick(&outside);
+        let Some(corpse) = self.crew.kill(number) else { return };
+        self.cluster.network().disconnect(corpse.host());
+        corpse.gone().await;
+        self.shared.count(Fault::ClientDeath);
+        let until = self.duration();
+        self.remedies.push((until, Remedy::Revive(number)));
+    }
+
+    async fn remedy(&mut self, now: Instant) -> Result<(), String> {
+        while let Some(due) = self.remedies.iter().position(|(at, _)| *at <= now) {
+            let (_, remedy) = self.remedies.remove(due);
+            match remedy {
+                Remedy::Restart(node) => self.restart(node).await?,
+                Remedy::Revive(number) => self.crew.begin(self.cluster, number),
+                Remedy::Heal(a, b) => {
+                    self.note(&format!("{a} and {b} hear each other again"));
+                    self.cluster.network().heal(&a, &b);
+                }
+                Remedy::Hasten(host) => {
+                    self.note(&format!("{host} is no longer slow"));
+                    self.set_delay(&host, self.usual_delay());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn restart(&mut self, node: u16) -> Result<(), String> {
+        self.note(&format!("node {node} starts again"));
+        let restarted = self.cluster.restart(node).await;
+        restarted.map_err(|error| format!("node {node} does not start again: {error}"))?;
+        for number in 0..self.crew.members.len() {
+            if self.crew.members[number].home == Home::Inside(node) {
+                self.crew.begin(self.cluster, number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes all that is left.
+    async fn heal(mut self) -> Result<(), String> {
+        self.note("all faults end");
+        self.cluster.network().heal_all();
+        for (_, remedy) in std::mem::take(&mut self.remedies) {
+            match remedy {
+                Remedy::Restart(node) => self.restart(node).await?,
+                Remedy::Hasten(host) => self.set_delay(&host, self.usual_delay()),
+                Remedy::Revive(_) | Remedy::Heal(..) => {}
+            }
+        }
+        Ok(())
+    }
+}

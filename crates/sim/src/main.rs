@@ -1,0 +1,162 @@
+//! `polvo-sim`: whole clusters under faults, from one seed each.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use polvo_sim::campaign;
+use polvo_sim::plan::{Fault, Limits, Plan};
+use polvo_sim::plant::Plant;
+use polvo_sim::report::{Counts, Report};
+use polvo_sim::shrink::shrink;
+use polvo_sim::simulation::simulate;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Simulates whole PolvoFS clusters under faults and checks what their clients are told.
+///
+/// Each seed determines a cluster (1 to 4 nodes), its clients (1 to 5), what they do and what goes wrong: delays, slow
+/// hosts, lost connections, partitions in one and both directions, nodes that crash or lose power, one or all at once,
+/// clients that die, pools that fill up. The real code of nodes and clients runs in one thread, on simulated pools,
+/// network and clock. What the clients are told must be linearizable; in the end everything acknowledged must be there,
+/// the check of every region must find nothing, and after deleting everything no space may be lost.
+#[derive(Parser)]
+#[command(version, max_term_width = 110, after_help = EXAMPLES)]
+struct Options {
+    /// How many seeds to run
+    #[arg(long, value_name = "N", default_value_t = 1000, conflicts_with = "seed")]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "K", default_value_t = 0, conflicts_with = "seed")]
+    from: u64,
+    /// Run this one seed
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Show every operation and fault of the seed, with the simulated time in seconds (of a failing seed, without
+    /// --seed)
+    #[arg(long)]
+    trace: bool,
+    /// Seeds to run at a time, each in a thread of its own [default: number of CPUs]
+    #[arg(long, short, value_name = "J")]
+    jobs: Option<usize>,
+    /// Operations of each client [default: by seed]
+    #[arg(long, value_name = "N")]
+    operations: Option<u32>,
+    /// At most so many clients
+    #[arg(long, value_name = "N")]
+    clients: Option<usize>,
+    /// At most so many faults
+    #[arg(long, value_name = "N")]
+    faults: Option<u32>,
+    /// Plant a misbehaviour between clients and history, to see it found
+    #[arg(long, value_name = "KIND")]
+    plant: Option<Plant>,
+    /// Fail unless every kind of fault has occurred
+    #[arg(long)]
+    all_faults: bool,
+    /// Show a failing seed as it is, without looking for a smaller run that fails
+    #[arg(long)]
+    no_shrink: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  polvo-sim --seeds 20000               run seeds 0 to 19999
+  polvo-sim --seed 1234 --trace         run one seed and show what happens in it
+  polvo-sim --seeds 100 --plant stale-read
+                                        see a planted misbehaviour found
+
+Exit status: 0 when all is as promised, 1 when not, 2 for wrong usage.";
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let limits = Limits {
+        operations: options.operations,
+        clients: options.clients,
+        faults: options.faults,
+        plant: options.plant,
+    };
+    match options.seed {
+        Some(seed) => one(&options, &Plan::of(seed, &limits)),
+        None => many(&options, &limits),
+    }
+}
+
+fn one(options: &Options, plan: &Plan) -> ExitCode {
+    let report = simulate(plan);
+    if options.trace {
+        report.trace.iter().for_each(|line| println!("{line}"));
+    }
+    match &report.failure {
+        None => {
+            println!("seed {}: as promised; {}", plan.seed, summary(&report.counts));
+            ExitCode::SUCCESS
+        }
+        Some(failure) => {
+            println!("seed {} FAILS\n{failure}", plan.seed);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn many(options: &Options, limits: &Limits) -> ExitCode {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = options.jobs.unwrap_or(cpus).max(1);
+    let bar = ProgressBar::new(options.seeds);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} seeds, {per_sec}, {eta} left{msg}");
+    bar.set_style(style.expect("the template is well formed"));
+    let start = Instant::now();
+    let (counts, failed) = campaign::run(options.from, options.seeds, jobs, limits, |total| {
+        bar.set_position(total.seeds);
+    });
+    bar.finish_and_clear();
+    println!(
+        "{} in {:.1} s ({:.1} seeds/s)",
+        summary(&counts),
+        start.elapsed().as_secs_f64(),
+        counts.seeds as f64 / start.elapsed().as_secs_f64().max(0.001),
+    );
+    if let Some(report) = failed {
+        show(options, report);
+        return ExitCode::FAILURE;
+    }
+    let missing: Vec<String> = Fault::ALL
+        .iter()
+        .filter(|fault| !counts.faults.contains_key(fault))
+        .map(ToString::to_string)
+        .collect();
+    if options.all_faults && !missing.is_empty() {
+        println!("these faults did not occur: {}", missing.join(", "));
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn show(options: &Options, report: Report) {
+    let whole = report.plan.command();
+    let report = if options.no_shrink { report } else { shrink(report) };
+    if options.trace {
+        report.trace.iter().for_each(|line| println!("{line}"));
+    }
+    println!("\nFAILED {}", report.plan);
+    println!("{}", report.failure.as_deref().unwrap_or_default());
+    println!("\nRepeat it with\n    {}", report.plan.command());
+    if report.plan.command() != whole {
+        println!("and the run it was made smaller from with\n    {whole}");
+    }
+}
+
+fn summary(counts: &Counts) -> String {
+    let faults: Vec<String> = counts.faults.iter().map(|(fault, times)| format!("{times} {fault}")).collect();
+    format!(
+        "{} seeds, {} operations ({} of unknown outcome), {} s simulated; faults: {}; histories: {} as promised, {} \
+         undecided, the longest of {} operations",
+        counts.seeds,
+        counts.operations,
+        counts.unknown,
+        counts.simulated_ms / 1000,
+        faults.join(", "),
+        counts.checked,
+        counts.undecided,
+        counts.longest,
+    )
+}

@@ -1,0 +1,226 @@
+//! Everything about a run, drawn from its seed.
+
+use crate::dice::Dice;
+use crate::plant::Plant;
+use polvo_cluster::Timeouts;
+use polvo_node::sim::ClusterOptions;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Where a client lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Home {
+    /// On a host of its own.
+    Outside,
+    /// Inside a node; it dies with it.
+    Inside(u16),
+}
+
+/// What may go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(usize)]
+pub enum Fault {
+    /// Messages of different connections take very different times, so that they overtake each other.
+    Delays,
+    /// One host's messages take long.
+    SlowHost,
+    /// All connections of a host are lost.
+    LostConnections,
+    /// Two hosts cannot reach each other.
+    Partition,
+    /// One host's messages do not reach another.
+    OneWayPartition,
+    /// A node dies and comes back.
+    Crash,
+    /// A node's machine loses power.
+    PowerCut,
+    /// All nodes die, or lose power, at once.
+    AllNodes,
+    /// A client dies with all it has open, in hand and under way.
+    ClientDeath,
+    /// A pool has no room left.
+    FullPool,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Fault; 10] = [
+        Fault::Delays,
+        Fault::SlowHost,
+        Fault::LostConnections,
+        Fault::Partition,
+        Fault::OneWayPartition,
+        Fault::Crash,
+        Fault::PowerCut,
+        Fault::AllNodes,
+        Fault::ClientDeath,
+        Fault::FullPool,
+    ];
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fault::Delays => "delays",
+            Fault::SlowHost => "slow hosts",
+            Fault::LostConnections => "lost connections",
+            Fault::Partition => "partitions",
+            Fault::OneWayPartition => "one-way partitions",
+            Fault::Crash => "crashes",
+            Fault::PowerCut => "power cuts",
+            Fault::AllNodes => "all nodes at once",
+            Fault::ClientDeath => "client deaths",
+            Fault::FullPool => "full pools",
+        })
+    }
+}
+
+/// What is set from outside, to make a run smaller or to show that the simulator is not blind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Limits {
+    /// Operations of each client.
+    pub operations: Option<u32>,
+    /// At most so many clients.
+    pub clients: Option<usize>,
+    /// At most so many faults.
+    pub faults: Option<u32>,
+    /// A misbehaviour put between the clients and the history.
+    pub plant: Option<Plant>,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// What was set from outside.
+    pub limits: Limits,
+    /// Nodes.
+    pub nodes: u16,
+    /// Regions a node.
+    pub regions_per_node: u16,
+    /// Bytes of a pool.
+    pub pool_bytes: u64,
+    /// Pools are so small that they fill up.
+    pub is_small: bool,
+    /// Where the clients live.
+    pub clients: Vec<Home>,
+    /// Operations of each client.
+    pub operations: u32,
+    /// Faults that are made while the clients work.
+    pub faults: u32,
+    /// Delays of messages; `None`: the network's own.
+    pub delay: Option<RangeInclusive<Duration>>,
+    /// Lease of a session.
+    pub lease: Duration,
+    /// Longest pause of a client between two operations, in microseconds.
+    pub pause_us: u64,
+    /// Most names in a directory.
+    pub names: u8,
+    /// Most bytes of a file that operations aim at.
+    pub file_max: u64,
+}
+
+impl Plan {
+    /// Draws a run.
+    pub fn of(seed: u64, limits: &Limits) -> Plan {
+        let mut dice = Dice::new(seed, 1);
+        let alone = dice.percent(12);
+        let nodes = dice.between(1, 4) as u16;
+        let is_small = dice.percent(12);
+        let clients = if alone { 1 } else { dice.between(2, 5) };
+        let homes: Vec<Home> = (0..clients)
+            .map(|_| match dice.percent(35) {
+                true => Home::Inside(dice.below(u64::from(nodes)) as u16),
+                false => Home::Outside,
+            })
+            .collect();
+        let quiet = dice.percent(if alone { 60 } else { 20 });
+        let faults = if quiet { 0 } else { dice.between(1, 7) as u32 };
+        let delay = dice.percent(40).then(|| {
+            let low = dice.between(1, 50);
+            let high = dice.pick(&[100, 5_000, 60_000]);
+            Duration::from_micros(low)..=Duration::from_micros(high)
+        });
+        let operations = match limits.operations {
+            Some(operations) => operations,
+            None if alone => 120,
+            None => dice.between(20, 50) as u32,
+        };
+        let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
+        Plan {
+            seed,
+            limits: limits.clone(),
+            nodes,
+            regions_per_node: dice.between(1, 3) as u16,
+            pool_bytes: if is_small { 8 << 20 } else { 32 << 20 },
+            is_small,
+            clients: homes[..kept].to_vec(),
+            operations,
+            faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
+            delay,
+            lease: Duration::from_secs(dice.pick(&[6, 6, 30])),
+            pause_us: dice.pick(&[1, 1_000, 20_000, 200_000]),
+            names: dice.between(2, 5) as u8,
+            file_max: dice.pick(&[600, 9_000, 40_000]),
+        }
+    }
+
+    /// The cluster that it wants.
+    pub fn cluster(&self) -> ClusterOptions {
+        ClusterOptions {
+            seed: self.seed,
+            nodes: self.nodes,
+            regions_per_node: self.regions_per_node,
+            pool_bytes: self.pool_bytes,
+            segment_shift: Some(18),
+            timeouts: Timeouts {
+                lease: self.lease,
+                ..Timeouts::default()
+            },
+        }
+    }
+
+    /// The command that repeats it.
+    pub fn command(&self) -> String {
+        let mut command = format!("cargo run --profile sim -p polvo-sim -- --seed {}", self.seed);
+        let limits = &self.limits;
+        let mut add = |option: &str, value: Option<String>| {
+            if let Some(value) = value {
+                command.push_str(&format!(" --{option} {value}"));
+            }
+        };
+        add("operations", limits.operations.map(|n| n.to_string()));
+        add("clients", limits.clients.map(|n| n.to_string()));
+        add("faults", limits.faults.map(|n| n.to_string()));
+        add("plant", limits.plant.map(|plant| plant.to_string()));
+        command + " --trace"
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let homes: Vec<String> = self
+            .clients
+            .iter()
+            .map(|home| match home {
+                Home::Outside => "outside".to_string(),
+                Home::Inside(node) => format!("in node {node}"),
+            })
+            .collect();
+        write!(
+            f,
+            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults; lease {} s; delays {:?}",
+            self.seed,
+            self.nodes,
+            self.pool_bytes >> 20,
+            self.regions_per_node,
+            homes.join(", "),
+            self.operations,
+            self.faults,
+            self.lease.as_secs(),
+            self.delay,
+        )
+    }
+}

@@ -1,0 +1,96 @@
+//! One run, from its plan to its report.
+
+use crate::actor::{Actor, Shared};
+use crate::audit;
+use crate::crew::{Crew, outside};
+use crate::dice::Dice;
+use crate::faults;
+use crate::judgement::judge;
+use crate::panics;
+use crate::plan::Plan;
+use crate::report::{Counts, Report};
+use polvo_node::sim::{Cluster, run};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Simulated time after which a run is called hung.
+const HANG: Duration = Duration::from_secs(3 * 3600);
+
+/// Runs a plan to its end, in this thread, and judges it.
+pub fn simulate(plan: &Plan) -> Report {
+    panics::collect();
+    let end = catch_unwind(AssertUnwindSafe(|| run(plan.cluster(), async |cluster| live(cluster, plan).await)));
+    let panics = panics::take();
+    let mut counts = Counts {
+        seeds: 1,
+        ..Counts::default()
+    };
+    let mut wrong: Vec<String> = panics.into_iter().map(|panic| format!("panic: {panic}")).collect();
+    let mut trace = vec![plan.to_string()];
+    if let Ok(end) = end {
+        counts.faults = end.shared.faults.take();
+        counts.simulated_ms = end.lasted.as_millis() as u64;
+        wrong.extend(end.shared.wrong.take());
+        wrong.extend(end.failure);
+        let (records, lines) = end.shared.history.take();
+        trace.extend(lines);
+        wrong.extend(judge(&records, plan.is_small, &mut counts));
+    }
+    Report {
+        plan: plan.clone(),
+        counts,
+        failure: (!wrong.is_empty()).then(|| wrong.join("\n")),
+        trace,
+    }
+}
+
+struct End {
+    shared: Rc<Shared>,
+    failure: Option<String>,
+    lasted: Duration,
+}
+
+async fn live(cluster: &mut Cluster, plan: &Plan) -> End {
+    let shared = Shared::new(plan);
+    let start = Instant::now();
+    let failure = match tokio::time::timeout(HANG, all_of_it(cluster, &shared)).await {
+        Ok(result) => result.err(),
+        Err(_) => Some(format!("the run hangs: not at its end after {} s of its time", HANG.as_secs())),
+    };
+    End {
+        shared,
+        failure,
+        lasted: start.elapsed(),
+    }
+}
+
+async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), String> {
+    let mut crew = Crew::start(cluster, shared);
+    faults::run(cluster, &mut crew, shared).await?;
+    crew.dismiss().await;
+    // those that died are forgotten, and nothing sent before is still under way
+    cluster.sleep(cluster.timeouts().lease * 3 + Duration::from_secs(20)).await;
+    cluster.rest().await;
+    audit::check(cluster, "after all faults have ended")?;
+
+    let (client, maintenance) = outside(cluster, "auditor");
+    let mut auditor = Actor::new("auditor", client.clone(), shared, Dice::new(shared.plan.seed, 3));
+    audit::read_everything(&mut auditor).await?;
+    drop(auditor);
+    audit::delete_everything(&client).await?;
+    client.client().shutdown();
+    let ended = maintenance.await;
+    ended.map_err(|_| "the auditor has panicked".to_string())?;
+    drop(client);
+
+    cluster.sleep(cluster.timeouts().lease * 2).await;
+    cluster.rest().await;
+    audit::check(cluster, "after everything was deleted")?;
+    let (client, maintenance) = outside(cluster, "accountant");
+    let result = audit::is_empty(&client).await;
+    client.client().shutdown();
+    drop(maintenance.await);
+    result
+}
