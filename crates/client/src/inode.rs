@@ -4,7 +4,7 @@ use crate::LocalClient;
 use crate::names::DirLog;
 use polvo_cluster::RegionVerb;
 use polvo_format::{
-    Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_SIZE, INODE_TAIL, Ino, InodeView, PAGE_UNITS,
+    Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_SIZE, INODE_TAIL, Ino, InodeView, PAGE_UNITS,
     RegionOffset, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Reply, Request};
@@ -59,9 +59,15 @@ pub(crate) fn judge(bytes: &[u8; INODE_SIZE], ino: Ino) -> Seen {
     match InodeView::decode(bytes, ino) {
         Ok(view) if view.lock == 0 => Seen::Inode(Box::new(view)),
         Err(FormatError::Torn) => Seen::Torn,
+        // decided elsewhere, perhaps, and not dispatched yet: its name may be there already
+        Err(FormatError::Free) if is_locked(bytes) => Seen::Locked,
         Err(FormatError::Free) => Seen::Nothing,
         Ok(_) | Err(_) => Seen::Locked,
     }
+}
+
+fn is_locked(bytes: &[u8; INODE_SIZE]) -> bool {
+    bytes[INODE_LOCK as usize..][..8] != [0; 8]
 }
 
 /// An inode as it is now.
@@ -199,4 +205,18 @@ fn gone(generation: Option<Generation>) -> FsError {
 pub(crate) fn unexpected(reply: &Reply) -> FsError {
     let text: String = format!("{reply:?}").chars().take(40).collect();
     FsError::Io(format!("a node answered what it was not asked: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_free_slot_that_a_transaction_has_locked_may_be_an_inode_already() {
+        let ino = Ino(7);
+        let mut bytes = [0; INODE_SIZE];
+        assert!(matches!(judge(&bytes, ino), Seen::Nothing));
+        bytes[INODE_LOCK as usize] = 1;
+        assert!(matches!(judge(&bytes, ino), Seen::Locked), "its primary knows whether it will be one");
+    }
 }
