@@ -257,7 +257,6 @@ impl LocalClient {
             None
         };
         let moved = self.cached(old_dir, old);
-        let old_basis = self.client.names.basis(old_dir);
         let request = Request::Rename {
             old_dir,
             old_name: old.to_vec(),
@@ -266,17 +265,8 @@ impl LocalClient {
             mode,
         };
         done(self.call(new_dir.ino.region(), request).await?)?;
-        match mode {
-            // what the new name stands for is left to the log: our idea of what moved may have been old
-            RenameMode::Replace | RenameMode::NoReplace => {
-                if let Some(basis) = old_basis
-                    && (old_dir, old) != (new_dir, new)
-                {
-                    self.client.names.enter(old_dir, basis.tail, old, None);
-                }
-            }
-            RenameMode::Exchange => {}
-        }
+        // what the names stand for now is left to the log: our idea of what moved may have been old, and where both names
+        // were the same inode's, nothing has moved
         if victim != moved {
             self.bury(victim);
         }

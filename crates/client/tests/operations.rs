@@ -108,6 +108,13 @@ async fn renames(client: &LocalClient, home: polvo_proto::InodeRef) {
         .expect("replace");
     assert_eq!(client.lookup(two, b"b").await.map(|x| x.ino), Ok(a.ino));
     assert_eq!(client.get_attr(inode(&c)).await, Err(FsError::Stale));
+    client.link(inode(&a), two, b"twin").await.expect("link");
+    client
+        .rename(two, b"twin", two, b"b", RenameMode::Replace)
+        .await
+        .expect("a rename between names of one inode does nothing");
+    assert_eq!(client.lookup(two, b"twin").await.map(|x| (x.ino, x.nlink)), Ok((a.ino, 2)));
+    client.unlink(two, b"twin").await.expect("unlink");
     client
         .rename(home, b"one", two, b"inner", RenameMode::Replace)
         .await
