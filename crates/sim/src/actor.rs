@@ -146,7 +146,7 @@ impl Actor {
                 self.hog().await;
             } else {
                 let operation = self.draw();
-                self.perform(operation).await;
+                drop(self.perform(operation).await); // whatever came of it is in the history
             }
         }
         self.hog = None;

@@ -115,7 +115,7 @@ impl History {
             .map(ToString::to_string)
             .collect();
         for line in pending {
-            self.line(&mut state, &line);
+            state.trace.push(format!("{:>14}{line}", ""));
         }
         (std::mem::take(&mut state.records), std::mem::take(&mut state.trace))
     }
