@@ -4,8 +4,8 @@ use crate::LocalClient;
 use crate::names::DirLog;
 use polvo_cluster::RegionVerb;
 use polvo_format::{
-    Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_SIZE, INODE_TAIL, Ino, InodeView, PAGE_UNITS,
-    RegionOffset, Tail,
+    Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_SIZE, INODE_TAIL, Ino, InodeView,
+    PAGE_UNITS, RegionOffset, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Reply, Request};
 
@@ -217,6 +217,9 @@ mod tests {
         let mut bytes = [0; INODE_SIZE];
         assert!(matches!(judge(&bytes, ino), Seen::Nothing));
         bytes[INODE_LOCK as usize] = 1;
-        assert!(matches!(judge(&bytes, ino), Seen::Locked), "its primary knows whether it will be one");
+        assert!(
+            matches!(judge(&bytes, ino), Seen::Locked),
+            "its primary knows whether it will be one"
+        );
     }
 }

@@ -113,7 +113,10 @@ async fn renames(client: &LocalClient, home: polvo_proto::InodeRef) {
         .rename(two, b"twin", two, b"b", RenameMode::Replace)
         .await
         .expect("a rename between names of one inode does nothing");
-    assert_eq!(client.lookup(two, b"twin").await.map(|x| (x.ino, x.nlink)), Ok((a.ino, 2)));
+    assert_eq!(
+        client.lookup(two, b"twin").await.map(|x| (x.ino, x.nlink)),
+        Ok((a.ino, 2))
+    );
     client.unlink(two, b"twin").await.expect("unlink");
     client
         .rename(home, b"one", two, b"inner", RenameMode::Replace)

@@ -95,7 +95,11 @@ impl Shared {
 fn new_file(kind: FileKind) -> NewFile {
     NewFile {
         kind,
-        mode: if kind == FileKind::Directory { DIRECTORY_MODE } else { FILE_MODE },
+        mode: if kind == FileKind::Directory {
+            DIRECTORY_MODE
+        } else {
+            FILE_MODE
+        },
         uid: 0,
         gid: 0,
         rdev: 0,
@@ -175,7 +179,10 @@ impl Actor {
                     return;
                 }
                 Grown::Wrong(why) => {
-                    self.shared.wrong.borrow_mut().push(format!("{}: large file: {why}", self.name));
+                    self.shared
+                        .wrong
+                        .borrow_mut()
+                        .push(format!("{}: large file: {why}", self.name));
                     return;
                 }
             }
@@ -276,7 +283,11 @@ impl Actor {
     }
 
     fn draw_len(&mut self) -> u64 {
-        let max = if self.shared.plan.is_small { EAGER_MAX as u64 } else { 20_000 };
+        let max = if self.shared.plan.is_small {
+            EAGER_MAX as u64
+        } else {
+            20_000
+        };
         match self.dice.below(4) {
             0 => self.dice.between(1, 100),
             1 => 4096,
@@ -405,7 +416,12 @@ impl Actor {
                 bytes.truncate(read);
                 Ok(Answer::Bytes(bytes))
             }
-            Operation::Write { inode, offset, len, tag } => {
+            Operation::Write {
+                inode,
+                offset,
+                len,
+                tag,
+            } => {
                 let file = self.find_open(*inode)?;
                 let written = client.write(&file, *offset, &pattern::bytes(*tag, *len)).await?;
                 if written as u64 == *len {
@@ -480,7 +496,10 @@ impl Actor {
                 let number = bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
                 match number.filter(|value| bytes == xattr_value(*value)) {
                     Some(value) => Ok(Answer::Value(value)),
-                    None => Err(FsError::Io(format!("an attribute of {} bytes that nobody has set", bytes.len()))),
+                    None => Err(FsError::Io(format!(
+                        "an attribute of {} bytes that nobody has set",
+                        bytes.len()
+                    ))),
                 }
             }
             Operation::RemoveXattr { inode, name } => client.remove_xattr(*inode, &spelled(*name)).await.map(done),

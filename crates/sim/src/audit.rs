@@ -119,6 +119,9 @@ pub fn check(cluster: &Cluster, when: &str) -> Result<(), String> {
     if complaints.is_empty() {
         Ok(())
     } else {
-        Err(format!("the check complains {when}:\n    {}", complaints.join("\n    ")))
+        Err(format!(
+            "the check complains {when}:\n    {}",
+            complaints.join("\n    ")
+        ))
     }
 }

@@ -156,12 +156,14 @@ impl Model for File {
             }
             (Ask::Write { offset, len, tag }, None | Some(Told::Done)) => Some(state.put(*offset, *len, *tag)),
             (Ask::Append { len, tag }, None) => Some(state.put(state.size(), *len, *tag)),
-            (Ask::Append { len, tag }, Some(Told::At(at))) => {
-                (*at == state.size()).then(|| state.put(*at, *len, *tag))
-            }
+            (Ask::Append { len, tag }, Some(Told::At(at))) => (*at == state.size()).then(|| state.put(*at, *len, *tag)),
             (Ask::Truncate { size }, None | Some(Told::Done)) => Some(state.truncated(*size)),
             (Ask::Zero { offset, len, extend }, None | Some(Told::Done)) => {
-                let end = if *extend { offset + len } else { state.size().min(offset + len) };
+                let end = if *extend {
+                    offset + len
+                } else {
+                    state.size().min(offset + len)
+                };
                 Some(match end.checked_sub(*offset) {
                     Some(len) if len > 0 => state.put(*offset, len, 0),
                     _ => state.clone(),
@@ -188,7 +190,11 @@ mod tests {
             let (offset, len) = (dice.below(300), dice.between(1, 90));
             let op = match dice.below(6) {
                 0 => Ask::Truncate { size: offset },
-                1 => Ask::Zero { offset, len, extend: dice.percent(50) },
+                1 => Ask::Zero {
+                    offset,
+                    len,
+                    extend: dice.percent(50),
+                },
                 2 => Ask::Append { len, tag },
                 3 => Ask::Extend { end: offset },
                 _ => Ask::Write { offset, len, tag },
@@ -200,7 +206,11 @@ mod tests {
             };
             match op {
                 Ask::Truncate { size } => bytes.resize(size as usize, 0),
-                Ask::Zero { offset, len, extend: true } => write(offset, vec![0; len as usize]),
+                Ask::Zero {
+                    offset,
+                    len,
+                    extend: true,
+                } => write(offset, vec![0; len as usize]),
                 Ask::Zero { offset, len, .. } => {
                     let end = bytes.len().min((offset + len) as usize);
                     let start = end.min(offset as usize);
@@ -228,7 +238,11 @@ mod tests {
     #[test]
     fn parts_of_two_writes_are_no_read() {
         let write = |tag, invoked, returned| Event {
-            op: Ask::Write { offset: 0, len: 8000, tag },
+            op: Ask::Write {
+                offset: 0,
+                len: 8000,
+                tag,
+            },
             invoked,
             returned: Some((returned, Told::Done)),
         };

@@ -106,7 +106,10 @@ impl Crew {
                 Cred::Kernel,
             )),
         };
-        let dice = Dice::new(self.shared.plan.seed, 1000 + 100 * number as u64 + u64::from(member.lives));
+        let dice = Dice::new(
+            self.shared.plan.seed,
+            1000 + 100 * number as u64 + u64::from(member.lives),
+        );
         let shared_client = client.client().clone();
         let mut actor = Actor::new(&host, client, &self.shared, dice);
         let quota = member.quota.clone();
@@ -133,7 +136,11 @@ impl Crew {
     /// Clients inside a node that run.
     pub fn inside(&self, node: u16) -> Vec<usize> {
         let at_home = |member: &&Member| member.home == Home::Inside(node) && member.running.is_some();
-        self.members.iter().filter(at_home).map(|member| member.number).collect()
+        self.members
+            .iter()
+            .filter(at_home)
+            .map(|member| member.number)
+            .collect()
     }
 
     /// Clients that run.

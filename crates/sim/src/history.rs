@@ -24,7 +24,11 @@ pub struct Record {
 impl std::fmt::Display for Record {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let returned = self.returned.map_or("?".to_string(), |at| at.to_string());
-        write!(f, "[{}..{returned}] {}: {} -> ", self.invoked, self.client, self.operation)?;
+        write!(
+            f,
+            "[{}..{returned}] {}: {} -> ",
+            self.invoked, self.client, self.operation
+        )?;
         match &self.outcome {
             None => write!(f, "never answered"),
             Some(Ok(answer)) => write!(f, "{answer}"),

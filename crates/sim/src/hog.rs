@@ -68,10 +68,15 @@ impl Hog {
         let mut back = vec![0xee; (now - from) as usize + 10];
         match client.read(&self.file, from, &mut back).await {
             Ok(read) if from + read as u64 != now => {
-                return Grown::Wrong(format!("{now} bytes were written, the end is at {}", from + read as u64));
+                return Grown::Wrong(format!(
+                    "{now} bytes were written, the end is at {}",
+                    from + read as u64
+                ));
             }
             Ok(read) => {
-                let is_so = (from..).zip(&back[..read]).all(|(at, byte)| *byte == pattern::byte(self.tag, at));
+                let is_so = (from..)
+                    .zip(&back[..read])
+                    .all(|(at, byte)| *byte == pattern::byte(self.tag, at));
                 if !is_so {
                     return Grown::Wrong(format!("not what was written, between {from} and {now}"));
                 }

@@ -38,8 +38,20 @@ pub fn judge(records: &[Record], is_small: bool, counts: &mut Counts) -> Vec<Str
     }
     for (inode, (kind, events, which)) in of_attributes(records) {
         let what = format!("the attributes of {}", Shown(inode));
-        let mode = if kind == FileKind::Directory { DIRECTORY_MODE } else { FILE_MODE };
-        examine(&attributes::Inode { mode }, &events, &which, records, &what, counts, &mut wrong);
+        let mode = if kind == FileKind::Directory {
+            DIRECTORY_MODE
+        } else {
+            FILE_MODE
+        };
+        examine(
+            &attributes::Inode { mode },
+            &events,
+            &which,
+            records,
+            &what,
+            counts,
+            &mut wrong,
+        );
     }
     wrong
 }
@@ -87,7 +99,9 @@ fn examine<M: Model>(
             for event in &order[from..] {
                 text.push_str(&format!("\n    {}", records[which[*event]]));
             }
-            text.push_str(&format!("\n  and then\n    {state:?}\n  after which none of these fits:"));
+            text.push_str(&format!(
+                "\n  and then\n    {state:?}\n  after which none of these fits:"
+            ));
             let left = (0..events.len()).filter(|event| !order.contains(event));
             for event in left.take(SHOWN) {
                 text.push_str(&format!("\n    {}", records[which[event]]));
@@ -136,7 +150,10 @@ impl Numbers {
     }
 
     fn get(&self, inode: &InodeRef) -> Id {
-        self.of.get(inode).copied().expect("whatever a client names was told to some client")
+        self.of
+            .get(inode)
+            .copied()
+            .expect("whatever a client names was told to some client")
     }
 }
 
@@ -177,7 +194,10 @@ fn of_names(records: &[Record]) -> (Names, Vec<Event<names::Ask, names::Told>>, 
             _ => None,
         };
         // these say nothing of names, and nothing was done
-        if matches!(refused, Some(FsError::Busy | FsError::NoSpace | FsError::SessionExpired)) {
+        if matches!(
+            refused,
+            Some(FsError::Busy | FsError::NoSpace | FsError::SessionExpired)
+        ) {
             continue;
         }
         let told = refused.map_or(Told::Done, Told::Refused);
@@ -188,7 +208,13 @@ fn of_names(records: &[Record]) -> (Names, Vec<Event<names::Ask, names::Told>>, 
                     Some(Ok(Answer::Inode(inode, _))) => Told::Found(id(inode)),
                     _ => told,
                 };
-                (Ask::Lookup { dir: id(dir), name: *name }, told)
+                (
+                    Ask::Lookup {
+                        dir: id(dir),
+                        name: *name,
+                    },
+                    told,
+                )
             }
             (Operation::Create { dir, name, kind }, outcome) => {
                 let (dir, name) = (id(dir), *name);
@@ -199,9 +225,30 @@ fn of_names(records: &[Record]) -> (Names, Vec<Event<names::Ask, names::Told>>, 
                 };
                 (Ask::Create { dir, name, id: made }, told)
             }
-            (Operation::Unlink { dir, name }, _) => (Ask::Unlink { dir: id(dir), name: *name }, told),
-            (Operation::Rmdir { dir, name }, _) => (Ask::Rmdir { dir: id(dir), name: *name }, told),
-            (Operation::Rename { old_dir, old, new_dir, new, mode }, _) => (
+            (Operation::Unlink { dir, name }, _) => (
+                Ask::Unlink {
+                    dir: id(dir),
+                    name: *name,
+                },
+                told,
+            ),
+            (Operation::Rmdir { dir, name }, _) => (
+                Ask::Rmdir {
+                    dir: id(dir),
+                    name: *name,
+                },
+                told,
+            ),
+            (
+                Operation::Rename {
+                    old_dir,
+                    old,
+                    new_dir,
+                    new,
+                    mode,
+                },
+                _,
+            ) => (
                 Ask::Rename {
                     old_dir: id(old_dir),
                     old: *old,
@@ -279,7 +326,9 @@ fn of_contents(records: &[Record]) -> BTreeMap<InodeRef, Events<contents::Ask, c
             Some(Ok(_)) => Some(Told::Done),
             Some(Err(_)) | None => continue, // nothing was done
         };
-        let Some(inode) = about(&record.operation) else { continue };
+        let Some(inode) = about(&record.operation) else {
+            continue;
+        };
         let ask = match &record.operation {
             Operation::Read { offset, len, .. } => Ask::Read {
                 offset: *offset,
@@ -307,7 +356,9 @@ fn of_contents(records: &[Record]) -> BTreeMap<InodeRef, Events<contents::Ask, c
                 },
             },
             Operation::GetAttr { .. } => match &record.outcome {
-                Some(Ok(Answer::Attr { kind: FileKind::File, .. })) => Ask::Size,
+                Some(Ok(Answer::Attr {
+                    kind: FileKind::File, ..
+                })) => Ask::Size,
                 _ => continue,
             },
             _ => continue,
@@ -342,7 +393,12 @@ fn of_attributes(records: &[Record]) -> OfAttributes {
         let (inode, ask) = match &record.operation {
             Operation::SetMode { inode, mode } => (inode, Ask::SetMode(*mode)),
             Operation::GetAttr { inode } if *inode != ROOT => (inode, Ask::Mode),
-            Operation::SetXattr { inode, name, value, mode } => (
+            Operation::SetXattr {
+                inode,
+                name,
+                value,
+                mode,
+            } => (
                 inode,
                 Ask::Set {
                     name: *name,
@@ -361,10 +417,17 @@ fn of_attributes(records: &[Record]) -> OfAttributes {
     all.into_iter()
         .map(|(inode, (events, which))| {
             let is_directory = numbers.inodes[usize::from(numbers.get(&inode))].is_directory;
-            let kind = if is_directory { FileKind::Directory } else { FileKind::File };
+            let kind = if is_directory {
+                FileKind::Directory
+            } else {
+                FileKind::File
+            };
             (inode, (kind, events, which))
         })
         .collect()
 }
 
-const _: () = assert!(EAGER_MAX == 4096, "the header of `contents` says what is written in one piece");
+const _: () = assert!(
+    EAGER_MAX == 4096,
+    "the header of `contents` says what is written in one piece"
+);

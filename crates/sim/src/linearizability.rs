@@ -234,16 +234,33 @@ mod tests {
 
     #[test]
     fn one_after_the_other() {
-        assert!(holds(vec![write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), read(2, 7, 8)]));
-        assert!(!holds(vec![write(1, 1, 2), read(0, 3, 4)]), "a write that returned is seen");
-        assert!(!holds(vec![read(1, 1, 2), write(1, 3, 4)]), "nothing is seen before it begins");
+        assert!(holds(vec![
+            write(1, 1, 2),
+            read(1, 3, 4),
+            write(2, 5, 6),
+            read(2, 7, 8)
+        ]));
+        assert!(
+            !holds(vec![write(1, 1, 2), read(0, 3, 4)]),
+            "a write that returned is seen"
+        );
+        assert!(
+            !holds(vec![read(1, 1, 2), write(1, 3, 4)]),
+            "nothing is seen before it begins"
+        );
     }
 
     #[test]
     fn while_a_write_is_under_way_both_values_may_be_read_but_not_back_again() {
         assert!(holds(vec![write(1, 1, 10), read(0, 2, 3), read(1, 4, 5)]));
-        assert!(!holds(vec![write(1, 1, 10), read(1, 2, 3), read(0, 4, 5)]), "time runs backwards");
-        assert!(holds(vec![write(1, 1, 10), read(1, 2, 5), read(0, 3, 4)]), "those two overlap");
+        assert!(
+            !holds(vec![write(1, 1, 10), read(1, 2, 3), read(0, 4, 5)]),
+            "time runs backwards"
+        );
+        assert!(
+            holds(vec![write(1, 1, 10), read(1, 2, 5), read(0, 3, 4)]),
+            "those two overlap"
+        );
     }
 
     #[test]

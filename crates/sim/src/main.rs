@@ -146,7 +146,11 @@ fn show(options: &Options, report: Report) {
 }
 
 fn summary(counts: &Counts) -> String {
-    let faults: Vec<String> = counts.faults.iter().map(|(fault, times)| format!("{times} {fault}")).collect();
+    let faults: Vec<String> = counts
+        .faults
+        .iter()
+        .map(|(fault, times)| format!("{times} {fault}"))
+        .collect();
     format!(
         "{} seeds, {} operations ({} of unknown outcome), {} s simulated; faults: {}; histories: {} as promised, {} \
          undecided, the longest of {} operations",

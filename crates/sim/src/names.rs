@@ -21,17 +21,46 @@ pub const ROOT: Id = 0;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // the fields are what they are called
 pub enum Ask {
-    Lookup { dir: Id, name: Name },
+    Lookup {
+        dir: Id,
+        name: Name,
+    },
     /// `id`: what was made, or a placeholder for it.
-    Create { dir: Id, name: Name, id: Id },
-    Unlink { dir: Id, name: Name },
-    Rmdir { dir: Id, name: Name },
-    Rename { old_dir: Id, old: Name, new_dir: Id, new: Name, mode: RenameMode },
-    Link { id: Id, dir: Id, name: Name },
-    List { dir: Id },
-    Links { id: Id },
+    Create {
+        dir: Id,
+        name: Name,
+        id: Id,
+    },
+    Unlink {
+        dir: Id,
+        name: Name,
+    },
+    Rmdir {
+        dir: Id,
+        name: Name,
+    },
+    Rename {
+        old_dir: Id,
+        old: Name,
+        new_dir: Id,
+        new: Name,
+        mode: RenameMode,
+    },
+    Link {
+        id: Id,
+        dir: Id,
+        name: Name,
+    },
+    List {
+        dir: Id,
+    },
+    Links {
+        id: Id,
+    },
     /// Anything that needs the inode.
-    Use { id: Id },
+    Use {
+        id: Id,
+    },
 }
 
 /// What is answered.
@@ -382,8 +411,14 @@ mod tests {
         let looks = |dir, name, told| (Ask::Lookup { dir, name }, Some(told));
         let refused = |error| Some(Told::Refused(error));
         let mut asks = vec![make(ROOT, 1, 1), make(1, 2, 2), make(ROOT, 3, 3), make(2, 4, 4)];
-        asks.push((rename((ROOT, 1), (2, 1), RenameMode::Replace), refused(FsError::Invalid("a loop".into()))));
-        asks.push((rename((ROOT, 3), (2, 4), RenameMode::NoReplace), refused(FsError::Exists)));
+        asks.push((
+            rename((ROOT, 1), (2, 1), RenameMode::Replace),
+            refused(FsError::Invalid("a loop".into())),
+        ));
+        asks.push((
+            rename((ROOT, 3), (2, 4), RenameMode::NoReplace),
+            refused(FsError::Exists),
+        ));
         asks.push((rename((ROOT, 3), (2, 4), RenameMode::Exchange), Some(Told::Done)));
         asks.push(looks(ROOT, 3, Told::Found(4)));
         asks.push((rename((ROOT, 3), (2, 4), RenameMode::Replace), Some(Told::Done)));
@@ -397,8 +432,26 @@ mod tests {
 
     #[test]
     fn a_moved_file_is_in_one_place_at_any_time() {
-        let mut events = vec![(Ask::Create { dir: ROOT, name: 1, id: 1 }, 1, 2, Told::Done)];
-        events.push((Ask::Create { dir: ROOT, name: 3, id: 3 }, 3, 4, Told::Done));
+        let mut events = vec![(
+            Ask::Create {
+                dir: ROOT,
+                name: 1,
+                id: 1,
+            },
+            1,
+            2,
+            Told::Done,
+        )];
+        events.push((
+            Ask::Create {
+                dir: ROOT,
+                name: 3,
+                id: 3,
+            },
+            3,
+            4,
+            Told::Done,
+        ));
         events.push((rename((ROOT, 3), (1, 3), RenameMode::Replace), 5, 20, Told::Done));
         let absent = Told::Refused(FsError::NotFound);
         let mut both = events.clone();
@@ -422,13 +475,33 @@ mod tests {
 
     #[test]
     fn what_an_operation_of_unknown_outcome_made_shows_later() {
-        let lost = (Ask::Create { dir: ROOT, name: 1, id: 6 }, None);
+        let lost = (
+            Ask::Create {
+                dir: ROOT,
+                name: 1,
+                id: 6,
+            },
+            None,
+        );
         let seen = |id| (Ask::Lookup { dir: ROOT, name: 1 }, Some(Told::Found(id)));
         assert!(in_order(&[lost.clone(), seen(5), seen(5)]));
-        assert!(in_order(&[lost.clone(), make(ROOT, 1, 3), seen(3)]), "it never happened");
-        assert!(!in_order(&[lost.clone(), seen(3)]), "that one was made by another operation");
+        assert!(
+            in_order(&[lost.clone(), make(ROOT, 1, 3), seen(3)]),
+            "it never happened"
+        );
+        assert!(
+            !in_order(&[lost.clone(), seen(3)]),
+            "that one was made by another operation"
+        );
         assert!(!in_order(&[seen(5)]), "nobody made that");
-        let exists = (Ask::Create { dir: ROOT, name: 1, id: 3 }, Some(Told::Refused(FsError::Exists)));
+        let exists = (
+            Ask::Create {
+                dir: ROOT,
+                name: 1,
+                id: 3,
+            },
+            Some(Told::Refused(FsError::Exists)),
+        );
         assert!(in_order(&[lost, exists, seen(5)]));
     }
 

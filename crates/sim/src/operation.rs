@@ -22,26 +22,94 @@ pub fn read_name(bytes: &[u8]) -> Option<Name> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // the fields are what they are called
 pub enum Operation {
-    Lookup { dir: InodeRef, name: Name },
-    Create { dir: InodeRef, name: Name, kind: FileKind },
-    Open { inode: InodeRef },
-    Close { inode: InodeRef },
-    Read { inode: InodeRef, offset: u64, len: u64 },
-    Write { inode: InodeRef, offset: u64, len: u64, tag: Tag },
-    Append { inode: InodeRef, len: u64, tag: Tag },
-    Truncate { inode: InodeRef, size: u64 },
-    Fallocate { inode: InodeRef, mode: FallocateMode, offset: u64, len: u64 },
-    Unlink { dir: InodeRef, name: Name },
-    Rmdir { dir: InodeRef, name: Name },
-    Rename { old_dir: InodeRef, old: Name, new_dir: InodeRef, new: Name, mode: RenameMode },
-    Link { inode: InodeRef, dir: InodeRef, name: Name },
-    ReadDir { dir: InodeRef },
-    GetAttr { inode: InodeRef },
-    SetMode { inode: InodeRef, mode: u32 },
-    SetXattr { inode: InodeRef, name: Name, value: u32, mode: XattrMode },
-    GetXattr { inode: InodeRef, name: Name },
-    RemoveXattr { inode: InodeRef, name: Name },
-    ListXattr { inode: InodeRef },
+    Lookup {
+        dir: InodeRef,
+        name: Name,
+    },
+    Create {
+        dir: InodeRef,
+        name: Name,
+        kind: FileKind,
+    },
+    Open {
+        inode: InodeRef,
+    },
+    Close {
+        inode: InodeRef,
+    },
+    Read {
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+    },
+    Write {
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+        tag: Tag,
+    },
+    Append {
+        inode: InodeRef,
+        len: u64,
+        tag: Tag,
+    },
+    Truncate {
+        inode: InodeRef,
+        size: u64,
+    },
+    Fallocate {
+        inode: InodeRef,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    },
+    Unlink {
+        dir: InodeRef,
+        name: Name,
+    },
+    Rmdir {
+        dir: InodeRef,
+        name: Name,
+    },
+    Rename {
+        old_dir: InodeRef,
+        old: Name,
+        new_dir: InodeRef,
+        new: Name,
+        mode: RenameMode,
+    },
+    Link {
+        inode: InodeRef,
+        dir: InodeRef,
+        name: Name,
+    },
+    ReadDir {
+        dir: InodeRef,
+    },
+    GetAttr {
+        inode: InodeRef,
+    },
+    SetMode {
+        inode: InodeRef,
+        mode: u32,
+    },
+    SetXattr {
+        inode: InodeRef,
+        name: Name,
+        value: u32,
+        mode: XattrMode,
+    },
+    GetXattr {
+        inode: InodeRef,
+        name: Name,
+    },
+    RemoveXattr {
+        inode: InodeRef,
+        name: Name,
+    },
+    ListXattr {
+        inode: InodeRef,
+    },
 }
 
 /// What a client is told when an operation has succeeded.
@@ -105,7 +173,13 @@ pub struct Shown(pub InodeRef);
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ino = self.0.ino;
-        write!(f, "<{}:{}.{}>", ino.region().0, ino.0 & 0xffff_ffff, self.0.generation.0)
+        write!(
+            f,
+            "<{}:{}.{}>",
+            ino.region().0,
+            ino.0 & 0xffff_ffff,
+            self.0.generation.0
+        )
     }
 }
 
@@ -114,29 +188,54 @@ impl fmt::Display for Operation {
         let at = |dir: &InodeRef, name: &Name| format!("{}/n{name}", Shown(*dir));
         match self {
             Operation::Lookup { dir, name } => write!(f, "lookup {}", at(dir, name)),
-            Operation::Create { dir, name, kind: FileKind::Directory } => write!(f, "mkdir {}", at(dir, name)),
+            Operation::Create {
+                dir,
+                name,
+                kind: FileKind::Directory,
+            } => write!(f, "mkdir {}", at(dir, name)),
             Operation::Create { dir, name, .. } => write!(f, "create {}", at(dir, name)),
             Operation::Open { inode } => write!(f, "open {}", Shown(*inode)),
             Operation::Close { inode } => write!(f, "close {}", Shown(*inode)),
             Operation::Read { inode, offset, len } => write!(f, "read {} {offset}+{len}", Shown(*inode)),
-            Operation::Write { inode, offset, len, tag } => {
+            Operation::Write {
+                inode,
+                offset,
+                len,
+                tag,
+            } => {
                 write!(f, "write {} {offset}+{len} tag {tag}", Shown(*inode))
             }
             Operation::Append { inode, len, tag } => write!(f, "append {} {len} tag {tag}", Shown(*inode)),
             Operation::Truncate { inode, size } => write!(f, "truncate {} to {size}", Shown(*inode)),
-            Operation::Fallocate { inode, mode, offset, len } => {
+            Operation::Fallocate {
+                inode,
+                mode,
+                offset,
+                len,
+            } => {
                 write!(f, "fallocate {} {mode:?} {offset}+{len}", Shown(*inode))
             }
             Operation::Unlink { dir, name } => write!(f, "unlink {}", at(dir, name)),
             Operation::Rmdir { dir, name } => write!(f, "rmdir {}", at(dir, name)),
-            Operation::Rename { old_dir, old, new_dir, new, mode } => {
+            Operation::Rename {
+                old_dir,
+                old,
+                new_dir,
+                new,
+                mode,
+            } => {
                 write!(f, "rename {} to {} ({mode:?})", at(old_dir, old), at(new_dir, new))
             }
             Operation::Link { inode, dir, name } => write!(f, "link {} as {}", Shown(*inode), at(dir, name)),
             Operation::ReadDir { dir } => write!(f, "readdir {}", Shown(*dir)),
             Operation::GetAttr { inode } => write!(f, "getattr {}", Shown(*inode)),
             Operation::SetMode { inode, mode } => write!(f, "chmod {} {mode:o}", Shown(*inode)),
-            Operation::SetXattr { inode, name, value, mode } => {
+            Operation::SetXattr {
+                inode,
+                name,
+                value,
+                mode,
+            } => {
                 write!(f, "setxattr {} n{name} {value} ({mode:?})", Shown(*inode))
             }
             Operation::GetXattr { inode, name } => write!(f, "getxattr {} n{name}", Shown(*inode)),
@@ -152,7 +251,9 @@ impl fmt::Display for Answer {
             Answer::Done => write!(f, "done"),
             Answer::Inode(inode, kind) => write!(f, "{} {kind:?}", Shown(*inode)),
             Answer::Bytes(bytes) => {
-                let sum = bytes.iter().fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte));
+                let sum = bytes
+                    .iter()
+                    .fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte));
                 write!(f, "{} bytes (sum {sum:08x})", bytes.len())
             }
             Answer::At(offset) => write!(f, "at {offset}"),
@@ -163,7 +264,12 @@ impl fmt::Display for Answer {
                 }
                 write!(f, "]")
             }
-            Answer::Attr { size, nlink, mode, kind } => write!(f, "{kind:?} size {size} nlink {nlink} mode {mode:o}"),
+            Answer::Attr {
+                size,
+                nlink,
+                mode,
+                kind,
+            } => write!(f, "{kind:?} size {size} nlink {nlink} mode {mode:o}"),
             Answer::Value(value) => write!(f, "{value}"),
             Answer::Names(names) => write!(f, "{names:?}"),
         }

@@ -18,7 +18,9 @@ pub fn collect() {
             let is_collected = SEEN.with_borrow_mut(|seen| {
                 if let Some(seen) = seen {
                     let trace = Backtrace::force_capture().to_string();
-                    let ours = trace.lines().filter(|line| line.contains("polvo_") || line.contains("crates/"));
+                    let ours = trace
+                        .lines()
+                        .filter(|line| line.contains("polvo_") || line.contains("crates/"));
                     let ours: Vec<&str> = ours.take(24).map(str::trim).collect();
                     seen.push(format!("{info}\n    {}", ours.join("\n    ")));
                 }

@@ -72,7 +72,9 @@ impl Planted {
 
     /// Before an operation.
     pub fn before(&self, operation: &Operation) -> Instead {
-        let Some(plant) = self.plant else { return Instead::Nothing };
+        let Some(plant) = self.plant else {
+            return Instead::Nothing;
+        };
         let now = self.dice.borrow_mut().below(ONE_IN) == 0;
         match (plant, operation) {
             (Plant::LostWrite, Operation::Write { .. }) if now => Instead::Say(Answer::Done),

@@ -21,7 +21,9 @@ const HANG: Duration = Duration::from_secs(3 * 3600);
 /// Runs a plan to its end, in this thread, and judges it.
 pub fn simulate(plan: &Plan) -> Report {
     panics::collect();
-    let end = catch_unwind(AssertUnwindSafe(|| run(plan.cluster(), async |cluster| live(cluster, plan).await)));
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        run(plan.cluster(), async |cluster| live(cluster, plan).await)
+    }));
     let panics = panics::take();
     let mut counts = Counts {
         seeds: 1,
@@ -57,7 +59,10 @@ async fn live(cluster: &mut Cluster, plan: &Plan) -> End {
     let start = Instant::now();
     let failure = match tokio::time::timeout(HANG, all_of_it(cluster, &shared)).await {
         Ok(result) => result.err(),
-        Err(_) => Some(format!("the run hangs: not at its end after {} s of its time", HANG.as_secs())),
+        Err(_) => Some(format!(
+            "the run hangs: not at its end after {} s of its time",
+            HANG.as_secs()
+        )),
     };
     End {
         shared,
@@ -71,7 +76,9 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     faults::run(cluster, &mut crew, shared).await?;
     crew.dismiss().await;
     // those that died are forgotten, and nothing sent before is still under way
-    cluster.sleep(cluster.timeouts().lease * 3 + Duration::from_secs(20)).await;
+    cluster
+        .sleep(cluster.timeouts().lease * 3 + Duration::from_secs(20))
+        .await;
     cluster.rest().await;
     audit::check(cluster, "after all faults have ended")?;
 

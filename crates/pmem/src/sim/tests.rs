@@ -75,7 +75,7 @@ fn what_is_omitted_is_omitted_once() {
         pool.flush(line * 64, 8);
     }
     pool.fence();
-    let lost = |line| survivors(&pool, line * 64).contains(&0);
+    let lost = |line: u64| survivors(&pool, line * 64).contains(&0);
     assert_eq!([lost(0), lost(1), lost(2)], [false, true, false]);
     assert!(!sim(&pool).omits());
     sim(&pool).omit(Some(Omission::Fence(0)));
