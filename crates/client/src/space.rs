@@ -7,7 +7,7 @@
 use parking_lot::Mutex;
 use polvo_format::{Gpa, PAGE, RegionId};
 use polvo_proto::{PageRun, SegmentPlace};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -119,10 +119,10 @@ fn sane(region: RegionId, run: &PageRun) -> bool {
     run.gpa.region() == region && run.gpa.0.is_multiple_of(page) && end.is_some()
 }
 
-/// Space in hand in all regions. One short lock.
+/// Space in hand in all regions, which are gone through in order, so that a simulated run repeats. One short lock.
 #[derive(Default)]
 pub(crate) struct Stocks {
-    regions: Mutex<HashMap<RegionId, Stock>>,
+    regions: Mutex<BTreeMap<RegionId, Stock>>,
 }
 
 struct Stock {
@@ -251,7 +251,7 @@ impl Stocks {
         self.regions.lock().values().map(|stock| stock.space.pages()).sum()
     }
 
-    fn stock(regions: &mut HashMap<RegionId, Stock>, region: RegionId, incarnation: u64) -> &mut Stock {
+    fn stock(regions: &mut BTreeMap<RegionId, Stock>, region: RegionId, incarnation: u64) -> &mut Stock {
         let fresh = || Stock {
             space: RegionSpace::default(),
             incarnation,

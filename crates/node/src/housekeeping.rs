@@ -7,7 +7,7 @@ use crate::reactor::Connections;
 use polvo_cluster::{Links, join_all};
 use polvo_format::{NodeId, RegionId, TxnId};
 use polvo_proto::{Cred, Reply, Request};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,7 +29,7 @@ const USAGE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Runs until it is dropped.
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>) {
-    let mut open_since: HashMap<(RegionId, TxnId), Instant> = HashMap::new();
+    let mut open_since: BTreeMap<(RegionId, TxnId), Instant> = BTreeMap::new();
     let mut last_renewal = Instant::now();
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -70,9 +70,9 @@ impl Node {
 }
 
 /// Takes over what was dispatched to us, and asks about what stays open.
-async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut HashMap<(RegionId, TxnId), Instant>) {
+async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
     let now = Instant::now();
-    let mut open = HashMap::new();
+    let mut open = BTreeMap::new();
     for served in node.regions.values() {
         for txn in served.enter(|region| region.settle()) {
             let since = open_since.get(&(served.id, txn)).copied().unwrap_or(now);

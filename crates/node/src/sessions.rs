@@ -4,7 +4,7 @@ use crate::replay::Replay;
 use parking_lot::Mutex;
 use polvo_format::{NodeId, SessionId};
 use polvo_proto::FsError;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,10 +73,10 @@ impl Session {
     }
 }
 
-/// All sessions at this node.
+/// All sessions at this node; gone through in order, so that a simulated run repeats.
 #[derive(Default)]
 pub(crate) struct Sessions {
-    by_id: Mutex<HashMap<SessionId, Arc<Session>>>,
+    by_id: Mutex<BTreeMap<SessionId, Arc<Session>>>,
 }
 
 impl Sessions {
