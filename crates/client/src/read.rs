@@ -105,7 +105,15 @@ impl LocalClient {
                 plan.pieces.truncate(BATCH_PIECES);
                 plan.len = plan.pieces.iter().map(|piece| piece.len).sum();
             }
-            let tail = self.read_planned(held, &plan, into).await?;
+            let (tail, is_read) = match self.read_planned(held, &plan, into).await {
+                Ok(tail) => (tail, true),
+                // nothing lies there: a segment may have been given back since the file moved on
+                Err(error @ FsError::Invalid(_)) => match self.log_state(held.inode.ino).await?.tail {
+                    tail if tail == plan.tail => return Err(error),
+                    tail => (tail, false),
+                },
+                Err(error) => return Err(error),
+            };
             if tail == plan.tail {
                 return Ok((plan.len, cut));
             }
@@ -114,6 +122,7 @@ impl LocalClient {
             if let Some(step) = self.catch_up(held, tail).await?
                 && step.from == plan.tail
                 && !step.touches(offset, len)
+                && is_read
             {
                 return Ok((plan.len, cut));
             }
