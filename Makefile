@@ -64,10 +64,16 @@ lint: ## Formatting, clippy without warnings, shell syntax
 		bash -n "$$script"; done
 
 .PHONY: test
-test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, fuzzing in short, end-to-end tests
+test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace
+	@$(MAKE) --no-print-directory sim SEEDS=1000
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
+
+.PHONY: sim
+SEEDS ?= 20000
+sim: ## Simulate whole clusters under faults (SEEDS=20000; see docs/testing.md)
+	cargo run --profile sim --quiet -p polvo-sim -- --seeds $(SEEDS) $(SIM_ARGS)
 
 .PHONY: e2e
 e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them)

@@ -137,6 +137,37 @@ impl Contents {
     }
 }
 
+/// Why a read is none of this state: where it differs first, and what is there instead.
+pub fn difference(state: &Contents, offset: u64, len: u64, bytes: &[u8]) -> String {
+    let expected = state.size().saturating_sub(offset).min(len);
+    if bytes.len() as u64 != expected {
+        return format!("{} bytes were read, {expected} are there", bytes.len());
+    }
+    let is_so = |n: &u64| state.reads(offset, *n, &bytes[..*n as usize]);
+    let same = (0..expected).rev().find(is_so).unwrap_or(0);
+    let seen = &bytes[same as usize..];
+    let shown = &seen[..seen.len().min(16)];
+    format!(
+        "differs from offset {} on; there is {shown:02x?}{}",
+        offset + same,
+        origin(seen)
+    )
+}
+
+/// Which write bytes may come from.
+fn origin(seen: &[u8]) -> String {
+    let Some(word) = seen.first_chunk::<16>() else {
+        return String::new();
+    };
+    let places = (1..2000).flat_map(|tag| (0..20_000).map(move |from| (tag, from)));
+    for (tag, from) in places {
+        if (from..).zip(word).all(|(at, seen)| byte(tag, at) == *seen) {
+            return format!(", as byte {from} of tag {tag}");
+        }
+    }
+    String::new()
+}
+
 /// One file, empty when it is made.
 pub struct File;
 

@@ -31,10 +31,29 @@ pub fn judge(records: &[Record], is_small: bool, counts: &mut Counts) -> Vec<Str
         }
     }
     let (model, events, which) = of_names(records);
-    examine(&model, &events, &which, records, "names", counts, &mut wrong);
+    examine(&model, &events, &which, records, "names", counts, &mut wrong, |_, _| {
+        String::new()
+    });
     for (inode, (events, which)) in of_contents(records) {
         let what = format!("the bytes of {}", Shown(inode));
-        examine(&contents::File, &events, &which, records, &what, counts, &mut wrong);
+        let why = |state: &contents::Contents, event: &Event<contents::Ask, contents::Told>| match event {
+            Event {
+                op: contents::Ask::Read { offset, len },
+                returned: Some((_, contents::Told::Bytes(bytes))),
+                ..
+            } => contents::difference(state, *offset, *len, bytes),
+            _ => String::new(),
+        };
+        examine(
+            &contents::File,
+            &events,
+            &which,
+            records,
+            &what,
+            counts,
+            &mut wrong,
+            why,
+        );
     }
     for (inode, (kind, events, which)) in of_attributes(records) {
         let what = format!("the attributes of {}", Shown(inode));
@@ -51,6 +70,7 @@ pub fn judge(records: &[Record], is_small: bool, counts: &mut Counts) -> Vec<Str
             &what,
             counts,
             &mut wrong,
+            |_, _| String::new(),
         );
     }
     wrong
@@ -80,6 +100,7 @@ fn is_expected(operation: &Operation, outcome: &Outcome, is_small: bool) -> bool
     }
 }
 
+#[allow(clippy::too_many_arguments)] // one place, three kinds of histories
 fn examine<M: Model>(
     model: &M,
     events: &[Event<M::Op, M::Answer>],
@@ -88,6 +109,7 @@ fn examine<M: Model>(
     what: &str,
     counts: &mut Counts,
     wrong: &mut Vec<String>,
+    why: impl Fn(&M::State, &Event<M::Op, M::Answer>) -> String,
 ) {
     counts.longest = counts.longest.max(events.len() as u64);
     match check(model, events, STEPS_MAX) {
@@ -104,7 +126,8 @@ fn examine<M: Model>(
             ));
             let left = (0..events.len()).filter(|event| !order.contains(event));
             for event in left.take(SHOWN) {
-                text.push_str(&format!("\n    {}", records[which[event]]));
+                let why = why(&state, &events[event]);
+                text.push_str(&format!("\n    {}  {why}", records[which[event]]));
             }
             wrong.push(text);
         }

@@ -145,7 +145,8 @@ impl Plan {
         });
         let operations = match limits.operations {
             Some(operations) => operations,
-            None if alone => 120,
+            None if alone => 200,
+            None if dice.percent(20) => dice.between(60, 150) as u32,
             None => dice.between(20, 50) as u32,
         };
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());

@@ -82,14 +82,17 @@ impl Planted {
             (Plant::DoubleAppend, Operation::Append { .. }) if now => {
                 Instead::Do(vec![operation.clone(), operation.clone()])
             }
-            (Plant::LateWrite, Operation::Write { .. }) => match self.late.borrow_mut().take() {
-                Some(late) => Instead::Do(vec![operation.clone(), late]),
-                None if now => {
-                    *self.late.borrow_mut() = Some(operation.clone());
-                    Instead::Say(Answer::Done)
+            (Plant::LateWrite, Operation::Write { .. }) => {
+                let earlier = self.late.borrow_mut().take();
+                match earlier {
+                    Some(late) => Instead::Do(vec![operation.clone(), late]),
+                    None if now => {
+                        *self.late.borrow_mut() = Some(operation.clone());
+                        Instead::Say(Answer::Done)
+                    }
+                    None => Instead::Nothing,
                 }
-                None => Instead::Nothing,
-            },
+            }
             _ => Instead::Nothing,
         }
     }

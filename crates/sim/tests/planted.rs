@@ -1,0 +1,70 @@
+//! Planted misbehaviour is found, and nothing is where nothing was planted.
+
+use polvo_sim::plan::{Limits, Plan};
+use polvo_sim::plant::Plant;
+use polvo_sim::shrink::shrink;
+use polvo_sim::simulation::simulate;
+
+/// Seeds within which each must be found.
+const SEEDS: u64 = 12;
+
+fn is_found(plant: Plant, word: &str) {
+    let limits = Limits {
+        plant: Some(plant),
+        ..Limits::default()
+    };
+    let failed = (0..SEEDS)
+        .map(|seed| simulate(&Plan::of(seed, &limits)))
+        .find(|r| r.failure.is_some());
+    let failed = failed.unwrap_or_else(|| panic!("{plant} is not found within {SEEDS} seeds"));
+    let failure = failed.failure.as_deref().unwrap_or_default();
+    assert!(failure.contains(word), "{plant} is found for another reason: {failure}");
+    assert!(failed.plan.command().contains(&format!("--plant {plant}")));
+}
+
+#[test]
+fn a_lost_write_is_found() {
+    is_found(Plant::LostWrite, "the bytes of");
+}
+
+#[test]
+fn a_stale_read_is_found() {
+    is_found(Plant::StaleRead, "the bytes of");
+}
+
+#[test]
+fn a_write_done_after_it_was_acknowledged_is_found() {
+    is_found(Plant::LateWrite, "the bytes of");
+}
+
+#[test]
+fn an_append_done_twice_is_found() {
+    is_found(Plant::DoubleAppend, "the bytes of");
+}
+
+#[test]
+fn a_name_that_was_not_removed_is_found() {
+    is_found(Plant::LostUnlink, "of names");
+}
+
+#[test]
+fn a_read_of_parts_of_two_versions_is_found() {
+    is_found(Plant::TornRead, "the bytes of");
+}
+
+#[test]
+fn a_failing_run_is_made_smaller_and_still_fails() {
+    let limits = Limits {
+        plant: Some(Plant::LostUnlink),
+        ..Limits::default()
+    };
+    let failing = (0..SEEDS)
+        .map(|seed| simulate(&Plan::of(seed, &limits)))
+        .find(|r| r.failure.is_some());
+    let failing = failing.expect("found by another test");
+    let operations = failing.plan.operations;
+    let smaller = shrink(failing);
+    assert!(smaller.failure.is_some());
+    assert!(smaller.plan.operations <= operations);
+    assert!(simulate(&smaller.plan).failure.is_some(), "it repeats");
+}
