@@ -96,6 +96,39 @@ fn a_missing_node_is_an_error_and_no_hang() {
     );
 }
 
+/// A node that has restarted may know a session again before its client comes back: by what another node has made there
+/// for it. The space that it had before is somebody else's all the same.
+#[test]
+fn space_from_before_a_restart_is_not_used_though_the_session_is_known_again() {
+    let options = ClusterOptions {
+        seed: 76,
+        timeouts: short_leases(),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let (_, made) = home_on(cluster, 2).await;
+        let client = external(cluster, "client");
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(1, 50_000)).await.expect("write");
+        cluster.crash(2).await;
+        cluster.restart(2).await.expect("restart");
+        let mut opened = Vec::new();
+        for n in 0..100u32 {
+            let name = format!("made-{n}");
+            let (attr, file) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+            opened.push(file);
+            if cluster.node(2).serves(attr.ino.region()) {
+                break;
+            }
+        }
+        client
+            .write(&open, 0, &pattern(2, 50_000))
+            .await
+            .expect("write, with space asked for anew");
+        assert!(content(&client, &open).await == pattern(2, 50_000));
+    });
+}
+
 /// After a crash (or a power cut) of all nodes what had returned is there, for clients that lived on, too.
 #[test]
 fn clients_live_through_the_restart_of_all_nodes() {

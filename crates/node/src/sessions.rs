@@ -104,11 +104,11 @@ impl Sessions {
         } else if by_id.len() >= SESSIONS_MAX {
             return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
         }
-        // what another node had made and opened here for it is still held
-        let resumed = by_id.contains_key(&id);
+        // What another node had made and opened here for it stays held. But whatever it had here itself, before this node
+        // started, is gone, and so are the answers it was given: it is a new session that its client has to hear of
         let session = Arc::new(Session::new(id, party, name, home, tick, false));
         by_id.insert(id, session.clone());
-        Ok((session, resumed))
+        Ok((session, false))
     }
 
     /// Makes sure that a session for which something is held here is known, so that it can expire.
