@@ -17,6 +17,7 @@ E2E := \
 	idle \
 	limits \
 	three-mounts \
+	locks:ROUNDS=100 \
 	client-active \
 	kill9:ROUNDS=10 \
 	bad-input \

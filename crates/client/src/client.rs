@@ -3,6 +3,7 @@
 use crate::generations::Generations;
 use crate::holds::Holds;
 use crate::local::LocalClient;
+use crate::locks::Locks;
 use crate::names::NameCache;
 use crate::space::Stocks;
 use parking_lot::{Mutex, RwLock};
@@ -61,6 +62,7 @@ pub struct Client {
     pub(crate) cred: Cred,
     pub(crate) names: NameCache,
     pub(crate) holds: Holds,
+    pub(crate) locks: Locks,
     pub(crate) stocks: Stocks,
     pub(crate) generations: Generations,
     pub(crate) eager_bytes: AtomicU64,
@@ -151,6 +153,7 @@ impl Client {
             cred,
             names: NameCache::new(),
             holds: Holds::new(),
+            locks: Locks::default(),
             stocks: Stocks::default(),
             generations: Generations::default(),
             eager_bytes: AtomicU64::new(0),
@@ -256,6 +259,7 @@ impl Client {
         let there = |region: RegionId| map.primary(region) == Some(node);
         self.stocks.forget_where(there);
         self.holds.lost(node);
+        self.locks.lost(node);
         self.names.forget_where(|dir| there(dir.ino.region()));
     }
 }

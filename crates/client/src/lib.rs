@@ -20,6 +20,7 @@ mod holds;
 mod index;
 mod inode;
 mod local;
+mod locks;
 mod lookup;
 mod maintenance;
 mod metadata;
@@ -32,5 +33,6 @@ mod write;
 
 pub use client::{Client, ClientConfig, Counters};
 pub use local::LocalClient;
+pub use locks::LockAnswer;
 pub use open::OpenFile;
 pub use read::Whence;

@@ -27,6 +27,7 @@ impl LocalClient {
                     next = Instant::now() + every;
                     self.renew().await;
                     self.release_some().await;
+                    self.release_locks_left().await;
                     let excess = self.client.stocks.excess();
                     self.return_space(excess).await;
                 }

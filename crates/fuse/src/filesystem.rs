@@ -11,6 +11,8 @@ use crate::error::errno;
 use crate::flags::{owner_may_open, without_privileges};
 use crate::handles::Handles;
 use crate::inodes::Inodes;
+use crate::lock_waits::LockWaits;
+use crate::open_file::OpenHandle;
 use fuser::{Errno, FileHandle, Generation, INodeNo, OpenFlags, ReplyEntry};
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::{Attr, Ino};
@@ -30,10 +32,13 @@ pub(crate) const NO_CACHING: Duration = Duration::ZERO;
 pub(crate) struct PolvoFilesystem {
     pub(crate) client: Arc<Client>,
     pub(crate) inodes: Inodes,
-    pub(crate) files: Handles<OpenFile>,
+    pub(crate) files: Handles<OpenHandle>,
     pub(crate) directories: Handles<OpenDirectory>,
     pub(crate) complaints: Complaints,
     pub(crate) readdirplus: bool,
+    /// Locks are those of the cluster.
+    pub(crate) locks: bool,
+    pub(crate) lock_waits: LockWaits,
     /// Cleared at the end of the session.
     alive: Arc<AtomicBool>,
 }
@@ -64,12 +69,14 @@ pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, ino: INodeNo) -
 impl PolvoFilesystem {
     pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
         PolvoFilesystem {
+            lock_waits: LockWaits::new(&client),
             client,
             inodes: Inodes::new(),
             files: Handles::new(),
             directories: Handles::new(),
             complaints: Complaints::new(),
             readdirplus: options.readdirplus,
+            locks: options.locks,
             alive,
         }
     }
@@ -112,7 +119,7 @@ impl PolvoFilesystem {
     where
         F: Future<Output = Result<T, FsError>>,
     {
-        let file = self.files.get(handle)?;
+        let file = self.files.get(handle)?.file.clone();
         let ino = file.inode().ino.0;
         self.client.run(|client| calls(client, file)).map_err(|error| {
             self.complaints.failed(operation, ino, &error);

@@ -10,12 +10,16 @@
 //! (`FUSE_DIRECT_IO_ALLOW_MMAP`); pages of a mapping are as fresh as the last open, stat or fault.
 //!
 //! What FUSE cannot do here: `O_TMPFILE` (the library does not know the request and answers ENOSYS; the kernel then says
-//! EOPNOTSUPP and programs fall back to a named file), birth times through `statx` (same reason), locks across mounts
-//! (`flock` and POSIX locks are kept by each kernel), POSIX ACLs (EOPNOTSUPP), and the file position after an
-//! `O_APPEND` write that met another mount's append (the bytes are right, `lseek(SEEK_CUR)` is what this kernel thought).
+//! EOPNOTSUPP and programs fall back to a named file), birth times through `statx` (same reason), POSIX ACLs
+//! (EOPNOTSUPP), and the file position after an `O_APPEND` write that met another mount's append (the bytes are right,
+//! `lseek(SEEK_CUR)` is what this kernel thought).
+//!
+//! Locks (`fcntl`, `flock`) are those of the whole cluster, unless the mount is told to keep them to itself (`nolock`).
+//! Who waits for one does so on a thread apart (`lock_waits`).
 #![forbid(unsafe_code)]
 
 mod attr;
+mod caller;
 mod complaints;
 mod directory;
 mod error;
@@ -23,9 +27,12 @@ mod filesystem;
 mod flags;
 mod handles;
 mod inodes;
+mod lock_requests;
+mod lock_waits;
 mod mount;
 mod mount_point;
 mod mount_table;
+mod open_file;
 mod options;
 mod requests;
 mod xattr;

@@ -28,6 +28,8 @@ pub struct MountOptions {
     /// Answer readdirplus. Off: as long as the kernel may cache nothing, it asks for every entry's attributes again
     /// anyway, and listing a directory would need every node that holds one of its inodes.
     pub readdirplus: bool,
+    /// Locks of files are those of the whole cluster; off: each mount has its own, and closing a file asks nothing.
+    pub locks: bool,
     /// Name of the source in `/proc/mounts`.
     pub fsname: String,
     /// Threads that serve the kernel.
@@ -45,6 +47,7 @@ impl Default for MountOptions {
             dev: false,
             exec: true,
             readdirplus: false,
+            locks: true,
             fsname: "polvo".to_owned(),
             threads: NonZeroUsize::new(cores.clamp(THREADS.0, THREADS.1)).expect("at least 4"),
         }
@@ -72,6 +75,8 @@ impl MountOptions {
                 "noexec" => self.exec = false,
                 "readdirplus" => self.readdirplus = true,
                 "noreaddirplus" => self.readdirplus = false,
+                "lock" => self.locks = true,
+                "nolock" => self.locks = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
                 "threads" => self.threads = parse_threads(name, value)?,
                 "defaults"

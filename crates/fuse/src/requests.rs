@@ -5,6 +5,8 @@ use crate::directory::{Listed, OpenDirectory, Taken};
 use crate::error::{errno, errno_of_inode};
 use crate::filesystem::{NO_CACHING, PolvoFilesystem, known};
 use crate::flags::{fallocate_mode, rename_mode, without_privileges};
+use crate::lock_requests::LockCaller;
+use crate::open_file::OpenHandle;
 use crate::xattr;
 use fuser::*;
 use polvo_client::Whence;
@@ -59,6 +61,9 @@ impl Filesystem for PolvoFilesystem {
             | InitFlags::FUSE_AUTO_INVAL_DATA
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        if self.locks {
+            wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+        }
         if self.readdirplus {
             wanted |= InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO;
         }
@@ -262,7 +267,7 @@ impl Filesystem for PolvoFilesystem {
                 Ok(file)
             });
             match opened {
-                Ok(file) => reply.opened(self.files.insert(file), open_flags()),
+                Ok(file) => reply.opened(self.files.insert(OpenHandle::new(file)), open_flags()),
                 Err(error) => reply.error(errno_of_inode(&error)),
             }
         });
@@ -288,7 +293,7 @@ impl Filesystem for PolvoFilesystem {
                 Ok((attr, file)) => {
                     self.inodes.remember(&attr, Ino(parent.0));
                     let generation = Generation(attr.generation.0.into());
-                    let handle = self.files.insert(file);
+                    let handle = self.files.insert(OpenHandle::new(file));
                     reply.created(&NO_CACHING, &file_attr(&attr), generation, handle, open_flags());
                 }
                 Err(error) => reply.error(errno(&error)),
@@ -304,7 +309,7 @@ impl Filesystem for PolvoFilesystem {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         self.guard("read", || {
@@ -319,6 +324,7 @@ impl Filesystem for PolvoFilesystem {
                     Ok(&into[..read])
                 });
                 match read {
+                    Ok(_) if self.has_lost_locks(fh, lock_owner) => reply.error(Errno::EIO),
                     Ok(bytes) => reply.data(bytes),
                     Err(errno) => reply.error(errno),
                 }
@@ -335,10 +341,13 @@ impl Filesystem for PolvoFilesystem {
         data: &[u8],
         write_flags: WriteFlags,
         flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         self.guard("write", || {
+            if self.has_lost_locks(fh, lock_owner) {
+                return reply.error(Errno::EIO);
+            }
             // Pages of a mapping are written where they belong, however the file was opened.
             let append = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
             let written = self.with_file("write", fh, |client, file| async move {
@@ -363,15 +372,21 @@ impl Filesystem for PolvoFilesystem {
                 client.write(&file, offset, data).await
             });
             match written {
+                // they were lost on the way: the bytes may be there, but were not written under the lock
+                Ok(_) if self.has_lost_locks(fh, lock_owner) => reply.error(Errno::EIO),
                 Ok(bytes) => reply.written(bytes as u32),
                 Err(errno) => reply.error(errno),
             }
         });
     }
 
-    /// Nothing is ever kept back, so there is nothing to flush; ENOSYS keeps the kernel from asking again.
-    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    /// Nothing is ever kept back, so all that a close does is letting go of the process's locks. Without locks, ENOSYS
+    /// keeps the kernel from asking again.
+    fn flush(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
+        if !self.locks {
+            return reply.error(Errno::ENOSYS);
+        }
+        self.guard("flush", || reply_empty(self.close_locks(fh, lock_owner), reply));
     }
 
     fn release(
@@ -384,7 +399,54 @@ impl Filesystem for PolvoFilesystem {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.guard("release", || reply_empty(self.files.remove(fh).map(drop), reply));
+        self.guard("release", || {
+            let handle = self.files.remove(fh);
+            reply_empty(handle.map(|handle| self.end_locks(&handle)), reply);
+        });
+    }
+
+    fn getlk(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        self.guard("getlk", || {
+            match self.test_lock(fh, lock_owner, start..=end, typ, pid) {
+                Ok(Some((range, typ, pid))) => reply.locked(*range.start(), *range.end(), typ, pid),
+                Ok(None) => reply.locked(0, 0, libc::F_UNLCK, 0),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn setlk(
+        &self,
+        req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.guard("setlk", || {
+            let caller = LockCaller {
+                owner: lock_owner,
+                pid,
+                thread: req.pid(),
+            };
+            self.set_lock(fh, caller, start..=end, typ, sleep, reply);
+        });
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -631,7 +693,7 @@ impl Filesystem for PolvoFilesystem {
                 return reply.error(Errno::EINVAL);
             }
             let to = match self.files.get(fh_out) {
-                Ok(to) => to,
+                Ok(to) => to.file.clone(),
                 Err(errno) => return reply.error(errno),
             };
             let copied = self.with_file("copy_file_range", fh_in, |client, from| async move {

@@ -3,128 +3,17 @@
 //! Needs `/dev/fuse` and root, as it mounts; without them each test says so and does nothing (`make test` runs in a
 //! place that has both).
 
-use polvo_client::Client;
-use polvo_cluster::{Timeouts, initial_map};
-use polvo_fabric::{Address, Identity, Role};
-use polvo_format::NodeId;
-use polvo_fuse::{Mount, MountError, MountOptions, unmount};
-use polvo_node::{Node, NodeConfig, SystemClock};
-use polvo_pmem::Pmem;
-use polvo_proto::{Cred, NodeInfo};
-use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
+mod common;
+use common::{mount_at, mounted};
+use polvo_fuse::{MountError, unmount};
 use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::thread::JoinHandle;
 use std::time::{Duration, UNIX_EPOCH};
-use tempfile::TempDir;
-use tokio::task::LocalSet;
-
-const CLUSTER: [u8; 16] = [7; 16];
-const NODE: NodeId = NodeId(0);
-
-/// A node, a client inside it and its mount. Ends in the order in which it is torn down by hand below.
-struct Mounted {
-    dir: PathBuf,
-    client: Arc<Client>,
-    mount: Option<Mount>,
-    node: Arc<Node>,
-    serving: Option<JoinHandle<()>>,
-    _home: TempDir,
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        drop(self.mount.take());
-        self.client.shutdown();
-        self.node.stop();
-        if let Some(serving) = self.serving.take() {
-            serving.join().expect("the node does not panic");
-        }
-    }
-}
-
-/// Starts everything; `None` where nothing can be mounted.
-fn mounted(options: &str) -> Option<Mounted> {
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-        eprintln!("not tested: mounting needs root and /dev/fuse");
-        return None;
-    }
-    let home = tempfile::tempdir().expect("a directory for the test");
-    let pmem = Pmem::simulated(64 << 20);
-    let identity = PoolIdentity {
-        cluster: CLUSTER,
-        pool: [8; 16],
-        node: NODE,
-    };
-    PoolSpace::format(
-        &pmem,
-        &FormatParams {
-            identity,
-            segment_shift: None,
-        },
-    )
-    .expect("the pool is large enough");
-    let address: Address = "tcp://127.0.0.1:0".parse().expect("an address");
-    let info = NodeInfo {
-        id: NODE,
-        host: "here".to_owned(),
-        addresses: vec![address.to_string()],
-    };
-    let secret = b"a secret for this test only".as_slice().into();
-    let config = NodeConfig {
-        id: NODE,
-        identity: Identity {
-            cluster: CLUSTER,
-            secret,
-            role: Role::Node(NODE.0),
-        },
-        listen: vec![address],
-        map: initial_map(CLUSTER, vec![info], 3),
-        timeouts: Timeouts::default(),
-        name: "test".to_owned(),
-    };
-    let space = PoolSpace::open(pmem).expect("a fresh pool opens");
-    let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("a fresh pool opens");
-    let (ready, is_ready) = channel();
-    let served = node.clone();
-    let serving = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        let serve = served.serve(move |_| ready.send(()).expect("somebody waits"));
-        LocalSet::new()
-            .block_on(&runtime, serve)
-            .expect("the node ends in good order");
-    });
-    is_ready.recv_timeout(Duration::from_secs(60)).expect("the node starts");
-    let client = Client::internal(&node, "test".to_owned(), Cred::Kernel);
-    client.start_maintenance();
-    let dir = home.path().join("mnt");
-    fs::create_dir(&dir).expect("writable");
-    let mount = mount_at(&client, &dir, options).expect("mounted");
-    let dir = mount.mountpoint().to_owned();
-    Some(Mounted {
-        dir,
-        client,
-        mount: Some(mount),
-        node,
-        serving: Some(serving),
-        _home: home,
-    })
-}
-
-fn mount_at(client: &Arc<Client>, dir: &Path, options: &str) -> Result<Mount, MountError> {
-    let mut parsed = MountOptions::default();
-    parsed.apply(options)?;
-    Mount::new(client.clone(), dir, parsed)
-}
 
 fn read_write(path: &Path) -> OpenOptions {
     let mut options = OpenOptions::new();

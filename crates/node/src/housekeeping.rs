@@ -40,6 +40,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
             connections.close_session(session);
             node.end_session(session);
         }
+        node.locks.sweep();
         node.advance_tick();
         let settled = settle(&node, &links, &mut open_since);
         let rest = async {

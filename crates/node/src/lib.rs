@@ -9,6 +9,7 @@
 //!      |        name_services      create, unlink, link       fullness -- which region gets a new inode
 //!      |        rename             rename                     sessions -- who holds what
 //!   handle ---- file_services      attributes, data           replay ---- answers to repeated requests
+//!               lock_services      advisory locks             lock_table, deadlocks
 //!               peer_services      what nodes ask nodes       housekeeping
 //!                    |
 //!               transaction (collect, decide) --- dispatch
@@ -18,11 +19,15 @@
 mod backoff;
 mod check_pages;
 mod clock;
+mod deadlocks;
 mod dispatch;
 mod error;
 mod file_services;
 mod fullness;
 mod housekeeping;
+mod lock_ranges;
+mod lock_services;
+mod lock_table;
 mod name_services;
 mod names;
 mod node;

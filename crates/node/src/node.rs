@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::dispatch::Dispatch;
 use crate::error::to_fs;
 use crate::fullness::Fullness;
+use crate::lock_table::Locks;
 use crate::probe::Probe;
 use crate::rename_lock::RenameLock;
 use crate::request_counters::RequestCounters;
@@ -58,6 +59,7 @@ pub struct Node {
     pub(crate) memory: Arc<MemoryRegions>,
     pub(crate) keys: PoolKeys,
     pub(crate) sessions: Sessions,
+    pub(crate) locks: Locks,
     pub(crate) fullness: Fullness,
     pub(crate) undecided: Undecided,
     /// Decided transactions whose request has ended before every participant had its part.
@@ -170,6 +172,7 @@ impl Node {
             memory,
             keys,
             sessions: Sessions::default(),
+            locks: Locks::default(),
             fullness: Fullness::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),
@@ -347,6 +350,7 @@ impl Node {
     pub(crate) fn end_session(&self, id: SessionId) {
         if self.sessions.end(id).is_some() {
             self.checks.forget(id);
+            self.locks.end_session(id);
             for served in self.regions.values() {
                 served.enter(|region| region.end_session(id));
             }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Turn<'_> {
     /// The node that asks; clients are refused.
-    fn asking_node(&self) -> Result<NodeId, FsError> {
+    pub(crate) fn asking_node(&self) -> Result<NodeId, FsError> {
         match self.session.party {
             Party::Node(node) => Ok(node),
             Party::Client => Err(FsError::NotPermitted),

@@ -1,5 +1,6 @@
 //! The reactor: listens, accepts, and serves each connection, all on one thread.
 
+use crate::deadlocks;
 use crate::housekeeping;
 use crate::node::Node;
 use crate::sessions::{Party, Session};
@@ -92,6 +93,7 @@ impl Node {
         for listener in listeners {
             tasks.spawn_local(accept(self.clone(), links.clone(), connections.clone(), listener));
         }
+        tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(housekeeping::run(self.clone(), links.clone(), connections.clone()));
 
         // an error means that the node is gone, and with it the sender: then there is nothing to serve either

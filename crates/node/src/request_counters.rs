@@ -54,6 +54,11 @@ kinds!(
     Fence,
     RenameLock,
     Parent,
+    Lock,
+    Unlock,
+    TestLock,
+    CancelLock,
+    LockWaits,
 );
 
 /// Requests by kind.

@@ -149,6 +149,11 @@ impl Turn<'_> {
             Request::TxnState { txn } => self.txn_state(txn),
             Request::RenameLock { txn, release } => self.rename_lock(txn, release),
             Request::Parent { inode } => self.parent(inode).await,
+            Request::Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,
+            Request::Unlock { inode, owner, range } => self.unlock(inode, owner, range),
+            Request::TestLock { inode, lock } => self.test_lock(inode, &lock),
+            Request::CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
+            Request::LockWaits => self.lock_waits(),
         }
     }
 

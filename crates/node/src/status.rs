@@ -27,6 +27,7 @@ struct Status {
     sessions_total: usize,
     sessions: Vec<Session>,
     transactions: Transactions,
+    locks: Locks,
     rpc: Rpc,
     links: Links,
 }
@@ -69,6 +70,13 @@ struct Session {
 struct Transactions {
     undecided: usize,
     undispatched: usize,
+}
+
+/// Advisory locks.
+#[derive(Serialize)]
+struct Locks {
+    held: usize,
+    waits: usize,
 }
 
 #[derive(Serialize)]
@@ -161,6 +169,10 @@ impl Node {
             regions: regions.collect(),
             sessions_total: sessions.len(),
             sessions: shown.collect(),
+            locks: {
+                let (held, waits) = self.locks.counts();
+                Locks { held, waits }
+            },
             transactions: Transactions {
                 undecided: self.undecided.count(),
                 undispatched: self.undispatched.lock().len(),

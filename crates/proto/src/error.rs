@@ -82,6 +82,18 @@ pub enum FsError {
     /// ENXIO: `lseek` for data or a hole from the end of the file on, or no data follows
     #[error("no such offset in the file")]
     NoSuchOffset,
+    /// EAGAIN: somebody else's lock is in the way
+    #[error("locked by somebody else")]
+    WouldBlock,
+    /// EDEADLK
+    #[error("waiting for this lock would never end")]
+    Deadlock,
+    /// ENOLCK
+    #[error("too many locks")]
+    NoLocks,
+    /// EINTR: a wait was called off
+    #[error("interrupted")]
+    Interrupted,
 }
 
 impl FsError {
@@ -90,10 +102,12 @@ impl FsError {
         match self {
             FsError::NotPermitted => 1,
             FsError::NotFound => 2,
+            FsError::Interrupted => 4,
             FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch => 5,
             FsError::NoSuchOffset => 6,
             FsError::TooBig => 7,
             FsError::BadHandle => 9,
+            FsError::WouldBlock => 11,
             FsError::Access => 13,
             FsError::Busy => 16,
             FsError::Exists => 17,
@@ -103,7 +117,9 @@ impl FsError {
             FsError::FileTooLarge => 27,
             FsError::NoSpace => 28,
             FsError::TooManyLinks => 31,
+            FsError::Deadlock => 35,
             FsError::NameTooLong => 36,
+            FsError::NoLocks => 37,
             FsError::NotEmpty => 39,
             FsError::Loop => 40,
             FsError::NoAttribute => 61,

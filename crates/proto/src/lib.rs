@@ -8,12 +8,14 @@
 mod check;
 mod error;
 mod limits;
+mod lock;
 mod map;
 mod message;
 
 pub use check::{CheckFacts, InodeFact, NameFact, join_facts};
 pub use error::FsError;
 pub use limits::*;
+pub use lock::*;
 pub use map::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap, SegmentPlace};
 pub use message::*;
 

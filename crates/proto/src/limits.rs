@@ -23,6 +23,13 @@ pub const INTENTS_MAX: usize = 16;
 /// Longest name of a client, in bytes.
 pub const CLIENT_NAME_MAX: usize = 256;
 
+/// Most locked ranges of a session at a node.
+pub const LOCKS_MAX: usize = 1 << 16;
+/// Most waits for locks of a session at a node.
+pub const LOCK_WAITS_MAX: usize = 1 << 12;
+/// Longest wait for a lock in one request, in milliseconds.
+pub const LOCK_WAIT_MAX_MS: u32 = 1000;
+
 fn at_most(what: &str, found: usize, limit: usize) -> Result<(), DecodeError> {
     if found <= limit {
         Ok(())
@@ -99,7 +106,12 @@ impl Request {
             | Request::TxnState { .. }
             | Request::Fence
             | Request::RenameLock { .. }
-            | Request::Parent { .. } => false,
+            | Request::Parent { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::CancelLock { .. }
+            | Request::LockWaits => false,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Requests and replies.
 
-use crate::{CheckFacts, ClusterMap, FsError, SegmentMap, SegmentPlace};
+use crate::{
+    CheckFacts, ClusterMap, FsError, LockAsk, LockRange, LockSeen, LockTicket, LockWait, SegmentMap, SegmentPlace,
+};
 use polvo_format::{
     Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SessionId, Tail, TxnId,
 };
@@ -645,6 +647,42 @@ pub enum Request {
         /// directory
         inode: InodeRef,
     },
+
+    /// Takes an advisory lock; EAGAIN when somebody else's is in the way, unless `wait` says to queue for it. Asking
+    /// again for what the owner has already changes nothing.
+    Lock {
+        /// inode
+        inode: InodeRef,
+        /// what is wanted
+        lock: LockAsk,
+        /// queue for it; repeated with the same ticket, the caller keeps its place
+        wait: Option<LockTicket>,
+    },
+    /// Lets go of what an owner has locked in a range; all of it: of everything, waits that nobody asks after included.
+    Unlock {
+        /// inode
+        inode: InodeRef,
+        /// who
+        owner: u64,
+        /// which bytes
+        range: LockRange,
+    },
+    /// Asks what is in the way of a lock.
+    TestLock {
+        /// inode
+        inode: InodeRef,
+        /// the lock
+        lock: LockAsk,
+    },
+    /// Leaves the queue for a lock; who waits with that ticket gets EINTR. Nothing happens when it was granted before.
+    CancelLock {
+        /// inode
+        inode: InodeRef,
+        /// number of the ticket
+        ticket: u64,
+    },
+    /// Node to node: who waits for whom here (deadlock detection).
+    LockWaits,
 }
 
 /// Answers.
@@ -717,6 +755,12 @@ pub enum Reply {
     Granted(u64),
     /// To `Parent`.
     Parent(InodeRef),
+    /// To `Lock`: not granted yet, ask again soon to keep the place in the queue.
+    LockQueued,
+    /// To `TestLock`: the first lock that is in the way.
+    LockSeen(Option<LockSeen>),
+    /// To `LockWaits`.
+    LockWaits(Vec<LockWait>),
 }
 
 /// Space and inodes of one node.

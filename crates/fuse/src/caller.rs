@@ -1,0 +1,83 @@
+//! What the system tells of the thread that waits for the answer to a request.
+//!
+//! Two things that the kernel sends do not get through the library: interrupts (`FUSE_INTERRUPT` is answered with
+//! ENOSYS before a file system hears of it) and which of `flock` and `fcntl` asks for a lock. Both can be seen from
+//! outside: the thread sleeps in a system call until it is answered, and `/proc` shows which one, and the signals that
+//! are waiting for it. Where `/proc` does not know the thread (another pid namespace), the questions stay open.
+
+use polvo_proto::LockKind;
+use std::time::Duration;
+
+/// A thread that has just sent its request may not be asleep yet; on a busy machine it takes a while (up to 0.5 s).
+const ASLEEP_TRIES: u32 = 1000;
+const ASLEEP_PAUSE: Duration = Duration::from_micros(500);
+
+/// Which system call a thread that locks all of a file is in.
+pub(crate) fn lock_kind(thread: u32) -> LockKind {
+    for _ in 0..ASLEEP_TRIES {
+        let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
+            return LockKind::Unknown;
+        };
+        match kind_of_call(&call) {
+            Some(kind) => return kind,
+            None => std::thread::sleep(ASLEEP_PAUSE),
+        }
+    }
+    LockKind::Unknown
+}
+
+/// `None` while the thread runs.
+fn kind_of_call(call: &str) -> Option<LockKind> {
+    let number = call.split_whitespace().next()?;
+    if number == "running" {
+        return None;
+    }
+    Some(match number.parse::<i64>() {
+        Ok(libc::SYS_flock) => LockKind::Whole,
+        Ok(libc::SYS_fcntl) => LockKind::Range,
+        // a program for another word size, or one that has somebody else lock for it
+        _ => LockKind::Unknown,
+    })
+}
+
+/// True when a signal waits for the thread which it does not block: it wants to be woken.
+pub(crate) fn is_signalled(thread: u32) -> bool {
+    thread != 0
+        && std::fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| has_open_signal(&status))
+}
+
+fn has_open_signal(status: &str) -> bool {
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .unwrap_or(0)
+    };
+    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_call_a_thread_sleeps_in() {
+        let (flock, fcntl) = (libc::SYS_flock, libc::SYS_fcntl);
+        assert_eq!(kind_of_call(&format!("{flock} 0x3 0x2 0x0\n")), Some(LockKind::Whole));
+        assert_eq!(kind_of_call(&format!("{fcntl} 0x3 0x7 0x0\n")), Some(LockKind::Range));
+        assert_eq!(kind_of_call("running\n"), None);
+        assert_eq!(kind_of_call("-1 0x0 0x0\n"), Some(LockKind::Unknown));
+        assert_eq!(lock_kind(0), LockKind::Unknown);
+    }
+
+    #[test]
+    fn signals_that_are_not_blocked_count() {
+        let status = |thread: &str, process: &str, blocked: &str| {
+            format!("Name:\tx\nSigQ:\t1/2\nSigPnd:\t{thread}\nShdPnd:\t{process}\nSigBlk:\t{blocked}\n")
+        };
+        assert!(!has_open_signal(&status("0", "0", "0")));
+        assert!(has_open_signal(&status("0000000000000100", "0", "0")));
+        assert!(has_open_signal(&status("0", "0000000000000002", "4")));
+        assert!(!has_open_signal(&status("0", "2", "2")));
+        assert!(!is_signalled(0) && !is_signalled(std::process::id()));
+    }
+}

@@ -1,0 +1,40 @@
+//! A file as a program has it open: the client's open file, and who has locked something by way of it.
+
+use parking_lot::Mutex;
+use polvo_client::OpenFile;
+use std::sync::Arc;
+
+/// One open file of the kernel (a file handle).
+pub(crate) struct OpenHandle {
+    pub(crate) file: Arc<OpenFile>,
+    /// Owners that have asked for locks by way of this handle and have not closed the file since: processes, and this
+    /// open file itself (`flock`, open file description locks).
+    lockers: Mutex<Vec<u64>>,
+}
+
+impl OpenHandle {
+    pub(crate) fn new(file: Arc<OpenFile>) -> Arc<OpenHandle> {
+        Arc::new(OpenHandle {
+            file,
+            lockers: Mutex::default(),
+        })
+    }
+
+    /// An owner asks for a lock.
+    pub(crate) fn note_locker(&self, owner: u64) {
+        let mut lockers = self.lockers.lock();
+        if !lockers.contains(&owner) {
+            lockers.push(owner);
+        }
+    }
+
+    /// An owner has closed the file.
+    pub(crate) fn forget_locker(&self, owner: u64) {
+        self.lockers.lock().retain(|known| *known != owner);
+    }
+
+    /// Whoever is left when the handle ends.
+    pub(crate) fn lockers(&self) -> Vec<u64> {
+        self.lockers.lock().clone()
+    }
+}

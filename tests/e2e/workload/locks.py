@@ -1,0 +1,108 @@
+"""Processes that lock: see tests/e2e/locks.
+
+    locks.py count KIND FILE ROUNDS     adds ROUNDS to the number in FILE, one by one, each under a lock (fcntl, flock)
+    locks.py hold KIND FILE FIRST LEN   locks, says "held", holds until its stdin ends
+    locks.py wait KIND FILE FIRST LEN   waits for a lock, says how many seconds that took, holds until its stdin ends
+    locks.py try KIND FILE FIRST LEN    says "free", "locked" or, for fcntl, "locked by PID"
+    locks.py pair FIRST_FILE SECOND_FILE  locks the first, says "held", reads a line, waits for the second, says "both" or
+                                        the name of the error
+    locks.py interrupt KIND FILE        waits for a lock with an alarm of a second; says "interrupted" and its seconds
+"""
+
+import errno
+import fcntl
+import os
+import signal
+import struct
+import sys
+import time
+
+
+def take(kind, fd, first, length, wait=True):
+    how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+    if kind == "flock":
+        fcntl.flock(fd, how)
+    else:
+        fcntl.lockf(fd, how, length, first)
+
+
+def drop(kind, fd, first, length):
+    if kind == "flock":
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    else:
+        fcntl.lockf(fd, fcntl.LOCK_UN, length, first)
+
+
+def opened(path):
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def count(kind, path, rounds):
+    fd = opened(path)
+    for _ in range(int(rounds)):
+        take(kind, fd, 0, 0)
+        number = int(os.pread(fd, 32, 0) or b"0")
+        os.pwrite(fd, b"%020d" % (number + 1), 0)
+        drop(kind, fd, 0, 0)
+
+
+def hold(kind, path, first, length, wait=False):
+    fd = opened(path)
+    began = time.monotonic()
+    take(kind, fd, int(first), int(length), wait)
+    print("%.2f" % (time.monotonic() - began) if wait else "held", flush=True)
+    sys.stdin.read()
+
+
+def attempt(kind, path, first, length):
+    fd = opened(path)
+    if kind == "fcntl":
+        asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, int(first), int(length), 0)
+        typ, _, at, of, pid = struct.unpack("hhqqi", fcntl.fcntl(fd, fcntl.F_GETLK, asked)[:28])
+        return print("free" if typ == fcntl.F_UNLCK else f"locked by {pid}, {at} {of}")
+    try:
+        take(kind, fd, int(first), int(length), wait=False)
+        print("free")
+    except BlockingIOError:
+        print("locked")
+
+
+def pair(first, second):
+    fds = [opened(first), opened(second)]
+    take("fcntl", fds[0], 0, 0)
+    print("held", flush=True)
+    sys.stdin.readline()
+    try:
+        take("fcntl", fds[1], 0, 0)
+        print("both", flush=True)
+    except OSError as error:
+        print("EDEADLK" if error.errno == errno.EDEADLK else errno.errorcode[error.errno], flush=True)
+
+
+def interrupt(kind, path):
+    class Alarm(Exception):
+        pass
+
+    def ring(*_):
+        raise Alarm
+
+    fd = opened(path)
+    signal.signal(signal.SIGALRM, ring)
+    began = time.monotonic()
+    signal.alarm(1)
+    try:
+        take(kind, fd, 0, 0)
+        print("locked")
+    except Alarm:
+        print("interrupted %.1f" % (time.monotonic() - began))
+
+
+COMMANDS = {
+    "count": count,
+    "hold": hold,
+    "wait": lambda *of: hold(*of, wait=True),
+    "try": attempt,
+    "pair": pair,
+    "interrupt": interrupt,
+}
+COMMANDS[sys.argv[1]](*sys.argv[2:])
