@@ -18,6 +18,7 @@ E2E := \
 	limits \
 	three-mounts \
 	locks:ROUNDS=100 \
+	posix-letter \
 	client-active \
 	kill9:ROUNDS=10 \
 	bad-input \

@@ -152,7 +152,9 @@ pub(crate) enum ListError {
 impl ListError {
     pub(crate) fn errno(&self) -> Errno {
         match self {
-            ListError::File(error) => crate::error::errno_of_inode(error),
+            // removed (on another mount) since it was opened: what programs take for the end of the listing
+            ListError::File(FsError::NotFound | FsError::Stale) => Errno::ENOENT,
+            ListError::File(error) => crate::error::errno(error),
             ListError::Position(_) => Errno::EOVERFLOW,
         }
     }
