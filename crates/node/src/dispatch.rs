@@ -8,6 +8,7 @@ use crate::turn::Turn;
 use polvo_cluster::{Links, RegionVerb, join_all};
 use polvo_format::TxnId;
 use polvo_proto::{Cred, FsError, Reply, Request};
+use polvo_region::planted::{Planted, planted};
 use polvo_region::{RedoId, RemotePart, Undispatched};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -169,7 +170,7 @@ impl Node {
             drop(reads);
             // Locks are let go after all writes: if one is, the writes are in place, and others may have written since.
             let held = |word: &[u8; 8]| u64::from_le_bytes(*word) == txn.0;
-            write = found.iter().all(held);
+            write = found.iter().all(held) || planted(Planted::DispatchedTwice);
             locks = locks
                 .into_iter()
                 .zip(&found)
@@ -192,6 +193,11 @@ impl Node {
         let mut ops: Vec<RegionVerb<'_>> = writes.chain(swaps).collect();
         if ops.is_empty() {
             return Ok(());
+        }
+        if planted(Planted::LocksReleasedFirst) {
+            let mut swaps = ops.split_off(ops.len() - locks.len());
+            links.one_sided(part.region, &mut swaps).await?;
+            self.probe.reached(Phase::PartlyDispatched).await;
         }
         links.one_sided(part.region, &mut ops).await?;
         drop(ops);

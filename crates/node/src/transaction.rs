@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
 use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, Reply, Request, TxnState};
+use polvo_region::planted::{Planted, planted};
 use polvo_region::{RedoId, Region, RegionError, RemotePart};
 use std::collections::HashSet;
 
@@ -166,7 +167,7 @@ pub(crate) async fn transact(
     }
     plan.parts.sort_unstable_by_key(|(region, _)| *region);
     let txn = turn.node.next_txn();
-    let running = turn.node.undecided.begin(txn);
+    let mut running = Some(turn.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(plan.parts.len());
     let mut outcomes = Outcomes::default();
     for (region, intents) in &plan.parts {
@@ -180,6 +181,9 @@ pub(crate) async fn transact(
                 return Err(place(turn, *region, intents, error));
             }
         }
+    }
+    if planted(Planted::ForgottenBeforeDecided) {
+        running = None;
     }
     turn.node.probe.reached(Phase::Collected).await;
     match decide(turn, txn, own, own_intents, &remote, &mut outcomes, hold).await {

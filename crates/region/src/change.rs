@@ -360,13 +360,13 @@ fn place_bytes(
         let in_page = (offset + fill) % PAGE_BYTES;
         let in_page = if in_page + rest <= PAGE_BYTES { in_page } else { 0 };
         let at = store.space.offset(run) + in_page;
-        store.pmem.write_streaming(store.at(at), &bytes[fill as usize..]);
+        store.write_data(at, &bytes[fill as usize..]);
         placed.fresh = Some((run, at, rest));
         fresh_at = Some(at);
     }
     let behind = behind.filter(|_| fill > 0);
     if let Some(at) = behind {
-        store.pmem.write_streaming(store.at(at), &bytes[..fill as usize]);
+        store.write_data(at, &bytes[..fill as usize]);
         placed.filled = Some((at, fill));
     }
     let shift = store.segment_shift();

@@ -8,6 +8,7 @@ use crate::RegionError;
 use crate::directory::dentry_entry;
 use crate::inode::{Body, Inode};
 use crate::log::{Layout, LogEnd};
+use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX, raised};
 use crate::store::{Store, Urgency};
 use polvo_format::{
@@ -38,7 +39,7 @@ impl Region {
             let Some(slot) = self.store.garbage.pop_first() else {
                 return units > 0;
             };
-            if self.held.holds(slot) && self.settle_slot(slot).is_err() {
+            if self.held.holds(slot) && !planted(Planted::HeldLogCompacted) && self.settle_slot(slot).is_err() {
                 continue; // looked at again when its log next grows
             }
             units += 1;
@@ -67,6 +68,10 @@ impl Region {
 
     fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
         let entries = checkpoint(&self.store, inode);
+        if planted(Planted::OldPagesFreedEarly) {
+            let old = std::mem::take(&mut inode.pages);
+            self.store.give_pages(&old);
+        }
         let store = &mut self.store;
         let mut layout = Layout::default();
         let end = LogEnd {
@@ -93,7 +98,9 @@ impl Region {
         for (offset, header) in layout.headers(end) {
             store.write(offset, &header);
         }
-        store.pmem.fence();
+        if !planted(Planted::SwitchedBeforeDurable) {
+            store.pmem.fence();
+        }
 
         let head = InodeHead {
             log_page: RegionOffset(layout.new_pages.first().copied().unwrap_or(0)),
@@ -144,8 +151,10 @@ fn checkpoint(store: &Store, inode: &Inode) -> Vec<u8> {
         },
     };
     Entry::Init(init).encode(false, &mut entries);
-    let mut push = |entry: Entry| entry.encode(true, &mut entries);
-    for (name, value) in &inode.xattrs {
+    let checkpoint = !planted(Planted::NotACheckpoint);
+    let mut push = |entry: Entry| entry.encode(checkpoint, &mut entries);
+    let dropped = planted(Planted::LiveEntriesDropped);
+    for (name, value) in inode.xattrs.iter().filter(|_| !dropped) {
         push(Entry::SetXattr {
             name,
             value,

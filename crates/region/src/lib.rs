@@ -20,6 +20,8 @@ mod hash;
 mod inode;
 mod load;
 mod log;
+#[doc(hidden)]
+pub mod planted;
 mod pool;
 mod read;
 mod recovery;

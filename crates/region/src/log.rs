@@ -7,6 +7,7 @@
 use crate::RegionError;
 use crate::file_index::Mapped;
 use crate::inode::{Inode, unit_offset};
+use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
     Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
@@ -159,6 +160,10 @@ impl Store {
             pages: &inode.pages,
         };
         for (offset, range) in &layout.pieces {
+            if planted(Planted::EntriesNotFlushed) {
+                self.pmem.write(self.at(*offset), &layout.bytes[range.clone()]);
+                continue;
+            }
             self.write(*offset, &layout.bytes[range.clone()]);
         }
         if !layout.new_pages.is_empty() {
@@ -169,7 +174,9 @@ impl Store {
                 self.write_word(offset, next);
             }
         }
-        self.pmem.fence();
+        if !planted(Planted::NoFenceBeforeTail) {
+            self.pmem.fence();
+        }
 
         let mut hidden = Vec::new();
         self.take_over(inode, layout, &mut hidden);
@@ -180,7 +187,10 @@ impl Store {
         self.pmem
             .write_u64(at + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
         self.pmem.write_u64(at + INODE_TAIL, head.tail.0);
-        self.pmem.persist(at, LINE as u64);
+        self.pmem.flush(at, LINE as u64);
+        if !planted(Planted::TailNotFenced) {
+            self.pmem.fence();
+        }
         self.unmap(&hidden);
     }
 

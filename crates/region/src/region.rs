@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::inode::Inode;
+use crate::planted::{Planted, planted};
 use crate::session::Sessions;
 use crate::store::{Store, Urgency};
 use crate::transaction::Held;
@@ -203,7 +204,18 @@ impl Region {
             .iter()
             .map(|(offset, bytes)| (store.gpa(*offset), &bytes[..]))
             .collect();
+        if planted(Planted::NamesChangedInPlace) || planted(Planted::LogsOneAfterTheOther) {
+            planted_in_place(store, writes);
+        }
+        if !remote.is_empty() && planted(Planted::DecidedWithoutRemotePart) {
+            self.redo(txn, writes, &[])?;
+            let record = store.pool.log(txn, &[], remote)?;
+            return Ok(store.pool.applied(record));
+        }
         let record = store.pool.log(txn, &local, remote)?;
+        if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
+            store.pool.applied(record);
+        }
         for (offset, bytes) in writes {
             let is_head = bytes.len() == INODE_HEAD_SIZE && store.class(*offset) == SegmentClass::Inodes;
             if is_head {
@@ -217,6 +229,9 @@ impl Region {
             }
         }
         store.pmem.fence();
+        if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
+            return Ok(None);
+        }
         Ok(store.pool.applied(record))
     }
 
@@ -257,6 +272,18 @@ impl Region {
             self.store.space.give(run);
         }
     }
+}
+
+/// Two of Chipmunk's: a change of several inodes without a redo record; each log by itself.
+#[cold]
+fn planted_in_place(store: &Store, writes: &[(u64, Vec<u8>)]) {
+    for (offset, bytes) in writes.iter().rev() {
+        store.write(*offset, bytes);
+        if planted(Planted::LogsOneAfterTheOther) && bytes.len() == INODE_HEAD_SIZE {
+            store.pmem.fence();
+        }
+    }
+    store.pmem.fence();
 }
 
 /// The tail of a log's next version, empty.

@@ -1,6 +1,7 @@
 //! What sessions hold in a region: inodes open, pages to write to. In DRAM only; after a restart sessions attach again
 //! and ask again.
 
+use crate::planted::{Planted, planted};
 use crate::transaction::Reserved;
 use crate::{Region, RegionError};
 use polvo_format::{Generation, PAGE, SessionId};
@@ -38,6 +39,9 @@ impl Sessions {
 
     /// Takes the pages of write runs out of what is delegated to a session: all or, on error, none.
     pub fn consume(&mut self, session: SessionId, runs: &[WriteRun]) -> Result<(), RegionError> {
+        if planted(Planted::CommittedPagesReturned) {
+            return Ok(());
+        }
         let delegated = self.sessions.get_mut(&session).map(|s| &mut s.delegated);
         let delegated = delegated.ok_or_else(|| not_delegated(&runs[0]))?;
         for (n, run) in runs.iter().enumerate() {
@@ -81,7 +85,7 @@ impl Sessions {
     fn drop_hold(&mut self, slot: u64) {
         if let Some(holders) = self.holders.get_mut(&slot) {
             *holders -= 1;
-            if *holders == 0 {
+            if *holders == 0 || planted(Planted::HoldsDroppedForAll) {
                 self.holders.remove(&slot);
             }
         }

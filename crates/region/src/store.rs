@@ -5,6 +5,7 @@
 
 use crate::hash::NumberMap;
 use crate::log::Layout;
+use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::{PoolSpace, PoolUsage, RegionError};
 use polvo_format::{Gpa, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
@@ -173,6 +174,18 @@ impl Store {
         let at = self.at(offset);
         self.pmem.write(at, bytes);
         self.pmem.flush(at, bytes.len() as u64);
+    }
+
+    /// Stores bytes of file data: durable after the next fence.
+    pub fn write_data(&self, offset: u64, bytes: &[u8]) {
+        let at = self.at(offset);
+        let whole_lines = bytes.len() - (at as usize + bytes.len()) % LINE;
+        if planted(Planted::LastLineNotFlushed) && whole_lines < bytes.len() {
+            self.pmem.write_streaming(at, &bytes[..whole_lines]);
+            self.pmem.write(at + whole_lines as u64, &bytes[whole_lines..]);
+            return;
+        }
+        self.pmem.write_streaming(at, bytes);
     }
 
     /// Stores a word and starts the write-back.

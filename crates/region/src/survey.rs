@@ -5,6 +5,7 @@ use crate::file_index::Mapped;
 use crate::hash::NumberMap;
 use crate::inode::{Body, Inode};
 use crate::load::Whole;
+use crate::planted::{Planted, planted};
 use crate::region::is_worn;
 use crate::space::{Space, each_page};
 use crate::store::Store;
@@ -220,6 +221,9 @@ impl Survey {
                 return Err(format!("page +{at:#x} is mapped by something else too"));
             }
             self.space.map_fresh(at, live);
+            if planted(Planted::PartlyLivePagesForgotten) {
+                self.space.give(store.space.page_run(at, 1));
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use super::segment_table::SegmentTable;
 use super::{RedoId, RemotePart, Undispatched};
 use crate::RegionError;
+use crate::planted::{Planted, planted};
 use parking_lot::Mutex;
 use polvo_format::{FormatError, Gpa, LINE, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, TxnId};
 use polvo_pmem::Pmem;
@@ -142,13 +143,11 @@ impl RedoLog {
             slot.stage != Stage::Closed
         };
         if to_dispatch {
-            store_state(
-                pmem,
-                layout,
-                record.slot(),
-                RedoState::AppliedToDispatch,
-                record.number(),
-            );
+            let state = match planted(Planted::RetiredBeforeDispatch) {
+                true => RedoState::Free,
+                false => RedoState::AppliedToDispatch,
+            };
+            store_state(pmem, layout, record.slot(), state, record.number());
             Some(record)
         } else {
             self.free(pmem, layout, record);

@@ -153,7 +153,14 @@ pub fn difference(one: &Snapshot, other: &Snapshot) -> String {
                     lines.push(format!("{shown}: tail {:?} vs {:?}", a.tail, b.tail));
                 }
                 if a.xattrs != b.xattrs {
-                    lines.push(format!("{shown}: xattrs {:?} vs {:?}", a.xattrs, b.xattrs));
+                    let lens = |all: &BTreeMap<Vec<u8>, Vec<u8>>| {
+                        let shown = |(name, value): (&Vec<u8>, &Vec<u8>)| {
+                            format!("{} ({} bytes)", String::from_utf8_lossy(name), value.len())
+                        };
+                        all.iter().map(shown).collect::<Vec<_>>()
+                    };
+                    let (a, b) = (lens(&a.xattrs), lens(&b.xattrs));
+                    lines.push(format!("{shown}: attributes differ: {a:?} vs {b:?}"));
                 }
                 match (&a.body, &b.body) {
                     (Body::File(a), Body::File(b)) if a != b => {

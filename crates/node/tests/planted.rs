@@ -1,0 +1,171 @@
+//! Each bug of [`polvo_region::planted`] that lies in this crate, planted once: a test of its name, in which the cluster
+//! misbehaves and a check says so. The same scenario passes without the bug.
+
+mod common;
+
+use common::*;
+use polvo_format::NodeId;
+use polvo_node::Phase;
+use polvo_node::sim::{Cluster, ClusterOptions, run};
+use polvo_proto::*;
+use polvo_region::planted::{Plant, Planted};
+use std::time::Duration;
+use tokio::task::{JoinHandle, spawn_local};
+
+/// The scenario passes, and fails with the bug, which it has got to.
+fn caught(bug: Planted, scenario: fn()) {
+    scenario();
+    let plant = Plant::new(bug);
+    let result = std::panic::catch_unwind(scenario);
+    assert!(plant.reached() > 0, "the scenario does not get to {bug:?}");
+    result.expect_err("nobody notices the bug");
+}
+
+#[test]
+fn locks_released_before_the_bytes_are_written() {
+    caught(Planted::LocksReleasedFirst, others_meanwhile);
+}
+
+#[test]
+fn a_transaction_forgotten_before_it_is_decided() {
+    caught(Planted::ForgottenBeforeDecided, a_slow_coordinator);
+}
+
+#[test]
+fn what_came_later_overwritten_by_a_second_dispatch() {
+    caught(Planted::DispatchedTwice, a_coordinator_comes_back);
+}
+
+#[test]
+fn an_ended_session_that_is_served() {
+    caught(Planted::EndedSessionServed, a_session_ends_while_it_waits);
+}
+
+fn options(seed: u64) -> ClusterOptions {
+    ClusterOptions {
+        seed,
+        pool_bytes: 16 << 20,
+        segment_shift: Some(18),
+        ..ClusterOptions::default()
+    }
+}
+
+/// A rename, coordinated by node 0, of a file on node 2 from a directory on node 1.
+#[derive(Clone, Copy)]
+struct Stage {
+    old_dir: InodeRef,
+    new_dir: InodeRef,
+    file: InodeRef,
+}
+
+/// Sets the stage, begins the rename and waits until its coordinator has stopped at that phase.
+async fn stopped_at(cluster: &Cluster, c: &Caller, phase: Phase) -> (Stage, JoinHandle<Result<(), FsError>>) {
+    let old_dir = c.directory_at(cluster, 1, "old").await;
+    let new_dir = c.directory_at(cluster, 0, "new").await;
+    let (name, file) = c.file_at(cluster, old_dir, 2, "f").await;
+    c.rename(old_dir, &name, old_dir, "source").await.unwrap();
+    cluster.node(0).stop_coordinator_at(phase);
+    let stage = Stage { old_dir, new_dir, file };
+    let asking = {
+        let c = c.clone();
+        spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
+    };
+    for _ in 0..10_000 {
+        if cluster.node(0).coordinator_has_stopped() {
+            return (stage, asking);
+        }
+        cluster.sleep(Duration::from_micros(200)).await;
+    }
+    panic!("the coordinator did not stop");
+}
+
+fn mode(mode: u32) -> SetAttr {
+    SetAttr {
+        mode: Some(mode),
+        ..SetAttr::default()
+    }
+}
+
+async fn is_renamed(cluster: &Cluster, c: &Caller, stage: Stage) {
+    cluster.rest().await;
+    assert_eq!(c.find(stage.new_dir, "dest").await, Ok(stage.file));
+    assert_eq!(c.find(stage.old_dir, "source").await, Err(FsError::NotFound));
+    assert_eq!(cluster.check(), Vec::<String>::new());
+}
+
+/// While one part is being dispatched, others change the inodes that are let go.
+fn others_meanwhile() {
+    run(options(3), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let (stage, asking) = stopped_at(cluster, &c, Phase::PartlyDispatched).await;
+        let touching = [stage.old_dir, stage.file].map(|inode| {
+            let c = c.clone();
+            spawn_local(async move { c.set(inode, mode(0o700)).await })
+        });
+        cluster.sleep(Duration::from_millis(200)).await;
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        for touched in touching {
+            assert_eq!(touched.await.unwrap().unwrap().mode, 0o700);
+        }
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// Participants get impatient and ask how it stands.
+fn a_slow_coordinator() {
+    run(options(5), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let (stage, asking) = stopped_at(cluster, &c, Phase::Collected).await;
+        cluster.sleep(Duration::from_secs(3)).await;
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// A coordinator dies when one participant has its part; that one goes on.
+fn a_coordinator_comes_back() {
+    run(options(7), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let (stage, asking) = stopped_at(cluster, &c, Phase::PartlyDispatched).await;
+        // the part that is under way arrives
+        cluster.sleep(Duration::from_millis(100)).await;
+        cluster.crash(0).await;
+        assert!(matches!(asking.await.unwrap(), Err(FsError::Unreachable { .. })));
+        // which one it is depends on the numbers of their regions
+        let created = c.create(stage.old_dir, "meanwhile").await;
+        let set = c.set(stage.file, mode(0o700)).await;
+        assert!(created.is_ok() != set.is_ok(), "{created:?}, {set:?}");
+        cluster.restart(0).await.unwrap();
+        cluster.rest().await;
+        match created {
+            Ok(made) => assert_eq!(c.find(stage.old_dir, "meanwhile").await, Ok(made)),
+            Err(_) => assert_eq!(c.attr(stage.file).await.unwrap().mode, 0o700),
+        }
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// A session waits for an inode that a transaction holds, and ends before it gets it.
+fn a_session_ends_while_it_waits() {
+    run(options(9), async |cluster| {
+        let (c, leaving) = (Caller::new(cluster, "client"), Caller::new(cluster, "leaving"));
+        let (stage, asking) = stopped_at(cluster, &c, Phase::Collected).await;
+        let link = leaving.links.to(NodeId(2)).await.unwrap();
+        let opening = {
+            let request = Request::Open { inode: stage.file };
+            let (link, call) = (link.clone(), leaving.links.make_call(Cred::Kernel, request));
+            spawn_local(async move { link.call(&call).await })
+        };
+        cluster.sleep(Duration::from_millis(100)).await;
+        let detach = leaving.links.make_call(Cred::Kernel, Request::Detach);
+        assert_eq!(link.call(&detach).await, Ok(Reply::Done));
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        let _answer = opening.await.unwrap();
+        is_renamed(cluster, &c, stage).await;
+        c.unlink(stage.new_dir, "dest").await.unwrap();
+        assert_eq!(c.attr(stage.file).await, Err(FsError::Stale), "nobody holds it");
+    });
+}

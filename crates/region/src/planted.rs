@@ -1,0 +1,124 @@
+//! Bugs that a test can plant, to see that the tests notice them. Without the feature `planted` (which nothing but such
+//! tests turns on) [`planted`] is a constant, and no site costs anything.
+//!
+//! The first group is the checklist of Chipmunk (LeBlanc, Taylor, Reid, Rossbach, Witchel et al.: Chipmunk: Investigating
+//! Crash-Consistency in Persistent-Memory File Systems, EuroSys 2023): what real file systems for persistent memory got
+//! wrong. `docs/testing.md` says which test notices which bug.
+
+/// A bug.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "planted"), allow(dead_code))]
+pub enum Planted {
+    /// Log entries are stored, and not flushed before the tail moves.
+    EntriesNotFlushed,
+    /// No fence between the entries and the tail.
+    NoFenceBeforeTail,
+    /// A change returns when its tail is flushed, not fenced.
+    TailNotFenced,
+    /// Of bytes that do not end with a line the last line is not written back.
+    LastLineNotFlushed,
+    /// A change of several inodes is put in place without a redo record: the old name may go before the new one comes.
+    NamesChangedInPlace,
+    /// The entries of one change go to the inodes' logs one log after the other, the last one first.
+    LogsOneAfterTheOther,
+    /// Recovery takes pages that are partly live to be free.
+    PartlyLivePagesForgotten,
+
+    /// A record is durable before the participants' part of it is.
+    DecidedWithoutRemotePart,
+    /// A redo record is retired before its writes are durable.
+    RetiredBeforeApplied,
+    /// A record with a remote part is retired as soon as the local part is in place.
+    RetiredBeforeDispatch,
+    /// A participant's lock words are not durable when it says that it has collected.
+    LocksNotDurable,
+    /// A participant collects what another transaction holds already.
+    CollectedTwice,
+    /// A coordinator lets go of the participants' locks before it writes their bytes.
+    LocksReleasedFirst,
+    /// A coordinator forgets a transaction that is not in its log yet: it says "aborted" of one that will happen.
+    ForgottenBeforeDecided,
+    /// What is dispatched again is written although its locks were let go, over what came later.
+    DispatchedTwice,
+
+    /// Freed pages are free at once.
+    NoQuarantine,
+    /// Quarantine ends a tick early.
+    QuarantineEndsEarly,
+    /// When space is short, pages that a client which is gone may still write to are used as well.
+    WrittenPagesReused,
+
+    /// Pages that were delegated to a session are free as soon as it ends.
+    DelegatedPagesFree,
+    /// Committed pages still count as delegated, and come back with the session's end.
+    CommittedPagesReturned,
+    /// One session lets go, and nobody holds the inode any more.
+    HoldsDroppedForAll,
+    /// A session that has ended still gets what it was waiting for.
+    EndedSessionServed,
+
+    /// The tail is switched to a new log that is not durable yet.
+    SwitchedBeforeDurable,
+    /// A log's old pages are free before the new log is in place.
+    OldPagesFreedEarly,
+    /// Extended attributes do not make it into the new log.
+    LiveEntriesDropped,
+    /// Entries of a new log are not marked as a checkpoint, and change the attributes.
+    NotACheckpoint,
+    /// A log is written anew although a transaction holds its inode.
+    HeldLogCompacted,
+}
+
+#[cfg(feature = "planted")]
+mod active {
+    use super::Planted;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Planted>> = const { Cell::new(None) };
+        static REACHED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Plants a bug in this thread until it is dropped. One at a time.
+    #[must_use]
+    pub struct Plant(());
+
+    impl Plant {
+        /// Plants it.
+        pub fn new(bug: Planted) -> Plant {
+            assert_eq!(PLANTED.replace(Some(bug)), None, "one bug at a time");
+            REACHED.set(0);
+            Plant(())
+        }
+
+        /// How often the place was reached where the bug is.
+        pub fn reached(&self) -> u64 {
+            REACHED.get()
+        }
+    }
+
+    impl Drop for Plant {
+        fn drop(&mut self) {
+            PLANTED.set(None);
+        }
+    }
+
+    /// Is this bug to be there?
+    pub fn planted(bug: Planted) -> bool {
+        let here = PLANTED.get() == Some(bug);
+        if here {
+            REACHED.set(REACHED.get() + 1);
+        }
+        here
+    }
+}
+
+#[cfg(feature = "planted")]
+pub use active::{Plant, planted};
+
+/// Is this bug to be there?
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn planted(_: Planted) -> bool {
+    false
+}
