@@ -57,6 +57,9 @@ struct State {
     on_their_way: Vec<usize>,
     stats: SimStats,
     omission: Option<Omission>,
+    /// Offset and length of the last write-back, for who wants to know what a fence was for.
+    last_write_back: (u64, u64),
+    omitted: Option<(u64, u64)>,
 }
 
 /// Lines of a page that are not durable; bit n is line n.
@@ -95,6 +98,15 @@ impl FencePoint<'_> {
         self.state.pending_lines()
     }
 
+    /// Of these, lines that this fence makes durable as they are.
+    pub fn flushed_lines(&self) -> usize {
+        self.state
+            .pending
+            .values()
+            .map(|p| p.flushed.count_ones() as usize)
+            .sum()
+    }
+
     /// What a power cut just before this fence leaves.
     pub fn image(&self, chooser: &mut dyn Chooser) -> CrashImage {
         self.state.image(chooser)
@@ -113,6 +125,8 @@ impl SimMedium {
                 on_their_way: Vec::new(),
                 stats: SimStats::default(),
                 omission: None,
+                last_write_back: (0, 0),
+                omitted: None,
             }),
             hook: Mutex::new(None),
         }
@@ -136,13 +150,13 @@ impl SimMedium {
 
     pub(crate) fn write_streaming(&self, offset: u64, bytes: &[u8]) {
         let mut state = self.state.lock();
-        let streaming = !state.omits_write_back();
+        let streaming = !state.omits_write_back(offset, bytes.len() as u64);
         state.store(offset, bytes, streaming);
     }
 
     pub(crate) fn zero_streaming(&self, offset: u64, len: u64) {
         let mut state = self.state.lock();
-        let streaming = !state.omits_write_back();
+        let streaming = !state.omits_write_back(offset, len);
         for piece in pieces(offset, len) {
             state.store_piece(piece, &[0; PAGE][..piece.len], streaming);
         }
@@ -160,7 +174,7 @@ impl SimMedium {
 
     pub(crate) fn flush(&self, offset: u64, len: u64) {
         let mut state = self.state.lock();
-        if !state.omits_write_back() {
+        if !state.omits_write_back(offset, len) {
             state.flush(offset, len);
         }
     }
@@ -180,12 +194,13 @@ impl SimMedium {
 
     /// Leaves something undone, once, instead of what was to be left undone before; `None`: nothing.
     pub fn omit(&self, omission: Option<Omission>) {
-        self.state.lock().omission = omission;
+        let mut state = self.state.lock();
+        (state.omission, state.omitted) = (omission, None);
     }
 
-    /// Is something still to be left undone?
-    pub fn omits(&self) -> bool {
-        self.state.lock().omission.is_some()
+    /// What was left undone since `omit`: offset and length of the write-back, or of the last one before the fence.
+    pub fn omitted(&self) -> Option<(u64, u64)> {
+        self.state.lock().omitted
     }
 
     /// Fences so far.
@@ -244,18 +259,29 @@ impl std::fmt::Debug for SimMedium {
 }
 
 impl State {
-    fn omits_write_back(&mut self) -> bool {
-        let Some(Omission::WriteBack(left)) = &mut self.omission else {
-            return false;
-        };
-        counted_down(left) && self.omission.take().is_some()
+    fn omits_write_back(&mut self, offset: u64, len: u64) -> bool {
+        self.last_write_back = (offset, len);
+        match &mut self.omission {
+            Some(Omission::WriteBack(left)) if *left > 0 => *left -= 1,
+            Some(Omission::WriteBack(_)) => return self.omits_now(),
+            _ => {}
+        }
+        false
     }
 
     fn omits_fence(&mut self) -> bool {
-        let Some(Omission::Fence(left)) = &mut self.omission else {
-            return false;
-        };
-        counted_down(left) && self.omission.take().is_some()
+        match &mut self.omission {
+            Some(Omission::Fence(left)) if *left > 0 => *left -= 1,
+            Some(Omission::Fence(_)) => return self.omits_now(),
+            _ => {}
+        }
+        false
+    }
+
+    fn omits_now(&mut self) -> bool {
+        self.omission = None;
+        self.omitted = Some(self.last_write_back);
+        true
     }
 
     fn word(&self, offset: u64) -> u64 {
@@ -444,12 +470,6 @@ impl PendingPage {
             }
         }
     }
-}
-
-fn counted_down(left: &mut u64) -> bool {
-    let now = *left == 0;
-    *left = left.saturating_sub(1);
-    now
 }
 
 fn line_range(line: u32) -> std::ops::Range<usize> {

@@ -4,7 +4,7 @@ use super::snapshot::{Snapshot, difference, snapshot};
 use super::world::{ROOT_REGION, SESSION, Shape, World, new_file};
 use parking_lot::Mutex;
 use polvo_format::{FileKind, Tail};
-use polvo_pmem::sim::{Chooser, CrashImage, Fate, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
+use polvo_pmem::sim::{Chooser, CrashImage, Fate, FencePoint, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
 use polvo_proto::FsError;
 use polvo_region::RegionError;
 use std::collections::hash_map::Entry;
@@ -69,29 +69,53 @@ pub fn counted() -> String {
     format!("{states} crash states, {recovered} recovered, {distinct} distinct")
 }
 
-/// All choices for one medium at one moment: every subset of few pending lines, else none, all and random ones; random
-/// ones with torn lines; and a single line torn at each of its words.
-fn choices(pending: usize, number: u64) -> Vec<(String, Box<dyn Chooser>)> {
+/// Decides for the lines that are on their way; those that are not (caches of what can be had elsewhere, most of them)
+/// are all lost or all kept.
+struct OnTheirWay<C> {
+    choose: C,
+    others: Fate,
+}
+
+impl<C: Chooser> Chooser for OnTheirWay<C> {
+    fn choose(&mut self, line: PendingLine) -> Fate {
+        if line.flushed {
+            self.choose.choose(line)
+        } else {
+            self.others
+        }
+    }
+}
+
+/// All choices for one medium at one moment: every subset of few lines that are on their way, else none, all and random
+/// ones; random ones with torn lines; and a single line torn at each of its words.
+fn choices(point: &FencePoint<'_>) -> Vec<(String, Box<dyn Chooser>)> {
+    let (pending, flushed, number) = (point.pending_lines(), point.flushed_lines(), point.number());
     let mut all: Vec<(String, Box<dyn Chooser>)> = vec![("nothing more survives".into(), Box::new(LoseAll))];
     if pending == 0 {
         return all;
     }
     all.push(("everything survives".into(), Box::new(KeepAll)));
+    let others = |turn: u64| if turn % 2 == 0 { Fate::LOST } else { Fate::KEPT };
     let mut random = 8;
-    if pending <= 3 {
-        for bits in 1..(1u64 << pending) - 1 {
-            all.push((format!("lines {bits:#b} survive"), Box::new(SomeLines::new(bits))));
+    if flushed <= 3 {
+        for bits in 0..1u64 << flushed {
+            let (choose, others) = (SomeLines::new(bits), others(bits));
+            all.push((
+                format!("lines {bits:#b} survive"),
+                Box::new(OnTheirWay { choose, others }),
+            ));
         }
         random = 5;
     }
-    if pending == 1 {
+    if flushed == 1 {
         // a commit point: torn at each of its words
         for word in 0..8 {
-            for (kept, others) in [(usize::MAX, 0), (0, usize::MAX)] {
-                let mut words = [others; 8];
+            for (kept, rest) in [(usize::MAX, 0), (0, usize::MAX)] {
+                let mut words = [rest; 8];
                 words[word] = kept;
                 let how = format!("word {word} {}", if kept == 0 { "is lost" } else { "alone survives" });
-                all.push((how, Box::new(move |_: PendingLine| Fate::Words(words))));
+                let (choose, others) = (move |_: PendingLine| Fate::Words(words), others(word as u64));
+                all.push((how, Box::new(OnTheirWay { choose, others })));
             }
         }
         random = 2;
@@ -113,7 +137,7 @@ pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R
         let into = states.clone();
         let others: Vec<_> = pools.clone();
         pool.sim().unwrap().set_fence_hook(Box::new(move |point| {
-            for (turn, (how, mut chooser)) in choices(point.pending_lines(), point.number()).into_iter().enumerate() {
+            for (turn, (how, mut chooser)) in choices(point).into_iter().enumerate() {
                 let mut other: Box<dyn Chooser> = match turn % 3 {
                     0 => Box::new(LoseAll),
                     1 => Box::new(KeepAll),

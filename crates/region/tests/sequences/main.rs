@@ -31,9 +31,9 @@ use std::time::Instant;
 /// Triples of a round and ground.
 const TRIPLES: u64 = 700;
 /// Fewest crash states of a default run: fewer would mean that sequences have lost their power cuts.
-const STATES_MIN: u64 = 400_000;
+const STATES_MIN: u64 = 800_000;
 /// Fewest of each kind of sequence on each ground.
-const KIND_MIN: [u64; 3] = [300, 10_000, 5_000];
+const KIND_MIN: [u64; 3] = [1500, 55_000, 18_000];
 
 fn file() -> NewFile {
     new_file(FileKind::File, 0o644)
