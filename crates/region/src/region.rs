@@ -9,7 +9,7 @@ use crate::transaction::Held;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
     Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
-    PAGE, RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
+    LINE, PAGE, RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
 };
 use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
 use std::collections::BTreeSet;
@@ -217,13 +217,16 @@ impl Region {
             store.pool.applied(record);
         }
         for (offset, bytes) in writes {
-            let is_head = bytes.len() == INODE_HEAD_SIZE && store.class(*offset) == SegmentClass::Inodes;
-            if is_head {
-                // who reads just the tail must find everything else in place
+            let in_slot = (store.class(*offset) == SegmentClass::Inodes).then_some(offset % INODE_SIZE as u64);
+            if in_slot == Some(0) && bytes.len() == INODE_HEAD_SIZE {
+                // who reads just the tail must find everything else in place; one write-back for the line
                 let (before, tail) = bytes.split_at(INODE_TAIL as usize);
-                store.write(*offset, before);
+                store.pmem.write(store.at(*offset), before);
                 let tail = u64::from_le_bytes(tail.try_into().expect("the tail ends the head"));
                 store.write_word(offset + INODE_TAIL, tail);
+            } else if in_slot == Some(INODE_ATTRIBUTES) && bytes.len() == LINE {
+                // a cache, which recovery does not believe
+                store.pmem.write(store.at(*offset), bytes);
             } else {
                 store.write(*offset, bytes);
             }

@@ -414,8 +414,9 @@ impl Region {
         before.or(layout.new_pages.first().copied()).unwrap_or(0)
     }
 
-    /// Links the log pages that a collected change needs, durably and for good: an inode that has a page behind its
-    /// tail is none the worse for it.
+    /// Links the log pages that a collected change needs, for good: an inode that has a page behind its tail is none the
+    /// worse for it. Durable with the fence after the lock words, which lie in the line of what is stored in the inode
+    /// here; a link to a page whose header did not make it is recognised as none.
     fn link_pages(&mut self, stage: &Stage, layouts: &[Layout]) {
         let with_pages = || {
             stage
@@ -442,11 +443,10 @@ impl Region {
                 self.store.write(offset, &header);
             }
         }
-        self.store.pmem.fence();
         for (staged, layout) in with_pages() {
-            let offset = staged.slot() * INODE_SIZE as u64;
+            let at = self.store.slot_at(staged.slot());
             if staged.fresh {
-                self.store.write_word(offset + INODE_LOG_PAGE, layout.new_pages[0]);
+                self.store.pmem.write_u64(at + INODE_LOG_PAGE, layout.new_pages[0]);
                 continue;
             }
             let inode = self
@@ -462,14 +462,13 @@ impl Region {
             self.store
                 .log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
             inode.pages.extend_from_slice(&layout.new_pages);
-            if let Some((at, next)) = link {
-                self.store.write_word(at, next);
+            if let Some((link, next)) = link {
+                self.store.write_word(link, next);
             }
             // the link in the inode counts among what the attributes' checksum covers
             let checksums = inode.head().checksums(inode.attr.ino, &encode_attributes(&inode.attr));
-            self.store.write_word(offset + INODE_CHECKSUMS, checksums);
+            self.store.pmem.write_u64(at + INODE_CHECKSUMS, checksums);
         }
-        self.store.pmem.fence();
     }
 
     // ---- the end

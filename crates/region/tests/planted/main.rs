@@ -1,10 +1,11 @@
 //! Each bug of [`polvo_region::planted`] that lies in this crate, planted once: a test of its name, in which what is
 //! there to notice it does. The same scenario passes without the bug.
 //!
-//! Bugs lie in the thread that plants them.
+//! `media` needs no feature: flushes and fences left out one by one, by the simulated medium.
 
 #[path = "../harness/mod.rs"]
 mod harness;
+mod media;
 mod scenario;
 
 use polvo_format::{FileKind, RegionId};
