@@ -62,15 +62,21 @@ lint: ## Formatting, clippy without warnings, shell syntax
 	@scripts/deps lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p polvo-region -p polvo-node --features planted --all-targets -- -D warnings
 	@for script in $$(grep -lE "^#!.*(bash|sh)$$" scripts/*) .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
 		bash -n "$$script"; done
 
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace
+	@$(MAKE) --no-print-directory power-cuts
 	@$(MAKE) --no-print-directory sim SEEDS=1000
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
+
+.PHONY: power-cuts
+power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
+	cargo test --profile sim -p polvo-region -p polvo-node --features planted --test planted --test sequences
 
 .PHONY: sim
 SEEDS ?= 20000
