@@ -139,9 +139,22 @@ impl LocalClient {
 
     /// One batch of one-sided operations on one region, in order.
     pub(crate) async fn one_sided(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
+        self.one_sided_while(region, ops, || true).await
+    }
+
+    /// As `one_sided`, while what is written to is `ours`; `SessionExpired` once it is not.
+    pub(crate) async fn one_sided_while(
+        &self,
+        region: RegionId,
+        ops: &mut [RegionVerb<'_>],
+        ours: impl Fn() -> bool,
+    ) -> Result<(), FsError> {
         let Some(node) = self.inside(region) else {
-            return self.links.one_sided(region, ops).await;
+            return self.links.one_sided_while(region, ops, ours).await;
         };
+        if !ours() {
+            return Err(FsError::SessionExpired);
+        }
         for op in ops {
             match op {
                 RegionVerb::Read { at, into } => {

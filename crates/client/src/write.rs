@@ -228,12 +228,16 @@ impl LocalClient {
             if self.inside(region).is_none() {
                 self.learn_segments(region, session);
             }
-            if let Err(error) = self.put_data(region, &laid, &bytes[..len]).await {
-                self.client.stocks.put_back(region, session, runs);
-                return Err(error);
+            match self.put_data(region, session, &laid, &bytes[..len]).await {
+                Ok(()) => {}
+                Err(FsError::SessionExpired) => continue, // the space was not ours any more
+                Err(error) => {
+                    self.client.stocks.put_back(region, session, runs);
+                    return Err(error);
+                }
             }
             if self.client.incarnation(self.client.primary(region)?) != session {
-                continue; // the space was not ours any more
+                continue;
             }
             let known = self.known_log(held);
             let request = Request::Commit {
@@ -268,8 +272,9 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    /// Writes the data where it was laid out, several batches at a time.
-    async fn put_data(&self, region: RegionId, laid: &[WriteRun], bytes: &[u8]) -> Result<(), FsError> {
+    /// Writes the data where it was laid out, several batches at a time. `SessionExpired` when the space was given in another
+    /// session.
+    async fn put_data(&self, region: RegionId, session: u64, laid: &[WriteRun], bytes: &[u8]) -> Result<(), FsError> {
         let mut ops = Vec::with_capacity(laid.len() + bytes.len() / BATCH_BYTES);
         let mut rest = bytes;
         for run in laid {
@@ -284,7 +289,7 @@ impl LocalClient {
             }
         }
         if bytes.len() <= BATCH_BYTES {
-            return self.put_batch(region, &ops).await;
+            return self.put_batch(region, session, &ops).await;
         }
         let mut batches = Vec::new();
         let (mut start, mut size) = (0, 0);
@@ -296,18 +301,20 @@ impl LocalClient {
             size += part.len();
         }
         batches.push(&ops[start..]);
-        for result in join_all(batches.into_iter().map(|batch| self.put_batch(region, batch))).await {
+        for result in join_all(batches.into_iter().map(|batch| self.put_batch(region, session, batch))).await {
             result?;
         }
         Ok(())
     }
 
-    async fn put_batch(&self, region: RegionId, parts: &[(Gpa, &[u8])]) -> Result<(), FsError> {
+    async fn put_batch(&self, region: RegionId, session: u64, parts: &[(Gpa, &[u8])]) -> Result<(), FsError> {
+        let node = self.client.primary(region)?;
         let mut ops: Vec<RegionVerb<'_>> = parts
             .iter()
             .map(|(at, bytes)| RegionVerb::WriteData { at: *at, bytes })
             .collect();
-        self.one_sided(region, &mut ops).await
+        let ours = || self.client.incarnation(node) == session;
+        self.one_sided_while(region, &mut ops, ours).await
     }
 
     /// Takes space of a region, asking for more when there is too little in hand.

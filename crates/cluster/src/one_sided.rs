@@ -206,6 +206,21 @@ impl Links {
     /// connection a batch is repeated once, unless it holds an atomic operation: then the caller must look first at what
     /// has happened.
     pub async fn one_sided(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
+        self.one_sided_while(region, ops, || true).await
+    }
+
+    /// As [`Links::one_sided`], for writes to what a session was given: nothing is posted once it is not `ours` any more.
+    /// Connecting may find out that the node was started anew, and knows nothing of what it had given to whom; the keys
+    /// that it hands out then would open what it has given to others since.
+    ///
+    /// # Errors
+    /// [`FsError::SessionExpired`] when it is not ours.
+    pub async fn one_sided_while(
+        &self,
+        region: RegionId,
+        ops: &mut [RegionVerb<'_>],
+        ours: impl Fn() -> bool,
+    ) -> Result<(), FsError> {
         let bytes = ops.iter().map(RegionVerb::len).sum();
         let repeatable = !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
         let limit = self.context().timeouts().rpc;
@@ -229,6 +244,9 @@ impl Links {
                     )));
                 }
             };
+            if !ours() {
+                return Err(FsError::SessionExpired);
+            }
             self.counters().count_batch(bytes);
             let error = match execute(&link, &mut verbs, limit).await {
                 Ok(()) => return Ok(()),

@@ -95,7 +95,7 @@ fn choices(point: &FencePoint<'_>) -> Vec<(String, Box<dyn Chooser>)> {
         return all;
     }
     all.push(("everything survives".into(), Box::new(KeepAll)));
-    let others = |turn: u64| if turn % 2 == 0 { Fate::LOST } else { Fate::KEPT };
+    let others = |turn: u64| if turn.is_multiple_of(2) { Fate::LOST } else { Fate::KEPT };
     let mut random = 8;
     if flushed <= 3 {
         for bits in 0..1u64 << flushed {
