@@ -284,3 +284,50 @@ fn idle_clients_keep_their_session_and_return_space() {
         assert_eq!(used().await, 0, "let go of after the last close");
     });
 }
+
+/// A node that was started anew has given to others what we had been given before. Nothing of ours goes there.
+#[test]
+fn space_from_before_a_restart_is_not_written_to() {
+    with_options(
+        ClusterOptions {
+            seed: 77,
+            nodes: 1,
+            ..ClusterOptions::default()
+        },
+        async |cluster| {
+            let (ours, theirs) = (external(cluster, "ours"), external(cluster, "theirs"));
+            let (attr, open) = ours.create_open(ROOT, b"ours", file()).await.expect("create");
+            ours.write(&open, 0, &pattern(1, 100_000)).await.expect("write");
+            // the node goes while the data is under way, and is back before we are
+            let slow = Duration::from_millis(50);
+            cluster.network().set_delay_between("ours", "node-0", slow..=slow);
+            let writing = {
+                let (ours, open) = (ours.clone(), open.clone());
+                tokio::task::spawn_local(async move { ours.write(&open, 0, &pattern(99, 90_000)).await })
+            };
+            cluster.sleep(slow / 2).await;
+            cluster.crash(0).await;
+            cluster.restart(0).await.expect("restart");
+            let mut others = Vec::new();
+            for n in 0..20u64 {
+                let name = format!("theirs-{n}");
+                let (_, open) = theirs.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+                theirs.write(&open, 0, &pattern(n, 200_000)).await.expect("write");
+                others.push(open);
+            }
+            assert!(!writing.is_finished(), "it is still on its way");
+            assert_eq!(writing.await.expect("it does not panic"), Ok(90_000));
+            for (n, other) in others.iter().enumerate() {
+                let mut bytes = vec![0; 200_000];
+                theirs.read(other, 0, &mut bytes).await.expect("read");
+                assert!(bytes == pattern(n as u64, 200_000), "file {n} was written to");
+            }
+            let mut bytes = vec![0; 90_000];
+            theirs
+                .read(&theirs.open(inode(&attr)).await.expect("open"), 0, &mut bytes)
+                .await
+                .expect("read");
+            assert!(bytes == pattern(99, 90_000));
+        },
+    );
+}
