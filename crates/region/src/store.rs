@@ -179,8 +179,8 @@ impl Store {
     /// Stores bytes of file data: durable after the next fence.
     pub fn write_data(&self, offset: u64, bytes: &[u8]) {
         let at = self.at(offset);
-        let whole_lines = bytes.len() - (at as usize + bytes.len()) % LINE;
-        if planted(Planted::LastLineNotFlushed) && whole_lines < bytes.len() {
+        if planted(Planted::LastLineNotFlushed) {
+            let whole_lines = bytes.len().saturating_sub((at as usize + bytes.len()) % LINE);
             self.pmem.write_streaming(at, &bytes[..whole_lines]);
             self.pmem.write(at + whole_lines as u64, &bytes[whole_lines..]);
             return;
