@@ -69,18 +69,14 @@ lint: ## Formatting, clippy without warnings, shell syntax
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace
-	@$(MAKE) --no-print-directory planted
+	@$(MAKE) --no-print-directory power-cuts
 	@$(MAKE) --no-print-directory sim SEEDS=1000
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
 
 .PHONY: power-cuts
-power-cuts: ## Power cuts at every fence, alone, at full speed (ROUNDS=n for more, POLVO_SEED=n for others)
-	cargo test --profile sim -p polvo-region --test power_cut --test sequences
-
-.PHONY: planted
-planted: ## Bugs planted to see that tests notice them
-	cargo test -p polvo-region -p polvo-node --features planted --test planted
+power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
+	cargo test --profile sim -p polvo-region -p polvo-node --features planted --test planted --test sequences
 
 .PHONY: sim
 SEEDS ?= 20000
