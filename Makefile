@@ -19,13 +19,14 @@ E2E := \
 	three-mounts \
 	locks:ROUNDS=100 \
 	posix-letter \
+	disjoint-writers:OPERATIONS=3000 \
 	client-active \
 	kill9:ROUNDS=10 \
 	bad-input \
 	rename-storm:TIME=20 \
 	real-programs \
 	conformance:OPERATIONS=20000
-E2E_LONG := balance conformance kill9 make-run rename-storm
+E2E_LONG := balance conformance disjoint-writers kill9 make-run rename-storm
 
 .PHONY: help
 help: ## This list

@@ -19,6 +19,8 @@ pub fn new_file() -> NewFile {
         gid: 0,
         rdev: 0,
         target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
     }
 }
 

@@ -230,7 +230,10 @@ const MOUNT_HELP: &str = "\
 Returns when the file system is there; a process of its own serves it until it is unmounted. As mount(8) calls it:
 mount -t polvo polvo://node1:7400/ /mnt -o secret_file=/etc/polvo/secret
 
-Options besides those of the kernel (ro, nosuid, nodev, noexec, noatime, allow_other, default_permissions, ...):
+Options besides those of the kernel (ro, suid, dev, noexec, noatime, allow_other, ...):
+  acl              access control lists
+  nolock           locks are those of this mount alone
+  threads=N        threads that serve the kernel
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp
 
 Examples:

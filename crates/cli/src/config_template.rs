@@ -64,7 +64,7 @@ path = "/dev/dax0.0"
 # A mount of the cluster inside this node. Leave the section out for none.
 # [mount]
 # dir = "/mnt/polvo"
-# Mount options, comma-separated: ro, allow_other, default_permissions, ...
+# Mount options, comma-separated: ro, suid, dev, noexec, noatime, allow_other, acl, nolock, threads=N
 # options = ""
 
 [log]

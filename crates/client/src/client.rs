@@ -1,5 +1,6 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
+use crate::access_times::AccessTimes;
 use crate::generations::Generations;
 use crate::holds::Holds;
 use crate::local::LocalClient;
@@ -63,6 +64,7 @@ pub struct Client {
     pub(crate) names: NameCache,
     pub(crate) holds: Holds,
     pub(crate) locks: Locks,
+    pub(crate) access_times: AccessTimes,
     pub(crate) stocks: Stocks,
     pub(crate) generations: Generations,
     pub(crate) eager_bytes: AtomicU64,
@@ -154,6 +156,7 @@ impl Client {
             names: NameCache::new(),
             holds: Holds::new(),
             locks: Locks::default(),
+            access_times: AccessTimes::default(),
             stocks: Stocks::default(),
             generations: Generations::default(),
             eager_bytes: AtomicU64::new(0),

@@ -36,6 +36,8 @@ pub(crate) struct Held {
     opens: AtomicUsize,
     used: AtomicU64,
     doomed: AtomicBool,
+    /// Tail up to which reads have marked the access time (see `access_times`).
+    pub(crate) marked: AtomicU64,
     /// Number of losses (of sessions, anywhere) up to which the hold is known to be kept.
     kept: AtomicU64,
 }
@@ -169,6 +171,7 @@ impl Holds {
             opens: AtomicUsize::new(0),
             used: AtomicU64::new(0),
             doomed: AtomicBool::new(false),
+            marked: AtomicU64::new(0),
             kept: AtomicU64::new(u64::MAX),
         });
         let counted = self.count_open(&held);

@@ -13,6 +13,7 @@
 //! write 1 RPC, preceded by 1 one-sided batch when larger than 4 KiB.
 #![forbid(unsafe_code)]
 
+mod access_times;
 mod client;
 mod face;
 mod generations;

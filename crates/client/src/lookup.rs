@@ -63,6 +63,7 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`] when the inode is gone.
     pub async fn get_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        self.send_access(inode).await;
         Ok(self.current(inode.ino, Some(inode.generation)).await?.attr)
     }
 

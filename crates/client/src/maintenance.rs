@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Releases wait this long for more of their kind.
+/// Releases, and marks of access times, wait this long for more of their kind.
 const GATHER: Duration = Duration::from_millis(20);
 
 impl LocalClient {
@@ -25,6 +25,7 @@ impl LocalClient {
                 () = stop.changed.notified() => {}
                 () = tokio::time::sleep_until(next) => {
                     next = Instant::now() + every;
+                    self.client.access_times.look_at_the_day();
                     self.renew().await;
                     self.release_some().await;
                     self.release_locks_left().await;
@@ -38,6 +39,7 @@ impl LocalClient {
                         () = tokio::time::sleep(GATHER) => {}
                     }
                     self.release_some().await;
+                    self.send_accesses().await;
                 }
             }
         }

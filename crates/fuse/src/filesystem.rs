@@ -38,6 +38,8 @@ pub(crate) struct PolvoFilesystem {
     pub(crate) readdirplus: bool,
     /// Locks are those of the cluster.
     pub(crate) locks: bool,
+    /// The kernel enforces access control lists.
+    pub(crate) acl: bool,
     pub(crate) lock_waits: LockWaits,
     /// Cleared at the end of the session.
     alive: Arc<AtomicBool>,
@@ -68,6 +70,9 @@ pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, ino: INodeNo) -
 
 impl PolvoFilesystem {
     pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
+        if options.access_times && !options.read_only {
+            client.keep_access_times();
+        }
         PolvoFilesystem {
             lock_waits: LockWaits::new(&client),
             client,
@@ -77,6 +82,7 @@ impl PolvoFilesystem {
             complaints: Complaints::new(),
             readdirplus: options.readdirplus,
             locks: options.locks,
+            acl: options.acl,
             alive,
         }
     }
@@ -119,9 +125,22 @@ impl PolvoFilesystem {
     where
         F: Future<Output = Result<T, FsError>>,
     {
-        let file = self.files.get(handle)?.file.clone();
-        let ino = file.inode().ino.0;
-        self.client.run(|client| calls(client, file)).map_err(|error| {
+        self.with_handle(operation, handle, |client, handle| calls(client, handle.file.clone()))
+    }
+
+    /// The same, with what the kernel's handle says beside it.
+    pub(crate) fn with_handle<T, F>(
+        &self,
+        operation: &'static str,
+        handle: FileHandle,
+        calls: impl FnOnce(Rc<LocalClient>, Arc<OpenHandle>) -> F,
+    ) -> Result<T, Errno>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        let handle = self.files.get(handle)?;
+        let ino = handle.file.inode().ino.0;
+        self.client.run(|client| calls(client, handle)).map_err(|error| {
             self.complaints.failed(operation, ino, &error);
             errno(&error)
         })
@@ -206,8 +225,13 @@ impl PolvoFilesystem {
         let directory = self.directories.get(handle)?;
         let inode = directory.inode;
         let fetch = |after| {
-            self.client
-                .run(|client| async move { client.read_dir(inode, after, FETCH).await })
+            self.client.run(|client| async move {
+                let entries = client.read_dir(inode, after, FETCH).await?;
+                if after == 0 {
+                    client.accessed_inode(inode);
+                }
+                Ok(entries)
+            })
         };
         directory.list(offset, fetch, take).map_err(|error| {
             if let ListError::File(error) = &error {

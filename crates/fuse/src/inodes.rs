@@ -19,8 +19,16 @@ struct Known {
     generation: Generation,
     /// Replies that told the kernel of it, less what it has forgotten.
     lookups: u64,
-    /// For a directory: where it was last found, shown as the number of `..`.
-    parent: Option<Ino>,
+    /// For a directory: where and how it was last found.
+    directory: Option<Box<FoundDirectory>>,
+}
+
+/// A directory as a reply has last shown it.
+struct FoundDirectory {
+    /// Shown as the number of `..`.
+    parent: Ino,
+    /// `None` for the root, which is never removed.
+    attr: Option<Attr>,
 }
 
 /// The table. All methods may be called from any thread.
@@ -43,18 +51,21 @@ impl Inodes {
 
     /// Notes that a reply tells the kernel of an inode. Call before sending the reply: a forget may follow at once.
     pub(crate) fn remember(&self, attr: &Attr, parent: Ino) {
-        let parent = (attr.kind == FileKind::Directory).then_some(parent);
+        let directory = (attr.kind == FileKind::Directory).then(|| {
+            let attr = Some(*attr);
+            Box::new(FoundDirectory { parent, attr })
+        });
         let mut shard = self.shard(attr.ino).lock();
         let known = shard.entry(attr.ino).or_insert(Known {
             generation: attr.generation,
             lookups: 0,
-            parent,
+            directory: None,
         });
         known.lookups += 1;
         // Two replies may overtake each other: the later file of a slot has the greater generation.
         if (attr.generation.0.wrapping_sub(known.generation.0) as i32) >= 0 {
             known.generation = attr.generation;
-            known.parent = parent;
+            known.directory = directory;
         }
     }
 
@@ -63,7 +74,10 @@ impl Inodes {
         let pinned = Known {
             generation: root.generation,
             lookups: u64::MAX / 2,
-            parent: Some(root.ino),
+            directory: Some(Box::new(FoundDirectory {
+                parent: root.ino,
+                attr: None,
+            })),
         };
         self.shard(root.ino).lock().entry(root.ino).or_insert(pinned);
     }
@@ -82,8 +96,16 @@ impl Inodes {
         let shard = self.shard(directory).lock();
         shard
             .get(&directory)
-            .and_then(|known| known.parent)
-            .unwrap_or(directory)
+            .and_then(|known| known.directory.as_ref())
+            .map_or(directory, |found| found.parent)
+    }
+
+    /// What a directory was when it was last found, without names: for programs that have it open, or work in it, when
+    /// it has been removed by way of another mount. (Files are held by who has them open; directories are not.)
+    pub(crate) fn removed_directory(&self, ino: Ino) -> Option<Attr> {
+        let shard = self.shard(ino).lock();
+        let attr = shard.get(&ino)?.directory.as_ref()?.attr?;
+        Some(Attr { nlink: 0, ..attr })
     }
 
     /// The kernel forgets `lookups` replies.
@@ -169,6 +191,8 @@ mod tests {
         assert_eq!(inodes.parent(Ino(8)), Ino(6), "it was renamed");
         assert_eq!(inodes.parent(Ino(9)), Ino(9));
         assert_eq!(inodes.parent(Ino(1000)), Ino(1000));
+        assert_eq!(inodes.removed_directory(Ino(8)).map(|a| a.nlink), Some(0));
+        assert_eq!(inodes.removed_directory(Ino(9)), None, "a file");
     }
 
     #[test]

@@ -30,6 +30,10 @@ pub struct MountOptions {
     pub readdirplus: bool,
     /// Locks of files are those of the whole cluster; off: each mount has its own, and closing a file asks nothing.
     pub locks: bool,
+    /// Reading moves access times by the rule of `relatime`; off: only setting them does.
+    pub access_times: bool,
+    /// POSIX access control lists: the kernel enforces them, for which it asks about every inode that is not the caller's.
+    pub acl: bool,
     /// Name of the source in `/proc/mounts`.
     pub fsname: String,
     /// Threads that serve the kernel.
@@ -48,6 +52,8 @@ impl Default for MountOptions {
             exec: true,
             readdirplus: false,
             locks: true,
+            access_times: true,
+            acl: false,
             fsname: "polvo".to_owned(),
             threads: NonZeroUsize::new(cores.clamp(THREADS.0, THREADS.1)).expect("at least 4"),
         }
@@ -75,6 +81,10 @@ impl MountOptions {
                 "noexec" => self.exec = false,
                 "readdirplus" => self.readdirplus = true,
                 "noreaddirplus" => self.readdirplus = false,
+                "relatime" | "atime" => self.access_times = true,
+                "noatime" => self.access_times = false,
+                "acl" => self.acl = true,
+                "noacl" => self.acl = false,
                 "lock" => self.locks = true,
                 "nolock" => self.locks = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
@@ -88,9 +98,6 @@ impl MountOptions {
                 | "owner"
                 | "nofail"
                 | "_netdev"
-                | "atime"
-                | "noatime"
-                | "relatime"
                 | "async"
                 | "default_permissions" => {}
                 _ if name.starts_with("x-") => {}
@@ -108,8 +115,6 @@ impl MountOptions {
             // Told to the kernel as its own parameter: the library passes `Subtype` to fusermount only.
             MountOption::CUSTOM(format!("subtype={}", FSTYPE.trim_start_matches("fuse."))),
             MountOption::DefaultPermissions,
-            // Access times change when set, never by reading.
-            MountOption::NoAtime,
             if self.read_only {
                 MountOption::RO
             } else {
@@ -127,6 +132,9 @@ impl MountOptions {
                 MountOption::NoExec
             },
         ];
+        if !self.access_times {
+            config.mount_options.push(MountOption::NoAtime);
+        }
         config.acl = if self.allow_other {
             SessionACL::All
         } else {
@@ -167,12 +175,12 @@ mod tests {
     fn lists_of_options() {
         let mut options = MountOptions::default();
         options
-            .apply("ro,allow_other,threads=3, fsname=polvo://h:1/ ,,x-systemd.automount,_netdev,suid")
+            .apply("ro,allow_other,threads=3, fsname=polvo://h:1/ ,,x-systemd.automount,_netdev,suid,noatime")
             .expect("known");
-        assert!(options.read_only && options.allow_other && options.suid);
+        assert!(options.read_only && options.allow_other && options.suid && !options.access_times);
         assert_eq!((options.threads.get(), options.fsname.as_str()), (3, "polvo://h:1/"));
-        options.apply("rw,nosuid").expect("known");
-        assert!(!options.read_only && !options.suid);
+        options.apply("rw,nosuid,relatime").expect("known");
+        assert!(!options.read_only && !options.suid && options.access_times);
     }
 
     #[test]
@@ -182,6 +190,7 @@ mod tests {
             options.apply("rw,frob=1").unwrap_err().to_string(),
             "unknown mount option \"frob=1\""
         );
+        assert!(options.apply("strictatime").is_err(), "would make every read a change");
         for list in ["threads=0", "threads=x", "threads", "threads=1000", "fsname="] {
             let option = list.split('=').next().unwrap_or_default();
             let message = options.apply(list).unwrap_err().to_string();

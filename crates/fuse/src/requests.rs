@@ -60,9 +60,13 @@ impl Filesystem for PolvoFilesystem {
         let mut wanted = InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_AUTO_INVAL_DATA
             | InitFlags::FUSE_PARALLEL_DIROPS
-            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
+            | InitFlags::FUSE_DONT_MASK;
         if self.locks {
             wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+        }
+        if self.acl {
+            wanted |= InitFlags::FUSE_POSIX_ACL;
         }
         if self.readdirplus {
             wanted |= InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO;
@@ -107,7 +111,10 @@ impl Filesystem for PolvoFilesystem {
                 |client, inode| async move { client.get_attr(inode).await },
             ) {
                 Ok(attr) => reply.attr(&NO_CACHING, &file_attr(&attr)),
-                Err(error) => reply.error(errno_of_inode(&error)),
+                Err(error) => match self.inodes.removed_directory(Ino(ino.0)) {
+                    Some(attr) if error == FsError::Stale => reply.attr(&NO_CACHING, &file_attr(&attr)),
+                    _ => reply.error(errno_of_inode(&error)),
+                },
             }
         });
     }
@@ -152,11 +159,11 @@ impl Filesystem for PolvoFilesystem {
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         self.guard("readlink", || {
-            match self.with_inode(
-                "readlink",
-                ino,
-                |client, inode| async move { client.read_link(inode).await },
-            ) {
+            match self.with_inode("readlink", ino, |client, inode| async move {
+                let target = client.read_link(inode).await?;
+                client.accessed_inode(inode);
+                Ok(target)
+            }) {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno_of_inode(&error)),
             }
@@ -267,7 +274,7 @@ impl Filesystem for PolvoFilesystem {
                 Ok(file)
             });
             match opened {
-                Ok(file) => reply.opened(self.files.insert(OpenHandle::new(file)), open_flags()),
+                Ok(file) => reply.opened(self.files.insert(OpenHandle::new(file, flags)), open_flags()),
                 Err(error) => reply.error(errno_of_inode(&error)),
             }
         });
@@ -293,7 +300,7 @@ impl Filesystem for PolvoFilesystem {
                 Ok((attr, file)) => {
                     self.inodes.remember(&attr, Ino(parent.0));
                     let generation = Generation(attr.generation.0.into());
-                    let handle = self.files.insert(OpenHandle::new(file));
+                    let handle = self.files.insert(OpenHandle::new(file, flags));
                     reply.created(&NO_CACHING, &file_attr(&attr), generation, handle, open_flags());
                 }
                 Err(error) => reply.error(errno(&error)),
@@ -319,8 +326,11 @@ impl Filesystem for PolvoFilesystem {
                     buffer.resize(size, 0);
                 }
                 let into = &mut buffer[..size];
-                let read = self.with_file("read", fh, |client, file| async move {
-                    let read = client.read(&file, offset, into).await?;
+                let read = self.with_handle("read", fh, |client, handle| async move {
+                    let read = client.read(&handle.file, offset, into).await?;
+                    if !handle.leaves_access_time {
+                        client.accessed(&handle.file);
+                    }
                     Ok(&into[..read])
                 });
                 match read {
@@ -580,7 +590,7 @@ impl Filesystem for PolvoFilesystem {
                 libc::XATTR_REPLACE => XattrMode::Replace,
                 _ => return reply.error(Errno::EINVAL),
             };
-            let Some(name) = xattr::stored_name(name.as_bytes()) else {
+            let Some(name) = xattr::stored_name(name.as_bytes(), self.acl) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
             let done = self.with_inode("setxattr", ino, |client, inode| async move {
@@ -592,7 +602,7 @@ impl Filesystem for PolvoFilesystem {
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         self.guard("getxattr", || {
-            let Some(name) = xattr::stored_name(name.as_bytes()) else {
+            let Some(name) = xattr::stored_name(name.as_bytes(), self.acl) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
             if name == xattr::COUNTERS && Ino(ino.0) == Ino::ROOT {
@@ -611,14 +621,14 @@ impl Filesystem for PolvoFilesystem {
             let names = self.with_inode("listxattr", ino, |client, inode| async move {
                 client.list_xattr(inode).await
             });
-            let list = names.map(|names| xattr::list(names.iter().map(Vec::as_slice), req.uid() == 0));
+            let list = names.map(|names| xattr::list(names.iter().map(Vec::as_slice), req.uid() == 0, self.acl));
             reply_xattr(list.map_err(|error| errno_of_inode(&error)), size, reply);
         });
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         self.guard("removexattr", || {
-            let Some(name) = xattr::stored_name(name.as_bytes()) else {
+            let Some(name) = xattr::stored_name(name.as_bytes(), self.acl) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
             let done = self.with_inode("removexattr", ino, |client, inode| async move {
@@ -747,10 +757,12 @@ impl Filesystem for PolvoFilesystem {
 fn new_file(req: &Request, kind: FileKind, mode: u32, umask: u32) -> NewFile {
     NewFile {
         kind,
-        mode: mode & 0o7777 & !umask,
+        mode: mode & 0o7777,
+        umask: umask & 0o777,
         uid: req.uid(),
         gid: req.gid(),
         rdev: 0,
         target: Vec::new(),
+        xattrs: Vec::new(),
     }
 }

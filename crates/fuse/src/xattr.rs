@@ -3,7 +3,7 @@
 //! `user.`, `trusted.` and `security.` are stored as they come (the kernel has checked who may). The file system's own
 //! attributes are called `polvo.` something; they can be named directly, and as `user.polvo.` something for tools that
 //! insist on a known name space. They are not listed, so that copying a tree with its attributes does not copy its
-//! placement. `system.` (POSIX ACLs) is not supported.
+//! placement. Of `system.` there are POSIX access control lists, on mounts that enforce them.
 
 use polvo_client::Counters;
 
@@ -17,8 +17,15 @@ const OWN_AS_USER: &[u8] = b"user.polvo.";
 /// Name spaces whose attributes are stored.
 const STORED: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
-/// The name under which an attribute is stored; `None` for a name space that is not supported.
-pub(crate) fn stored_name(name: &[u8]) -> Option<&[u8]> {
+/// Access control lists.
+const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// The name under which an attribute is stored; `None` for a name space that is not supported. `acl`: the kernel enforces
+/// access control lists.
+pub(crate) fn stored_name(name: &[u8], acl: bool) -> Option<&[u8]> {
+    if LISTS.contains(&name) {
+        return Some(name).filter(|_| acl);
+    }
     if name.len() > OWN_AS_USER.len() && name.starts_with(OWN_AS_USER) {
         return Some(&name[b"user.".len()..]);
     }
@@ -29,11 +36,13 @@ pub(crate) fn stored_name(name: &[u8]) -> Option<&[u8]> {
     known.then_some(name)
 }
 
-/// The reply to `listxattr`: names with a NUL after each. `trusted.` names are shown to root only.
-pub(crate) fn list<'n>(names: impl IntoIterator<Item = &'n [u8]>, root: bool) -> Vec<u8> {
+/// The reply to `listxattr`: names with a NUL after each. `trusted.` names are shown to root only, access control lists on
+/// mounts that enforce them.
+pub(crate) fn list<'n>(names: impl IntoIterator<Item = &'n [u8]>, root: bool, acl: bool) -> Vec<u8> {
     let mut list = Vec::new();
     for name in names {
-        if name.starts_with(OWN) || (name.starts_with(b"trusted.") && !root) {
+        let hidden = name.starts_with(OWN) || name.starts_with(b"trusted.") && !root || LISTS.contains(&name) && !acl;
+        if hidden {
             continue;
         }
         list.extend_from_slice(name);
@@ -64,20 +73,25 @@ mod tests {
     #[test]
     fn name_spaces() {
         for name in ["user.a", "trusted.a", "security.capability", "polvo.placement"] {
-            assert_eq!(stored_name(name.as_bytes()), Some(name.as_bytes()));
+            assert_eq!(stored_name(name.as_bytes(), false), Some(name.as_bytes()));
         }
-        assert_eq!(stored_name(b"user.polvo.placement"), Some(&b"polvo.placement"[..]));
+        assert_eq!(
+            stored_name(b"user.polvo.placement", false),
+            Some(&b"polvo.placement"[..])
+        );
         for name in ["user.", "system.posix_acl_access", "os2.x", "user", "", "polvo."] {
-            assert_eq!(stored_name(name.as_bytes()), None, "{name}");
+            assert_eq!(stored_name(name.as_bytes(), false), None, "{name}");
         }
+        assert_eq!(stored_name(LISTS[0], true), Some(LISTS[0]));
+        assert_eq!(stored_name(b"system.other", true), None);
     }
 
     #[test]
     fn lists_hide_what_is_ours_and_what_is_roots() {
-        let names: [&[u8]; 3] = [b"user.a", b"polvo.placement", b"trusted.t"];
-        assert_eq!(list(names, true), b"user.a\0trusted.t\0");
-        assert_eq!(list(names, false), b"user.a\0");
-        assert_eq!(list([], true), b"");
+        let names: [&[u8]; 4] = [b"user.a", b"polvo.placement", b"trusted.t", LISTS[1]];
+        assert_eq!(list(names, true, false), b"user.a\0trusted.t\0");
+        assert_eq!(list(names, false, true), b"user.a\0system.posix_acl_default\0");
+        assert_eq!(list([], true, true), b"");
     }
 
     #[test]

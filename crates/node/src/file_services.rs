@@ -1,10 +1,11 @@
 //! Operations on one inode: attributes, data, extended attributes, directory contents.
 
+use crate::acl::{self, Acl};
 use crate::name_services::must_be_directory;
 use crate::names;
 use crate::permission::{self, EXECUTE, READ, WRITE};
 use crate::turn::Turn;
-use polvo_format::{FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
+use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
     Answer, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun, XATTR_VALUE_MAX,
     XattrMode,
@@ -15,6 +16,15 @@ use polvo_region::{Region, RegionError};
 const DELEGATE_MAX: u32 = 16 * 1024;
 /// Most entries of a directory in one answer; the region sees to their size.
 const ENTRIES_MAX: u32 = 4096;
+
+/// Who may do what with an inode, if that is more than its permission bits say.
+fn access_acl(region: &mut Region, inode: InodeRef) -> Result<Option<Acl>, RegionError> {
+    match region.get_xattr(inode, acl::ACCESS) {
+        Ok(value) => Ok(Some(Acl::decode(&value)?)),
+        Err(RegionError::Fs(FsError::NoAttribute)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 fn check_end(offset: u64, len: u64) -> Result<(), FsError> {
     match offset.checked_add(len) {
@@ -38,12 +48,21 @@ impl Turn<'_> {
         &self,
         region: &mut Region,
         inode: InodeRef,
-        check: impl FnOnce(&polvo_format::Attr) -> Result<(), FsError>,
+        check: impl FnOnce(&Attr, Option<&Acl>) -> Result<(), FsError>,
     ) -> Result<(), RegionError> {
         if !permission::is_trusted(self.cred) {
-            check(&region.attr(inode.ino, Some(inode.generation))?.0)?;
+            let (attr, _) = region.attr(inode.ino, Some(inode.generation))?;
+            check(&attr, self.acl_here(region, inode)?.as_ref())?;
         }
         Ok(())
+    }
+
+    /// Who may do what with an inode served here; asked for only where something has to be checked.
+    pub fn acl_here(&self, region: &mut Region, inode: InodeRef) -> Result<Option<Acl>, RegionError> {
+        if permission::is_trusted(self.cred) {
+            return Ok(None);
+        }
+        access_acl(region, inode)
     }
 
     /// Clears what a write by this caller clears.
@@ -52,7 +71,7 @@ impl Turn<'_> {
             return Ok(());
         }
         let (attr, _) = region.attr(inode.ino, Some(inode.generation))?;
-        permission::access(self.cred, &attr, WRITE)?;
+        permission::access(self.cred, &attr, self.acl_here(region, inode)?.as_ref(), WRITE)?;
         if let Some(set) = permission::mode_after_write(self.cred, &attr) {
             region.set_attr(inode, &set, self.now_ns())?;
         }
@@ -63,9 +82,9 @@ impl Turn<'_> {
         names::check(name)?;
         let (entry, dir_tail) = self
             .on(dir.ino.region(), |r| {
-                self.check(r, dir, |attr| {
+                self.check(r, dir, |attr, acl| {
                     must_be_directory(attr)?;
-                    permission::access(self.cred, attr, EXECUTE)
+                    permission::access(self.cred, attr, acl, EXECUTE)
                 })?;
                 r.lookup(dir, name)
             })
@@ -96,11 +115,39 @@ impl Turn<'_> {
         let (attr, tail) = self
             .on(inode.ino.region(), |r| {
                 let (attr, _) = r.attr(inode.ino, Some(inode.generation))?;
-                let set = permission::set_attr(self.cred, &attr, set)?;
-                r.set_attr(inode, &set, self.now_ns())
+                // its permission bits and its list change together
+                let acl = match set.mode {
+                    Some(_) => access_acl(r, inode)?,
+                    None => self.acl_here(r, inode)?,
+                };
+                let set = permission::set_attr(self.cred, &attr, acl.as_ref(), set)?;
+                let acl = acl.zip(set.mode).map(|(mut acl, mode)| {
+                    acl.set_mode(mode);
+                    acl.encode()
+                });
+                let xattr = acl.as_deref().map(|acl| (acl::ACCESS, Some(acl)));
+                r.set_attr_and_xattr(inode, &set, xattr, self.now_ns())
             })
             .await?;
         Ok(Reply::Attr { attr, tail })
+    }
+
+    /// A courtesy to the inodes that were read: what is gone, or may not be read by this caller, is passed over.
+    pub async fn accessed(&self, inodes: &[InodeRef]) -> Answer {
+        let mut tails = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            let done = self
+                .on(inode.ino.region(), |r| {
+                    self.check(r, *inode, |attr, acl| match attr.kind {
+                        FileKind::Symlink => Ok(()),
+                        _ => permission::access(self.cred, attr, acl, READ),
+                    })?;
+                    r.accessed(*inode, self.now_ns())
+                })
+                .await;
+            tails.push(done.unwrap_or(Tail(0)));
+        }
+        Ok(Reply::Tails(tails))
     }
 
     pub async fn read_link(&self, inode: InodeRef) -> Answer {
@@ -110,7 +157,7 @@ impl Turn<'_> {
     pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Answer {
         let entries = self
             .on(dir.ino.region(), |r| {
-                self.check(r, dir, |attr| permission::access(self.cred, attr, READ))?;
+                self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, READ))?;
                 r.read_dir(dir, after, max.min(ENTRIES_MAX))
             })
             .await?;
@@ -120,7 +167,7 @@ impl Turn<'_> {
     pub async fn open(&self, inode: InodeRef) -> Answer {
         let map = self
             .on_for_session(inode.ino.region(), |r| {
-                self.check(r, inode, |attr| permission::access_data(self.cred, attr))?;
+                self.check(r, inode, |attr, acl| permission::access_data(self.cred, attr, acl))?;
                 let map = r.file_map(inode, 0)?;
                 r.open(self.session.id, inode)?;
                 Ok(map)
@@ -132,7 +179,7 @@ impl Turn<'_> {
     pub async fn extents(&self, inode: InodeRef, from: u64) -> Answer {
         let map = self
             .on(inode.ino.region(), |r| {
-                self.check(r, inode, |attr| permission::access_data(self.cred, attr))?;
+                self.check(r, inode, |attr, acl| permission::access_data(self.cred, attr, acl))?;
                 r.file_map(inode, from)
             })
             .await?;
@@ -205,8 +252,8 @@ impl Turn<'_> {
         check_xattr_name(name)?;
         let value = self
             .on(inode.ino.region(), |r| {
-                self.check(r, inode, |attr| match name.starts_with(b"user.") {
-                    true => permission::access(self.cred, attr, READ),
+                self.check(r, inode, |attr, acl| match name.starts_with(b"user.") {
+                    true => permission::access(self.cred, attr, acl, READ),
                     false => Ok(()),
                 })?;
                 r.get_xattr(inode, name)
@@ -225,15 +272,17 @@ impl Turn<'_> {
     /// Who may change an extended attribute: writers those of users, owners the placement, root the rest.
     fn check_xattr_change(&self, region: &mut Region, inode: InodeRef, name: &[u8]) -> Result<(), RegionError> {
         if name.starts_with(b"system.") {
-            return Err(FsError::NotSupported("extended attributes of the system".into()).into());
+            return Err(
+                FsError::NotSupported("extended attributes of the system, except access control lists".into()).into(),
+            );
         }
-        self.check(region, inode, |attr| {
+        self.check(region, inode, |attr, acl| {
             if name.starts_with(b"user.") {
                 match attr.kind {
                     FileKind::File | FileKind::Directory | FileKind::Object => {}
                     _ => return Err(FsError::NotPermitted),
                 }
-                permission::access(self.cred, attr, WRITE)
+                permission::access(self.cred, attr, acl, WRITE)
             } else if name.starts_with(b"polvo.") {
                 permission::owner(self.cred, attr)
             } else {
@@ -247,6 +296,9 @@ impl Turn<'_> {
         if value.len() > XATTR_VALUE_MAX {
             return Err(FsError::TooBig);
         }
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            return self.set_acl(inode, name, Some(value), mode).await;
+        }
         let (attr, tail) = self
             .on(inode.ino.region(), |r| {
                 self.check_xattr_change(r, inode, name)?;
@@ -256,8 +308,50 @@ impl Turn<'_> {
         Ok(Reply::Attr { attr, tail })
     }
 
+    /// Sets or removes an access control list; the permission bits follow it in the same commit. A list that says no more
+    /// than they do is not kept.
+    async fn set_acl(&self, inode: InodeRef, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Answer {
+        // a list without entries is none
+        let acl = match value {
+            Some(value) if value.len() > 4 => Some(Acl::decode(value)?),
+            _ => None,
+        };
+        let (attr, tail) = self
+            .on(inode.ino.region(), |r| {
+                let (attr, _) = r.attr(inode.ino, Some(inode.generation))?;
+                permission::owner(self.cred, &attr)?;
+                match attr.kind {
+                    FileKind::Symlink => {
+                        return Err(FsError::NotSupported("a symbolic link with an access control list".into()).into());
+                    }
+                    FileKind::Directory => {}
+                    _ if name == acl::DEFAULT && acl.is_some() => return Err(FsError::Access.into()),
+                    _ => {}
+                }
+                let is_there = r.has_xattr(inode, name)?;
+                match mode {
+                    XattrMode::Create if is_there => return Err(FsError::Exists.into()),
+                    XattrMode::Replace if !is_there => return Err(FsError::NoAttribute.into()),
+                    _ => {}
+                }
+                let mut set = SetAttr::default();
+                let mut value = acl.as_ref().map(Acl::encode);
+                if let (true, Some(acl)) = (name == acl::ACCESS, &acl) {
+                    set.mode = Some(attr.mode & 0o7000 | acl.mode());
+                    set = permission::set_attr(self.cred, &attr, None, &set)?;
+                    value = value.filter(|_| !acl.is_mode());
+                }
+                r.set_attr_and_xattr(inode, &set, Some((name, value.as_deref())), self.now_ns())
+            })
+            .await?;
+        Ok(Reply::Attr { attr, tail })
+    }
+
     pub async fn remove_xattr(&self, inode: InodeRef, name: &[u8]) -> Answer {
         check_xattr_name(name)?;
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            return self.set_acl(inode, name, None, XattrMode::Replace).await;
+        }
         let (attr, tail) = self
             .on(inode.ino.region(), |r| {
                 self.check_xattr_change(r, inode, name)?;

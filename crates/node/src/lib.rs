@@ -16,6 +16,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod acl;
 mod backoff;
 mod check_pages;
 mod clock;

@@ -25,7 +25,12 @@ impl Turn<'_> {
         };
         self.on(inode.ino.region(), |r| {
             let (attr, _) = r.attr(inode.ino, Some(inode.generation))?;
-            Ok(permission::access(self.cred, &attr, wanted)?)
+            Ok(permission::access(
+                self.cred,
+                &attr,
+                self.acl_here(r, inode)?.as_ref(),
+                wanted,
+            )?)
         })
         .await?;
         let asked = self

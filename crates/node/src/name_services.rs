@@ -1,12 +1,13 @@
 //! Operations on names: create, unlink, rmdir, link.
 
+use crate::acl::{self, Acl};
 use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Outcomes, Plan, transact};
 use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, Placement, Reply};
-use polvo_region::RegionError;
+use polvo_region::{Region, RegionError};
 
 /// Decides about an operation whose transaction failed on what was looked up before it: a look that finds the same again
 /// is believed.
@@ -30,11 +31,33 @@ impl Looks {
 /// A directory and one of its names as they were at one moment.
 struct Seen {
     attr: Attr,
+    acl: Option<Acl>,
+    /// Access control list that new inodes begin with.
+    default_acl: Option<Vec<u8>>,
     placement: Placement,
     entry: Option<DirEntry>,
 }
 
+/// What a directory gives to a new inode.
+struct Parent {
+    attr: Attr,
+    placement: Placement,
+    default_acl: Option<Vec<u8>>,
+}
+
+fn default_acl(region: &mut Region, dir: InodeRef) -> Result<Option<Vec<u8>>, RegionError> {
+    match region.has_xattr(dir, acl::DEFAULT)? {
+        true => region.get_xattr(dir, acl::DEFAULT).map(Some),
+        false => Ok(None),
+    }
+}
+
 fn check_new_file(file: &NewFile) -> Result<(), FsError> {
+    if !file.xattrs.is_empty() {
+        return Err(FsError::Invalid(
+            "extended attributes of a new inode are inherited".into(),
+        ));
+    }
     match file.kind {
         FileKind::Symlink if file.target.is_empty() => Err(FsError::NotFound),
         FileKind::Symlink if file.target.len() > SYMLINK_MAX => Err(FsError::NameTooLong),
@@ -59,7 +82,8 @@ impl Turn<'_> {
         self.on(dir.ino.region(), |r| {
             let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
             must_be_directory(&attr)?;
-            permission::access(self.cred, &attr, EXECUTE)?;
+            let acl = self.acl_here(r, dir)?;
+            permission::access(self.cred, &attr, acl.as_ref(), EXECUTE)?;
             let entry = match r.lookup(dir, name) {
                 Ok((entry, _)) => Some(entry),
                 Err(RegionError::Fs(FsError::NotFound)) => None,
@@ -67,6 +91,8 @@ impl Turn<'_> {
             };
             Ok(Seen {
                 attr,
+                acl,
+                default_acl: default_acl(r, dir)?,
                 placement: r.placement(dir)?,
                 entry,
             })
@@ -80,7 +106,7 @@ impl Turn<'_> {
         if seen.entry.is_some() {
             return Err(FsError::Exists);
         }
-        permission::access(self.cred, &seen.attr, WRITE)?;
+        permission::access(self.cred, &seen.attr, seen.acl.as_ref(), WRITE)?;
         Ok(seen)
     }
 
@@ -113,7 +139,11 @@ impl Turn<'_> {
         let kind = file.kind;
         let look = async || {
             let seen = self.directory_without(dir, &name).await?;
-            Ok((seen.attr, seen.placement))
+            Ok(Parent {
+                attr: seen.attr,
+                placement: seen.placement,
+                default_acl: seen.default_acl,
+            })
         };
         let plan = |plan: &mut Plan, _| {
             let (name, target) = (name.clone(), None);
@@ -144,8 +174,12 @@ impl Turn<'_> {
             self.on(own, |r| {
                 let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
                 must_be_directory(&attr)?;
-                permission::access(self.cred, &attr, WRITE | EXECUTE)?;
-                Ok((attr, r.placement(dir)?))
+                permission::access(self.cred, &attr, self.acl_here(r, dir)?.as_ref(), WRITE | EXECUTE)?;
+                Ok(Parent {
+                    attr,
+                    placement: r.placement(dir)?,
+                    default_acl: default_acl(r, dir)?,
+                })
             })
             .await
         };
@@ -173,22 +207,25 @@ impl Turn<'_> {
         file: NewFile,
         unnamed: bool,
         open: bool,
-        look: impl AsyncFn() -> Result<(Attr, Placement), FsError>,
+        look: impl AsyncFn() -> Result<Parent, FsError>,
         plan: impl Fn(&mut Plan, RegionId),
     ) -> Result<(Outcome, Outcomes), FsError> {
         let mut rejected = Vec::new();
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
         loop {
-            let (parent, placement) = look().await?;
+            let parent = look().await?;
+            let placement = parent.placement;
             let Some(region) = self.choose_region(dir, seed, placement, &mut rejected) else {
                 return Err(no_room);
             };
+            let mut new = permission::new_file(self.cred, &parent.attr, file.clone());
+            acl::inherit(parent.default_acl.as_deref(), &mut new);
             let mut all = Plan::new(dir.ino.region());
             all.want(
                 region,
                 Intent::NewInode {
-                    file: permission::new_file(self.cred, &parent, file.clone()),
+                    file: new,
                     parent: dir,
                     placement,
                     unnamed,
@@ -239,11 +276,14 @@ impl Turn<'_> {
         let mut backoff = self.backoff();
         loop {
             let Seen {
-                attr: parent, entry, ..
+                attr: parent,
+                acl,
+                entry,
+                ..
             } = self.directory_and_name(dir, &name).await?;
             let entry = entry.ok_or(FsError::NotFound)?;
             let inode = entry.target;
-            permission::access(self.cred, &parent, WRITE)?;
+            permission::access(self.cred, &parent, acl.as_ref(), WRITE)?;
             if permission::sticky_matters(self.cred, &parent) {
                 permission::remove_sticky(self.cred, &parent, &self.attr_of(inode).await?)?;
             }

@@ -1,5 +1,6 @@
 //! What a library user may do. A mount's requests come with `Cred::Kernel`: there the kernel has checked already.
 
+use crate::acl::Acl;
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{Cred, FsError, NewFile, SetAttr, TimeChange};
 
@@ -13,22 +14,25 @@ const STICKY: u32 = 0o1000;
 const GROUP_EXECUTE: u32 = 0o010;
 
 /// A caller that is not all-powerful.
-struct User<'a> {
-    uid: u32,
-    gid: u32,
-    groups: &'a [u32],
+pub(crate) struct User<'a> {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: &'a [u32],
 }
 
 impl User<'_> {
-    fn is_member(&self, gid: u32) -> bool {
+    pub fn is_member(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    fn owns(&self, attr: &Attr) -> bool {
+    pub fn owns(&self, attr: &Attr) -> bool {
         self.uid == attr.uid
     }
 
-    fn may(&self, attr: &Attr, want: u32) -> bool {
+    fn may(&self, attr: &Attr, acl: Option<&Acl>, want: u32) -> bool {
+        if let Some(acl) = acl {
+            return acl.may(self, attr, want);
+        }
         let shift = match () {
             () if self.owns(attr) => 6,
             () if self.is_member(attr.gid) => 3,
@@ -60,17 +64,17 @@ pub(crate) fn is_administrator(cred: &Cred) -> bool {
     is_trusted(cred)
 }
 
-/// All of `want` on an inode, else EACCES.
-pub(crate) fn access(cred: &Cred, attr: &Attr, want: u32) -> Result<(), FsError> {
+/// All of `want` on an inode with this access control list, else EACCES.
+pub(crate) fn access(cred: &Cred, attr: &Attr, acl: Option<&Acl>, want: u32) -> Result<(), FsError> {
     match user(cred) {
-        Some(user) if !user.may(attr, want) => Err(FsError::Access),
+        Some(user) if !user.may(attr, acl, want) => Err(FsError::Access),
         _ => Ok(()),
     }
 }
 
 /// Reading or writing, whichever the caller is up to: asked at open and for the map of a file.
-pub(crate) fn access_data(cred: &Cred, attr: &Attr) -> Result<(), FsError> {
-    access(cred, attr, READ).or_else(|_| access(cred, attr, WRITE))
+pub(crate) fn access_data(cred: &Cred, attr: &Attr, acl: Option<&Acl>) -> Result<(), FsError> {
+    access(cred, attr, acl, READ).or_else(|_| access(cred, attr, acl, WRITE))
 }
 
 /// Owner only, else EPERM.
@@ -96,7 +100,7 @@ pub(crate) fn remove_sticky(cred: &Cred, dir: &Attr, target: &Attr) -> Result<()
 }
 
 /// What `set_attr` is to become for this caller: checked, and with the bits cleared that Linux clears.
-pub(crate) fn set_attr(cred: &Cred, attr: &Attr, set: &SetAttr) -> Result<SetAttr, FsError> {
+pub(crate) fn set_attr(cred: &Cred, attr: &Attr, acl: Option<&Acl>, set: &SetAttr) -> Result<SetAttr, FsError> {
     if set.size.is_some() {
         match attr.kind {
             FileKind::File | FileKind::Object => {}
@@ -105,7 +109,7 @@ pub(crate) fn set_attr(cred: &Cred, attr: &Attr, set: &SetAttr) -> Result<SetAtt
         }
     }
     if let Some(user) = user(cred) {
-        may_set(cred, &user, attr, set)?;
+        may_set(cred, &user, attr, acl, set)?;
     }
     let mut set = *set;
     if let Cred::User { .. } = cred {
@@ -114,9 +118,9 @@ pub(crate) fn set_attr(cred: &Cred, attr: &Attr, set: &SetAttr) -> Result<SetAtt
     Ok(set)
 }
 
-fn may_set(cred: &Cred, user: &User<'_>, attr: &Attr, set: &SetAttr) -> Result<(), FsError> {
+fn may_set(cred: &Cred, user: &User<'_>, attr: &Attr, acl: Option<&Acl>, set: &SetAttr) -> Result<(), FsError> {
     if set.size.is_some() {
-        access(cred, attr, WRITE)?;
+        access(cred, attr, acl, WRITE)?;
     }
     let to_others = set.uid.is_some_and(|uid| uid != attr.uid);
     let to_strangers = set.gid.is_some_and(|gid| gid != attr.gid && !user.is_member(gid));
@@ -130,7 +134,7 @@ fn may_set(cred: &Cred, user: &User<'_>, attr: &Attr, set: &SetAttr) -> Result<(
         match time {
             TimeChange::To(_) => owner(cred, attr)?,
             TimeChange::Now if user.owns(attr) => {}
-            TimeChange::Now => access(cred, attr, WRITE)?,
+            TimeChange::Now => access(cred, attr, acl, WRITE)?,
         }
     }
     Ok(())
@@ -210,6 +214,15 @@ mod tests {
             ctime_ns: 0,
             btime_ns: 0,
         }
+    }
+
+    // without a list
+    fn access(cred: &Cred, attr: &Attr, want: u32) -> Result<(), FsError> {
+        super::access(cred, attr, None, want)
+    }
+
+    fn set_attr(cred: &Cred, attr: &Attr, set: &SetAttr) -> Result<SetAttr, FsError> {
+        super::set_attr(cred, attr, None, set)
     }
 
     fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
@@ -340,6 +353,8 @@ mod tests {
             gid: 0,
             rdev: 0,
             target: vec![],
+            umask: 0,
+            xattrs: Vec::new(),
         };
         let dir = attr(FileKind::Directory, 0o2777, 1, 50);
         let made = new_file(&user(3, 4, &[]), &dir, file(FileKind::Directory));

@@ -1,10 +1,11 @@
 //! Rename: up to four inodes in up to four regions, in one transaction.
 
+use crate::acl::{self, Acl};
 use crate::name_services::{Looks, must_be_directory};
 use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Plan, transact};
-use crate::turn::Turn;
+use crate::turn::{Turn, strange_reply};
 use polvo_format::{Attr, FileKind, Ino, RegionId, TxnId};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, RenameMode, Reply, Request};
 
@@ -136,8 +137,8 @@ impl Turn<'_> {
             true => new_parent,
             false => self.attr_of(*old_dir).await?,
         };
-        permission::access(self.cred, &old_parent, EXECUTE)?;
-        permission::access(self.cred, &new_parent, EXECUTE)?;
+        self.may(&old_parent, EXECUTE).await?;
+        self.may(&new_parent, EXECUTE).await?;
         let source = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
         let dest = self.find(*new_dir, new_name).await?;
         match (mode, &dest) {
@@ -149,7 +150,7 @@ impl Turn<'_> {
         if !permission::is_trusted(self.cred) {
             let changes_parent = old_dir != new_dir;
             self.may_move(&old_parent, &source, changes_parent).await?;
-            permission::access(self.cred, &new_parent, WRITE)?;
+            self.may(&new_parent, WRITE).await?;
             if let Some(dest) = &dest {
                 self.may_move(&new_parent, dest, changes_parent && *mode == RenameMode::Exchange)
                     .await?;
@@ -166,13 +167,37 @@ impl Turn<'_> {
         Ok(Some(Look { source, dest }))
     }
 
+    /// All of `want` on an inode, wherever it lies, else EACCES.
+    async fn may(&self, attr: &Attr, want: u32) -> Result<(), FsError> {
+        if permission::is_trusted(self.cred) {
+            return Ok(());
+        }
+        let inode = InodeRef {
+            ino: attr.ino,
+            generation: attr.generation,
+        };
+        let region = attr.ino.region();
+        let acl = if self.node.serves(region) {
+            self.on(region, |r| self.acl_here(r, inode)).await?
+        } else {
+            let name = acl::ACCESS.to_vec();
+            match self.ask_region(region, Request::GetXattr { inode, name }).await {
+                Ok(Reply::Bytes(value)) => Some(Acl::decode(&value)?),
+                Err(FsError::NoAttribute) => None,
+                Ok(_) => return Err(strange_reply(attr.ino)),
+                Err(error) => return Err(error),
+            }
+        };
+        permission::access(self.cred, attr, acl.as_ref(), want)
+    }
+
     /// The caller may take a name out of a directory; a directory that gets another parent changes itself.
     async fn may_move(&self, parent: &Attr, entry: &DirEntry, changes_parent: bool) -> Result<(), FsError> {
-        permission::access(self.cred, parent, WRITE)?;
+        self.may(parent, WRITE).await?;
         let attr = self.attr_of(entry.target).await?;
         permission::remove_sticky(self.cred, parent, &attr)?;
         match changes_parent && entry.kind == FileKind::Directory {
-            true => permission::access(self.cred, &attr, WRITE),
+            true => self.may(&attr, WRITE).await,
             false => Ok(()),
         }
     }

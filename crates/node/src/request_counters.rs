@@ -59,6 +59,7 @@ kinds!(
     TestLock,
     CancelLock,
     LockWaits,
+    Accessed,
 );
 
 /// Requests by kind.

@@ -154,6 +154,7 @@ impl Turn<'_> {
             Request::TestLock { inode, lock } => self.test_lock(inode, &lock),
             Request::CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
             Request::LockWaits => self.lock_waits(),
+            Request::Accessed { inodes } => self.accessed(&inodes).await,
         }
     }
 

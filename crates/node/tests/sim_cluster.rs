@@ -268,6 +268,8 @@ fn symbolic_links_and_special_files() {
         let target = vec![b't'; 4095];
         let link = NewFile {
             target: target.clone(),
+            umask: 0,
+            xattrs: Vec::new(),
             ..new_file(FileKind::Symlink, 0o777)
         };
         let link = c.make(ROOT, "link", link, false).await.unwrap();
@@ -277,6 +279,8 @@ fn symbolic_links_and_special_files() {
         );
         let too_long = NewFile {
             target: vec![b't'; 4096],
+            umask: 0,
+            xattrs: Vec::new(),
             ..new_file(FileKind::Symlink, 0o777)
         };
         assert_eq!(c.make(ROOT, "long", too_long, false).await, Err(FsError::NameTooLong));

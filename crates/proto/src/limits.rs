@@ -16,7 +16,7 @@ pub const SEGMENTS_PAGE: usize = 2048;
 pub const FACTS_PAGE: usize = 1500;
 /// Most supplementary groups of a caller.
 pub const GROUPS_MAX: usize = 64;
-/// Most inodes in one `Release`, and most runs in one `ReturnSpace`.
+/// Most inodes in one `Release` or `Accessed`, and most runs in one `ReturnSpace`.
 pub const RELEASE_MAX: usize = 1024;
 /// Most intents in one `Collect`.
 pub const INTENTS_MAX: usize = 16;
@@ -49,7 +49,7 @@ impl Call {
             Request::Attach { name, .. } => at_most("bytes of client name", name.len(), CLIENT_NAME_MAX),
             Request::Write { bytes, .. } => at_most("bytes of eager write", bytes.len(), EAGER_MAX),
             Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
-            Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::Release { inodes } | Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
             Request::Collect { intents, .. } => at_most("intents", intents.len(), INTENTS_MAX),
             _ => Ok(()),
@@ -111,7 +111,8 @@ impl Request {
             | Request::Unlock { .. }
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
-            | Request::LockWaits => false,
+            | Request::LockWaits
+            | Request::Accessed { .. } => false,
         }
     }
 }

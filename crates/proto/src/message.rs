@@ -56,8 +56,10 @@ pub type Answer = Result<Reply, FsError>;
 pub struct NewFile {
     /// Type.
     pub kind: FileKind,
-    /// Permission bits, umask already applied.
+    /// Permission bits.
     pub mode: u32,
+    /// Bits taken away from them unless the directory has a default access control list.
+    pub umask: u32,
     /// Owner.
     pub uid: u32,
     /// Group (the parent's is used instead when the parent has its set-group-id bit).
@@ -67,6 +69,8 @@ pub struct NewFile {
     /// Target of a symbolic link.
     #[serde(with = "serde_bytes")]
     pub target: Vec<u8>,
+    /// Extended attributes that it begins with, names and values. Between nodes; what a client sends here is refused.
+    pub xattrs: Vec<(serde_bytes::ByteBuf, serde_bytes::ByteBuf)>,
 }
 
 /// Change of attributes; `None` leaves one as it is. The change time moves always.
@@ -683,6 +687,11 @@ pub enum Request {
     },
     /// Node to node: who waits for whom here (deadlock detection).
     LockWaits,
+    /// Inodes that were read: their access times move where `relatime` says so. At most [`crate::RELEASE_MAX`].
+    Accessed {
+        /// which
+        inodes: Vec<InodeRef>,
+    },
 }
 
 /// Answers.
@@ -761,6 +770,8 @@ pub enum Reply {
     LockSeen(Option<LockSeen>),
     /// To `LockWaits`.
     LockWaits(Vec<LockWait>),
+    /// To `Accessed`: the inodes' tails, in the order of the request; 0 where one is gone or may not be read.
+    Tails(Vec<Tail>),
 }
 
 /// Space and inodes of one node.

@@ -16,6 +16,8 @@ use polvo_proto::{
 const PAGE_BYTES: u64 = PAGE as u64;
 /// Most bytes of log entries that a write's answer carries.
 const ENTRIES_MAX: u64 = 8 << 10;
+/// A day, in nanoseconds.
+const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
 /// Most bytes of extended attributes, names and values, of one inode.
 const XATTRS_MAX: usize = 64 << 10;
 
@@ -29,6 +31,20 @@ impl Region {
     /// # Errors
     /// EISDIR, EINVAL: a size for something that has none; EFBIG.
     pub fn set_attr(&mut self, inode: InodeRef, set: &SetAttr, now_ns: i64) -> Result<(Attr, Tail), RegionError> {
+        self.set_attr_and_xattr(inode, set, None, now_ns)
+    }
+
+    /// Changes attributes, and sets (or with `None` removes, if it is there) an extended attribute in the same commit.
+    ///
+    /// # Errors
+    /// As [`Region::set_attr`] and [`Region::set_xattr`].
+    pub fn set_attr_and_xattr(
+        &mut self,
+        inode: InodeRef,
+        set: &SetAttr,
+        xattr: Option<(&[u8], Option<&[u8]>)>,
+        now_ns: i64,
+    ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
             let mut entries = Vec::new();
@@ -64,8 +80,44 @@ impl Region {
             if set.size.is_none() || change != only_size {
                 Entry::SetAttr(change).encode(false, &mut entries);
             }
+            match xattr {
+                Some((name, Some(value))) => {
+                    inode.has_room_for_xattr(name, value)?;
+                    Entry::SetXattr {
+                        name,
+                        value,
+                        time_ns: now_ns,
+                    }
+                    .encode(false, &mut entries);
+                }
+                Some((name, None)) if inode.xattrs.contains_key(name) => {
+                    Entry::DelXattr { name, time_ns: now_ns }.encode(false, &mut entries);
+                }
+                _ => {}
+            }
             store.append(inode, &entries, urgency)?;
             Ok((inode.attr, inode.tail))
+        })
+    }
+
+    /// The inode was read: its access time becomes `now_ns` if it is not later than the last change or is a day old, as
+    /// Linux does by `relatime`. The change time stays. Returns the tail.
+    pub fn accessed(&mut self, inode: InodeRef, now_ns: i64) -> Result<Tail, RegionError> {
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode(inode)?;
+            let attr = &inode.attr;
+            let is_late = attr.atime_ns > attr.mtime_ns.max(attr.ctime_ns);
+            if !is_late || now_ns.saturating_sub(attr.atime_ns) >= DAY_NS {
+                let change = AttrChange {
+                    atime_ns: Some(now_ns),
+                    ctime_ns: attr.ctime_ns,
+                    ..AttrChange::default()
+                };
+                let mut entries = Vec::new();
+                Entry::SetAttr(change).encode(false, &mut entries);
+                store.append(inode, &entries, Urgency::Normal)?;
+            }
+            Ok(inode.tail)
         })
     }
 
@@ -248,17 +300,12 @@ impl Region {
                 .encode(false, &mut entries);
             } else {
                 check_xattr_name(name)?;
-                let old = inode.xattrs.get(name).map(|old| name.len() + old.len());
-                match (mode, old) {
-                    (XattrMode::Create, Some(_)) => return Err(FsError::Exists.into()),
-                    (XattrMode::Replace, None) => return Err(FsError::NoAttribute.into()),
+                match (mode, inode.xattrs.contains_key(name)) {
+                    (XattrMode::Create, true) => return Err(FsError::Exists.into()),
+                    (XattrMode::Replace, false) => return Err(FsError::NoAttribute.into()),
                     _ => {}
                 }
-                let all: usize = inode.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
-                let all = all - old.unwrap_or(0) + name.len() + value.len();
-                if value.len() > XATTR_VALUE_MAX || all > XATTRS_MAX {
-                    return Err(FsError::TooBig.into());
-                }
+                inode.has_room_for_xattr(name, value)?;
                 Entry::SetXattr {
                     name,
                     value,
@@ -291,6 +338,16 @@ impl Region {
 }
 
 impl Inode {
+    /// E2BIG for a value, or a sum of all with it, over the limits.
+    fn has_room_for_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), RegionError> {
+        let all: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
+        let old = self.xattrs.get(name).map_or(0, |old| name.len() + old.len());
+        if value.len() > XATTR_VALUE_MAX || all - old + name.len() + value.len() > XATTRS_MAX {
+            return Err(FsError::TooBig.into());
+        }
+        Ok(())
+    }
+
     /// The mapping of a file whose bytes can be written.
     fn file_body(&self) -> Result<&FileIndex, RegionError> {
         match &self.body {
@@ -299,6 +356,19 @@ impl Inode {
             _ => Err(invalid("not a regular file")),
         }
     }
+}
+
+/// Attributes that a new inode is to begin with.
+pub(crate) fn check_xattrs(xattrs: &[(serde_bytes::ByteBuf, serde_bytes::ByteBuf)]) -> Result<(), RegionError> {
+    let mut all = 0;
+    for (name, value) in xattrs {
+        check_xattr_name(name)?;
+        all += name.len() + value.len();
+        if value.len() > XATTR_VALUE_MAX || all > XATTRS_MAX {
+            return Err(FsError::TooBig.into());
+        }
+    }
+    Ok(())
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<(), RegionError> {

@@ -148,6 +148,11 @@ impl Region {
         Ok(value.to_vec())
     }
 
+    /// Whether an xattr is there.
+    pub fn has_xattr(&mut self, inode: InodeRef, name: &[u8]) -> Result<bool, RegionError> {
+        Ok(self.inode(inode)?.1.xattrs.contains_key(name))
+    }
+
     /// xattr names, in order. `polvo.placement` is not among them, so that copies of a tree do not carry it along.
     pub fn list_xattr(&mut self, inode: InodeRef) -> Result<Vec<Vec<u8>>, RegionError> {
         let (_, inode) = self.inode(inode)?;

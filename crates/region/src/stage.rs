@@ -3,6 +3,7 @@
 //! Each inode touched gets a list of log entries and its attributes after them. Checks look at the inode as it would
 //! be after the intents before. Slots of new inodes are taken and given back when nothing comes of it.
 
+use crate::change::check_xattrs;
 use crate::directory::{Dentry, dentry_entry};
 use crate::inode::Inode;
 use crate::region::is_worn;
@@ -352,6 +353,7 @@ impl Region {
         if file.target.len() > SYMLINK_MAX {
             return Err(FsError::NameTooLong.into());
         }
+        check_xattrs(&file.xattrs)?;
         let slot = self.store.take_slot()?;
         let ino = self.store.ino(slot);
         let head = match InodeHead::decode(&self.store.read_slot(slot), ino) {
@@ -429,6 +431,13 @@ impl Region {
                 time_ns: now_ns,
             }
             .encode(true, &mut staged.entries);
+        }
+        for (name, value) in &file.xattrs {
+            staged.push(&Entry::SetXattr {
+                name,
+                value,
+                time_ns: now_ns,
+            });
         }
         stage.made = Some(inode);
         stage.inodes.push(staged);

@@ -43,6 +43,8 @@ fn a_collected_change_that_is_given_up_leaves_nothing() {
     let before = r.usage();
     let long_link = NewFile {
         target: vec![b'x'; 4095],
+        umask: 0,
+        xattrs: Vec::new(),
         ..new_file(FileKind::Symlink)
     };
     let long_link = Intent::NewInode {

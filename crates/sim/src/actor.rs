@@ -104,6 +104,8 @@ fn new_file(kind: FileKind) -> NewFile {
         gid: 0,
         rdev: 0,
         target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
     }
 }
 

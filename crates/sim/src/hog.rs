@@ -40,6 +40,8 @@ impl Hog {
             gid: 0,
             rdev: 0,
             target: Vec::new(),
+            umask: 0,
+            xattrs: Vec::new(),
         };
         let (_, file) = client.create_unnamed(dir, new).await.ok()?;
         Some(Hog {

@@ -9,6 +9,7 @@ import mmap
 import multiprocessing
 import os
 import stat
+import struct
 import sys
 import time
 import traceback
@@ -240,6 +241,53 @@ def times_move_as_they_should():
 
 
 @check
+def access_times_move_by_relatime():
+    def read(directory, name):
+        with open(path(directory, name), "rb") as file:
+            file.read()
+
+    def access(name, directory=A):
+        return os.lstat(path(directory, name)).st_atime_ns
+
+    day = 24 * 3600 * 10**9
+    for reader in DIRS:
+        f = make(A, "read", b"hello")
+        for change in (lambda: None, lambda: os.truncate(f, 3), lambda: os.chmod(f, 0o600)):
+            change()
+            ctime = os.stat(f).st_ctime_ns
+            assert access("read", reader) <= ctime, "looking is no reading"
+            read(reader, "read")
+            first = access("read", reader)
+            assert first > ctime, f"{reader}: read after a change, {ctime} -> {first}"
+            assert os.stat(f).st_ctime_ns == ctime, "the change time stays"
+            read(reader, "read")
+            assert access("read", reader) == first, "read again without a change"
+        now = time.time_ns()
+        os.utime(f, ns=(now + day, now))
+        read(reader, "read")
+        assert access("read", reader) == now + day, "later than the last change"
+        os.unlink(f)
+        f = make(A, "quiet", b"hello")
+        before = access("quiet")
+        fd = os.open(path(reader, "quiet"), os.O_RDONLY | os.O_NOATIME)
+        os.pread(fd, 5, 0)
+        os.close(fd)
+        assert access("quiet", reader) == before, "O_NOATIME"
+        os.unlink(f)
+        os.mkdir(path(A, "listed"))
+        os.symlink("to", path(A, "link"))
+        for name, call in (("listed", os.listdir), ("link", os.readlink)):
+            before = access(name, reader)
+            call(path(reader, name))
+            after = access(name, reader)
+            assert after > before, f"{name}: {before} -> {after}"
+            call(path(reader, name))
+            assert access(name, reader) == after, name
+        os.rmdir(path(A, "listed"))
+        os.unlink(path(A, "link"))
+
+
+@check
 def privileges_go_with_a_change_by_somebody_else():
     os.mkdir(path(A, "priv"), 0o777)
     os.chmod(path(A, "priv"), 0o777)
@@ -295,6 +343,76 @@ def privileges_go_with_a_change_by_somebody_else():
     as_user(1000, 1000, [], lambda: os.close(os.open(path(A, "priv/d/f"), os.O_CREAT | os.O_WRONLY, 0o2777)))
     found = os.stat(path(C, "priv/d/f"))
     assert found.st_gid == 1001 and not found.st_mode & stat.S_ISGID, oct(found.st_mode)
+
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+OWNER, USER, GROUP_OF, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
+
+
+def acl(*entries):
+    """The attribute's value: a version, then tag, permissions and id of each entry."""
+    packed = [struct.pack("<HHI", tag, allows, id[0] if id else 0xFFFFFFFF) for tag, allows, *id in entries]
+    return struct.pack("<I", 2) + b"".join(packed)
+
+
+@check
+def access_control_lists_are_enforced_and_inherited():
+    def read(directory, name):
+        os.close(os.open(path(directory, name), os.O_RDONLY))
+
+    def mode(name):
+        return stat.S_IMODE(os.stat(path(B, name)).st_mode)
+
+    plain = acl((OWNER, 6), (GROUP_OF, 4), (OTHER, 0))
+    named = acl((OWNER, 6), (USER, 4, 1234), (GROUP_OF, 0), (GROUP, 6, 77), (MASK, 6), (OTHER, 0))
+    for setter in DIRS:
+        f = make(setter, "listed", b"hello", 0o600)
+        fails(errno.ENODATA, os.getxattr, f, ACCESS)
+        fails(errno.EINVAL, os.setxattr, f, ACCESS, acl((OWNER, 6), (OTHER, 0)))
+        fails(errno.EACCES, os.setxattr, f, DEFAULT, named)
+        as_user(1234, 9, [], fails, errno.EPERM, os.setxattr, f, ACCESS, named)
+        os.setxattr(f, ACCESS, named)
+        assert mode("listed") == 0o660, "the group's bits are the mask"
+        assert os.getxattr(path(C, "listed"), ACCESS) == named and ACCESS in os.listxattr(path(C, "listed"))
+        for reader in DIRS:
+            as_user(1234, 9, [], read, reader, "listed")
+            as_user(1235, 9, [77], read, reader, "listed")
+            as_user(1234, 9, [], fails, errno.EACCES, os.open, path(reader, "listed"), os.O_WRONLY)
+            as_user(1235, 9, [], fails, errno.EACCES, read, reader, "listed")
+            as_user(1235, 0, [], fails, errno.EACCES, read, reader, "listed")
+        os.chmod(path(C, "listed"), 0o600)
+        for reader in DIRS:
+            as_user(1234, 9, [], fails, errno.EACCES, read, reader, "listed")
+        os.chmod(path(A, "listed"), 0o640)
+        as_user(1234, 9, [], read, B, "listed")
+        os.setxattr(f, ACCESS, plain)
+        assert ACCESS not in os.listxattr(f) and mode("listed") == 0o640, "no more than permission bits"
+        as_user(1234, 9, [], fails, errno.EACCES, read, B, "listed")
+        os.unlink(f)
+
+        default = acl((OWNER, 7), (USER, 5, 1234), (GROUP_OF, 5), (MASK, 5), (OTHER, 0))
+        os.mkdir(path(setter, "heirs"), 0o755)
+        os.setxattr(path(setter, "heirs"), DEFAULT, default)
+        os.umask(0o077)
+        for maker in DIRS:
+            os.mkdir(path(maker, "heirs/d"), 0o777)
+            os.close(os.open(path(maker, "heirs/d/f"), os.O_CREAT | os.O_WRONLY, 0o666))
+            os.mknod(path(maker, "heirs/d/p"), stat.S_IFIFO | 0o644)
+            os.symlink("f", path(maker, "heirs/d/l"))
+            assert os.getxattr(path(A, "heirs/d"), DEFAULT) == default
+            assert (mode("heirs/d"), mode("heirs/d/f"), mode("heirs/d/p")) == (0o750, 0o640, 0o640), maker
+            as_user(1234, 9, [], read, B, "heirs/d/f")
+            as_user(1235, 9, [], fails, errno.EACCES, read, B, "heirs/d/f")
+            for name in ("d/f", "d/p", "d/l"):
+                os.unlink(path(C, f"heirs/{name}"))
+            os.rmdir(path(C, "heirs/d"))
+        os.removexattr(path(B, "heirs"), DEFAULT)
+        fails(errno.ENODATA, os.removexattr, path(B, "heirs"), DEFAULT)
+        os.close(os.open(path(setter, "heirs/f"), os.O_CREAT | os.O_WRONLY, 0o666))
+        assert mode("heirs/f") == 0o600, "the umask again"
+        os.umask(0o022)
+        os.unlink(path(A, "heirs/f"))
+        os.rmdir(path(A, "heirs"))
 
 
 @check
@@ -433,6 +551,7 @@ def an_open_file_outlives_its_name_on_every_mount():
         fd = os.open(path(A, "dead"), os.O_RDONLY | os.O_DIRECTORY)
         handle = ctypes.c_void_p(libc.opendir(path(A, "dead").encode()))
         os.rmdir(path(remover, "dead"))
+        assert os.fstat(fd).st_nlink == 0 and stat.S_ISDIR(os.fstat(fd).st_mode), remover
         ctypes.set_errno(0)
         while found := libc.readdir(handle):
             assert ctypes.string_at(found + 19) in (b".", b"..")

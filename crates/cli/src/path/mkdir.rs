@@ -55,6 +55,8 @@ pub(super) fn new_file(mode: u32) -> NewFile {
         gid: rustix::process::getegid().as_raw(),
         rdev: 0,
         target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
     }
 }
 

@@ -175,6 +175,8 @@ async fn put_symlink(
     let file = NewFile {
         kind: FileKind::Symlink,
         target: target.as_os_str().as_bytes().to_vec(),
+        umask: 0,
+        xattrs: Vec::new(),
         ..new_file(0o777)
     };
     let what = || format!("making link {}", shown(path));

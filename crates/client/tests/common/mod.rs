@@ -74,6 +74,8 @@ pub fn new_file(kind: FileKind, mode: u32) -> NewFile {
         gid: 0,
         rdev: 0,
         target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
     }
 }
 
@@ -88,6 +90,8 @@ pub fn directory() -> NewFile {
 pub fn symlink(target: &[u8]) -> NewFile {
     NewFile {
         target: target.to_vec(),
+        umask: 0,
+        xattrs: Vec::new(),
         ..new_file(FileKind::Symlink, 0o777)
     }
 }

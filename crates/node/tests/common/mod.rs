@@ -28,6 +28,8 @@ pub fn new_file(kind: FileKind, mode: u32) -> NewFile {
         gid: 0,
         rdev: 0,
         target: vec![],
+        umask: 0,
+        xattrs: Vec::new(),
     }
 }
 

@@ -88,12 +88,16 @@ pub fn new_file(kind: FileKind, mode: u32) -> NewFile {
         gid: 20,
         rdev: 0,
         target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
     }
 }
 
 pub fn symlink(target: &[u8]) -> NewFile {
     NewFile {
         target: target.to_vec(),
+        umask: 0,
+        xattrs: Vec::new(),
         ..new_file(FileKind::Symlink, 0o777)
     }
 }
@@ -565,6 +569,22 @@ impl World {
     pub fn set_attr(&mut self, inode: InodeRef, set: SetAttr) -> Result<Attr, RegionError> {
         let now = self.tick();
         Ok(self.of(inode).set_attr(inode, &set, now)?.0)
+    }
+
+    pub fn set_attr_and_xattr(
+        &mut self,
+        inode: InodeRef,
+        set: SetAttr,
+        (name, value): (&[u8], &[u8]),
+    ) -> Result<Attr, RegionError> {
+        let now = self.tick();
+        let xattr = Some((name, Some(value)));
+        Ok(self.of(inode).set_attr_and_xattr(inode, &set, xattr, now)?.0)
+    }
+
+    pub fn accessed(&mut self, inode: InodeRef) -> Result<(), RegionError> {
+        let now = self.tick();
+        self.of(inode).accessed(inode, now).map(drop)
     }
 
     pub fn truncate(&mut self, inode: InodeRef, size: u64) -> Result<Attr, RegionError> {

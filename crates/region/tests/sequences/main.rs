@@ -154,7 +154,9 @@ fn main() {
     let work = || {
         while let Some((number, sequence)) = Some(next.fetch_add(1, Relaxed)).and_then(|n| Some((n, all.get(n)?))) {
             let run = std::panic::AssertUnwindSafe(|| sequence.run());
-            results.lock().insert(number, std::panic::catch_unwind(run).ok());
+            // not in one line with the lock, which would be held while the sequence runs
+            let result = std::panic::catch_unwind(run).ok();
+            results.lock().insert(number, result);
         }
     };
     std::thread::scope(|scope| (0..cpus()).for_each(|_| drop(scope.spawn(work))));

@@ -213,6 +213,19 @@ pub const OPERATIONS: &[Operation] = &[
         };
         w.set_attr(inode, set).map(|_| ())
     }),
+    seen("chmod with an access control list", &["B/foo"], |w| {
+        let inode = look(w, "B/foo")?;
+        let set = SetAttr {
+            mode: Some(0o640),
+            ..SetAttr::default()
+        };
+        w.set_attr_and_xattr(inode, set, (b"system.posix_acl_access", &bytes(22, 44)))
+            .map(|_| ())
+    }),
+    seen("read", &["A/foo"], |w| {
+        let inode = look(w, "A/foo")?;
+        w.accessed(inode)
+    }),
     unseen("write what is not committed", |w| {
         for region in regions(w) {
             for run in w.region(region).delegate(SESSION, 3)? {

@@ -1,0 +1,225 @@
+//! Access times, moved as Linux does by `relatime`, without a reader waiting for it.
+//!
+//! A read sends nothing. It notes the inode, and a moment later the maintenance tells the primaries of all inodes noted in
+//! one request each; a primary applies the rule (`Region::accessed`). A file's reads note it once for each state of its
+//! log, so files that do not change are not asked about again. Looking at the attributes of an inode that is noted sends
+//! the note first, so this client sees its own reads at once; others see them within a moment.
+//!
+//! Times are a courtesy: a note that cannot be delivered is lost, and so are notes beyond [`NOTED_MAX`].
+
+use crate::local::LocalClient;
+use crate::open::OpenFile;
+use parking_lot::Mutex;
+use polvo_format::{NodeId, Tail};
+use polvo_proto::{InodeRef, RELEASE_MAX, Reply, Request};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Most inodes noted at a time.
+const NOTED_MAX: usize = 1 << 14;
+/// A file that is read without being changed has its access time moved once in this time.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Inodes read, whose access time is to be moved.
+#[derive(Default)]
+pub(crate) struct AccessTimes {
+    on: AtomicBool,
+    /// With a number that tells a note from an earlier one of the same inode.
+    noted: Mutex<BTreeMap<InodeRef, u64>>,
+    /// How many are noted, to be looked at without the lock.
+    count: AtomicUsize,
+    numbers: AtomicU64,
+    /// Days since the first read.
+    day: AtomicU64,
+    day_began: Mutex<Option<Instant>>,
+}
+
+impl AccessTimes {
+    /// Notes an inode. True when it is the first one.
+    fn note(&self, inode: InodeRef) -> bool {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let mut noted = self.noted.lock();
+        if noted.len() < NOTED_MAX || noted.contains_key(&inode) {
+            noted.insert(inode, number);
+        }
+        self.count.store(noted.len(), Ordering::Release);
+        noted.len() == 1
+    }
+
+    fn is_noted(&self, inode: InodeRef) -> Option<u64> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.noted.lock().get(&inode).copied()
+    }
+
+    /// These have been delivered (or could not be); what was noted again meanwhile stays.
+    fn forget(&self, delivered: &[(InodeRef, u64)]) {
+        let mut noted = self.noted.lock();
+        for (inode, number) in delivered {
+            if noted.get(inode) == Some(number) {
+                noted.remove(inode);
+            }
+        }
+        self.count.store(noted.len(), Ordering::Release);
+    }
+
+    /// What a file is marked with when it was read with this tail: another one each day.
+    fn mark(&self, tail: Tail) -> u64 {
+        const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+        tail.0 ^ self.day.load(Ordering::Relaxed).wrapping_mul(ODD)
+    }
+
+    /// Begins another day when one is over; asked now and then.
+    pub(crate) fn look_at_the_day(&self) {
+        let mut began = self.day_began.lock();
+        let now = Instant::now();
+        if now.duration_since(*began.get_or_insert(now)) >= DAY {
+            *began = Some(now);
+            self.day.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl crate::Client {
+    /// From now on [`LocalClient::accessed`] has an effect; without this call access times change only when set.
+    pub fn keep_access_times(&self) {
+        self.access_times.on.store(true, Ordering::Release);
+    }
+}
+
+impl LocalClient {
+    /// A program has read from a file: its access time moves by the rule of `relatime`, soon.
+    pub fn accessed(&self, file: &OpenFile) {
+        let times = &self.client.access_times;
+        if !times.on.load(Ordering::Relaxed) {
+            return;
+        }
+        let held = &file.held;
+        let Some(tail) = held.index.read().as_ref().map(|index| index.cursor().tail) else {
+            return;
+        };
+        let mark = times.mark(tail);
+        if held.marked.swap(mark, Ordering::Relaxed) != mark {
+            self.note_access(held.inode);
+        }
+    }
+
+    /// A program has read a directory or a symbolic link: as [`LocalClient::accessed`].
+    pub fn accessed_inode(&self, inode: InodeRef) {
+        if self.client.access_times.on.load(Ordering::Relaxed) {
+            self.note_access(inode);
+        }
+    }
+
+    fn note_access(&self, inode: InodeRef) {
+        if self.client.access_times.note(inode) {
+            self.client.holds.work.notify_one();
+        }
+    }
+
+    /// Delivers the note of one inode, if there is one.
+    pub(crate) async fn send_access(&self, inode: InodeRef) {
+        if let Some(number) = self.client.access_times.is_noted(inode)
+            && let Ok(node) = self.client.primary(inode.ino.region())
+        {
+            self.send_accesses_to(node, &[(inode, number)]).await;
+        }
+    }
+
+    /// Delivers what is noted.
+    pub(crate) async fn send_accesses(&self) {
+        if self.client.access_times.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let noted: Vec<(InodeRef, u64)> = {
+            let noted = self.client.access_times.noted.lock();
+            noted.iter().map(|(inode, number)| (*inode, *number)).collect()
+        };
+        let mut by_node: BTreeMap<NodeId, Vec<(InodeRef, u64)>> = BTreeMap::new();
+        for one in noted {
+            match self.client.primary(one.0.ino.region()) {
+                Ok(node) => by_node.entry(node).or_default().push(one),
+                Err(_) => self.client.access_times.forget(&[one]),
+            }
+        }
+        for (node, noted) in by_node {
+            for some in noted.chunks(RELEASE_MAX) {
+                self.send_accesses_to(node, some).await;
+            }
+        }
+    }
+
+    async fn send_accesses_to(&self, node: NodeId, noted: &[(InodeRef, u64)]) {
+        let times = &self.client.access_times;
+        let request = Request::Accessed {
+            inodes: noted.iter().map(|(inode, _)| *inode).collect(),
+        };
+        let answer = self.call_node(node, request).await;
+        times.forget(noted);
+        let Ok(Reply::Tails(tails)) = answer else {
+            tracing::debug!(%node, ?answer, "access times");
+            return;
+        };
+        // the tail that our own mark has moved needs no other one
+        for ((inode, _), tail) in noted.iter().zip(tails) {
+            if let Some(held) = self.client.holds.get(*inode).filter(|_| tail.0 != 0) {
+                held.marked.store(times.mark(tail), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{Generation, Ino};
+
+    fn inode(n: u64) -> InodeRef {
+        InodeRef {
+            ino: Ino(n),
+            generation: Generation(1),
+        }
+    }
+
+    #[test]
+    fn noted_again_while_it_is_delivered() {
+        let times = AccessTimes::default();
+        assert!(times.note(inode(1)), "the first one wakes the maintenance");
+        assert!(!times.note(inode(2)));
+        let first = times.is_noted(inode(1)).expect("noted");
+        times.note(inode(1));
+        times.forget(&[(inode(1), first)]);
+        let second = times.is_noted(inode(1)).expect("read again since");
+        times.forget(&[(inode(1), second)]);
+        assert_eq!(times.is_noted(inode(1)), None);
+        assert!(times.is_noted(inode(2)).is_some());
+    }
+
+    #[test]
+    fn notes_are_bounded() {
+        let times = AccessTimes::default();
+        (0..NOTED_MAX as u64 + 10).for_each(|n| assert_eq!(times.note(inode(n)), n == 0));
+        assert_eq!(times.count.load(Ordering::Relaxed), NOTED_MAX);
+        times.note(inode(3));
+        assert!(
+            times.is_noted(inode(3)).is_some(),
+            "one that is noted may be noted again"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_day_marks_again() {
+        let times = AccessTimes::default();
+        times.look_at_the_day();
+        let before = times.mark(Tail(7));
+        tokio::time::advance(DAY / 2).await;
+        times.look_at_the_day();
+        assert_eq!(times.mark(Tail(7)), before);
+        tokio::time::advance(DAY / 2).await;
+        times.look_at_the_day();
+        assert_ne!(times.mark(Tail(7)), before);
+    }
+}
