@@ -167,7 +167,7 @@ impl FileIndex {
             MapChange::Map { offset, len, gpa } => {
                 let end = offset.saturating_add(len);
                 let known = end.min(self.known_to);
-                if offset < known {
+                if offset < known && !self.replace(offset, known - offset, gpa) {
                     self.cut(offset, known);
                     self.insert(offset, known - offset, gpa);
                 }
@@ -272,6 +272,26 @@ impl FileIndex {
             return Err(NotLoaded);
         }
         Ok(Some(at.min(self.size)))
+    }
+
+    /// Maps a range that one extent covers exactly, where it joins no neighbour: an overwrite of what was written in one
+    /// piece. The tree stays as it is. False when that is not so, and nothing was done.
+    fn replace(&mut self, offset: u64, len: u64, gpa: Gpa) -> bool {
+        let follows = |place: &Place, gpa: Gpa| place.gpa.checked_add(place.len) == Some(gpa);
+        if self.extents.get(&offset).is_none_or(|old| old.len != len) {
+            return false;
+        }
+        let before = self.extents.range(..offset).next_back();
+        if before.is_some_and(|(start, place)| start + place.len == offset && follows(place, gpa)) {
+            return false;
+        }
+        let new = Place { len, gpa };
+        let after = self.extents.get(&(offset + len));
+        if after.is_some_and(|after| follows(&new, after.gpa)) {
+            return false;
+        }
+        *self.extents.get_mut(&offset).expect("looked at above") = new;
+        true
     }
 
     /// Removes everything mapped in `from..to`.
@@ -387,6 +407,10 @@ mod tests {
         prop_oneof![
             4 => (range.clone(), 1..1u64 << 12).prop_map(|((offset, len), at)| MapChange::Map {
                 offset, len, gpa: gpa(at * 16)
+            }),
+            // on a grid, so that extents are exchanged in place and meet their neighbours
+            4 => (0..SPACE as u64 / 16 - 4, 1..64u64).prop_map(|(n, at)| MapChange::Map {
+                offset: n * 16, len: 16, gpa: gpa(at * 16)
             }),
             2 => range.prop_map(|(offset, len)| MapChange::Hole { offset, len }),
             1 => (0..SPACE as u64).prop_map(MapChange::Size),

@@ -1,5 +1,6 @@
 //! Entries at their places in a log: sealing, reading a run of units back, and what an entry does to the attributes.
 
+use crate::checksum::Aligned;
 use crate::log_entry::{INLINE_HEAD, WHAT};
 use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, PAGE_UNITS, UnitPlace, checksum};
 
@@ -10,12 +11,13 @@ pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
 }
 
 fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
-    let mut seed = [0; 24];
+    let mut seed = Aligned([0; 24]);
+    let seed = &mut seed.0;
     seed[..8].copy_from_slice(&ino.0.to_le_bytes());
     seed[8..16].copy_from_slice(&position.to_le_bytes());
     seed[16..20].copy_from_slice(&version.to_le_bytes());
     seed[20..].copy_from_slice(&entry[..4]);
-    checksum::crc32c_append(checksum::crc32c(&seed), &entry[8..])
+    checksum::crc32c_append(checksum::crc32c(seed), &entry[8..])
 }
 
 /// Units of the (not necessarily sealed) entry at the start of `bytes`; `None` where that is nonsense.

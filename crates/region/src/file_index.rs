@@ -57,11 +57,14 @@ impl FileIndex {
     /// Maps a range; what it hides is appended to `hidden`. Extents of the same segment that continue each other are
     /// joined (`shift`: log2 of the segment size).
     pub fn insert(&mut self, mut offset: u64, mut new: Mapped, shift: u32, hidden: &mut Vec<Mapped>) {
-        self.remove(offset, new.len, hidden);
-        self.count(&new, true);
         let joins = |a: &Mapped, b: &Mapped| {
             !a.inline && !b.inline && a.gpa.checked_add(a.len) == Some(b.gpa) && a.gpa.0 >> shift == b.gpa.0 >> shift
         };
+        if self.replace(offset, new, joins, hidden) {
+            return;
+        }
+        self.remove(offset, new.len, hidden);
+        self.count(&new, true);
         if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back()
             && before + extent.len == offset
             && joins(extent, &new)
@@ -79,6 +82,36 @@ impl FileIndex {
             new.len += after.len;
         }
         self.extents.insert(offset, new);
+    }
+
+    /// Maps a range that one extent covers exactly, where it joins no neighbour: an overwrite of what was written in one
+    /// piece. The tree stays as it is. False when that is not so, and nothing was done.
+    fn replace(
+        &mut self,
+        offset: u64,
+        new: Mapped,
+        joins: impl Fn(&Mapped, &Mapped) -> bool,
+        hidden: &mut Vec<Mapped>,
+    ) -> bool {
+        if self.extents.get(&offset).is_none_or(|old| old.len != new.len) {
+            return false;
+        }
+        let before = self.extents.range(..offset).next_back();
+        if before.is_some_and(|(at, extent)| at + extent.len == offset && joins(extent, &new)) {
+            return false;
+        }
+        if self
+            .extents
+            .get(&(offset + new.len))
+            .is_some_and(|after| joins(&new, after))
+        {
+            return false;
+        }
+        let old = std::mem::replace(self.extents.get_mut(&offset).expect("looked at above"), new);
+        self.count(&old, false);
+        self.count(&new, true);
+        hidden.push(old);
+        true
     }
 
     /// Unmaps a range; what was mapped there is appended to `hidden`.
@@ -194,7 +227,11 @@ mod tests {
         };
         let mut fresh = 1 << 22;
         for _ in 0..5000 {
-            let (offset, len) = (next(200), 1 + next(90));
+            // every other one where another one was before: those are exchanged in place
+            let (offset, len) = match next(2) {
+                0 => (next(10) * 20, 20),
+                _ => (next(200), 1 + next(90)),
+            };
             let mut hidden = Vec::new();
             let inline = next(4) == 0;
             let before: u64 = model.iter().filter(|&&g| g != 0).count() as u64;

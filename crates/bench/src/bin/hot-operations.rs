@@ -1,0 +1,190 @@
+//! Carries out one of the hottest operations again and again through a client inside a node, for profilers and instruction
+//! counters. Only [`measured`] is to be counted: `valgrind --tool=callgrind --toggle-collect=measured`.
+
+#[path = "../cluster.rs"]
+#[allow(dead_code)]
+mod cluster;
+
+use clap::{Parser, ValueEnum};
+use cluster::{BenchError, BenchNode, Scratch};
+use polvo_client::{LocalClient, OpenFile};
+use polvo_format::{FileKind, Ino};
+use polvo_proto::{FsError, InodeRef, NewFile};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Carries out one operation again and again.
+#[derive(Parser)]
+struct Args {
+    /// Which.
+    operation: Operation,
+    /// How often.
+    #[arg(long, default_value_t = 1000)]
+    times: u64,
+    /// Bytes of the file that is read and written.
+    #[arg(long, default_value_t = 16 << 20)]
+    file: u64,
+    /// Where the pool goes.
+    #[arg(long, default_value = "/dev/shm")]
+    scratch: PathBuf,
+}
+
+/// The ten hottest operations.
+#[derive(Clone, Copy, ValueEnum)]
+enum Operation {
+    /// 4 KiB at a random place.
+    Read,
+    /// 4 KiB at a random place, durable.
+    Overwrite,
+    /// 64 bytes at a random place, durable.
+    SmallOverwrite,
+    /// 4 KiB at the end.
+    Append,
+    /// 1 MiB at a random place.
+    LargeOverwrite,
+    /// A name to attributes.
+    Lookup,
+    /// Attributes.
+    Stat,
+    /// Opening and closing a file that was open before.
+    Open,
+    /// An empty file.
+    Create,
+    /// Removing an empty file.
+    Unlink,
+}
+
+fn new_file() -> NewFile {
+    NewFile {
+        kind: FileKind::File,
+        mode: 0o644,
+        umask: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Vec::new(),
+        xattrs: Vec::new(),
+    }
+}
+
+/// Places to read and write at: a linear congruence over the pages of the file.
+fn place(n: u64, file: u64, len: u64) -> u64 {
+    let pages = (file - len) / 4096 + 1;
+    n.wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407)
+        % pages
+        * 4096
+}
+
+struct Stage {
+    client: Rc<LocalClient>,
+    root: InodeRef,
+    file: Arc<OpenFile>,
+    names: Vec<Vec<u8>>,
+    bytes: Vec<u8>,
+    args: Args,
+}
+
+/// What is counted.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "Rust" fn measured(stage: &mut Stage, n: u64) -> Result<(), FsError> {
+    use std::task::{Context, Poll, Waker};
+    let mut operation = std::pin::pin!(one(stage, n));
+    match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(FsError::Io("a client inside a node has nothing to wait for".into())),
+    }
+}
+
+async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
+    let Stage {
+        client,
+        root,
+        file,
+        names,
+        bytes,
+        args,
+    } = stage;
+    let name = &names[n as usize % names.len()];
+    let inode = file.inode();
+    match args.operation {
+        Operation::Read => {
+            client.read(file, place(n, args.file, 4096), &mut bytes[..4096]).await?;
+        }
+        Operation::Overwrite => {
+            client.write(file, place(n, args.file, 4096), &bytes[..4096]).await?;
+        }
+        Operation::SmallOverwrite => {
+            client
+                .write(file, place(n, args.file, 4096) + 100, &bytes[..64])
+                .await?;
+        }
+        Operation::Append => {
+            client.append(file, &bytes[..4096]).await?;
+        }
+        Operation::LargeOverwrite => {
+            client.write(file, place(n, args.file, 1 << 20), bytes).await?;
+        }
+        Operation::Lookup => {
+            client.lookup(*root, name).await?;
+        }
+        Operation::Stat => {
+            client.get_attr(inode).await?;
+        }
+        Operation::Open => {
+            client.open(inode).await?;
+        }
+        Operation::Create => {
+            client.create(*root, name, new_file()).await?;
+        }
+        Operation::Unlink => client.unlink(*root, name).await?,
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), BenchError> {
+    let args = Args::parse();
+    let scratch = Scratch::new(&args.scratch)?;
+    let node = BenchNode::start(scratch.path(), cluster::pool_len(args.file))?;
+    let client = node.internal();
+    let done: Result<(), BenchError> = client.run(|client| async move {
+        let root = client.resolve(Ino::ROOT).await?;
+        let (_, file) = client.create_open(root, b"file", new_file()).await?;
+        let bytes = vec![7; 1 << 20];
+        // the whole pool is touched: first touches are faults of the operating system
+        for at in (0..cluster::pool_len(args.file)).step_by(bytes.len()) {
+            client.write(&file, at % args.file, &bytes).await?;
+        }
+        let times = args.times;
+        // what comes first is no more measured than it is in a system that runs
+        let warm = times / 4;
+        let names: Vec<Vec<u8>> = (0..times + warm).map(|n| format!("name-{n:07}").into_bytes()).collect();
+        if matches!(args.operation, Operation::Lookup | Operation::Unlink) {
+            for name in &names {
+                client.create(root, name, new_file()).await?;
+            }
+        }
+        let mut stage = Stage {
+            client,
+            root,
+            file,
+            names,
+            bytes,
+            args,
+        };
+        for n in 0..warm {
+            one(&mut stage, n).await?;
+        }
+        let start = std::time::Instant::now();
+        for n in warm..warm + times {
+            measured(&mut stage, n)?;
+        }
+        println!("{:.1} ns each", start.elapsed().as_nanos() as f64 / times as f64);
+        Ok(())
+    });
+    done?;
+    client.shutdown();
+    node.stop()
+}
