@@ -5,9 +5,9 @@
 
 use crate::{Client, inode::unexpected};
 use polvo_cluster::{Links, RegionVerb};
-use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
+use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN, Tail};
 use polvo_node::Node;
-use polvo_proto::{Answer, FsError, PROTOCOL_VERSION, Reply, Request};
+use polvo_proto::{Answer, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -82,6 +82,30 @@ impl LocalClient {
             }
             answer => answer,
         }
+    }
+
+    /// A small write to a region of the node around us: no request is made of it, the bytes are not copied but to where
+    /// they go. `SessionExpired`: there is a new session, and the write is to be repeated.
+    pub(crate) async fn write_inside(
+        &self,
+        node: &Arc<Node>,
+        inode: InodeRef,
+        offset: u64,
+        append: bool,
+        known: Tail,
+        bytes: &[u8],
+    ) -> Answer {
+        if !self.client.attached_inside.load(Ordering::Acquire) {
+            self.attach_inside(node).await?;
+        }
+        let (session, cred) = (self.client.session(), &self.client.cred);
+        let answer = node
+            .write(&self.links, session, cred, inode, offset, append, known, bytes)
+            .await;
+        if let Err(FsError::SessionExpired) = answer {
+            self.attach_inside(node).await?;
+        }
+        answer
     }
 
     async fn attach_inside(&self, node: &Arc<Node>) -> Result<(), FsError> {

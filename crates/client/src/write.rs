@@ -168,17 +168,22 @@ impl LocalClient {
                 At::Offset(offset) => (offset, false),
                 At::End => (0, true),
             };
-            let request = Request::Write {
-                inode: held.inode,
-                offset,
-                append,
-                known: known.tail,
-                bytes: bytes.to_vec(),
+            let (inode, region, known_tail) = (held.inode, data_region(held), known.tail);
+            let answer = match self.inside(region) {
+                Some(node) => self.write_inside(node, inode, offset, append, known_tail, bytes).await,
+                None => {
+                    self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                    let request = Request::Write {
+                        inode,
+                        offset,
+                        append,
+                        known: known_tail,
+                        bytes: bytes.to_vec(),
+                    };
+                    self.call(region, request).await
+                }
             };
-            if self.inside(data_region(held)).is_none() {
-                self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            }
-            match self.call(data_region(held), request).await {
+            match answer {
                 Ok(Reply::Written(written)) => {
                     let first = written.offset;
                     self.apply_written(held, known, written);

@@ -80,6 +80,11 @@ impl RequestCounters {
         self.counts[kind_of(request) as usize].fetch_add(1, Relaxed);
     }
 
+    /// A write by somebody inside the process, who makes no request of it.
+    pub fn count_write(&self) {
+        self.counts[Kind::Write as usize].fetch_add(1, Relaxed);
+    }
+
     /// Kinds that occurred, with their counts.
     pub fn by_kind(&self) -> Vec<(&'static str, u64)> {
         let all = NAMES

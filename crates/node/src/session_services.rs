@@ -6,8 +6,8 @@ use crate::rename::Rename;
 use crate::sessions::{Party, Session};
 use crate::turn::Turn;
 use polvo_cluster::Links;
-use polvo_format::{NodeId, RegionId};
-use polvo_proto::{Answer, Call, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_format::{NodeId, RegionId, SessionId, Tail};
+use polvo_proto::{Answer, Call, Cred, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,10 +28,30 @@ impl Node {
         turn.perform(call.request).await
     }
 
+    /// A small write ([`Request::Write`]) of a caller inside this process, whose bytes need not be put into a request.
+    #[expect(clippy::too_many_arguments, reason = "those of the request, and on whose behalf")]
+    pub async fn write(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        session: SessionId,
+        cred: &Cred,
+        inode: InodeRef,
+        offset: u64,
+        append: bool,
+        known: Tail,
+        bytes: &[u8],
+    ) -> Answer {
+        self.counters.count_write();
+        let session = self.sessions.get(session)?;
+        Turn::new(self, links, &session, cred)
+            .write(inode, offset, append, known, bytes)
+            .await
+    }
+
     /// Opens or rejoins a session.
     pub(crate) fn attach(
         &self,
-        session: polvo_format::SessionId,
+        session: SessionId,
         party: Party,
         version: u32,
         name: String,

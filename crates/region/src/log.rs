@@ -178,7 +178,7 @@ impl Store {
             self.pmem.fence();
         }
 
-        let mut hidden = Vec::new();
+        let mut hidden = std::mem::take(&mut self.hidden);
         self.take_over(inode, layout, &mut hidden);
         let attributes = encode_attributes(&inode.attr);
         let head = inode.head();
@@ -192,6 +192,8 @@ impl Store {
             self.pmem.fence();
         }
         self.unmap(&hidden);
+        hidden.clear();
+        self.hidden = hidden;
     }
 
     /// The DRAM side of a commit.

@@ -3,6 +3,7 @@
 //! Offsets that come from the media are checked here (`*_from_media`) before anything is read at them; offsets that
 //! this crate has made itself are trusted.
 
+use crate::file_index::Mapped;
 use crate::hash::NumberMap;
 use crate::log::Layout;
 use crate::planted::{Planted, planted};
@@ -52,6 +53,8 @@ pub(crate) struct Store {
     log_lengths: BTreeMap<usize, u32>,
     /// scratch of `append`
     pub layout: Layout,
+    /// scratch of `commit`: what it has hidden of a file's mapping
+    pub hidden: Vec<Mapped>,
     /// scratch of whoever makes entries
     pub entries: Vec<u8>,
 }
@@ -78,6 +81,7 @@ impl Store {
             damaged: NumberMap::default(),
             log_lengths: BTreeMap::new(),
             layout: Layout::default(),
+            hidden: Vec::new(),
             entries: Vec::new(),
         })
     }

@@ -157,6 +157,12 @@ fn main() -> Result<(), BenchError> {
         for at in (0..cluster::pool_len(args.file)).step_by(bytes.len()) {
             client.write(&file, at % args.file, &bytes).await?;
         }
+        // and the file lies as scattered as overwriting leaves it
+        for n in 0..args.file / 4096 {
+            client
+                .write(&file, n.wrapping_mul(7919) % (args.file / 4096) * 4096, &bytes[..4096])
+                .await?;
+        }
         let times = args.times;
         // what comes first is no more measured than it is in a system that runs
         let warm = times / 4;
