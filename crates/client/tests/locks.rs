@@ -75,7 +75,6 @@ fn clients_of_all_kinds_exclude_each_other_and_wait_in_order() {
                 .expect("asked")
                 .expect("seen");
             assert_eq!((seen.range.first, seen.range.last, seen.pid), (10, 19, 1));
-            assert_eq!(seen.holder.session, a.client().session());
             assert_eq!(
                 b.lock(f, whole(5, LockMode::Exclusive), None).await,
                 Ok(LockAnswer::Granted)

@@ -3,7 +3,6 @@
 use crate::key_table::{KeyTable, Slot};
 use crate::{FabricError, Memory};
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::{Arc, OnceLock, RwLock};
 
@@ -83,7 +82,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Low bits of a key say the slot in the table, the others are never used twice.
+/// Low bits of a key say the slot in the table. The others are drawn: whoever was given a key can guess no other one, and
+/// a key that was revoked is not met again (once in 2^44 registrations of its slot).
 const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
@@ -93,6 +93,21 @@ pub(crate) const SLOTS: usize = 1 << SLOT_BITS;
 /// The slot of a key.
 pub(crate) fn slot_of(key: u64) -> usize {
     (key & SLOT_MASK) as usize
+}
+
+/// The upper bits of the key of the `n`th registration; never 0.
+fn draw(n: u64) -> u64 {
+    if cfg!(fuzzing) {
+        return n; // what a fuzzer finds must be found again
+    }
+    let mut bytes = [0; 8];
+    loop {
+        getrandom::fill(&mut bytes).expect("the system has random numbers");
+        let drawn = u64::from_le_bytes(bytes) >> SLOT_BITS;
+        if drawn != 0 {
+            return drawn;
+        }
+    }
 }
 
 struct Entry {
@@ -121,8 +136,8 @@ impl Entry {
 struct Table {
     slots: Vec<Option<Entry>>,
     free: Vec<u32>,
-    /// Registrations so far, beginning at a random number so that a key of an earlier process is no key of ours.
-    generation: u64,
+    /// Registrations so far.
+    registered: u64,
     /// Numbers of the memories that regions lie in, by their address, and how many regions do.
     numbers: HashMap<usize, (u64, usize)>,
     memories: HashMap<u64, Memory>,
@@ -165,25 +180,17 @@ pub struct MemoryRegions {
 impl MemoryRegions {
     /// Empty table.
     pub fn new() -> Arc<MemoryRegions> {
-        let table = Table {
-            // what a fuzzer finds must be found again
-            generation: if cfg!(fuzzing) {
-                0
-            } else {
-                RandomState::new().hash_one(0u8)
-            },
-            ..Table::default()
-        };
         Arc::new(MemoryRegions {
-            table: RwLock::new(table),
+            table: RwLock::default(),
             shared: OnceLock::new(),
         })
     }
 
-    /// Registers `len` bytes at `offset` of `memory`; offset 0 of the memory region is `offset`. Keys are never used again.
+    /// Registers `len` bytes at `offset` of `memory`; offset 0 of the memory region is `offset`. The key is a capability:
+    /// who has it may use the region, over whichever connection, and nobody can guess it.
     ///
     /// Panics if the range lies outside `memory`, or is not aligned to 8 bytes though it allows atomics, or when a million
-    /// memory regions are registered already.
+    /// memory regions are registered already, or when the system has no random numbers.
     pub fn register(&self, memory: Memory, offset: u64, len: u64, access: Access) -> RemoteKey {
         assert!(
             offset <= memory.len() && len <= memory.len() - offset,
@@ -196,11 +203,8 @@ impl MemoryRegions {
         let mut table = self.table.write().expect("nobody panics holding this lock");
         let slot = table.free.pop().unwrap_or(table.slots.len() as u32);
         assert!(u64::from(slot) <= SLOT_MASK, "too many memory regions");
-        let mut key = 0;
-        while key >> SLOT_BITS == 0 {
-            table.generation = table.generation.wrapping_add(1);
-            key = table.generation << SLOT_BITS | u64::from(slot);
-        }
+        table.registered += 1;
+        let key = draw(table.registered) << SLOT_BITS | u64::from(slot);
         let number = table.hold(&memory);
         let entry = Entry {
             key,
@@ -322,6 +326,17 @@ mod tests {
                 Some(FabricError::Denied { key })
             );
         }
+    }
+
+    #[test]
+    fn a_key_tells_nothing_of_the_next() {
+        let regions = MemoryRegions::new();
+        let memory = Memory::Buffer(Buffer::new(8));
+        let draw = || regions.register(memory.clone(), 0, 8, Access::ALL).0 >> SLOT_BITS;
+        let drawn: Vec<u64> = (0..100).map(|_| draw()).collect();
+        let steps: std::collections::HashSet<u64> = drawn.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
+        assert_eq!(steps.len(), 99, "no step between two keys comes twice");
+        assert!(drawn.windows(2).any(|w| w[1] < w[0]), "they do not ascend");
     }
 
     #[test]

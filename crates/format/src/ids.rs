@@ -41,7 +41,8 @@ id!(
     /// Version of a region's replica set (and of the cluster map); grows with every change.
     Epoch(u64), "e{}");
 id!(
-    /// A client's lease on the cluster. Drawn at random by the client; never 0.
+    /// A client's lease on the cluster. Drawn at random by the client; never 0. Who knows it can speak for the session, so
+    /// nodes tell it to nobody but each other.
     SessionId(u64), "s{:016x}");
 
 /// Global address of a byte: region (upper 16 bits) and offset in it (lower 48). Never a pointer, never a node.

@@ -16,6 +16,7 @@ const FINDING_LEN_MAX: usize = 200;
 /// Checks under way: facts gathered once, not all handed out yet.
 #[derive(Default)]
 pub(crate) struct CheckPages {
+    /// What is left of each; its `next` is the page that comes next.
     kept: Mutex<VecDeque<(SessionId, CheckFacts)>>,
 }
 
@@ -60,7 +61,7 @@ impl CheckPages {
     pub fn page(&self, session: SessionId, served: &Served, page: u64) -> Result<CheckFacts, FsError> {
         let mut rest = match page {
             0 => facts(served),
-            _ => self.take(session, served.id).ok_or_else(|| {
+            _ => self.take(session, served.id, page).ok_or_else(|| {
                 FsError::Invalid("this check is over or was put aside for others; ask for page 0 again".into())
             })?,
         };
@@ -71,7 +72,9 @@ impl CheckPages {
         let names = rest.names.split_off(rest.names.len() - take_names);
         let findings = std::mem::take(&mut rest.findings);
         let more = !rest.inodes.is_empty() || !rest.names.is_empty();
+        let next = more.then_some(page + 1); // no overflow: pages other than the first are ones that we have named
         if more {
+            rest.next = next;
             let mut kept = self.kept.lock();
             if kept.len() == CHECKS_MAX {
                 kept.pop_front();
@@ -83,15 +86,15 @@ impl CheckPages {
             findings,
             inodes,
             names,
-            next: more.then_some(page + 1),
+            next,
         })
     }
 
-    fn take(&self, session: SessionId, region: RegionId) -> Option<CheckFacts> {
+    fn take(&self, session: SessionId, region: RegionId, page: u64) -> Option<CheckFacts> {
         let mut kept = self.kept.lock();
         let at = kept
             .iter()
-            .position(|(s, facts)| *s == session && facts.region == region)?;
+            .position(|(s, facts)| *s == session && facts.region == region && facts.next == Some(page))?;
         kept.remove(at).map(|(_, facts)| facts)
     }
 

@@ -389,9 +389,8 @@ impl Locks {
         };
         let table = self.table.lock();
         let in_the_way = table.inodes.get(&inode)?.in_the_way(me, ask);
-        let (holder, held) = in_the_way.min_by_key(|(_, held)| held.range.first)?;
+        let (_, held) = in_the_way.min_by_key(|(_, held)| held.range.first)?;
         Some(LockSeen {
-            holder,
             mode: held.mode,
             range: held.range,
             pid: held.pid,

@@ -137,7 +137,8 @@ impl Node {
             } else {
                 Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
             };
-            regions.insert(info.id, Arc::new(Served::new(region, segment_size, &pmem, &memory)));
+            let served = Served::new(region, info.epoch, segment_size, &pmem, &memory);
+            regions.insert(info.id, Arc::new(served));
         }
         for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
             tracing::warn!(

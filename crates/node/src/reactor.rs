@@ -207,13 +207,14 @@ async fn answer(
     let Call {
         session,
         request_id,
+        epoch,
         cred,
         request,
-        ..
     } = call;
     let session = match request {
         Request::Attach { version, name, home } => {
-            let attached = node.attach(session, connection.party, version, name, home);
+            let attached = other_session(connection, session)
+                .and_then(|()| node.attach(session, connection.party, version, name, home));
             return encode(&attached.map(|(session, reply)| {
                 *connection.session.borrow_mut() = Some(session);
                 reply
@@ -234,7 +235,7 @@ async fn answer(
         };
         return encode(&answer);
     }
-    let turn = Turn::new(node, links, &session, &cred);
+    let turn = Turn::new(node, links, &session, epoch, &cred);
     if !request.is_mutation() {
         return encode(&turn.perform(request).await);
     }
@@ -245,6 +246,15 @@ async fn answer(
             answer
         }
         Err(answer) => answer.to_vec(),
+    }
+}
+
+/// A connection speaks for one session until that has ended: nobody makes up sessions by the thousand over one.
+fn other_session(connection: &Connection, claimed: SessionId) -> Result<(), FsError> {
+    let attached = connection.session.borrow();
+    match &*attached {
+        Some(session) if session.id != claimed && !session.is_ended() => Err(FsError::NotPermitted),
+        _ => Ok(()),
     }
 }
 

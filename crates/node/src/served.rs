@@ -38,6 +38,8 @@ impl Places {
 /// A region served here.
 pub(crate) struct Served {
     pub id: RegionId,
+    /// Since when it is served here.
+    pub epoch: Epoch,
     region: Mutex<Region>,
     /// Where segments lie. What is missing is in the region. Locked, if both are, after the region.
     places: RwLock<Places>,
@@ -47,9 +49,16 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    pub fn new(region: Region, segment_size: u64, pmem: &Arc<Pmem>, memory: &Arc<MemoryRegions>) -> Served {
+    pub fn new(
+        region: Region,
+        epoch: Epoch,
+        segment_size: u64,
+        pmem: &Arc<Pmem>,
+        memory: &Arc<MemoryRegions>,
+    ) -> Served {
         let served = Served {
             id: region.id(),
+            epoch,
             region: Mutex::new(region),
             places: RwLock::default(),
             segment_shift: segment_size.trailing_zeros(),
@@ -134,14 +143,14 @@ impl Served {
     }
 
     /// One page of the segment map, from segment `from` on.
-    pub fn segment_map(&self, from: u32, epoch: Epoch, keys: PoolKeys) -> SegmentMap {
+    pub fn segment_map(&self, from: u32, keys: PoolKeys) -> SegmentMap {
         self.update_places();
         let places = &self.places.read().known;
         let start = places.partition_point(|place| place.index < from);
         let end = places.len().min(start + SEGMENTS_PAGE);
         SegmentMap {
             region: self.id,
-            epoch,
+            epoch: self.epoch,
             segment_shift: self.segment_shift,
             read_key: keys.read,
             node_key: keys.node,

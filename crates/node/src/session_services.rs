@@ -24,7 +24,7 @@ impl Node {
             return Ok(self.attach(call.session, party, version, name, home)?.1);
         }
         let session = self.sessions.get(call.session)?;
-        let turn = Turn::new(self, links, &session, &call.cred);
+        let turn = Turn::new(self, links, &session, call.epoch, &call.cred);
         turn.perform(call.request).await
     }
 
@@ -199,12 +199,7 @@ impl Turn<'_> {
         if self.session.party == Party::Client {
             keys.node = 0;
         }
-        let epoch = self
-            .node
-            .map()
-            .region(region)
-            .map_or(self.node.map().epoch, |info| info.epoch);
-        Ok(Reply::Segments(served.segment_map(from, epoch, keys)))
+        Ok(Reply::Segments(served.segment_map(from, keys)))
     }
 
     fn release(&self, inodes: &[InodeRef]) -> Answer {

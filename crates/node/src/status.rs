@@ -134,7 +134,8 @@ impl Node {
                 .map(|served| served.enter(|region| region.held_by_session(session.id)));
             let (opens, delegated_pages) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
             Session {
-                id: format!("{:016x}", session.id.0),
+                // the upper half: who knows all of it can speak for the session
+                id: format!("{:08x}", session.id.0 >> 32),
                 name: session.name.clone(),
                 node: session.party != crate::sessions::Party::Client,
                 home: session.home.map(|node| node.0),

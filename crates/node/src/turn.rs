@@ -6,7 +6,7 @@ use crate::node::Node;
 use crate::served::Served;
 use crate::sessions::Session;
 use polvo_cluster::Links;
-use polvo_format::{Attr, Ino, RegionId, TxnId};
+use polvo_format::{Attr, Epoch, Ino, RegionId, TxnId};
 use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
@@ -27,17 +27,26 @@ pub(crate) struct Turn<'a> {
     /// The calling thread's links to the other nodes.
     pub links: &'a Rc<Links>,
     pub session: &'a Arc<Session>,
+    /// Of the caller's cluster map.
+    epoch: Epoch,
     pub cred: &'a Cred,
     /// When waiting ends; fixed by the first wait, so that a request that never waits reads no clock.
     deadline: Cell<Option<Instant>>,
 }
 
 impl<'a> Turn<'a> {
-    pub fn new(node: &'a Arc<Node>, links: &'a Rc<Links>, session: &'a Arc<Session>, cred: &'a Cred) -> Turn<'a> {
+    pub fn new(
+        node: &'a Arc<Node>,
+        links: &'a Rc<Links>,
+        session: &'a Arc<Session>,
+        epoch: Epoch,
+        cred: &'a Cred,
+    ) -> Turn<'a> {
         Turn {
             node,
             links,
             session,
+            epoch,
             cred,
             deadline: Cell::new(None),
         }
@@ -65,9 +74,11 @@ impl<'a> Turn<'a> {
         Backoff::new(self.node.next_jitter(), self.deadline())
     }
 
-    /// A region served here; `WrongEpoch` tells the caller to look at the map again.
+    /// A region served here; `WrongEpoch` tells the caller to look at the map again: the region is elsewhere, or has
+    /// changed since the map that the caller goes by.
     pub fn served(&self, region: RegionId) -> Result<&'a Arc<Served>, FsError> {
-        self.node.served(region).ok_or(FsError::WrongEpoch)
+        let served = self.node.served(region).filter(|served| served.epoch <= self.epoch);
+        served.ok_or(FsError::WrongEpoch)
     }
 
     /// Does something in a region served here. While an inode it needs is held by a transaction, waits (bounded) and

@@ -104,11 +104,9 @@ pub struct LockHolder {
     pub owner: u64,
 }
 
-/// A lock that is in the way.
+/// A lock that is in the way. Whose session it belongs to is not told: who knows a session's id can speak for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LockSeen {
-    /// Who has it.
-    pub holder: LockHolder,
     /// With whom it can be shared.
     pub mode: LockMode,
     /// Which bytes.
