@@ -18,6 +18,7 @@ E2E := \
 	limits \
 	three-mounts \
 	locks:ROUNDS=100 \
+	node-gone \
 	posix-letter \
 	disjoint-writers:OPERATIONS=3000 \
 	client-active \

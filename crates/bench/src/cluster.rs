@@ -70,6 +70,7 @@ impl BenchNode {
             rpc: Duration::from_secs(10),
             held: Duration::from_secs(2),
             lease: Duration::from_secs(30),
+            away: Duration::from_secs(2),
         };
         let pmem = Pmem::create(&dir.join("pool"), pool_len, None)?;
         let params = FormatParams {

@@ -235,6 +235,10 @@ Options besides those of the kernel (ro, suid, dev, noexec, noatime, allow_other
   nolock           locks are those of this mount alone
   threads=N        threads that serve the kernel
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp
+  hard     while a node is away, operations on its files wait for it, for up to `away_ms` of cluster.toml (default 10 s)
+           from when that was noticed, and then fail with EIO until it is back (default)
+  soft     they fail with EIO at once
+  nolock   locks are this mount's own
 
 Examples:
   polvo mount polvo://node1:7400/ /mnt --secret-file /etc/polvo/secret

@@ -7,7 +7,7 @@
 //! id = "3f3f3f3f-3f3f-4f3f-bf3f-3f3f3f3f3f3f"     # may be left out when the secret file names it
 //! secret_file = "secret"
 //! addresses = ["tcp://10.0.0.1:7400", "tcp://10.0.0.2:7400"]
-//! # connect_ms = 2000, rpc_ms = 8000, held_ms = 4000, lease_ms = 30000
+//! # connect_ms = 2000, rpc_ms = 8000, held_ms = 4000, lease_ms = 30000, away_ms = 10000, stop_ms = 10000
 //! ```
 
 use crate::config::ConfigTimeouts;
@@ -34,6 +34,8 @@ struct ClusterFile {
     rpc_ms: Option<u64>,
     held_ms: Option<u64>,
     lease_ms: Option<u64>,
+    away_ms: Option<u64>,
+    stop_ms: Option<u64>,
 }
 
 /// A cluster as a client knows it before it has connected.
@@ -56,7 +58,7 @@ impl ClusterDir {
     pub fn read(dir: &Path) -> Result<ClusterDir, CliError> {
         let file = dir.join(CLUSTER_FILE);
         let text = std::fs::read_to_string(&file).doing(|| format!("cluster file {}", file.display()))?;
-        let known = "known keys: id, secret_file, addresses, connect_ms, rpc_ms, held_ms, lease_ms";
+        let known = "known keys: id, secret_file, addresses, connect_ms, rpc_ms, held_ms, lease_ms, away_ms, stop_ms";
         let raw: ClusterFile = toml::from_str(&text).map_err(|e| explain(&file, &text, &e, known))?;
         let problem = |why: String| CliError::Usage(format!("{}: {why}", file.display()));
         let id = raw.id.map(|id| id.parse()).transpose().map_err(problem)?;
@@ -70,6 +72,8 @@ impl ClusterDir {
             (raw.rpc_ms, &mut timeouts.rpc),
             (raw.held_ms, &mut timeouts.held),
             (raw.lease_ms, &mut timeouts.lease),
+            (raw.away_ms, &mut timeouts.away),
+            (raw.stop_ms, &mut timeouts.stop),
         ] {
             match given {
                 None => {}
@@ -109,6 +113,8 @@ impl ClusterDir {
             rpc_ms: None,
             held_ms: None,
             lease_ms: None,
+            away_ms: None,
+            stop_ms: None,
         };
         let text = toml::to_string(&file).expect("strings and paths can be written as TOML");
         let path = dir.join(CLUSTER_FILE);

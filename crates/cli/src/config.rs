@@ -54,6 +54,8 @@ pub struct ConfigTimeouts {
     pub held: Duration,
     /// Session lease.
     pub lease: Duration,
+    /// A node that is away.
+    pub away: Duration,
     /// Clean end of the daemon.
     pub stop: Duration,
 }
@@ -66,6 +68,7 @@ impl ConfigTimeouts {
             rpc: self.rpc,
             held: self.held,
             lease: self.lease,
+            away: self.away,
         }
     }
 }
@@ -77,12 +80,14 @@ impl Default for ConfigTimeouts {
             rpc,
             held,
             lease,
+            away,
         } = Timeouts::default();
         ConfigTimeouts {
             connect,
             rpc,
             held,
             lease,
+            away,
             stop: Duration::from_secs(10),
         }
     }
@@ -171,6 +176,7 @@ struct RawTimeouts {
     rpc_ms: Option<Spanned<u64>>,
     held_ms: Option<Spanned<u64>>,
     lease_ms: Option<Spanned<u64>>,
+    away_ms: Option<Spanned<u64>>,
     stop_ms: Option<Spanned<u64>>,
 }
 
@@ -284,6 +290,7 @@ impl Config {
             rpc: source.wait(t.rpc_ms, defaults.rpc)?,
             held: source.wait(t.held_ms, defaults.held)?,
             lease: source.wait(t.lease_ms, defaults.lease)?,
+            away: source.wait(t.away_ms, defaults.away)?,
             stop: source.wait(t.stop_ms, defaults.stop)?,
         };
         if timeouts.rpc <= timeouts.held {
@@ -413,6 +420,35 @@ mod tests {
         assert!(error.starts_with("/etc/p.toml:"), "{error}");
         assert!(error.contains("key pool.pth") && error.contains("`path`"), "{error}");
         assert!(error.contains("--print-config"), "{error}");
+    }
+
+    /// What `deny_unknown_fields` says that a section takes.
+    fn known_keys(error: &str) -> Vec<String> {
+        let listed = error.split_once("expected one of ").expect("an unknown key").1;
+        let keys = listed.split('`').skip(1).step_by(2);
+        keys.map(str::to_string).collect()
+    }
+
+    #[test]
+    fn every_wait_is_in_the_template_the_manual_and_the_file_of_clients() {
+        let keys = known_keys(&toml::from_str::<RawTimeouts>("nonsense = 1").err().unwrap().to_string());
+        assert_eq!(keys.len(), 6, "{keys:?}");
+        let manual = include_str!("../../../docs/operations.md");
+        let of_clients = include_str!("cluster_dir.rs");
+        for key in keys {
+            assert!(
+                TEMPLATE.contains(&format!("\n# {key} = ")),
+                "{key} is not in the template"
+            );
+            assert!(
+                manual.contains(&format!("| `timeouts.{key}` | ")),
+                "{key} is not in the table of waits"
+            );
+            assert!(
+                of_clients.contains(&format!("{key}: Option<u64>")),
+                "clients cannot set {key}"
+            );
+        }
     }
 
     #[test]

@@ -58,6 +58,9 @@ path = "/dev/dax0.0"
 # held_ms = 4000
 # What a client holds (open files, space) comes back this long after it was last heard of.
 # lease_ms = 30000
+# How long programs on the mount inside this node wait for another node that is away, before EIO (mount option soft: they
+# do not wait).
+# away_ms = 10000
 # A clean end: unmounting and stopping. Afterwards the process ends anyway.
 # stop_ms = 10000
 

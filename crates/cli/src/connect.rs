@@ -7,6 +7,7 @@ use crate::secret::Secret;
 use crate::url::{SCHEME, Url};
 use crate::{CliError, Context};
 use polvo_client::{Client, ClientConfig, LocalClient};
+use polvo_cluster::Timeouts;
 use polvo_fabric::{Address, Identity, Role};
 use polvo_proto::{Cred, GROUPS_MAX};
 use std::ffi::OsStr;
@@ -133,6 +134,15 @@ impl Reach {
         })
     }
 
+    /// Limits of the waits of a command: whoever typed it can type it again, so it waits for a node that is away no longer
+    /// than for a connection.
+    pub fn command_timeouts(&self) -> Timeouts {
+        Timeouts {
+            away: self.timeouts.connect,
+            ..self.timeouts.cluster()
+        }
+    }
+
     /// The client's configuration.
     pub fn client_config(&self, name: String, cred: Cred) -> ClientConfig {
         ClientConfig {
@@ -140,7 +150,7 @@ impl Reach {
             identity: self.identity.clone(),
             name,
             provider: self.provider.clone(),
-            timeouts: self.timeouts.cluster(),
+            timeouts: self.command_timeouts(),
             cred,
         }
     }

@@ -45,6 +45,9 @@ impl MountedDir {
             ..MountOptions::default()
         };
         parsed.apply(options).map_err(|e| mount_error(dir, e))?;
+        if parsed.soft {
+            client.set_patience(Duration::ZERO);
+        }
         client.start_maintenance();
         let mount = Mount::new(client.clone(), dir, parsed).map_err(|e| mount_error(dir, e))?;
         Ok(MountedDir {
@@ -189,7 +192,8 @@ fn serve(
     let result = LocalSet::new().block_on(&runtime, async {
         let mut terminate = signal(SignalKind::terminate()).doing(|| "handling SIGTERM".into())?;
         let mut interrupt = signal(SignalKind::interrupt()).doing(|| "handling SIGINT".into())?;
-        let config = reach.client_config(format!("mount {}", dir.display()), Cred::Kernel);
+        let mut config = reach.client_config(format!("mount {}", dir.display()), Cred::Kernel);
+        config.timeouts.away = reach.timeouts.away;
         let client = Client::connect(config)
             .await
             .doing(|| format!("connecting to {shown}"))?;

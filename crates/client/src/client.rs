@@ -18,6 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// How to reach a cluster.
@@ -207,6 +208,12 @@ impl Client {
             Some(Ok(())) => {}
             Some(Err(_)) => tracing::error!("the lease thread had panicked"),
         }
+    }
+
+    /// How long operations wait for a node that is away, counted from when this client has noticed that it is; then they
+    /// fail, at once, until it is back. [`Timeouts::away`] unless set here; zero: at once.
+    pub fn set_patience(&self, patience: Duration) {
+        self.context.set_patience(patience);
     }
 
     /// What has been asked of the nodes so far.

@@ -207,9 +207,15 @@ impl LocalClient {
         Ok(())
     }
 
-    /// A request to one node (status, check, shutdown), as it is.
+    /// A request to one node (status, usage, shutdown), as it is. A node that is away is not waited for.
     pub async fn ask(&self, node: NodeId, request: Request) -> Answer {
-        self.call_node(node, request).await
+        match &self.client.node {
+            Some(inside) if inside.id() == node => self.call_inside(inside, request).await,
+            _ => {
+                let cred = self.client.cred.clone();
+                self.links.call_node_at_once(node, cred, request).await
+            }
+        }
     }
 
     /// Ends the session at all nodes; what it holds is returned. Later operations would begin a new one.

@@ -15,6 +15,8 @@ impl LocalClient {
     /// Renews the lease three times in its length, lets go of what the nodes ask for and what is not used any more,
     /// until the client is shut down; then ends the session. Sleeps otherwise.
     pub async fn maintain(self: Rc<Self>) {
+        // the lease at one node is not to end because another is away
+        self.links.never_wait();
         let every = self.client.context.timeouts().renew_every();
         let mut next = Instant::now() + every;
         let stop = &self.client.stop;

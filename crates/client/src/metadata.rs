@@ -386,7 +386,7 @@ impl LocalClient {
         let answers = join_all(
             map.nodes
                 .iter()
-                .map(|node| async move { (node.id, self.call_node(node.id, Request::Usage).await) }),
+                .map(|node| async move { (node.id, self.ask(node.id, Request::Usage).await) }),
         )
         .await;
         let (mut usages, mut missing) = (Vec::new(), Vec::new());

@@ -95,7 +95,8 @@ impl LocalClient {
     /// [`FsError::Stale`] when the inode is gone.
     pub async fn open(&self, inode: InodeRef) -> Result<Arc<OpenFile>, FsError> {
         let holds = &self.client.holds;
-        let limit = self.client.context.timeouts().rpc;
+        let context = &self.client.context;
+        let limit = context.timeouts().rpc * 3 + context.patience();
         let open = async {
             loop {
                 match holds.begin(inode) {
@@ -115,7 +116,7 @@ impl LocalClient {
             }
         };
         // an RPC has its own limit; this bounds the wait for those of other threads
-        match tokio::time::timeout(limit * 3, open).await {
+        match tokio::time::timeout(limit, open).await {
             Ok(opened) => opened,
             Err(_) => Err(FsError::Busy),
         }

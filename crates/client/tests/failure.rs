@@ -2,6 +2,7 @@
 
 mod common;
 use common::*;
+use polvo_cluster::Timeouts;
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FsError, InodeRef};
 use std::time::Duration;
@@ -330,4 +331,167 @@ fn space_from_before_a_restart_is_not_written_to() {
             assert!(bytes == pattern(99, 90_000));
         },
     );
+}
+
+/// What a client does to a file of its own and its directory, all of which lies at one node: the results, by name.
+async fn everything(
+    client: &polvo_client::LocalClient,
+    dir: InodeRef,
+    open: &polvo_client::OpenFile,
+    round: u32,
+) -> Vec<(&'static str, Result<(), FsError>)> {
+    let mut bytes = [0; 100];
+    let name = format!("new-{round}");
+    vec![
+        ("read", client.read(open, 0, &mut bytes).await.map(drop)),
+        ("small write", client.write(open, 0, b"x").await.map(drop)),
+        ("large write", client.write(open, 0, &[7; 50_000]).await.map(drop)),
+        ("lookup", client.lookup(dir, b"f").await.map(drop)),
+        ("attributes", client.get_attr(open.inode()).await.map(drop)),
+        ("create", client.create(dir, name.as_bytes(), file()).await.map(drop)),
+        ("open", client.open(open.inode()).await.map(drop)),
+    ]
+}
+
+/// Whoever waits for a node that is back within the limit sees nothing of its restart. Others are not kept waiting.
+#[test]
+fn a_restart_within_the_limit_is_not_noticed() {
+    for inside in [false, true] {
+        with_options(
+            ClusterOptions {
+                seed: 78,
+                ..ClusterOptions::default()
+            },
+            async |cluster| {
+                let (dir, made) = home_on(cluster, 2).await;
+                let (_, elsewhere) = home_on(cluster, 1).await;
+                let client = match inside {
+                    true => internal(cluster, 0),
+                    false => external(cluster, "client"),
+                };
+                let (open, other) = (client.open(made).await.expect("open"), client.open(elsewhere).await);
+                let other = other.expect("open");
+                client.write(&open, 0, &pattern(1, 50_000)).await.expect("write");
+                client.write(&other, 0, &pattern(2, 50_000)).await.expect("write");
+                let away = cluster.timeouts().away;
+                for round in 0..3 {
+                    cluster.crash(2).await;
+                    let waiting = {
+                        let (client, open) = (client.clone(), open.clone());
+                        tokio::task::spawn_local(async move {
+                            let start = tokio::time::Instant::now();
+                            (everything(&client, dir, &open, round).await, start.elapsed())
+                        })
+                    };
+                    cluster.sleep(away / 2).await;
+                    assert!(!waiting.is_finished(), "it waits");
+                    let start = tokio::time::Instant::now();
+                    assert!(content(&client, &other).await == pattern(2, 50_000));
+                    let (usage, missing) = client.usage().await.expect("usage");
+                    assert_eq!((usage.len(), missing.len()), (2, 1));
+                    assert!(
+                        start.elapsed() < Duration::from_millis(100),
+                        "others' files, and df: {:?}",
+                        start.elapsed()
+                    );
+                    cluster.restart(2).await.expect("restart");
+                    let (results, took) = waiting.await.expect("no panic");
+                    for (what, result) in results {
+                        assert_eq!(result, Ok(()), "{what}, round {round}");
+                    }
+                    println!("inside {inside}, round {round}: everything done after {took:?}");
+                    assert!(took < away / 2 + Duration::from_secs(1));
+                }
+            },
+        );
+    }
+}
+
+/// Past the limit everything that needs the node fails, and at once from then on, until it is back.
+#[test]
+fn after_the_limit_operations_fail_at_once_until_the_node_is_back() {
+    with_options(
+        ClusterOptions {
+            seed: 79,
+            ..ClusterOptions::default()
+        },
+        async |cluster| {
+            let (dir, made) = home_on(cluster, 2).await;
+            for soft in [false, true] {
+                let client = external(cluster, if soft { "soft" } else { "hard" });
+                if soft {
+                    client.client().set_patience(Duration::ZERO);
+                }
+                let open = client.open(made).await.expect("open");
+                client.write(&open, 0, &pattern(1, 50_000)).await.expect("write");
+                cluster.crash(2).await;
+                let away = cluster.timeouts().away;
+                let limit = if soft { Duration::ZERO } else { away };
+                let (mut bytes, start) = ([0; 100], tokio::time::Instant::now());
+                let unreachable = |result: &Result<(), FsError>| {
+                    assert!(
+                        matches!(result, Err(FsError::Unreachable { node: 2, .. })),
+                        "{result:?}"
+                    );
+                };
+                unreachable(&client.read(&open, 0, &mut bytes).await.map(drop));
+                let first = start.elapsed();
+                assert!(first + Duration::from_millis(200) > limit, "{first:?}");
+                assert!(first < limit + Duration::from_millis(200), "{first:?}");
+                let start = tokio::time::Instant::now();
+                for (_, result) in everything(&client, dir, &open, 0).await {
+                    unreachable(&result);
+                }
+                println!(
+                    "soft {soft}: first error after {first:?}, the next seven within {:?}",
+                    start.elapsed()
+                );
+                assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+                cluster.sleep(Duration::from_secs(60)).await;
+                let start = tokio::time::Instant::now();
+                unreachable(&client.lookup(dir, b"f").await.map(drop));
+                assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+                cluster.restart(2).await.expect("restart");
+                cluster.sleep(Duration::from_millis(300)).await;
+                for (what, result) in everything(&client, dir, &open, u32::from(soft) + 1).await {
+                    assert_eq!(result, Ok(()), "{what}");
+                }
+            }
+        },
+    );
+}
+
+/// A client that ends while a node is away does not wait for it; nor do leases at other nodes end because of it.
+#[test]
+fn neither_the_end_nor_the_lease_waits_for_a_node_that_is_away() {
+    let options = ClusterOptions {
+        seed: 80,
+        timeouts: Timeouts {
+            away: Duration::from_secs(60),
+            ..short_leases()
+        },
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let (_, made) = home_on(cluster, 2).await;
+        let (dir, unnamed) = home_on(cluster, 1).await;
+        let client = external(cluster, "client");
+        let kept = client.open(unnamed).await.expect("open");
+        client.write(&kept, 0, &pattern(3, 100)).await.expect("write");
+        client.unlink(dir, b"f").await.expect("unlink");
+        client.open(made).await.expect("open");
+        cluster.crash(2).await;
+        let waiting = {
+            let client = client.clone();
+            tokio::task::spawn_local(async move { client.get_attr(made).await })
+        };
+        cluster.sleep(cluster.timeouts().lease * 4).await;
+        assert!(!waiting.is_finished(), "it waits for a minute");
+        assert!(content(&client, &kept).await == pattern(3, 100), "held all the time");
+        let start = tokio::time::Instant::now();
+        client.end().await;
+        assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+        waiting.abort();
+        cluster.restart(2).await.expect("restart");
+    });
 }

@@ -5,6 +5,7 @@
 //! caller can wait for is bounded by [`Timeouts`].
 #![forbid(unsafe_code)]
 
+mod absences;
 mod bootstrap;
 mod check;
 mod counters;

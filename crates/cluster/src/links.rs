@@ -16,8 +16,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a node that could not be reached is not tried again.
-const RETRY_AFTER: Duration = Duration::from_millis(250);
 /// Pauses between attempts to connect: the first, and the longest.
 const CONNECT_PAUSE_MIN: Duration = Duration::from_millis(2);
 const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -30,21 +28,20 @@ struct Peer {
     link: RefCell<Option<Rc<Link>>>,
     /// Held while connecting, so that tasks of one thread share one attempt.
     connecting: tokio::sync::Mutex<()>,
-    failed: RefCell<Option<(Instant, FsError)>>,
 }
 
 impl Peer {
     fn live(&self) -> Option<Rc<Link>> {
         self.link.borrow().as_ref().filter(|link| !link.is_closed()).cloned()
     }
+}
 
-    fn recent_failure(&self) -> Option<FsError> {
-        let failed = self.failed.borrow();
-        failed
-            .as_ref()
-            .filter(|(at, _)| at.elapsed() < RETRY_AFTER)
-            .map(|(_, error)| error.clone())
-    }
+/// Why an attempt to reach a node failed.
+enum Missed {
+    /// It is away; another attempt may succeed.
+    Now { error: FsError, since: Instant },
+    /// Nobody waits for it any more, or it has answered and refuses us.
+    ForGood(FsError),
 }
 
 /// A region's segment map as fetched over one connection.
@@ -53,12 +50,14 @@ struct CachedSegments {
     map: Rc<SegmentMap>,
 }
 
-/// A thread's links to all nodes, made on first use, made anew after a loss (bounded by `Timeouts::connect`; a node
-/// that just failed is not tried again for a short time). `!Send`.
+/// A thread's links to all nodes, made on first use, made anew after a loss. While a node is away, who needs it waits for as
+/// long as [`SessionContext::patience`] says. `!Send`.
 pub struct Links {
     context: Arc<SessionContext>,
     /// Number of this set of links among those of the process: makes its request ids its own.
     number: u64,
+    /// Nobody here waits for a node that is away.
+    hasty: Cell<bool>,
     next_request: Cell<u64>,
     next_serial: Cell<u64>,
     peers: RefCell<HashMap<NodeId, Rc<Peer>>>,
@@ -84,6 +83,7 @@ impl Links {
         Rc::new(Links {
             context: context.clone(),
             number: context.map.number_link_set(),
+            hasty: Cell::new(false),
             next_request: Cell::new(0),
             next_serial: Cell::new(0),
             peers: RefCell::default(),
@@ -111,39 +111,75 @@ impl Links {
         }
     }
 
-    /// The link to a node.
+    /// From now on nothing that is done over these links waits for a node that is away: for work beside the operations,
+    /// which other nodes wait for.
+    pub fn never_wait(&self) {
+        self.hasty.set(true);
+    }
+
+    fn patience(&self) -> Duration {
+        match self.hasty.get() {
+            true => Duration::ZERO,
+            false => self.context.patience(),
+        }
+    }
+
+    /// The link to a node. Waits for one that is away.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when it stays away for longer than this session waits.
     pub async fn to(&self, node: NodeId) -> Result<Rc<Link>, FsError> {
+        self.reach(node, self.patience()).await
+    }
+
+    /// As `to`, with a patience of its own. Whatever that is, a node that is not known to be away is tried once.
+    async fn reach(&self, node: NodeId, patience: Duration) -> Result<Rc<Link>, FsError> {
         let peer = self.peer(node);
         if let Some(link) = peer.live() {
             return Ok(link);
         }
-        let _only_one = peer.connecting.lock().await;
-        if let Some(link) = peer.live() {
-            return Ok(link);
-        }
-        if let Some(error) = peer.recent_failure() {
-            return Err(error);
-        }
-        match self.connect_in_time(node).await {
-            Ok(link) => {
-                let link = Rc::new(link);
-                *peer.failed.borrow_mut() = None;
-                *peer.link.borrow_mut() = Some(link.clone());
-                Ok(link)
-            }
-            Err(error) => {
-                *peer.failed.borrow_mut() = Some((Instant::now(), error.clone()));
-                Err(error)
+        let mut pause = CONNECT_PAUSE_MIN;
+        loop {
+            match self.try_to_reach(node, &peer, patience).await {
+                Ok(link) => return Ok(link),
+                Err(Missed::Now { since, .. }) if since.elapsed() + pause < patience => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(CONNECT_PAUSE_MAX);
+                }
+                Err(Missed::Now { error, .. } | Missed::ForGood(error)) => return Err(error),
             }
         }
     }
 
-    /// True when the node could not be reached just now: a caller with a choice takes another one.
+    /// One attempt, shared by the tasks of this thread. Who waits for the next one keeps nobody from going its way.
+    async fn try_to_reach(&self, node: NodeId, peer: &Peer, patience: Duration) -> Result<Rc<Link>, Missed> {
+        let _only_one = peer.connecting.lock().await;
+        if let Some(link) = peer.live() {
+            return Ok(link);
+        }
+        let absences = &self.context.absences;
+        absences
+            .may_try(node, patience, self.context.timeouts.connect)
+            .map_err(Missed::ForGood)?;
+        match self.connect(node).await {
+            Ok(link) => {
+                absences.back(node);
+                let link = Rc::new(link);
+                *peer.link.borrow_mut() = Some(link.clone());
+                Ok(link)
+            }
+            Err(error @ FsError::Unreachable { .. }) => {
+                let since = absences.failed(node, &error);
+                Err(Missed::Now { error, since })
+            }
+            Err(error) => Err(Missed::ForGood(error)),
+        }
+    }
+
+    /// True when the node could not be reached the last time: a caller with a choice takes another one.
     pub fn is_suspect(&self, node: NodeId) -> bool {
-        self.peers
-            .borrow()
-            .get(&node)
-            .is_some_and(|peer| peer.live().is_none() && peer.recent_failure().is_some())
+        let live = || self.peers.borrow().get(&node).is_some_and(|peer| peer.live().is_some());
+        self.context.absences.is_away(node) && !live()
     }
 
     fn peer(&self, node: NodeId) -> Rc<Peer> {
@@ -151,21 +187,6 @@ impl Links {
             return peer.clone();
         }
         self.peers.borrow_mut().entry(node).or_default().clone()
-    }
-
-    /// Tries until `Timeouts::connect` is over: a node that is just starting (again) costs its callers a wait, no error.
-    async fn connect_in_time(&self, node: NodeId) -> Result<Link, FsError> {
-        let end = Instant::now() + self.context.timeouts.connect;
-        let mut pause = CONNECT_PAUSE_MIN;
-        loop {
-            match self.connect(node).await {
-                Err(FsError::Unreachable { .. }) if Instant::now() + pause < end => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(CONNECT_PAUSE_MAX);
-                }
-                result => return result,
-            }
-        }
     }
 
     async fn connect(&self, node: NodeId) -> Result<Link, FsError> {
@@ -249,6 +270,12 @@ impl Links {
         self.send(node, &self.make_call(cred, request)).await
     }
 
+    /// As `call_node`, without waiting for a node that is away.
+    pub async fn call_node_at_once(&self, node: NodeId, cred: Cred, request: Request) -> Answer {
+        let (call, limit) = (self.make_call(cred, request), self.context.timeouts.rpc);
+        self.send_patiently(node, &call, limit, Duration::ZERO).await
+    }
+
     /// As `call_node`, for a call that was made before.
     pub async fn send(&self, node: NodeId, call: &Call) -> Answer {
         self.send_within(node, call, self.context.timeouts.rpc).await
@@ -256,7 +283,11 @@ impl Links {
 
     /// As `send`, each attempt bounded by `limit`.
     pub async fn send_within(&self, node: NodeId, call: &Call, limit: Duration) -> Answer {
-        let link = self.to(node).await?;
+        self.send_patiently(node, call, limit, self.patience()).await
+    }
+
+    async fn send_patiently(&self, node: NodeId, call: &Call, limit: Duration, patience: Duration) -> Answer {
+        let link = self.reach(node, patience).await?;
         match link.exchange(call, limit).await {
             Ok(Err(FsError::SessionExpired)) => {
                 self.greet(&link, self.context.timeouts.connect).await?;
@@ -270,7 +301,7 @@ impl Links {
                     return Err(error);
                 }
                 let reset_before = self.resets(node);
-                let link = self.to(node).await?;
+                let link = self.reach(node, patience).await?;
                 if call.request.is_mutation() && self.resets(node) != reset_before {
                     return Err(error);
                 }
@@ -287,7 +318,7 @@ impl Links {
     /// Drops a link over which a node did not answer.
     fn give_up(&self, link: &Link, error: &FsError) {
         link.rpc.queue_pair().close();
-        *self.peer(link.node).failed.borrow_mut() = Some((Instant::now(), error.clone()));
+        self.context.absences.failed(link.node, error);
     }
 
     /// The node that serves a region.
@@ -404,7 +435,7 @@ impl Links {
         &self.counters
     }
 
-    /// Renews the session's lease at every node that knows of it, all at a time. Returns each node's answer
+    /// Renews the session's lease at every node that knows of it, all at a time, waiting for none that is away. Returns each node's answer
     /// (`Renewed`, or why not).
     pub async fn renew(&self) -> Vec<(NodeId, Answer)> {
         let nodes = self.context.attached_nodes();
@@ -417,10 +448,9 @@ impl Links {
     }
 
     async fn renew_at(&self, node: NodeId) -> Answer {
-        let link = self.to(node).await?;
-        let answer = self
-            .call_node(node, Cred::Kernel, Request::Heartbeat { tick: link.tick.get() })
-            .await;
+        let link = self.reach(node, Duration::ZERO).await?;
+        let request = Request::Heartbeat { tick: link.tick.get() };
+        let answer = self.call_node_at_once(node, Cred::Kernel, request).await;
         if let Ok(Reply::Renewed { tick, .. }) = &answer {
             // reported only with the next renewal: by then no read begun before now is still under way
             link.tick.set(*tick);
@@ -432,7 +462,7 @@ impl Links {
     pub async fn detach(&self) {
         let nodes = self.context.attached_nodes();
         join_all(nodes.into_iter().map(|node| async move {
-            if let Ok(link) = self.to(node).await {
+            if let Ok(link) = self.reach(node, Duration::ZERO).await {
                 let call = self.make_call(Cred::Kernel, Request::Detach);
                 let _best_effort = link.call_within(&call, self.context.timeouts.connect).await;
             }

@@ -1,5 +1,6 @@
 //! What all threads of one session share.
 
+use crate::absences::Absences;
 use crate::{CounterSet, LinkTotals, Links, MapCell, Timeouts, host_identity};
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Identity, MemoryRegions};
@@ -7,6 +8,7 @@ use polvo_format::{NodeId, SessionId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 type ResetHook = Box<dyn Fn(NodeId) + Send + Sync>;
 
@@ -26,6 +28,9 @@ pub struct SessionContext {
     /// Nodes that know of the session, as far as we have heard (those whose lease is to be renewed), each with how
     /// often it turned out not to know it.
     attached: Mutex<BTreeMap<NodeId, u64>>,
+    pub(crate) absences: Absences,
+    /// How long operations wait for a node that is away.
+    patience: RwLock<Duration>,
     on_reset: RwLock<Option<ResetHook>>,
 }
 
@@ -69,6 +74,8 @@ impl SessionContext {
             provider,
             counters: CounterSet::default(),
             attached: Mutex::default(),
+            absences: Absences::default(),
+            patience: RwLock::new(timeouts.away),
             on_reset: RwLock::new(None),
         })
     }
@@ -107,6 +114,17 @@ impl SessionContext {
     /// The limits.
     pub fn timeouts(&self) -> &Timeouts {
         &self.timeouts
+    }
+
+    /// How long operations wait for a node that is away, counted from when that was noticed; then they fail, at once, until
+    /// the node is back. `Timeouts::away` unless set otherwise.
+    pub fn patience(&self) -> Duration {
+        *self.patience.read()
+    }
+
+    /// Sets [`SessionContext::patience`]; zero: operations fail at once while a node is known to be away.
+    pub fn set_patience(&self, patience: Duration) {
+        *self.patience.write() = patience;
     }
 
     /// What all threads' links sent so far.

@@ -13,6 +13,8 @@ pub struct Timeouts {
     pub held: Duration,
     /// Session lease.
     pub lease: Duration,
+    /// How long the operations of a client wait for a node that is away, from when that was first noticed.
+    pub away: Duration,
 }
 
 impl Timeouts {
@@ -29,6 +31,7 @@ impl Default for Timeouts {
             rpc: Duration::from_secs(8),
             held: Duration::from_secs(4),
             lease: Duration::from_secs(30),
+            away: Duration::from_secs(10),
         }
     }
 }

@@ -62,12 +62,13 @@ pub fn unmount(path: &Path, force: bool) -> Result<(), MountError> {
     let path = resolve(path)?;
     match table_entry(&path)? {
         Some(entry) if entry.fstype == FSTYPE => {
-            let how = if force || is_dead(&path) {
-                Detach::Forcibly
-            } else {
-                Detach::WhenUnused
-            };
-            detach(&path, how)
+            if force {
+                return detach(&path, Detach::Forcibly);
+            }
+            match detach(&path, Detach::WhenUnused) {
+                Err(MountError::Busy(_)) if is_dead(&path) => detach(&path, Detach::Forcibly),
+                result => result,
+            }
         }
         _ => Err(MountError::NotMounted(path)),
     }
@@ -182,8 +183,9 @@ fn is_dead_error(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
+/// Asked by what does not depend on any one node: the root's attributes may have to be waited for.
 fn is_dead(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_err_and(|e| is_dead_error(&e))
+    rustix::fs::statvfs(path).is_err_and(|e| is_dead_error(&e.into()))
 }
 
 fn table_entry(path: &Path) -> Result<Option<crate::mount_table::MountEntry>, MountError> {

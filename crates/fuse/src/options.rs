@@ -34,6 +34,8 @@ pub struct MountOptions {
     pub access_times: bool,
     /// POSIX access control lists: the kernel enforces them, for which it asks about every inode that is not the caller's.
     pub acl: bool,
+    /// Operations fail at once while a node is known to be away, instead of waiting for it for a while.
+    pub soft: bool,
     /// Name of the source in `/proc/mounts`.
     pub fsname: String,
     /// Threads that serve the kernel.
@@ -54,6 +56,7 @@ impl Default for MountOptions {
             locks: true,
             access_times: true,
             acl: false,
+            soft: false,
             fsname: "polvo".to_owned(),
             threads: NonZeroUsize::new(cores.clamp(THREADS.0, THREADS.1)).expect("at least 4"),
         }
@@ -87,6 +90,8 @@ impl MountOptions {
                 "noacl" => self.acl = false,
                 "lock" => self.locks = true,
                 "nolock" => self.locks = false,
+                "soft" => self.soft = true,
+                "hard" => self.soft = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
                 "threads" => self.threads = parse_threads(name, value)?,
                 "defaults"
@@ -177,10 +182,12 @@ mod tests {
         options
             .apply("ro,allow_other,threads=3, fsname=polvo://h:1/ ,,x-systemd.automount,_netdev,suid,noatime")
             .expect("known");
-        assert!(options.read_only && options.allow_other && options.suid && !options.access_times);
+        assert!(options.read_only && options.allow_other && options.suid && !options.soft && !options.access_times);
         assert_eq!((options.threads.get(), options.fsname.as_str()), (3, "polvo://h:1/"));
-        options.apply("rw,nosuid,relatime").expect("known");
-        assert!(!options.read_only && !options.suid && options.access_times);
+        options.apply("rw,nosuid,soft,relatime").expect("known");
+        assert!(!options.read_only && !options.suid && options.soft && options.access_times);
+        options.apply("hard").expect("known");
+        assert!(!options.soft);
     }
 
     #[test]

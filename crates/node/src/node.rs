@@ -165,6 +165,8 @@ impl Node {
             config.timeouts,
             None,
         );
+        // a transaction waits for its participants only as long as others can wait for it
+        context.set_patience(config.timeouts.connect);
         let node = Arc::new(Node {
             clock,
             pmem,

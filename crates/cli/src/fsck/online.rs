@@ -28,7 +28,7 @@ pub(super) fn check(args: &FsckArgs) -> Result<Findings, CliError> {
     let session = SessionId(u64::from_le_bytes(id).max(1));
     let result = LocalSet::new().block_on(&runtime, async {
         let name = "polvo fsck".to_string();
-        let timeouts = reach.timeouts.cluster();
+        let timeouts = reach.command_timeouts();
         let map = fetch_map(&reach.addresses, &reach.identity, session, &name, &timeouts)
             .await
             .doing(|| "connecting to the cluster".into())?;
