@@ -16,14 +16,14 @@ pub enum FormatError {
     /// The structure's first bytes are not its magic number.
     #[error("{0}: no magic number")]
     Magic(&'static str),
-    /// Written by a later version of PolvoFS.
-    #[error("{structure}: version {found}, this program knows up to {known}")]
+    /// Written by another version of PolvoFS.
+    #[error("{structure}: version {found}, this program knows version {known}")]
     Version {
         /// which
         structure: &'static str,
         /// on the media
         found: u32,
-        /// newest known here
+        /// known here
         known: u32,
     },
     /// The bytes changed since they were written (or were never written completely).

@@ -129,17 +129,24 @@ impl fmt::Display for Ino {
     }
 }
 
-/// The log tail: logical length of the log in 64-byte units (lower 40 bits) and log version (upper 24, raised
-/// when garbage collection writes a new log and when a slot is used again). Equal words mean equal logs.
+/// The log tail: logical length of the log in 64-byte units (bits 0..32), a check of the rest (bits 32..40) and the log
+/// version (bits 40..64), raised when garbage collection writes a new log and when a slot is used again. Equal words mean
+/// equal logs.
+///
+/// The tail is stored alone, as one word, so it carries its own check: without one, a flipped bit that moves it back to the
+/// end of an earlier entry would look like a log that is shorter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[repr(transparent)]
 pub struct Tail(pub u64);
 
 impl Tail {
+    const CHECK: u64 = 0xff << 32;
+
     /// Joins a version and a length in 64-byte units.
     pub fn new(version: u32, units: u64) -> Tail {
-        assert!(version < 1 << 24 && units < 1 << 40, "tail out of range");
-        Tail(u64::from(version) << 40 | units)
+        assert!(version < 1 << 24 && units < 1 << 32, "tail out of range");
+        let word = u64::from(version) << 40 | units;
+        Tail(word | u64::from(tail_check(word)) << 32)
     }
 
     /// The log version.
@@ -149,8 +156,40 @@ impl Tail {
 
     /// The log's length in 64-byte units.
     pub fn units(self) -> u64 {
-        self.0 & ((1 << 40) - 1)
+        self.0 & ((1 << 32) - 1)
     }
+
+    /// Is the check right? A word from the media with up to three flipped bits is not.
+    pub fn is_sound(self) -> bool {
+        let word = self.0 & !Self::CHECK;
+        self.0 == word | u64::from(tail_check(word)) << 32
+    }
+}
+
+/// CRC-8 (polynomial 0x07, initial 0: four bits between any two words) over version and length.
+fn tail_check(word: u64) -> u8 {
+    if cfg!(fuzzing) {
+        return 0; // as other checksums are then
+    }
+    const TABLE: [u8; 256] = {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let mut crc = byte as u8;
+            let mut bit = 0;
+            while bit < 8 {
+                crc = if crc & 0x80 != 0 { crc << 1 ^ 0x07 } else { crc << 1 };
+                bit += 1;
+            }
+            table[byte] = crc;
+            byte += 1;
+        }
+        table
+    };
+    let bytes = word.to_le_bytes();
+    [0, 1, 2, 3, 5, 6, 7]
+        .iter()
+        .fold(0, |crc, &at| TABLE[usize::from(crc ^ bytes[at])])
 }
 
 impl fmt::Debug for Tail {
@@ -186,5 +225,38 @@ impl TxnId {
 impl fmt::Debug for TxnId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "t{}:{}", self.node().0, self.sequence())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn up_to_three_flipped_bits_of_a_tail_are_noticed() {
+        assert_eq!(Tail::new(0, 0), Tail::default());
+        for tail in [
+            Tail::default(),
+            Tail::new(3, 77),
+            Tail::new((1 << 24) - 1, (1 << 32) - 1),
+        ] {
+            assert!(tail.is_sound());
+            for a in 0..64 {
+                for b in 0..=a {
+                    for c in 0..=b {
+                        // the three may coincide, which gives the flips of one and of two bits too
+                        let bad = Tail(tail.0 ^ (1 << a | 1 << b | 1 << c));
+                        assert!(!bad.is_sound(), "{tail:?}, bits {a} {b} {c}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_tail_says_version_and_length() {
+        let tail = Tail::new(5, 1 << 31);
+        assert_eq!((tail.version(), tail.units()), (5, 1 << 31));
+        assert_ne!(tail, Tail::new(6, 1 << 31));
     }
 }

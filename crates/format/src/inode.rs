@@ -11,6 +11,8 @@ use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const WHAT: &str = "inode";
+/// What [`FormatError::Checksum`] names when the identity of an inode is right and its tail is not.
+pub const TAIL: &str = "log tail of the inode";
 /// First byte of the mark, and the version of the inode's layout.
 const MAGIC: u16 = 0x0169;
 
@@ -189,6 +191,10 @@ impl InodeHead {
         if identity_crc(ino, raw) != raw.identity_crc.get() {
             return Err(FormatError::Checksum(WHAT));
         }
+        let tail = Tail(raw.tail.get());
+        if !tail.is_sound() {
+            return Err(FormatError::Checksum(TAIL));
+        }
         let kind = match raw.kind {
             0 => None,
             k => Some(FileKind::from_u8(k).ok_or_else(|| FormatError::invalid(WHAT, format!("kind {k}")))?),
@@ -200,7 +206,7 @@ impl InodeHead {
             parent_generation: Generation(raw.parent_generation.get()),
             log_page: RegionOffset(raw.log_page.get()),
             btime_ns: raw.btime.get(),
-            tail: Tail(raw.tail.get()),
+            tail,
         })
     }
 }

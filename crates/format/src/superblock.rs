@@ -12,8 +12,8 @@ const WHAT: &str = "superblock";
 
 /// First bytes of a pool.
 pub const POOL_MAGIC: [u8; 8] = *b"POLVOFS\0";
-/// Version of the media format that this program writes, and the newest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of the media format that this program writes, and the only one it reads.
+pub const FORMAT_VERSION: u32 = 2;
 /// Bytes set aside for one superblock; the second one lies this far into the pool.
 pub const SUPERBLOCK_SIZE: usize = PAGE;
 /// Number of superblocks.
@@ -246,7 +246,7 @@ impl Superblock {
     }
 
     /// Reads the copy that lies at `offset` in the pool. Errors: [`FormatError::Magic`] where there is no superblock,
-    /// `Checksum`, `Version` for one of a later version, `Invalid` for fields that no program of this version writes.
+    /// `Checksum`, `Version` for one of another version, `Invalid` for fields that no program of this version writes.
     /// (Magic number, version and checksum keep their places in all versions.)
     pub fn decode(bytes: &[u8], offset: u64) -> Result<Superblock, FormatError> {
         let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| FormatError::Short {
@@ -261,15 +261,12 @@ impl Superblock {
             return Err(FormatError::Checksum(WHAT));
         }
         let version = raw.version.get();
-        if version > FORMAT_VERSION {
+        if version != FORMAT_VERSION {
             return Err(FormatError::Version {
                 structure: WHAT,
                 found: version,
                 known: FORMAT_VERSION,
             });
-        }
-        if version != FORMAT_VERSION {
-            return Err(FormatError::invalid(WHAT, format!("version {version}")));
         }
         if raw.redo_slot_size.get() != REDO_SLOT_SIZE {
             return Err(FormatError::invalid(
@@ -351,14 +348,14 @@ mod tests {
             Err(FormatError::Short { .. })
         ));
         assert!(matches!(Superblock::decode(&[0; 4096], 0), Err(FormatError::Magic(_))));
-        let mut newer = good;
-        newer[8] = 9;
-        let crc = crc32c::crc32c(&newer[..SUPERBLOCK_USED - 4]).to_le_bytes();
-        newer[SUPERBLOCK_USED - 4..].copy_from_slice(&crc);
-        assert!(matches!(
-            Superblock::decode(&newer, s.offset()),
-            Err(FormatError::Version { found: 9, .. })
-        ));
+        for version in [1, 9] {
+            let mut other = good;
+            other[8] = version;
+            let crc = crc32c::crc32c(&other[..SUPERBLOCK_USED - 4]).to_le_bytes();
+            other[SUPERBLOCK_USED - 4..].copy_from_slice(&crc);
+            let refused = Superblock::decode(&other, s.offset());
+            assert!(matches!(refused, Err(FormatError::Version { found, .. }) if found == u32::from(version)));
+        }
         assert!(matches!(Superblock::decode(&good, 0), Err(FormatError::Invalid { .. })));
     }
 

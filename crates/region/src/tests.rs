@@ -210,7 +210,9 @@ fn an_answer_brings_the_entries_that_the_caller_lacks() {
         assert_eq!(read.position(), written.cursor.tail.units());
         known = written.cursor.tail;
     }
-    let behind = r.write(file, 0, true, b"x", Tail(known.0 - 6), NOW).unwrap();
+    let behind = r
+        .write(file, 0, true, b"x", Tail::new(known.version(), known.units() - 6), NOW)
+        .unwrap();
     let units = behind.entries.unwrap();
     let read: Result<Vec<_>, _> = LogEntries::new(file.ino, known.version(), known.units() - 6, &units).collect();
     assert!(read.is_ok());
@@ -219,10 +221,17 @@ fn an_answer_brings_the_entries_that_the_caller_lacks() {
         "too far behind"
     );
     assert!(
-        r.write(file, 0, true, b"x", Tail(known.0 + 1000), NOW)
-            .unwrap()
-            .entries
-            .is_none(),
+        r.write(
+            file,
+            0,
+            true,
+            b"x",
+            Tail::new(known.version(), known.units() + 1000),
+            NOW
+        )
+        .unwrap()
+        .entries
+        .is_none(),
         "ahead"
     );
     assert_ne!(r.file_map(file, 0).unwrap().cursor.page.0, 0);
