@@ -135,9 +135,22 @@ impl fmt::Display for Ino {
 ///
 /// The tail is stored alone, as one word, so it carries its own check: without one, a flipped bit that moves it back to the
 /// end of an earlier entry would look like a log that is shorter.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[repr(transparent)]
 pub struct Tail(pub u64);
+
+/// The later log is the greater one: by version, then by length. (The check between them says nothing.)
+impl Ord for Tail {
+    fn cmp(&self, other: &Tail) -> std::cmp::Ordering {
+        (self.version(), self.units()).cmp(&(other.version(), other.units()))
+    }
+}
+
+impl PartialOrd for Tail {
+    fn partial_cmp(&self, other: &Tail) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Tail {
     const CHECK: u64 = 0xff << 32;
@@ -258,5 +271,8 @@ mod tests {
         let tail = Tail::new(5, 1 << 31);
         assert_eq!((tail.version(), tail.units()), (5, 1 << 31));
         assert_ne!(tail, Tail::new(6, 1 << 31));
+        for units in 0..1000 {
+            assert!(Tail::new(5, units) < Tail::new(5, units + 1) && Tail::new(5, units + 1) < Tail::new(6, units));
+        }
     }
 }

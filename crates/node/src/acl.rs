@@ -14,6 +14,9 @@ pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// What new inodes of a directory begin with.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
+/// A list without entries, which is none: its version alone.
+pub(crate) const NONE: &[u8] = &VERSION.to_le_bytes();
+
 const VERSION: u32 = 2;
 const HEADER: usize = 4;
 const ENTRY: usize = 8;

@@ -311,10 +311,9 @@ impl Turn<'_> {
     /// Sets or removes an access control list; the permission bits follow it in the same commit. A list that says no more
     /// than they do is not kept.
     async fn set_acl(&self, inode: InodeRef, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Answer {
-        // a list without entries is none
         let acl = match value {
-            Some(value) if value.len() > 4 => Some(Acl::decode(value)?),
-            _ => None,
+            None | Some(acl::NONE) => None,
+            Some(value) => Some(Acl::decode(value)?),
         };
         let (attr, tail) = self
             .on(inode.ino.region(), |r| {

@@ -43,7 +43,9 @@ impl Node {
     ) -> Answer {
         self.counters.count_write();
         let session = self.sessions.get(session)?;
-        Turn::new(self, links, &session, cred)
+        // whoever is inside shares the node's map
+        let epoch = self.map().epoch;
+        Turn::new(self, links, &session, epoch, cred)
             .write(inode, offset, append, known, bytes)
             .await
     }

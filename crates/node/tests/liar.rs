@@ -1229,8 +1229,36 @@ fn extended_attributes_that_cannot_be() {
             assert!(is_invalid(&s.say(Request::RemoveXattr { inode, name }).await));
         }
         assert_eq!(s.say(set(b"user.a", XATTR_VALUE_MAX + 1)).await, Err(FsError::TooBig));
-        let answer = s.say(set(b"system.posix_acl_access", 4)).await;
-        assert!(matches!(answer, Err(FsError::NotSupported(_))), "{answer:?}");
+        for name in [
+            &b"system.posix_acl_access"[..],
+            b"system.posix_acl_default",
+            b"system.other",
+        ] {
+            let answer = s.say(set(name, 4)).await;
+            assert!(matches!(answer, Err(FsError::NotSupported(_))), "{answer:?}");
+        }
+        // a list of owner, group and others, without a mask: somebody is named
+        let mut list = 2u32.to_le_bytes().to_vec();
+        for tag in [1u16, 2, 4, 32] {
+            list.extend(tag.to_le_bytes());
+            list.extend([7, 0, 9, 0, 0, 0]);
+        }
+        let request = Request::SetXattr {
+            inode,
+            name: b"system.posix_acl_access".to_vec(),
+            value: list.clone(),
+            mode: XattrMode::Any,
+        };
+        assert!(is_invalid(&s.say(request).await));
+        let mut file = new_file(FileKind::File, 0o644);
+        file.xattrs = vec![(b"system.posix_acl_access".to_vec().into(), list.into())];
+        let request = Request::Create {
+            dir: s.dir,
+            name: b"with-attributes".to_vec(),
+            file,
+            open: false,
+        };
+        assert!(is_invalid(&s.say(request).await), "they are inherited, never sent");
         assert_eq!(s.say(set(b"polvo.placement", 4)).await, Err(FsError::NotDirectory));
         let inode = s.dir;
         let request = Request::SetXattr {
