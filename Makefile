@@ -75,6 +75,7 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 	@$(MAKE) --no-print-directory sim SEEDS=1000
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
+	@$(MAKE) --no-print-directory instructions
 
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
@@ -105,6 +106,11 @@ bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/rep
 	@scripts/deps build
 	@mkdir -p "$(TARGET)/bench"
 	cargo run --release --quiet -p polvo-bench -- --report "$(TARGET)/bench/report.json" $(BENCH_ARGS)
+
+.PHONY: instructions
+instructions: ## Count the instructions of the hottest operations; fails when they are 3 % above docs/instructions.tsv
+	@scripts/deps test
+	@scripts/instructions $(RUN)
 
 .PHONY: test-vm
 test-vm: build ## Persistent memory in a virtual machine: /dev/dax and a DAX file system, kill -9, reset (needs QEMU)

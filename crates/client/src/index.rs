@@ -204,7 +204,18 @@ impl FileIndex {
         }
         plan.len = (end - offset) as usize;
         let mut at = offset;
-        let first = self.extents.range(..=offset).next_back().map_or(offset, |(&o, _)| o);
+        let first = match self.extents.range(..=offset).next_back() {
+            // one extent holds it all: most reads
+            Some((&start, place)) if start + place.len >= end => {
+                plan.pieces.push(Piece {
+                    len: plan.len,
+                    gpa: Some(Gpa(place.gpa.0 + (offset - start))),
+                });
+                return Some(plan);
+            }
+            Some((&start, _)) => start,
+            None => offset,
+        };
         for (&start, place) in self.extents.range(first..end) {
             let stop = (start + place.len).min(end);
             if stop <= at {
