@@ -10,6 +10,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+/// A process that was killed is gone after this time, or it hangs in the kernel.
+const KILLED_WITHIN: Duration = Duration::from_secs(5);
+
 /// A process, told apart from later ones with the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProcessId {
@@ -102,7 +105,7 @@ impl RunningProcess {
             return Ended::Asked;
         }
         self.signal(Signal::KILL);
-        if self.wait(Duration::from_secs(5)) {
+        if self.wait(KILLED_WITHIN) {
             Ended::Killed
         } else {
             Ended::StillThere

@@ -1,4 +1,5 @@
-//! Limits of every wait, in one place.
+//! Limits of every wait, in one place: those that are configured, and those that follow from them or need no change. Pauses
+//! between two looks stay with who looks. docs/operations.md ("Waits") says what happens after each.
 
 use std::time::Duration;
 
@@ -18,6 +19,26 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
+    /// A node has so long for answering what another one asks beside its requests: how full it is, how a transaction
+    /// stands, who waits for locks. Who gets no answer goes on without.
+    pub const ASIDE: Duration = Duration::from_secs(1);
+    /// A call from node to node gets so much more than what is left of the request's own time, so that its error arrives.
+    pub const CALL_SLACK: Duration = Duration::from_millis(500);
+    /// One attempt in the background at a transaction that is decided; others follow.
+    pub const DISPATCH: Duration = Duration::from_secs(5);
+    /// Requests under way when a node is stopped.
+    pub const DRAIN: Duration = Duration::from_secs(2);
+    /// After a start the node of region 0 grants no rename lock for so long: whoever got it from the run before has decided
+    /// by then or finds out, when it asks again just before deciding, that its grant is gone.
+    pub const RENAME_QUIET: Duration = Duration::from_secs(1);
+    /// A wait for a lock that its program has not asked after for so long is forgotten (it asks every second).
+    pub const LOCK_FORGOTTEN: Duration = Duration::from_secs(10);
+
+    /// The rename lock of the cluster is granted for so long: its holder waits for at most `held` in all.
+    pub fn rename_grant(&self) -> Duration {
+        self.held + Duration::from_secs(1)
+    }
+
     /// How often a session renews its lease: three times in a lease.
     pub fn renew_every(&self) -> Duration {
         self.lease / 3

@@ -8,6 +8,10 @@ use tokio::time::{Instant, sleep};
 const YIELDS: u32 = 16;
 /// Longest sleep.
 const SLEEP_MAX: Duration = Duration::from_millis(16);
+/// Where something is held for a moment only.
+const SHORT_SLEEP_MAX: Duration = Duration::from_millis(1);
+/// Shortest sleep.
+const SLEEP_MIN: Duration = Duration::from_micros(500);
 
 /// Attempts so far. Sleeps grow to a limit; jitter is drawn from a seed, so that a simulated run repeats.
 pub(crate) struct Backoff {
@@ -34,7 +38,7 @@ impl Backoff {
     pub fn short(seed: u64, deadline: Instant) -> Backoff {
         Backoff {
             yields: YIELDS,
-            sleep_max: Duration::from_millis(1),
+            sleep_max: SHORT_SLEEP_MAX,
             ..Backoff::new(seed, deadline)
         }
     }
@@ -55,7 +59,7 @@ impl Backoff {
         self.seed ^= self.seed << 17;
         let ceiling = Duration::from_millis(1 << (self.attempts - self.yields).min(10)).min(self.sleep_max);
         let share = 512 + (self.seed % 512) as u32;
-        sleep((ceiling * share / 1024).max(Duration::from_micros(500))).await;
+        sleep((ceiling * share / 1024).max(SLEEP_MIN)).await;
         Ok(())
     }
 }

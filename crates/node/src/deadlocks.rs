@@ -12,7 +12,7 @@
 
 use crate::node::Node;
 use crate::turn::Turn;
-use polvo_cluster::{Links, join_all};
+use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_proto::{Answer, Cred, LockHolder, LockWait, Reply, Request};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -24,8 +24,6 @@ use std::time::Duration;
 const LOOK_AFTER: Duration = Duration::from_millis(250);
 /// Waits that were found to be no deadlock are looked at again so often: those through a node that did not answer.
 const LOOK_AGAIN_ROUNDS: u32 = 40;
-/// How long a node has for saying who waits.
-const WAITS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Runs until it is dropped. Sleeps while nobody waits.
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
@@ -63,7 +61,7 @@ async fn collect(node: &Arc<Node>, links: &Rc<Links>) -> (Vec<LockWait>, Vec<Loc
     let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != node.id());
     let answers = join_all(others.map(|other| async move {
         let call = links.make_call(Cred::Kernel, Request::LockWaits);
-        links.send_within(other, &call, WAITS_LIMIT).await
+        links.send_within(other, &call, Timeouts::ASIDE).await
     }))
     .await;
     let mut all = own.clone();

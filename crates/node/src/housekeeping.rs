@@ -4,7 +4,7 @@
 use crate::dispatch::Dispatching;
 use crate::node::Node;
 use crate::reactor::Connections;
-use polvo_cluster::{Links, join_all};
+use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_format::{NodeId, RegionId, TxnId};
 use polvo_proto::{Cred, Reply, Request};
 use std::collections::BTreeMap;
@@ -22,10 +22,6 @@ const USAGE_EVERY_IDLE: u64 = 20;
 const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
 /// Pieces of log garbage collection a region and period.
 const GARBAGE_PIECES: u32 = 64;
-/// How long one attempt to dispatch in the background may take.
-const DISPATCH_LIMIT: Duration = Duration::from_secs(5);
-/// How long a node has for saying how full it is.
-const USAGE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Runs until it is dropped.
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>) {
@@ -100,7 +96,10 @@ async fn dispatch_left_over(node: &Arc<Node>, links: &Rc<Links>) {
     join_all(left_over.into_iter().map(|dispatch| async move {
         let txn = dispatch.txn;
         // what fails goes back to where it was
-        match Dispatching::new(node, dispatch).attempt(links, DISPATCH_LIMIT).await {
+        match Dispatching::new(node, dispatch)
+            .attempt(links, Timeouts::DISPATCH)
+            .await
+        {
             Ok(()) => tracing::info!(?txn, "dispatched late"),
             Err(error) => tracing::debug!(?txn, %error, "still to be dispatched"),
         }
@@ -119,7 +118,7 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
         .collect();
     join_all(others.into_iter().map(|other| async move {
         let call = links.make_call(Cred::Kernel, Request::Usage);
-        if let Ok(Reply::Usage(usage)) = links.send_within(other, &call, USAGE_LIMIT).await {
+        if let Ok(Reply::Usage(usage)) = links.send_within(other, &call, Timeouts::ASIDE).await {
             node.fullness.learn(other, usage);
         }
     }))

@@ -11,6 +11,7 @@
 use crate::lock_ranges::{Locked, RangeLocks};
 use crate::sessions::Session;
 use parking_lot::Mutex;
+use polvo_cluster::Timeouts;
 use polvo_format::SessionId;
 use polvo_proto::{
     FsError, InodeRef, LOCK_WAITS_MAX, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockSeen, LockWait,
@@ -23,8 +24,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// A wait that nobody has asked after for so long is forgotten.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Most waits for one another that are shown to another node in one answer.
 const EDGES_MAX: usize = 2000;
 
@@ -78,7 +77,7 @@ impl Waiter {
     }
 
     fn is_forgotten(&self) -> bool {
-        self.attending.load(Ordering::Acquire) == 0 && self.left.lock().elapsed() >= FORGOTTEN_AFTER
+        self.attending.load(Ordering::Acquire) == 0 && self.left.lock().elapsed() >= Timeouts::LOCK_FORGOTTEN
     }
 }
 
@@ -644,9 +643,9 @@ mod tests {
         let (locks, s, f) = (Locks::default(), session(1), inode(5));
         assert!(granted(locks.ask(&s, f, &range(1, 0, 9), None)));
         let waiter = waits(locks.ask(&s, f, &range(2, 0, 0), Some(1)));
-        tokio::time::advance(FORGOTTEN_AFTER - Duration::from_millis(1)).await;
+        tokio::time::advance(Timeouts::LOCK_FORGOTTEN - Duration::from_millis(1)).await;
         assert_eq!(waiter.wait(Duration::ZERO).await, None);
-        tokio::time::advance(FORGOTTEN_AFTER - Duration::from_millis(1)).await;
+        tokio::time::advance(Timeouts::LOCK_FORGOTTEN - Duration::from_millis(1)).await;
         locks.sweep();
         assert_eq!(locks.counts(), (1, 1), "it was asked after");
         tokio::time::advance(Duration::from_millis(1)).await;

@@ -23,12 +23,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-/// How long a coordinator has for saying how a transaction stands.
-const STATE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a node is started with.
 #[derive(Clone)]
@@ -321,8 +317,7 @@ impl Node {
             self.rename_lock.release(holder);
             return Ok(0);
         }
-        // a holder waits for at most `held` in all
-        let hold_for = self.config.timeouts.held + Duration::from_secs(1);
+        let hold_for = self.config.timeouts.rename_grant();
         self.rename_lock.take(holder, hold_for, || self.space.next_sequence())
     }
 
@@ -334,7 +329,7 @@ impl Node {
             TxnState::Aborted // a damaged lock word: there is nobody who could end it otherwise
         } else {
             let call = links.make_call(Cred::Kernel, Request::TxnState { txn });
-            match links.send_within(txn.node(), &call, STATE_LIMIT).await {
+            match links.send_within(txn.node(), &call, Timeouts::ASIDE).await {
                 Ok(Reply::TxnState(state)) => state,
                 Ok(_) | Err(_) => return,
             }

@@ -5,7 +5,7 @@ use crate::housekeeping;
 use crate::node::Node;
 use crate::sessions::{Party, Session};
 use crate::turn::Turn;
-use polvo_cluster::{LinkTotals, Links};
+use polvo_cluster::{LinkTotals, Links, Timeouts};
 use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role};
 use polvo_format::{NodeId, SessionId};
 use polvo_proto::{Answer, Call, FsError, Reply, Request, encode_answer};
@@ -20,8 +20,8 @@ use tokio::task::JoinSet;
 
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 4096;
-/// How long requests under way may take to end after `stop`.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How often a node that stops looks whether they have ended.
+const DRAIN_LOOK: Duration = Duration::from_millis(2);
 /// Pause after a listener failed (out of descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -100,10 +100,10 @@ impl Node {
         let _stopped = stopping.wait_for(|stop| *stop).await;
         let drained = async {
             while self.under_way.load(Relaxed) > 0 || !self.undispatched.lock().is_empty() {
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                tokio::time::sleep(DRAIN_LOOK).await;
             }
         };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        if tokio::time::timeout(Timeouts::DRAIN, drained).await.is_err() {
             tracing::warn!("requests were under way when the time to stop was over");
         }
         connections.close_where(|_, _| true);

@@ -1,14 +1,11 @@
 //! The cluster-wide lock under which directories change parents, as its grantor (the primary of region 0) keeps it.
 
 use parking_lot::Mutex;
+use polvo_cluster::Timeouts;
 use polvo_format::TxnId;
 use polvo_proto::FsError;
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// After a start nothing is granted for so long: whoever got the lock of the run before either has decided by then or
-/// finds out, when it asks again just before deciding, that its grant is gone.
-const QUIET_AFTER_START: Duration = Duration::from_secs(1);
 
 struct Grant {
     holder: TxnId,
@@ -25,7 +22,7 @@ impl RenameLock {
     pub fn new() -> RenameLock {
         RenameLock {
             grant: Mutex::new(None),
-            quiet_until: Instant::now() + QUIET_AFTER_START,
+            quiet_until: Instant::now() + Timeouts::RENAME_QUIET,
         }
     }
 
@@ -68,7 +65,7 @@ mod tests {
         let (a, b) = (TxnId(1), TxnId(2));
         let second = Duration::from_secs(1);
         assert_eq!(lock.take(a, second, || 1), Err(FsError::Busy), "quiet after a start");
-        tokio::time::advance(QUIET_AFTER_START).await;
+        tokio::time::advance(Timeouts::RENAME_QUIET).await;
         assert_eq!(lock.take(a, second, || 1), Ok(1));
         assert_eq!(lock.take(a, second, || 2), Ok(1), "asking again keeps the grant");
         assert_eq!(lock.take(b, second, || 2), Err(FsError::Busy));

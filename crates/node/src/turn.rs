@@ -5,7 +5,7 @@ use crate::error::to_fs;
 use crate::node::Node;
 use crate::served::Served;
 use crate::sessions::Session;
-use polvo_cluster::Links;
+use polvo_cluster::{Links, Timeouts};
 use polvo_format::{Attr, Epoch, Ino, RegionId, TxnId};
 use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
 use polvo_region::planted::{Planted, planted};
@@ -18,8 +18,6 @@ use tokio::time::Instant;
 
 /// After so long a wait for a held inode, the coordinator of the transaction that holds it is asked.
 const ASK_AFTER: Duration = Duration::from_millis(50);
-/// Time that a call to another node gets beyond what is left of the request's own time.
-const CALL_SLACK: Duration = Duration::from_millis(500);
 
 /// One request in the making.
 pub(crate) struct Turn<'a> {
@@ -66,7 +64,7 @@ impl<'a> Turn<'a> {
 
     /// How long a call to another node may take.
     pub fn call_limit(&self) -> Duration {
-        self.deadline().saturating_duration_since(Instant::now()) + CALL_SLACK
+        self.deadline().saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
     }
 
     /// A backoff whose jitter is this request's own.

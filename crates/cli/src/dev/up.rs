@@ -20,6 +20,11 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Time for a clean end of the nodes that a failed `up` has started.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(5);
+/// Nodes that are just ending keep their pools until they have.
+const ENDED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Starts again with other ports when somebody was faster at one of those chosen.
 const PORT_TRIES: u32 = 4;
 /// Where pools go by default.
@@ -88,7 +93,7 @@ fn start_new(args: &UpArgs, dir: &Path, made: Vec<PathBuf>) -> Result<Started, C
     cluster.made = made;
     let result = build(args, dir, &mut cluster);
     if result.is_err() {
-        stop_nodes(dir, &cluster, Duration::from_secs(5));
+        stop_nodes(dir, &cluster, GIVEN_UP_WITHIN);
         remove_all(dir, &cluster);
     }
     let (nodes, took) = result?;
@@ -166,7 +171,7 @@ fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<(Vec<(u1
         let all: Vec<u16> = cluster.node_ids().collect();
         match start_nodes(args, dir, cluster, &all) {
             Err(e) if e.exit == Some(Exit::Address) && attempt < PORT_TRIES => {
-                stop_nodes(dir, cluster, Duration::from_secs(5));
+                stop_nodes(dir, cluster, GIVEN_UP_WITHIN);
                 cluster.ports = free_ports(usize::from(cluster.nodes))?;
                 cluster.write(dir)?;
             }
@@ -300,7 +305,7 @@ fn restart(args: &UpArgs, dir: &Path, mut cluster: DevCluster) -> Result<Started
     // Nodes that were killed a moment ago still have their pools.
     for node in cluster.node_ids() {
         if let Some(id) = ProcessId::read(&pid_file(dir, node)) {
-            id.wait_if_ending(Duration::from_secs(10));
+            id.wait_if_ending(ENDED_WITHIN);
         }
     }
     let missing: Vec<u16> = cluster.node_ids().filter(|n| running(dir, *n).is_none()).collect();
@@ -437,7 +442,7 @@ fn start_nodes(
         Ok(started) => Ok((started, begun.elapsed())),
         Err(failure) => {
             // In good order where that is possible: node 0 takes its mount away.
-            stop_nodes(dir, cluster, Duration::from_secs(5));
+            stop_nodes(dir, cluster, GIVEN_UP_WITHIN);
             children.iter_mut().for_each(|(_, child)| child.kill());
             Err(failure)
         }
