@@ -50,9 +50,9 @@ stop: ## Stop what `make run` has started; removes ./mnt, ./.polvo and the pools
 	"$(POLVO)" down --dir .polvo
 
 .PHONY: build
-build: ## Build polvo, polvod and mount.polvo (release)
+build: ## Build polvo, polvod, mount.polvo and polvo-bench (release)
 	@scripts/deps build
-	@cargo build --release -p polvo-cli
+	@cargo build --release -p polvo-cli -p polvo-bench
 	@ln -sfn polvo "$(BIN)/mount.polvo"
 
 .PHONY: install
@@ -102,10 +102,9 @@ fuzz: ## Fuzz every decoder, FUZZ_SECONDS each (default 60), on the corpus of fu
 	@SECONDS_EACH=$(FUZZ_SECONDS) scripts/fuzz $(RUN)
 
 .PHONY: bench
-bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.json
+bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.{json,html} (QUICK=1 for a look)
 	@scripts/deps build
-	@mkdir -p "$(TARGET)/bench"
-	cargo run --release --quiet -p polvo-bench -- --report "$(TARGET)/bench/report.json" $(BENCH_ARGS)
+	cargo run --release --quiet -p polvo-bench -- --report "$(TARGET)/bench/report.json" $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 .PHONY: instructions
 instructions: ## Count the instructions of the hottest operations; fails when they are 3 % above docs/instructions.tsv

@@ -1,13 +1,14 @@
 //! A cluster of one node inside the benchmark's own process, so that internal and external clients of the same pool
 //! are measured side by side.
 
+use crate::BenchError;
 use polvo_client::{Client, ClientConfig};
 use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role};
-use polvo_format::NodeId;
+use polvo_format::{FileKind, Ino, NodeId};
 use polvo_node::{Node, NodeConfig, SystemClock};
 use polvo_pmem::Pmem;
-use polvo_proto::{Cred, NodeInfo};
+use polvo_proto::{Cred, FsError, InodeRef, NewFile, NodeInfo};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::{
     path::{Path, PathBuf},
@@ -15,9 +16,6 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
-
-/// Any failure of a benchmark: it ends the run.
-pub type BenchError = Box<dyn std::error::Error>;
 
 /// A directory that is removed at the end.
 pub struct Scratch(PathBuf);
@@ -42,6 +40,34 @@ impl Drop for Scratch {
     }
 }
 
+/// A regular file of the benchmark's user.
+pub fn new_file() -> NewFile {
+    NewFile {
+        kind: FileKind::File,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
+    }
+}
+
+/// The root directory.
+pub fn root(client: &Arc<Client>) -> Result<InodeRef, FsError> {
+    client.run(|c| async move { c.resolve(Ino::ROOT).await })
+}
+
+/// Bytes of pools in use.
+pub fn used_bytes(client: &Arc<Client>) -> Result<u64, FsError> {
+    let (nodes, _) = client.run(|c| async move { c.usage().await })?;
+    Ok(nodes
+        .iter()
+        .map(|(_, usage)| usage.total_bytes - usage.free_bytes)
+        .sum())
+}
+
 /// Size of the pool for files of `file_len` bytes: room for overwritten pages until they may be used again.
 pub fn pool_len(file_len: u64) -> u64 {
     file_len * 6 + (512 << 20)
@@ -54,6 +80,7 @@ pub struct BenchNode {
     timeouts: Timeouts,
     addresses: Vec<Address>,
     reactor: JoinHandle<Result<(), String>>,
+    pool: PathBuf,
 }
 
 impl BenchNode {
@@ -72,7 +99,8 @@ impl BenchNode {
             lease: Duration::from_secs(30),
             away: Duration::from_secs(2),
         };
-        let pmem = Pmem::create(&dir.join("pool"), pool_len, None)?;
+        let pool = dir.join("pool");
+        let pmem = Pmem::create(&pool, pool_len, None)?;
         let params = FormatParams {
             identity: PoolIdentity {
                 cluster,
@@ -123,6 +151,7 @@ impl BenchNode {
             timeouts,
             addresses,
             reactor,
+            pool,
         })
     }
 
@@ -154,8 +183,15 @@ impl BenchNode {
         Ok(tokio::task::LocalSet::new().block_on(&runtime, Client::connect(config))?)
     }
 
-    /// Ends it in good order.
+    /// Ends it in good order, and removes the pool.
     pub fn stop(self) -> Result<(), BenchError> {
+        let pool = self.pool.clone();
+        self.leave()?;
+        Ok(std::fs::remove_file(pool)?)
+    }
+
+    /// Ends it in good order and leaves the pool.
+    pub fn leave(self) -> Result<(), BenchError> {
         self.node.stop();
         self.reactor.join().map_err(|_| "the reactor thread failed")??;
         Ok(())

@@ -1,10 +1,9 @@
 //! The limits that are promised, reached: a million entries in a directory, a million inodes in a pool of 1 GiB, a file of
 //! 8 EiB, a thousand sessions; with what each took. Then the process that has done it is killed, and the pool recovered.
 
-use crate::{
-    cluster::{BenchError, BenchNode, Scratch},
-    library::{new_file, root},
-};
+use crate::BenchError;
+use crate::cluster::{BenchNode, Scratch, new_file, root, used_bytes};
+use crate::part::{self, resident_bytes};
 use polvo_client::Client;
 use polvo_format::{FileKind, NAME_MAX};
 use polvo_pmem::Pmem;
@@ -13,7 +12,7 @@ use polvo_region::{PoolSpace, Region};
 use std::{
     io::{BufRead, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::Stdio,
     sync::Arc,
     time::Instant,
 };
@@ -23,12 +22,13 @@ const POOL_LEN: u64 = 1 << 30;
 const SIZE_MAX: u64 = i64::MAX as u64;
 const SESSIONS: usize = 1000;
 
+/// What this does in a process that it kills.
+pub const PART: &str = "limits-fill";
+
 /// Fills a pool below `scratch` in a process of its own, kills that, and recovers the pool.
 pub fn run(scratch: &Path, entries: usize) -> Result<(), BenchError> {
     let scratch = Scratch::new(scratch)?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["--limits-fill", &entries.to_string(), "--scratch"])
-        .arg(scratch.path())
+    let mut child = part::command(scratch.path(), PART, &[entries])?
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -83,7 +83,8 @@ fn recover(dir: &Path, entries: usize) -> Result<(), BenchError> {
 }
 
 /// The child's part: everything below `dir`, until it is killed.
-pub fn fill(dir: &Path, entries: usize) -> Result<(), BenchError> {
+pub fn fill(dir: &Path, values: &[String]) -> Result<(), BenchError> {
+    let entries = part::number(values, 0)?;
     let node = BenchNode::start(dir, POOL_LEN)?;
     let client = node.internal();
     million_entries(&client, entries)?;
@@ -217,24 +218,4 @@ fn sessions(node: &BenchNode) -> Result<(), BenchError> {
     );
     std::mem::forget(clients); // they live until the process is killed
     Ok(())
-}
-
-fn used_bytes(client: &Arc<Client>) -> Result<u64, BenchError> {
-    let (nodes, _) = client.run(|c| async move { c.usage().await })?;
-    Ok(nodes
-        .iter()
-        .map(|(_, usage)| usage.total_bytes - usage.free_bytes)
-        .sum())
-}
-
-/// Memory of this process that is its own (not the mapped pool), bytes.
-fn resident_bytes() -> Result<u64, BenchError> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib: u64 = line
-        .and_then(|line| line.trim().strip_suffix("kB"))
-        .ok_or("no RssAnon in /proc/self/status")?
-        .trim()
-        .parse()?;
-    Ok(kib << 10)
 }

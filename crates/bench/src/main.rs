@@ -1,97 +1,184 @@
-//! The benchmark suite of `make bench`: every figure is measured beside the baseline it could at best equal, in one
-//! run, and reported as a ratio, since absolute values drift from machine to machine and from hour to hour.
+//! The benchmark suite (`make bench`, `polvo bench`): every figure is measured beside the baseline that it could at best
+//! equal, in one run, and reported as a ratio, since absolute values drift from machine to machine and from hour to hour.
 //!
-//! Rows of the report: `name, value, unit, baseline, ratio`; `baseline` names what `ratio` relates to. For latencies
-//! a ratio of 1 means "as fast as the baseline", below 1 faster; for rates above 1 is faster. The unit tells which.
+//! A run goes through experiments (`experiments`), which put rows, plots and notes into a report (`report`): a JSON file
+//! whose rows are `name, value, unit, baseline, ratio, target, met`, and a page to be read. A further experiment is a file
+//! in `experiments` and a line in `suite`.
+#![forbid(unsafe_code)]
 
 mod baseline;
 mod cluster;
-mod library;
+mod echo;
+mod experiments;
 mod limits;
-mod mounted;
+mod part;
 mod report;
+mod samples;
+mod suite;
 
 use clap::Parser;
-use report::Report;
 use std::path::PathBuf;
+use std::process::ExitCode;
+use suite::{COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
 
-/// Measures PolvoFS against memory copies, raw sockets and tmpfs, in one run.
+/// Any failure of a measurement.
+pub type BenchError = Box<dyn std::error::Error>;
+
+const HELP: &str = "\
+Writes the report as JSON, as one HTML page beside it (report.html), and each plot as an SVG file. The machine should do
+nothing else meanwhile.
+
+Examples:
+  polvo bench                              everything, about half an hour
+  polvo bench --quick                      a look, a few minutes
+  polvo bench library network              two experiments
+  polvo bench --compare /mnt/other         the operations on files, in any directory of any file system
+
+Exit codes: 0 measured, whether or not targets were met; 1 an experiment failed; 2 wrong command line.";
+
+/// Measures PolvoFS against memory copies, raw sockets and tmpfs, in one run
 #[derive(Parser)]
-#[command(name = "polvo-bench", version)]
+#[command(name = "polvo bench", bin_name = "polvo bench", version, after_long_help = HELP, max_term_width = 100)]
 struct Args {
-    /// Where the report goes.
-    #[arg(long, default_value = "target/bench/report.json")]
-    report: PathBuf,
-    /// Directory for pools and scratch files; must be on tmpfs for the baselines to mean what they say.
-    #[arg(long, default_value = "/dev/shm")]
-    scratch: PathBuf,
-    /// Size of the file that random reads and writes go to, in MiB.
-    #[arg(long, default_value_t = 512)]
-    file_mib: u64,
-    /// Repetitions of each measurement; the median is reported.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// A tenth of the work, for a quick look.
+    /// Experiments to run, in this order [default: all]
+    #[arg(value_name = "EXPERIMENT")]
+    experiments: Vec<String>,
+    /// List the experiments
+    #[arg(long)]
+    list: bool,
+    /// A tenth of the work, for a quick look
     #[arg(long)]
     quick: bool,
-    /// Instead: reach the limits that are promised, with that many files in one directory, and say what each took.
-    #[arg(long, value_name = "FILES", num_args = 0..=1, default_missing_value = "1000000")]
+    /// Measure the files below this directory, of whatever file system, and nothing else
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["experiments", "limits"])]
+    compare: Option<PathBuf>,
+    /// Where the report goes; the page and the plots lie beside it
+    #[arg(long, value_name = "FILE", default_value = "target/bench/report.json")]
+    report: PathBuf,
+    /// Directory for pools and baselines; must be on tmpfs for the baselines to mean what they say
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    scratch: PathBuf,
+    /// Repetitions of each measurement; the median is reported [default: 5; 3 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: Option<u16>,
+    /// Small operations a repetition [default: 20000; 2000 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+    ops: Option<u32>,
+    /// Size of the file that random reads and writes go to, in MiB [default: 512; 64 with --quick]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(8..=65_536))]
+    file_mib: Option<u64>,
+    /// Numbers of clients, where an experiment goes over them
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 8, 20, 50, 100],
+        value_parser = clap::value_parser!(u16).range(1..=1000))]
+    clients: Vec<u16>,
+    /// Sizes of messages in bytes, where an experiment goes over them
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_values_t = [16, 64, 256, 1024],
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
+    sizes: Vec<u16>,
+    /// Instead: reach the limits that are promised, with that many files in one directory, and say what each took
+    #[arg(long, value_name = "FILES", num_args = 0..=1, default_missing_value = "1000000",
+        conflicts_with = "experiments")]
     limits: Option<usize>,
-    /// What `--limits` does in a process that it kills.
-    #[arg(long, hide = true)]
-    limits_fill: Option<usize>,
-    /// Leave out the mount (needs /dev/fuse and the right to mount).
-    #[arg(long)]
-    no_mount: bool,
+    /// What a part of this program does in a process of its own
+    #[arg(long, hide = true, value_name = "WHAT", num_args = 1..)]
+    part: Vec<String>,
 }
 
-/// How much work one measurement does.
-#[derive(Clone, Copy)]
-pub struct Effort {
-    /// Repetitions; the median counts.
-    pub rounds: usize,
-    /// Small operations a repetition.
-    pub ops: usize,
-    /// Size of the big file, bytes.
-    pub file_len: u64,
-}
-
-fn main() {
+fn main() -> ExitCode {
     let args = Args::parse();
-    let effort = Effort {
-        rounds: if args.quick { 3 } else { args.rounds.max(1) },
-        ops: if args.quick { 2_000 } else { 20_000 },
-        file_len: if args.quick {
-            64 << 20
-        } else {
-            args.file_mib.max(8) << 20
-        },
-    };
-    if let Err(why) = run(&args, effort) {
-        eprintln!("polvo-bench: {why}");
-        std::process::exit(1);
+    match run(&args) {
+        Ok(code) => code,
+        Err(why) => {
+            eprintln!("polvo bench: {why}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn run(args: &Args, effort: Effort) -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(files) = args.limits_fill {
-        return limits::fill(&args.scratch, files);
+fn run(args: &Args) -> Result<ExitCode, BenchError> {
+    if let Some((what, values)) = args.part.split_first() {
+        return match what.as_str() {
+            limits::PART => limits::fill(&args.scratch, values),
+            experiments::memory::PART => experiments::memory::part(&args.scratch, values),
+            _ => Err(format!("{what} is no part of this program").into()),
+        }
+        .map(|()| ExitCode::SUCCESS);
+    }
+    if args.list {
+        for experiment in EXPERIMENTS {
+            println!("{:<16} {}", experiment.name, experiment.title);
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     if let Some(files) = args.limits {
-        return limits::run(&args.scratch, files);
+        return limits::run(&args.scratch, files).map(|()| ExitCode::SUCCESS);
     }
-    let scratch = cluster::Scratch::new(&args.scratch)?;
-    let mut report = Report::default();
-    let node = cluster::BenchNode::start(scratch.path(), cluster::pool_len(effort.file_len))?;
-    library::internal(&node, scratch.path(), effort, &mut report)?;
-    library::metadata(&node, scratch.path(), effort, &mut report)?;
-    library::external(&node, effort, &mut report)?;
-    if !args.no_mount {
-        mounted::mounted(&node, scratch.path(), effort, &mut report)?;
-    }
-    node.stop()?;
-    report.print();
+    let experiments = match chosen(args) {
+        Ok(experiments) => experiments,
+        Err(unknown) => {
+            eprintln!("polvo bench: there is no experiment {unknown}; --list shows them");
+            return Ok(ExitCode::from(2));
+        }
+    };
+    let plan = Plan {
+        experiments,
+        scratch: args.scratch.clone(),
+        effort: Effort {
+            rounds: args.rounds.map_or(if args.quick { 3 } else { 5 }, usize::from),
+            ops: args
+                .ops
+                .map_or(if args.quick { 2_000 } else { 20_000 }, |ops| ops as usize),
+            file_len: args.file_mib.unwrap_or(if args.quick { 64 } else { 512 }) << 20,
+        },
+        clients: args.clients.iter().map(|n| usize::from(*n)).collect(),
+        sizes: args.sizes.iter().map(|n| usize::from(*n)).collect(),
+        compared: args.compare.clone(),
+        command: std::iter::once("polvo bench".into())
+            .chain(std::env::args().skip(1))
+            .collect::<Vec<String>>()
+            .join(" "),
+    };
+    let report = suite::run(&plan)?;
     report.write(&args.report)?;
-    println!("report: {}", args.report.display());
-    Ok(())
+    let (met, all) = report.targets();
+    println!(
+        "{met} of {all} targets met; {} and {}",
+        args.report.display(),
+        args.report.with_extension("html").display()
+    );
+    if report.machine.was_busy() {
+        println!("something else was running when this began: these figures are no results");
+    }
+    let failed = report.sections.iter().any(|section| section.failure.is_some());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The experiments asked for, or the name of one that there is not.
+fn chosen(args: &Args) -> Result<Vec<&'static Experiment>, &str> {
+    if args.compare.is_some() {
+        return Ok(vec![COMPARE]);
+    }
+    if args.experiments.is_empty() {
+        return Ok(EXPERIMENTS.to_vec());
+    }
+    let find = |name: &String| EXPERIMENTS.iter().copied().find(|e| e.name == name);
+    args.experiments
+        .iter()
+        .map(|name| find(name).ok_or(name.as_str()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+        let args = Args::parse_from(["polvo bench", "network", "baselines"]);
+        let names: Vec<_> = chosen(&args).unwrap().iter().map(|e| e.name).collect();
+        assert_eq!(names, ["network", "baselines"]);
+        assert_eq!(chosen(&Args::parse_from(["polvo bench", "fig99"])).err(), Some("fig99"));
+    }
 }

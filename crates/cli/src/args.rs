@@ -74,6 +74,9 @@ pub enum Command {
     Mv(MvArgs),
     /// Show the attributes of files
     Stat(StatArgs),
+    /// Measure this machine and PolvoFS on it, or any mounted file system (`polvo bench --help` for what there is)
+    #[command(disable_help_flag = true)]
+    Bench(BenchArgs),
 }
 
 /// Provider of the fabric.
@@ -493,6 +496,14 @@ pub struct StatArgs {
     pub cluster: ClusterArgs,
 }
 
+/// `polvo bench`
+#[derive(Args, Debug, Clone)]
+pub struct BenchArgs {
+    /// Passed on to polvo-bench
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    pub arguments: Vec<OsString>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -501,6 +512,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn all_arguments_of_bench_are_passed_on() {
+        let cli = Cli::parse_from(["polvo", "bench", "--quick", "network", "--help", "-x"]);
+        let Command::Bench(bench) = cli.command else {
+            panic!("not bench: {cli:?}")
+        };
+        assert_eq!(bench.arguments, ["--quick", "network", "--help", "-x"]);
     }
 
     #[test]

@@ -15,9 +15,11 @@
 //! | `status`, `df` | what a cluster looks like |
 //! | `fsck` | offline and online check |
 //! | `path` | `ls`, `cat`, `put`, `get`, `rm`, `mkdir`, `mv`, `stat` |
+//! | `bench` | hands over to the benchmark suite |
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod bench;
 pub mod cluster_dir;
 pub mod cluster_id;
 pub mod cluster_map;

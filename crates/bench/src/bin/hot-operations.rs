@@ -6,13 +6,16 @@
 mod cluster;
 
 use clap::{Parser, ValueEnum};
-use cluster::{BenchError, BenchNode, Scratch};
+use cluster::{BenchNode, Scratch, new_file};
 use polvo_client::{LocalClient, OpenFile};
-use polvo_format::{FileKind, Ino};
-use polvo_proto::{FsError, InodeRef, NewFile};
+use polvo_format::Ino;
+use polvo_proto::{FsError, InodeRef};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// Any failure: it ends the program.
+pub type BenchError = Box<dyn std::error::Error>;
 
 /// Carries out one operation again and again.
 #[derive(Parser)]
@@ -53,19 +56,6 @@ enum Operation {
     Create,
     /// Removing an empty file.
     Unlink,
-}
-
-fn new_file() -> NewFile {
-    NewFile {
-        kind: FileKind::File,
-        mode: 0o644,
-        umask: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: Vec::new(),
-        xattrs: Vec::new(),
-    }
 }
 
 /// Places to read and write at: a linear congruence over the pages of the file.

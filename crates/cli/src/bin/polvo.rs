@@ -3,7 +3,7 @@
 
 use clap::Parser;
 use polvo_cli::args::{Cli, Command, MountArgs};
-use polvo_cli::{CliError, Exit, dev, df, format, fsck, mount, path, status};
+use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, mount, path, status};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
@@ -61,6 +61,7 @@ fn run(command: &Command) -> Result<ExitCode, CliError> {
         Command::Mkdir(args) => path::mkdir(args)?,
         Command::Mv(args) => path::mv(args)?,
         Command::Stat(args) => path::stat(args)?,
+        Command::Bench(args) => return Err(bench::bench(args)),
     }
     Ok(Exit::Success.into())
 }

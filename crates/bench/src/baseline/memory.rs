@@ -1,0 +1,103 @@
+//! Memory: copies from and to pages that are in no cache, and what it takes to make them durable.
+
+use super::pages;
+use crate::BenchError;
+use crate::samples::gbps;
+use polvo_pmem::{Persistence, Pmem};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+
+/// Log lines are stored in a ring of that size, as if there were a log for every page.
+const LOG: u64 = 16 << 20;
+
+/// Memory too large for the caches, all of it touched.
+pub struct Memory(Vec<u8>);
+
+impl Memory {
+    /// Of `len` bytes.
+    pub fn new(len: u64) -> Memory {
+        Memory(vec![1; len as usize])
+    }
+
+    /// `ns` a 4 KiB copy from random pages.
+    pub fn copy_from_random_pages(&self, ops: usize) -> f64 {
+        let mut page = [0u8; PAGE];
+        let start = Instant::now();
+        for at in pages(self.0.len() as u64, ops) {
+            page.copy_from_slice(&self.0[at as usize..at as usize + PAGE]);
+            std::hint::black_box(&page);
+        }
+        start.elapsed().as_nanos() as f64 / ops as f64
+    }
+
+    /// GB/s of copying it in pieces of 1 MiB to one place.
+    pub fn copy_from_sequentially(&self) -> f64 {
+        let mut chunk = vec![0u8; MIB];
+        let start = Instant::now();
+        for piece in self.0.chunks_exact(MIB) {
+            chunk.copy_from_slice(piece);
+            std::hint::black_box(&chunk);
+        }
+        gbps(start.elapsed(), self.0.len() as u64)
+    }
+}
+
+/// Persistent memory of its own, written the best way there is.
+pub struct DurableMemory {
+    pool: Arc<Pmem>,
+    len: u64,
+}
+
+impl DurableMemory {
+    /// `len` bytes in a file below `dir`, all of them touched; made durable as `persistence` says, or as a pool there is.
+    pub fn new(dir: &Path, len: u64, persistence: Option<Persistence>) -> Result<DurableMemory, BenchError> {
+        let path = dir.join("durable-baseline");
+        let pool = Pmem::create(&path, len + LOG, persistence)?;
+        std::fs::remove_file(&path)?; // the mapping keeps it
+        pool.zero_streaming(0, len + LOG);
+        Ok(DurableMemory { pool, len })
+    }
+
+    /// `ns` a 4 KiB non-temporal copy to random pages, followed by two lines that are stored and flushed one after the other:
+    /// data, log entry and tail, without anything around them.
+    pub fn copy_to_random_pages(&self, ops: usize) -> f64 {
+        let (page, line) = ([7u8; PAGE], [5u8; 64]);
+        let start = Instant::now();
+        for (index, at) in pages(self.len, ops).enumerate() {
+            self.pool.write_streaming(at, &page);
+            self.pool.fence();
+            for which in 0..2 {
+                let log = self.len + (index as u64 * 4096 + which * 64) % LOG;
+                self.pool.write(log, &line);
+                self.pool.persist(log, 64);
+            }
+        }
+        start.elapsed().as_nanos() as f64 / ops as f64
+    }
+
+    /// GB/s of non-temporal copies of 1 MiB, each fenced.
+    pub fn copy_to_sequentially(&self) -> f64 {
+        let chunk = vec![3u8; MIB];
+        let start = Instant::now();
+        for at in (0..self.len).step_by(MIB) {
+            self.pool.write_streaming(at, &chunk);
+            self.pool.fence();
+        }
+        gbps(start.elapsed(), self.len)
+    }
+
+    /// `ns` to store 8 bytes and make their line durable; lines one after the other.
+    pub fn flush_lines(&self, ops: usize) -> f64 {
+        let start = Instant::now();
+        for index in 0..ops as u64 {
+            let at = index * 64 % self.len;
+            self.pool.write_u64(at, index);
+            self.pool.persist(at, 8);
+        }
+        start.elapsed().as_nanos() as f64 / ops as f64
+    }
+}

@@ -1,0 +1,124 @@
+//! A server on a thread of its own: memory that its clients may reach, and RPC that answers with the request.
+
+use crate::BenchError;
+use polvo_fabric::{
+    Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, connect,
+};
+use polvo_rpc::{RpcClient, serve};
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+
+/// Bytes that clients may reach.
+pub const MEMORY: u64 = 16 << 20;
+
+/// Bound of everything that waits for the other side.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+fn identity(role: Role) -> Identity {
+    Identity {
+        cluster: *b"polvo-benchmark!",
+        secret: Arc::from(&b"benchmark secret"[..]),
+        role,
+    }
+}
+
+/// A thread's runtime.
+pub struct OnThread {
+    tasks: LocalSet,
+    runtime: Runtime,
+}
+
+impl OnThread {
+    /// For the calling thread.
+    pub fn new() -> Result<OnThread, BenchError> {
+        Ok(OnThread {
+            tasks: LocalSet::new(),
+            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
+        })
+    }
+
+    /// Runs a future to its end.
+    pub fn run<T>(&self, what: impl Future<Output = T>) -> T {
+        self.tasks.block_on(&self.runtime, what)
+    }
+}
+
+/// The address at which an [`EchoServer`] listens over `tcp` or `shm`.
+pub fn address(provider: &str, scratch: &Path) -> Address {
+    match provider {
+        "shm" => Address::Shm(scratch.join("echo.sock")),
+        _ => Address::Tcp("127.0.0.1:0".into()),
+    }
+}
+
+/// The server.
+pub struct EchoServer {
+    address: Address,
+    /// Key of its memory.
+    pub memory: RemoteKey,
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<Result<(), String>>,
+}
+
+impl EchoServer {
+    /// Listens at `address`.
+    pub fn start(address: Address) -> Result<EchoServer, BenchError> {
+        let (ready, bound) = mpsc::channel();
+        let (stop, mut stopped) = watch::channel(false);
+        let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
+            let on_thread = OnThread::new().map_err(|why| why.to_string())?;
+            on_thread.run(async move {
+                let regions = MemoryRegions::new();
+                let memory = Memory::Buffer(Buffer::new(MEMORY as usize));
+                let key = regions.register(memory, 0, MEMORY, Access::ALL);
+                let mut listener = Listener::bind(&address, &identity(Role::Node(0)), &regions)
+                    .await
+                    .map_err(|why| why.to_string())?;
+                let _ = ready.send((listener.local_addr(), key));
+                loop {
+                    tokio::select! {
+                        accepted = listener.accept() => {
+                            let (pair, regions) = (accepted.map_err(|why| why.to_string())?, regions.clone());
+                            tokio::task::spawn_local(async move {
+                                serve(pair, &regions, |request| async move { request }).await
+                            });
+                        }
+                        _ = stopped.changed() => return Ok(()),
+                    }
+                }
+            })
+        })?;
+        let (address, memory) = bound.recv_timeout(TIMEOUT).map_err(|_| "the server did not start")?;
+        Ok(EchoServer {
+            address,
+            memory,
+            stop,
+            thread,
+        })
+    }
+
+    /// A connection without RPC, to be made on the thread that uses it.
+    pub async fn connect(&self) -> Result<(QueuePair, Arc<MemoryRegions>), BenchError> {
+        let regions = MemoryRegions::new();
+        let pair = connect(&self.address, &identity(Role::Client), &regions, TIMEOUT).await?;
+        Ok((pair, regions))
+    }
+
+    /// A connection with RPC.
+    pub async fn client(&self) -> Result<RpcClient, BenchError> {
+        let (pair, regions) = self.connect().await?;
+        Ok(RpcClient::establish(pair, &regions, TIMEOUT).await?)
+    }
+
+    /// Ends it.
+    pub fn stop(self) -> Result<(), BenchError> {
+        self.stop.send_replace(true);
+        self.thread.join().map_err(|_| "the server thread failed")??;
+        Ok(())
+    }
+}

@@ -1,0 +1,45 @@
+//! The mount against the library and against tmpfs: the same operations by system calls.
+
+use super::system_calls;
+use crate::BenchError;
+use crate::cluster::{BenchNode, pool_len};
+use crate::report::Findings;
+use crate::suite::{Context, Experiment};
+use polvo_fuse::{Mount, MountOptions};
+
+/// See the module.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "mount",
+    title: "The mount",
+    about: "A mount inside a node (FUSE), by system calls, beside the same calls on tmpfs and, where the library experiment ran \
+            before, beside the client library below the mount. Every operation is durable when it returns.",
+    run,
+};
+
+fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
+    if !std::path::Path::new("/dev/fuse").exists() {
+        found.note("Left out: there is no /dev/fuse.");
+        return Ok(());
+    }
+    let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len))?;
+    let point = context.scratch.join("mnt");
+    std::fs::create_dir(&point)?;
+    let client = node.internal();
+    let mount = Mount::new(client.clone(), &point, MountOptions::default())?;
+    let library = |operation: &str| match operation {
+        "4 KiB random read" => Some("library internal 4 KiB random read"),
+        "4 KiB random write" => Some("library internal 4 KiB durable overwrite"),
+        "1 MiB reads" => Some("library internal 1 MiB reads"),
+        "1 MiB writes and fdatasync" => Some("library internal 1 MiB writes"),
+        "create" => Some("library internal create"),
+        "stat" => Some("library internal stat"),
+        "unlink" => Some("library internal unlink"),
+        _ => None,
+    };
+    let measured = system_calls::measure("mount", &point, library, context, found);
+    mount.unmount(false)?;
+    client.shutdown();
+    node.stop()?;
+    std::fs::remove_dir(&point)?;
+    measured
+}

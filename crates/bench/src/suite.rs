@@ -1,0 +1,169 @@
+//! The experiments, and how a run goes through them.
+
+use crate::BenchError;
+use crate::cluster::Scratch;
+use crate::experiments;
+use crate::report::{Findings, Machine, Report};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// How much work one measurement does.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Repetitions; the median counts.
+    pub rounds: usize,
+    /// Small operations a repetition.
+    pub ops: usize,
+    /// Size of the big file, bytes (a multiple of 1 MiB).
+    pub file_len: u64,
+}
+
+/// What an experiment works with.
+pub struct Context<'a> {
+    /// A directory of the run's own, on tmpfs.
+    pub scratch: &'a Path,
+    /// How much to do.
+    pub effort: Effort,
+    /// Numbers of clients where an experiment goes over them.
+    pub clients: &'a [usize],
+    /// Sizes of messages, bytes, where an experiment goes over them.
+    pub sizes: &'a [usize],
+    /// A directory of another file system to be measured, if that was asked for.
+    pub compared: Option<&'a Path>,
+}
+
+/// One experiment. Those that reproduce a figure of a paper are named after it.
+pub struct Experiment {
+    /// On the command line, in the report, and of its plots' files.
+    pub name: &'static str,
+    /// In a few words.
+    pub title: &'static str,
+    /// What is measured and how; paragraphs are separated by an empty line.
+    pub about: &'static str,
+    /// Measures.
+    pub run: fn(&Context<'_>, &mut Findings<'_>) -> Result<(), BenchError>,
+}
+
+/// All of them, in the order of a whole run: what serves others as a baseline comes before them.
+pub const EXPERIMENTS: &[&Experiment] = &[
+    &experiments::baselines::EXPERIMENT,
+    &experiments::library::EXPERIMENT,
+    &experiments::network::EXPERIMENT,
+    &experiments::octopus_fig13::EXPERIMENT,
+    &experiments::mount::EXPERIMENT,
+    &experiments::memory::EXPERIMENT,
+];
+
+/// The one that measures another file system; part of a run only with [`Context::compared`].
+pub const COMPARE: &Experiment = &experiments::compare::EXPERIMENT;
+
+/// What a run is asked for.
+pub struct Plan<'a> {
+    /// In the order in which they run.
+    pub experiments: Vec<&'a Experiment>,
+    /// Where pools and baselines go: below it, in a directory that is removed at the end.
+    pub scratch: PathBuf,
+    /// How much to do.
+    pub effort: Effort,
+    /// See [`Context`].
+    pub clients: Vec<usize>,
+    /// See [`Context`].
+    pub sizes: Vec<usize>,
+    /// See [`Context`].
+    pub compared: Option<PathBuf>,
+    /// By which the run can be repeated.
+    pub command: String,
+}
+
+/// Runs the experiments, printing what each finds. One that fails is in the report with its failure; the others go on.
+///
+/// # Errors
+/// The scratch directory cannot be made.
+pub fn run(plan: &Plan<'_>) -> Result<Report, BenchError> {
+    let scratch = Scratch::new(&plan.scratch)?;
+    let mut report = Report {
+        machine: Machine::this(scratch.path()),
+        command: plan.command.clone(),
+        rounds: plan.effort.rounds,
+        rows: Vec::new(),
+        sections: Vec::new(),
+    };
+    let context = Context {
+        scratch: scratch.path(),
+        effort: plan.effort,
+        clients: &plan.clients,
+        sizes: &plan.sizes,
+        compared: plan.compared.as_deref(),
+    };
+    for experiment in &plan.experiments {
+        println!("{}: {}", experiment.name, experiment.title);
+        let start = Instant::now();
+        let mut found = Findings::new(experiment.name, &report.rows);
+        let failure = (experiment.run)(&context, &mut found).err().map(|why| why.to_string());
+        let (rows, mut section) = found.finish(experiment.title, experiment.about);
+        Report::print_rows(&rows);
+        for note in &section.notes {
+            println!("  note: {note}");
+        }
+        if let Some(why) = &failure {
+            println!("  FAILED: {why}");
+        }
+        section.seconds = start.elapsed().as_secs_f64();
+        section.failure = failure;
+        println!("  {:.1} s", section.seconds);
+        report.rows.extend(rows);
+        report.sections.push(section);
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_fit_for_files() {
+        let mut names: Vec<&str> = EXPERIMENTS.iter().chain([&COMPARE]).map(|e| e.name).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+        assert!(names.iter().all(|name| name.chars().all(fits)), "{names:?}");
+    }
+
+    #[test]
+    fn an_experiment_that_fails_is_in_the_report_and_the_others_go_on() {
+        const GOOD: Experiment = Experiment {
+            name: "good",
+            title: "works",
+            about: "",
+            run: |_, found| {
+                found.note("was here");
+                Ok(())
+            },
+        };
+        const BAD: Experiment = Experiment {
+            name: "bad",
+            title: "fails",
+            about: "",
+            run: |_, _| Err("no luck".into()),
+        };
+        let plan = Plan {
+            experiments: vec![&BAD, &GOOD],
+            scratch: std::env::temp_dir(),
+            effort: Effort {
+                rounds: 1,
+                ops: 1,
+                file_len: 1 << 20,
+            },
+            clients: vec![1],
+            sizes: vec![16],
+            compared: None,
+            command: "polvo bench".into(),
+        };
+        let report = run(&plan).unwrap();
+        assert_eq!(report.sections[0].failure.as_deref(), Some("no luck"));
+        assert_eq!(report.sections[1].notes, ["was here"]);
+    }
+}
