@@ -80,6 +80,7 @@ impl Store {
         layout: &mut Layout,
     ) -> Result<(), RegionError> {
         layout.clear();
+        layout.bytes.reserve(entries.len());
         let (slot, version) = (end.ino.slot(), end.tail.version());
         let mut position = end.tail.units();
         let mut rest = entries;

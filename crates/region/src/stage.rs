@@ -10,11 +10,13 @@ use crate::region::is_worn;
 use crate::store::Urgency;
 use crate::{Region, RegionError};
 use polvo_format::{
-    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, NAME_MAX,
+    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, LINE, NAME_MAX,
     RegionOffset, SYMLINK_MAX, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Intent, NewFile, Placement};
 
+/// Bytes of entries that most changes of an inode make: a name, a new inode.
+const ENTRIES_LEN: usize = 4 * LINE;
 /// Most names of an inode that is no directory.
 const LINKS_MAX: u32 = 65_000;
 
@@ -48,7 +50,7 @@ impl Staged {
             fresh: false,
             dies: false,
             linkable: inode.linkable,
-            entries: Vec::new(),
+            entries: Vec::with_capacity(ENTRIES_LEN),
             names: Vec::new(),
             next_cookie: inode.directory_body().map_or(0, |d| d.next_cookie()),
         }
@@ -418,7 +420,7 @@ impl Region {
             fresh: true,
             dies: false,
             linkable: unnamed,
-            entries: Vec::new(),
+            entries: Vec::with_capacity(ENTRIES_LEN),
             names: Vec::new(),
             next_cookie: 1,
         };

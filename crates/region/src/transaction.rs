@@ -240,8 +240,8 @@ impl Region {
 
             // inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens
             let mut freed: Vec<Box<Inode>> = Vec::new();
-            let mut writes = Vec::new();
-            let mut heads = Vec::new();
+            let mut writes = Vec::with_capacity(4 * layouts.len());
+            let mut heads = Vec::with_capacity(layouts.len());
             for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
                 if staged.entries.is_empty() {
                     continue;
