@@ -6,7 +6,7 @@ use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Plan, transact};
 use crate::turn::{Turn, strange_reply};
-use polvo_format::{Attr, FileKind, Ino, RegionId, TxnId};
+use polvo_format::{Attr, FileKind, Ino, RegionId, Tail, TxnId};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, RenameMode, Reply, Request};
 
 /// Deepest chain of parents that is walked.
@@ -76,9 +76,36 @@ impl RenameHold {
 struct Look {
     source: DirEntry,
     dest: Option<DirEntry>,
+    /// The old directory's log when its name was looked at.
+    source_tail: Tail,
 }
 
 impl Look {
+    /// Nothing is to be done whoever asks: by what the two names stand for it fails, or they are two names of one file.
+    fn is_nothing(&self, mode: RenameMode) -> bool {
+        match (mode, &self.dest) {
+            (RenameMode::NoReplace, Some(_)) | (RenameMode::Exchange, None) => true,
+            (_, Some(dest)) => dest.target.ino == self.source.target.ino,
+            _ => false,
+        }
+    }
+
+    /// The rename's answer, if what the two names stand for settles it.
+    fn verdict(&self, mode: RenameMode) -> Option<Result<(), FsError>> {
+        match (mode, &self.dest) {
+            (RenameMode::NoReplace, Some(_)) => Some(Err(FsError::Exists)),
+            (RenameMode::Exchange, None) => Some(Err(FsError::NotFound)),
+            (_, Some(dest)) if dest.target.ino == self.source.target.ino => Some(Ok(())),
+            (RenameMode::Replace, Some(dest)) => match (self.source.kind, dest.kind) {
+                (FileKind::Directory, FileKind::Directory) => None,
+                (FileKind::Directory, _) => Some(Err(FsError::NotDirectory)),
+                (_, FileKind::Directory) => Some(Err(FsError::IsDirectory)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// True when the rename gives a directory another parent.
     fn moves_directory(&self, rename: &Rename) -> bool {
         let moves = |entry: &DirEntry| entry.kind == FileKind::Directory;
@@ -97,9 +124,16 @@ impl Turn<'_> {
         let mut looks = Looks::default();
         let mut backoff = self.backoff();
         loop {
-            let Some(look) = self.look(&rename).await? else {
-                return Ok(Reply::Done);
-            };
+            let look = self.look(&rename).await?;
+            if let Some(verdict) = look.verdict(rename.mode) {
+                // the names were looked at one after the other: together they were so only if the first did not change
+                let now = self.find(rename.old_dir, &rename.old_name).await?;
+                if now.is_some_and(|(_, tail)| tail == look.source_tail) {
+                    return verdict.map(|()| Reply::Done);
+                }
+                backoff.wait().await?;
+                continue;
+            }
             let hold = match look.moves_directory(&rename) {
                 true => Some(RenameHold::take(self).await?),
                 false => None,
@@ -117,8 +151,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Looks at both names and checks what can be said of them alone; `None` when there is nothing to do.
-    async fn look(&self, rename: &Rename) -> Result<Option<Look>, FsError> {
+    /// Looks at both names, one after the other, and at what the caller may do with them.
+    async fn look(&self, rename: &Rename) -> Result<Look, FsError> {
         let Rename {
             old_dir,
             old_name,
@@ -139,32 +173,27 @@ impl Turn<'_> {
         };
         self.may(&old_parent, EXECUTE).await?;
         self.may(&new_parent, EXECUTE).await?;
-        let source = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
-        let dest = self.find(*new_dir, new_name).await?;
-        match (mode, &dest) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            (_, Some(dest)) if dest.target.ino == source.target.ino => return Ok(None), // two names of one file
-            _ => {}
+        let (source, source_tail) = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
+        let dest = self.find(*new_dir, new_name).await?.map(|(entry, _)| entry);
+        let look = Look {
+            source,
+            dest,
+            source_tail,
+        };
+        if look.is_nothing(*mode) {
+            return Ok(look);
         }
+        let Look { source, dest, .. } = &look;
         if !permission::is_trusted(self.cred) {
             let changes_parent = old_dir != new_dir;
-            self.may_move(&old_parent, &source, changes_parent).await?;
+            self.may_move(&old_parent, source, changes_parent).await?;
             self.may(&new_parent, WRITE).await?;
-            if let Some(dest) = &dest {
+            if let Some(dest) = dest {
                 self.may_move(&new_parent, dest, changes_parent && *mode == RenameMode::Exchange)
                     .await?;
             }
         }
-        if let (RenameMode::Replace, Some(dest)) = (mode, &dest) {
-            match (source.kind, dest.kind) {
-                (FileKind::Directory, FileKind::Directory) => {}
-                (FileKind::Directory, _) => return Err(FsError::NotDirectory),
-                (_, FileKind::Directory) => return Err(FsError::IsDirectory),
-                _ => {}
-            }
-        }
-        Ok(Some(Look { source, dest }))
+        Ok(look)
     }
 
     /// All of `want` on an inode, wherever it lies, else EACCES.

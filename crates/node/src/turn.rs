@@ -6,7 +6,7 @@ use crate::node::Node;
 use crate::served::Served;
 use crate::sessions::Session;
 use polvo_cluster::{Links, Timeouts};
-use polvo_format::{Attr, Epoch, Ino, RegionId, TxnId};
+use polvo_format::{Attr, Epoch, Ino, RegionId, Tail, TxnId};
 use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
@@ -157,11 +157,11 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Finds a name, wherever its directory lies. `None` when there is none.
-    pub async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Option<DirEntry>, FsError> {
+    /// Finds a name, wherever its directory lies, and the directory's tail at that moment. `None` when there is none.
+    pub async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Option<(DirEntry, Tail)>, FsError> {
         let region = dir.ino.region();
         let found = if self.node.serves(region) {
-            self.on(region, |r| r.lookup(dir, name)).await.map(|(entry, _)| entry)
+            self.on(region, |r| r.lookup(dir, name)).await
         } else {
             match self
                 .ask_region(
@@ -173,12 +173,15 @@ impl<'a> Turn<'a> {
                 )
                 .await
             {
-                Ok(Reply::Found(found)) => Ok(DirEntry {
-                    cookie: 0,
-                    target: found.target,
-                    kind: found.kind,
-                    name: name.to_vec(),
-                }),
+                Ok(Reply::Found(found)) => {
+                    let entry = DirEntry {
+                        cookie: 0,
+                        target: found.target,
+                        kind: found.kind,
+                        name: name.to_vec(),
+                    };
+                    Ok((entry, found.dir_tail))
+                }
                 Ok(_) => Err(strange_reply(dir.ino)),
                 Err(error) => Err(error),
             }

@@ -494,6 +494,59 @@ fn renames_of_the_same_names_lose_nothing() {
     }
 }
 
+/// Two names on two nodes are exchanged back and forth by two clients at the same time. Each exchange that is reported as
+/// done has happened: a look at one name before, and at the other after somebody else's exchange, shows the same file twice,
+/// which is no reason to believe that it has two names and nothing is to be done.
+#[test]
+fn exchanges_at_once_in_opposite_directions_all_happen() {
+    for seed in 0..20 {
+        run(options(seed), async |cluster| {
+            let c = Caller::new(cluster, "first");
+            let dirs = [
+                c.mkdir(ROOT, "a").await.unwrap(),
+                c.mkdir(ROOT, "b").await.unwrap(),
+                c.mkdir(ROOT, "c").await.unwrap(),
+            ];
+            for at in 0..3 {
+                let (a, b) = (dirs[at], dirs[(at + 1) % 3]);
+                let file = c.create(a, "n").await.unwrap();
+                let other = c.create(b, "n").await.unwrap();
+                let mut exchanged = 0;
+                for _ in 0..20 {
+                    let tasks = [(a, b), (b, a)].map(|(from, to)| {
+                        let c = Caller::new(cluster, "exchanger");
+                        let request = Request::Rename {
+                            old_dir: from,
+                            old_name: b"n".to_vec(),
+                            new_dir: to,
+                            new_name: b"n".to_vec(),
+                            mode: RenameMode::Exchange,
+                        };
+                        spawn_local(async move { c.ask(to.ino.region(), request).await })
+                    });
+                    for task in tasks {
+                        match task.await.unwrap() {
+                            Ok(_) => exchanged += 1,
+                            Err(FsError::Busy) => {}
+                            Err(error) => panic!("seed {seed}: {error}"),
+                        }
+                    }
+                    let found = (c.find(a, "n").await.unwrap(), c.find(b, "n").await.unwrap());
+                    let expected = if exchanged % 2 == 0 {
+                        (file, other)
+                    } else {
+                        (other, file)
+                    };
+                    assert_eq!(found, expected, "seed {seed}: after {exchanged} exchanges");
+                }
+                c.unlink(a, "n").await.unwrap();
+                c.unlink(b, "n").await.unwrap();
+            }
+            healthy(cluster).await;
+        });
+    }
+}
+
 #[test]
 fn directories_moved_into_each_other_at_once_make_no_ring() {
     for seed in 0..6 {
