@@ -37,6 +37,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
             node.end_session(session);
         }
         node.locks.sweep();
+        node.give_out_held_back();
         node.advance_tick();
         let settled = settle(&node, &links, &mut open_since);
         let rest = async {

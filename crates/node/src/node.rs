@@ -22,7 +22,7 @@ use polvo_region::{PoolSpace, Region, RegionError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -64,6 +64,10 @@ pub struct Node {
     pub(crate) counters: RequestCounters,
     pub(crate) probe: Probe,
     pub(crate) started: Instant,
+    /// Number of this run; grows from run to run of the pool.
+    life: u64,
+    /// Pages that were free at the start are not given out yet.
+    held_back: AtomicBool,
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
     pub(crate) stopping: watch::Sender<bool>,
@@ -115,6 +119,8 @@ impl Node {
                 atomic: true,
             }),
         };
+        let life = space.next_sequence();
+        let held_back = begin_life(&pmem, life);
         let segment_size = space.usage().segment_size;
         let present = space.regions();
         let mut regions = BTreeMap::new();
@@ -127,8 +133,11 @@ impl Node {
             let region = if present.contains(&info.id) {
                 let what = format!("recovering region {}", info.id.0);
                 let mut report = |done, total| progress(&what, done, total);
-                let (region, recovery) = Region::recover(&space, info.id, &mut report).map_err(to_fs)?;
+                let (mut region, recovery) = Region::recover(&space, info.id, &mut report).map_err(to_fs)?;
                 tracing::info!(region = info.id.0, ?recovery, "region recovered");
+                if held_back {
+                    region.hold_back_free_data();
+                }
                 region
             } else {
                 Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
@@ -150,12 +159,11 @@ impl Node {
             );
         }
         let map = MapCell::new(config.map.clone());
-        let start_number = space.next_sequence();
         let context = SessionContext::over(
             memory.clone(),
             map.clone(),
             config.identity.clone(),
-            session_of(config.id, start_number),
+            session_of(config.id, life),
             config.name.clone(),
             Some(config.id),
             config.timeouts,
@@ -179,6 +187,8 @@ impl Node {
             counters: RequestCounters::default(),
             probe: Probe::default(),
             started: Instant::now(),
+            life,
+            held_back: AtomicBool::new(held_back),
             tick: AtomicU64::new(1),
             stopping: watch::channel(false).0,
             under_way: AtomicU64::new(0),
@@ -271,10 +281,27 @@ impl Node {
     pub(crate) fn with_room<T>(&self, mut f: impl FnMut() -> Result<T, RegionError>) -> Result<T, RegionError> {
         match f() {
             Err(RegionError::Fs(FsError::NoSpace)) => {
+                self.give_out_held_back();
                 self.collect_segments();
                 f()
             }
             result => result,
+        }
+    }
+
+    /// Gives out pages that were free at the start, once nobody can still be storing to them: nobody has the pool mapped
+    /// any more who was given it by a run before, or so much time has passed that all leases of that run have ended.
+    pub(crate) fn give_out_held_back(&self) {
+        if !self.held_back.load(Relaxed) {
+            return;
+        }
+        let late = self.started.elapsed() >= self.config.timeouts.lease;
+        if late || !self.pmem.is_mapped_since_before(self.life).unwrap_or(true) {
+            for served in self.regions.values() {
+                served.enter(|region| region.give_out_held_back());
+            }
+            self.held_back.store(false, Relaxed);
+            tracing::info!(after = ?self.started.elapsed(), "space of the run before is given out again");
         }
     }
 
@@ -352,6 +379,22 @@ impl Node {
             for served in self.regions.values() {
                 served.enter(|region| region.end_session(id));
             }
+        }
+    }
+}
+
+/// Marks this run of the pool; says whether peers of an earlier one still have it mapped. In doubt they do.
+fn begin_life(pmem: &Pmem, life: u64) -> bool {
+    let begun = pmem.is_mapped_since_before(life);
+    match begun.and_then(|mapped| pmem.begin_life(life).map(|()| mapped)) {
+        Ok(false) => false,
+        Ok(true) => {
+            tracing::info!("clients of the run before have the pool mapped: space that was free is held back");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "who has the pool mapped cannot be told: space that was free is held back");
+            true
         }
     }
 }

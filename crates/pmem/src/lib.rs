@@ -22,6 +22,7 @@
 
 mod copy;
 mod error;
+mod life;
 mod mapping;
 mod persistence;
 mod pool;

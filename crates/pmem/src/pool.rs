@@ -1,5 +1,6 @@
 //! One pool, whatever it lies on.
 
+use crate::life;
 use crate::mapping::Mapping;
 use crate::sim::{CrashImage, SimMedium};
 use crate::{Medium, Persistence, PmemError, persistence};
@@ -136,6 +137,30 @@ impl Pmem {
         match &self.backing {
             Backing::Mapped(m) => Some(m.fd()),
             Backing::Sim(_) => None,
+        }
+    }
+
+    /// Marks this run of the pool's daemon, for those that follow: its number grows from run to run (and is below 2^48). The
+    /// mark lasts as long as anybody has what [`Pmem::fd`] gives, or a mapping of it. Nothing to do for sim.
+    ///
+    /// # Errors
+    /// [`PmemError::Os`] when the medium knows no locks.
+    pub fn begin_life(&self, number: u64) -> Result<(), PmemError> {
+        match &self.backing {
+            Backing::Mapped(m) => life::begin(m.fd(), number).map_err(|error| life_error(m.path(), error)),
+            Backing::Sim(_) => Ok(()),
+        }
+    }
+
+    /// True while a process still has the pool mapped that was given it by an earlier run than that of this number, and
+    /// so may still be storing to it.
+    ///
+    /// # Errors
+    /// [`PmemError::Os`] when the medium knows no locks.
+    pub fn is_mapped_since_before(&self, number: u64) -> Result<bool, PmemError> {
+        match &self.backing {
+            Backing::Mapped(m) => life::any_before(m.fd(), number).map_err(|error| life_error(m.path(), error)),
+            Backing::Sim(_) => Ok(false),
         }
     }
 
@@ -330,6 +355,14 @@ impl Pmem {
             Backing::Mapped(m) if m.medium == Medium::File => m.msync(),
             _ => Ok(()),
         }
+    }
+}
+
+fn life_error(path: &Path, source: std::io::Error) -> PmemError {
+    PmemError::Os {
+        path: path.display().to_string(),
+        what: "lock",
+        source,
     }
 }
 

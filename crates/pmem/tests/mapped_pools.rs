@@ -356,3 +356,28 @@ proptest! {
         }
     }
 }
+
+/// The next run learns whether a peer still has the pool mapped that got it from an earlier one, and when it has not.
+#[test]
+fn a_run_knows_of_mappings_given_out_by_earlier_ones() {
+    for dir in [tmpfs(), disk()] {
+        let path = dir.path().join("pool");
+        let first = Pmem::create(&path, LEN, None).unwrap();
+        assert!(!first.is_mapped_since_before(5).unwrap(), "there was none before");
+        first.begin_life(5).unwrap();
+        assert!(!first.is_mapped_since_before(5).unwrap(), "its own do not count");
+        let map = |pool: &Pmem| Pmem::from_fd(shared_fd(pool), LEN, pool.persistence(), pool.medium()).unwrap();
+        let peer = map(&first);
+        drop(first);
+        let second = Pmem::open(&path, None).unwrap();
+        assert!(second.is_mapped_since_before(9).unwrap());
+        second.begin_life(9).unwrap();
+        let own = map(&second);
+        assert!(second.is_mapped_since_before(9).unwrap(), "still");
+        drop(peer);
+        assert!(!second.is_mapped_since_before(9).unwrap());
+        drop((second, own));
+        let third = Pmem::open(&path, None).unwrap();
+        assert!(!third.is_mapped_since_before(u64::from(u32::MAX)).unwrap());
+    }
+}

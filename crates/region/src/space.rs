@@ -50,6 +50,8 @@ pub(crate) struct Space {
     /// live bytes of data pages (by number) that are partly live
     live: NumberMap<u16>,
     quarantine: VecDeque<Freed>,
+    /// free, but not to be given out yet; counted as in quarantine
+    held_back: Vec<Run>,
     tick: u64,
 }
 
@@ -65,6 +67,7 @@ impl Space {
             classes: Default::default(),
             live: NumberMap::default(),
             quarantine: VecDeque::new(),
+            held_back: Vec::new(),
             tick: 0,
         }
     }
@@ -299,9 +302,37 @@ impl Space {
         self.quarantine.len() < before
     }
 
-    /// Every run in quarantine.
+    /// Every run in quarantine or held back.
     pub fn quarantined_runs(&self) -> impl Iterator<Item = Run> + '_ {
-        self.quarantine.iter().map(|f| f.run)
+        self.quarantine
+            .iter()
+            .map(|f| f.run)
+            .chain(self.held_back.iter().copied())
+    }
+
+    /// Keeps the data pages that are free now from being given out, until `give_out_held_back`.
+    pub fn hold_back_free_data(&mut self) {
+        let class = SegmentClass::Data;
+        for segment in self.classes[class_at(class)].open.clone() {
+            let mut start = 0;
+            while start < self.bitmap(segment).len() {
+                let len = self.bitmap(segment).free_at(start, u32::MAX);
+                if len > 0 {
+                    let run = Run { segment, start, len };
+                    assert!(self.mark(run), "a run found free is free");
+                    self.classes[class_at(class)].quarantined += u64::from(len);
+                    self.held_back.push(run);
+                }
+                start += len.max(1);
+            }
+        }
+    }
+
+    /// What was held back can be given out.
+    pub fn give_out_held_back(&mut self) {
+        for run in std::mem::take(&mut self.held_back) {
+            self.leave_quarantine(run);
+        }
     }
 
     // ---- live bytes
