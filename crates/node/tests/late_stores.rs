@@ -113,7 +113,9 @@ impl Life {
             uid: 0,
             gid: 0,
             rdev: 0,
-            target: vec![],
+            target: Vec::new(),
+            umask: 0,
+            xattrs: Vec::new(),
         };
         let create = Request::Create {
             dir: InodeRef {
