@@ -4,7 +4,8 @@
     gone.py make TOP NODES           a directory with a file for each node: TOP/d0/f on node 0, ...
     gone.py hold TOP OUT NODE LIMIT  holds files of NODE open, a lock, and a working directory there; when OUT.gone appears
                                      looks at what still works, and when OUT.back does, at what works again
-    gone.py read FILE                reads a file and says how long that took
+    gone.py read FILE [READY]        reads a file and says how long that took; with READY: from a working directory in the
+                                     mount, after writing its process number there
 
 LIMIT: longest time, in seconds, that an operation may take while the node is gone. Times are printed in milliseconds.
 """
@@ -152,7 +153,12 @@ def make_sure(path):
         check(f"{path} holds something else", file.read() == BYTES)
 
 
-def read(path):
+def read(path, ready=None):
+    if ready:
+        os.chdir(os.path.dirname(os.path.dirname(path)))  # on a node that lives
+        with open(ready + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(ready + ".new", ready)
     said, took = timed(lambda: make_sure(path))
     print(f"{said} {took * 1000:.0f}")
 
@@ -164,4 +170,4 @@ if __name__ == "__main__":
     elif command == "hold":
         hold(arguments[0], arguments[1], int(arguments[2]), float(arguments[3]))
     else:
-        read(arguments[0])
+        read(*arguments)
