@@ -115,6 +115,34 @@ impl Mapping {
         Mapping::map(path, shared, Some(lock), len, persistence, None)
     }
 
+    /// Maps a copy of an existing pool: pages are copied as they are written to, the pool stays as it is. `None` for a DAX
+    /// device, which the kernel does not map that way.
+    pub(crate) fn open_private(path: &Path) -> Result<Option<Mapping>, PmemError> {
+        let (shared, stat) = open_pool(path, OFlags::empty())?;
+        let lock = lock(path, &stat)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
+            return Ok(None);
+        }
+        let stat = rustix::fs::fstat(&shared).map_err(|e| os(path, "stat", e))?;
+        let len = usize::try_from(stat.st_size).map_err(|_| unusable(path, "it does not fit in the address space"))?;
+        if len == 0 {
+            return Err(unusable(path, "the file is empty (has it been formatted?)"));
+        }
+        // NORESERVE: few pages will be written to, and memory for all of them need not be there
+        let base = mmap(&shared, len, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|e| os(path, "map", e))?;
+        Ok(Some(Mapping {
+            base,
+            len,
+            medium: Medium::Tmpfs,
+            persistence: Persistence::None,
+            vector: Vector::detect(),
+            streaming_from: STREAMING_FROM_VOLATILE,
+            shared,
+            _lock: Some(lock),
+            path: path.to_owned(),
+        }))
+    }
+
     /// Makes the pool and maps it.
     pub(crate) fn create(path: &Path, len: u64, persistence: Option<Persistence>) -> Result<Mapping, PmemError> {
         if len == 0 || len > i64::MAX as u64 {

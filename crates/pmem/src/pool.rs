@@ -61,6 +61,16 @@ impl Pmem {
         Mapping::open(path, persistence).map(Pmem::mapped)
     }
 
+    /// Maps and locks a copy of an existing pool file, for trying things out: what is written goes to memory of this
+    /// process and is gone with it. It shows as tmpfs, whatever the file lies on. `None` for a DAX device, which cannot be
+    /// mapped that way.
+    ///
+    /// # Errors
+    /// As [`Pmem::open`].
+    pub fn open_private(path: &Path) -> Result<Option<Arc<Pmem>>, PmemError> {
+        Ok(Mapping::open_private(path)?.map(Pmem::mapped))
+    }
+
     /// Creates a pool file of `len` bytes (an existing one is emptied first), allocates all its space, maps and locks
     /// it. The file reads as zeros. A device is mapped whole, keeps its contents, and must have at least `len` bytes.
     ///

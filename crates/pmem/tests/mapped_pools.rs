@@ -65,6 +65,32 @@ fn exercise(dir: &Path) -> Medium {
 }
 
 #[test]
+fn a_private_copy_leaves_the_pool_as_it_is() {
+    for dir in [tmpfs(), disk()] {
+        let path = dir.path().join("pool");
+        let pool = Pmem::create(&path, LEN, None).unwrap();
+        pool.write(0, b"kept");
+        pool.sync().unwrap();
+        assert!(matches!(Pmem::open_private(&path), Err(PmemError::Locked { .. })));
+        drop(pool);
+        let copy = Pmem::open_private(&path).unwrap().expect("a file can be copied");
+        assert!(matches!(Pmem::open(&path, None), Err(PmemError::Locked { .. })));
+        copy.write(0, b"gone");
+        copy.write_streaming(8192, &[7; 8192]);
+        copy.persist(0, 4);
+        let mut bytes = [0; 4];
+        copy.read(0, &mut bytes);
+        assert_eq!(&bytes, b"gone");
+        drop(copy);
+        let pool = Pmem::open(&path, None).unwrap();
+        pool.read(0, &mut bytes);
+        assert_eq!(&bytes, b"kept");
+        pool.read(8192, &mut bytes);
+        assert_eq!(bytes, [0; 4]);
+    }
+}
+
+#[test]
 fn a_pool_on_tmpfs_survives_its_process() {
     let dir = tmpfs();
     assert_eq!(exercise(dir.path()), Medium::Tmpfs);
