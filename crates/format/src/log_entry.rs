@@ -438,6 +438,13 @@ impl<'a> Entry<'a> {
         }
     }
 
+    /// Do these bytes begin as an entry does: with a known type and known flags?
+    pub fn could_begin(bytes: &[u8]) -> bool {
+        RawHead::read_from_prefix(bytes).is_ok_and(|(head, _)| {
+            (Kind::Pad as u8..=Kind::Placement as u8).contains(&head.kind) && head.flags.get() & !CHECKPOINT == 0
+        })
+    }
+
     /// Reads one entry's whole bytes, checksum aside. Gives the entry and its checkpoint flag.
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Entry<'a>, bool), FormatError> {
         let (head, rest) = RawHead::read_from_prefix(bytes).map_err(|_| short(bytes))?;

@@ -134,7 +134,16 @@ impl Node {
                 let what = format!("recovering region {}", info.id.0);
                 let mut report = |done, total| progress(&what, done, total);
                 let (mut region, recovery) = Region::recover(&space, info.id, &mut report).map_err(to_fs)?;
-                tracing::info!(region = info.id.0, ?recovery, "region recovered");
+                tracing::info!(
+                    region = info.id.0,
+                    inodes = recovery.inodes,
+                    bytes_read = recovery.bytes_read,
+                    orphans_freed = recovery.orphans_freed,
+                    held_by = ?recovery.held_by,
+                    damaged = ?recovery.damaged,
+                    mended = recovery.mended.len(),
+                    "region recovered"
+                );
                 if held_back {
                     region.hold_back_free_data();
                 }

@@ -89,7 +89,7 @@ impl ClusterMap {
 }
 
 /// What a segment holds; fixed while the segment belongs to a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum SegmentClass {
     /// Inodes (and, in the first one, the region header in slot 0).

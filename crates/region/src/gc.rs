@@ -66,7 +66,7 @@ impl Region {
         result
     }
 
-    fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
+    pub(crate) fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
         let entries = checkpoint(&self.store, inode);
         if planted(Planted::OldPagesFreedEarly) {
             let old = std::mem::take(&mut inode.pages);

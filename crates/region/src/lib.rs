@@ -15,11 +15,13 @@ mod check;
 mod directory;
 mod error;
 mod file_index;
+mod flipped_bit;
 mod gc;
 mod hash;
 mod inode;
 mod load;
 mod log;
+mod offline;
 #[doc(hidden)]
 pub mod planted;
 mod pool;
@@ -39,6 +41,7 @@ mod transaction;
 
 pub use check::{CheckReport, Finding};
 pub use error::RegionError;
+pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
 pub use pool::{FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
 pub use recovery::Recovery;
 pub use region::Region;

@@ -7,7 +7,10 @@ use crate::store::{Store, UNIT};
 use polvo_format::{
     INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail, UnitPlace,
 };
-use polvo_proto::FsError;
+use polvo_proto::{FsError, SegmentClass};
+
+/// Slots read at a time.
+const SLOTS_AT_ONCE: usize = 256;
 
 /// How much of a log must be readable.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,6 +27,24 @@ impl Store {
         let mut bytes = [0; INODE_SIZE];
         self.pmem.read(self.slot_at(slot), &mut bytes);
         bytes
+    }
+
+    /// Calls with each inode slot that is not all zeros, in order, and its bytes.
+    pub fn each_slot(&self, with: &mut dyn FnMut(u64, &[u8; INODE_SIZE])) {
+        let mut bytes = vec![0; SLOTS_AT_ONCE * INODE_SIZE];
+        let in_segment = (1u64 << self.segment_shift()) / INODE_SIZE as u64;
+        for (index, _, _) in self.segments().filter(|s| s.2 == SegmentClass::Inodes) {
+            let first = u64::from(index) * in_segment;
+            for chunk in (first..first + in_segment).step_by(SLOTS_AT_ONCE) {
+                self.read(chunk * INODE_SIZE as u64, &mut bytes);
+                for (slot, bytes) in (chunk..).zip(bytes.as_chunks::<INODE_SIZE>().0) {
+                    // slot 0 is the region's header
+                    if slot != 0 && *bytes != [0; INODE_SIZE] {
+                        with(slot, bytes);
+                    }
+                }
+            }
+        }
     }
 
     /// Loads the inode of a slot. ESTALE when it is free; damage is an error that names the place.

@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// Inodes put into the cache by recovery, so that the first requests find something there.
 const WARM_INODES: u64 = 1 << 14;
 
+/// Most inodes whose cached attributes were written anew that are named.
+const MENDED_MAX: usize = 1000;
+
 /// What recovery found.
 #[derive(Clone, Debug, Default)]
 pub struct Recovery {
@@ -27,6 +30,18 @@ pub struct Recovery {
     pub held_by: Vec<TxnId>,
     /// damage: these inodes answer EIO, everything else works
     pub damaged: Vec<Finding>,
+    /// what was put right from the logs, at most so many that they can be listed: attributes beside the tail, which a
+    /// power cut leaves behind it, or a flipped bit has changed
+    pub mended: Vec<Finding>,
+}
+
+/// What becomes of inodes without a name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Orphans {
+    /// nobody holds them open after a restart: they go
+    Free,
+    /// their names may be lost: they stay until that is known
+    Keep,
 }
 
 impl Region {
@@ -37,6 +52,24 @@ impl Region {
     pub fn recover(
         space: &Arc<PoolSpace>,
         id: RegionId,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Region, Recovery), RegionError> {
+        Region::recover_with(space, id, Orphans::Free, progress)
+    }
+
+    /// As [`Self::recover`], but inodes without a name stay: names that lead to them may have been lost.
+    pub(crate) fn recover_all(
+        space: &Arc<PoolSpace>,
+        id: RegionId,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Region, Recovery), RegionError> {
+        Region::recover_with(space, id, Orphans::Keep, progress)
+    }
+
+    fn recover_with(
+        space: &Arc<PoolSpace>,
+        id: RegionId,
+        orphans: Orphans,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Region, Recovery), RegionError> {
         let store = Store::new(space, id)?;
@@ -51,7 +84,7 @@ impl Region {
             Some(header) if header.region == id && header.segment_shift == store.segment_shift() => {}
             Some(header) => return Err(store.corrupt("region header", 0, format!("is of region {}", header.region))),
             // the power went while the region was made
-            None if store.segments().count() <= 2 && is_empty(&store) => {
+            None if is_unfinished(&store) => {
                 let at = store.slot_at(0);
                 store.pmem.zero_streaming(at, 1 << store.segment_shift());
                 store.pmem.fence();
@@ -64,10 +97,14 @@ impl Region {
             }
             None => return Err(store.corrupt("region header", 0, "is missing")),
         }
-        Region::rebuild(store, progress)
+        Region::rebuild(store, orphans, progress)
     }
 
-    fn rebuild(store: Store, progress: &mut dyn FnMut(u64, u64)) -> Result<(Region, Recovery), RegionError> {
+    fn rebuild(
+        store: Store,
+        keep: Orphans,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Region, Recovery), RegionError> {
         let mut region = Region::empty(store);
         let mut survey = Survey::new(&region.store);
         let mut orphans = Vec::new();
@@ -113,14 +150,23 @@ impl Region {
             region.store.log_resized(0, pages);
         }
         region.store.damaged.extend(damaged);
+        let mut mended = Vec::new();
         for (ino, head, attributes) in refresh {
             region.store.refresh(ino, &head, &attributes);
+            if mended.len() < MENDED_MAX {
+                mended.push(Finding {
+                    ino: Some(ino),
+                    what: "attributes beside the tail were not what the log says".into(),
+                });
+            }
         }
         region.store.pmem.fence();
         let mut orphans_freed = 0;
         for slot in orphans {
             region.dead.insert(slot);
-            region.free_if_dead(slot);
+            if keep == Orphans::Free {
+                region.free_if_dead(slot);
+            }
             orphans_freed += u64::from(!region.dead.contains(&slot));
         }
         let recovery = Recovery {
@@ -129,13 +175,14 @@ impl Region {
             orphans_freed,
             held_by: region.held.transactions(),
             damaged: survey.findings,
+            mended,
         };
         Ok((region, recovery))
     }
 }
 
-/// Is there no inode but perhaps the root? (A region that was never finished has no other.)
-fn is_empty(store: &Store) -> bool {
+/// Is there no inode but perhaps the root, and nothing else? (A region that was never finished has no other.)
+pub(crate) fn is_unfinished(store: &Store) -> bool {
     let slots = (1u64 << store.segment_shift()) / INODE_SIZE as u64;
-    (2..slots).all(|slot| store.read_slot(slot) == [0; INODE_SIZE])
+    store.segments().count() <= 2 && (2..slots).all(|slot| store.read_slot(slot) == [0; INODE_SIZE])
 }

@@ -119,6 +119,14 @@ impl Store {
         self.segments[(offset >> self.shift) as usize].expect("the segment is ours")
     }
 
+    /// Does an offset, from wherever, lie in a segment of ours?
+    pub fn has_segment(&self, offset: u64) -> bool {
+        let segment = usize::try_from(offset >> self.shift)
+            .ok()
+            .and_then(|s| self.segments.get(s));
+        segment.is_some_and(|segment| segment.is_some())
+    }
+
     /// Is this a range within one segment of this class?
     pub fn is_within(&self, offset: u64, len: u64, class: SegmentClass) -> bool {
         let within = offset & ((1 << self.shift) - 1);

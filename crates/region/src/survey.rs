@@ -194,19 +194,23 @@ impl Survey {
         }
     }
 
-    /// Claims a file's data pages. A page belongs to one file; within it, each byte to one extent.
+    /// Claims a file's data pages. A page belongs to one file; within it, each byte to one extent. Where that is not so, all
+    /// else that the file maps is claimed all the same, so that nobody gets it.
     fn claim_data(&mut self, store: &Store, extents: impl Iterator<Item = Mapped>) -> Result<(), String> {
         let mut partial: NumberMap<u64> = NumberMap::default();
+        let mut shared = None;
         for extent in extents.filter(|e| !e.inline) {
             let (at, len) = (extent.gpa.offset().0, extent.len);
             let (first, end) = (at.next_multiple_of(PAGE_BYTES), (at + len) / PAGE_BYTES * PAGE_BYTES);
             if first < end {
                 let run = store.space.page_run(first, (end - first) / PAGE_BYTES);
                 if !self.space.mark(run) {
-                    return Err(format!(
-                        "{len} bytes at {:?} are mapped by something else too",
-                        extent.gpa
-                    ));
+                    for page in (first..end).step_by(PAGE) {
+                        self.space.mark(store.space.page_run(page, 1));
+                    }
+                    shared.get_or_insert_with(|| {
+                        format!("{len} bytes at {:?} are mapped by something else too", extent.gpa)
+                    });
                 }
             }
             each_page(at, len, |page, bytes| {
@@ -217,15 +221,20 @@ impl Survey {
         }
         for (page, live) in partial {
             let at = page * PAGE_BYTES;
-            if live > PAGE_BYTES || !self.space.mark(store.space.page_run(at, 1)) {
-                return Err(format!("page +{at:#x} is mapped by something else too"));
+            let marked = self.space.mark(store.space.page_run(at, 1));
+            if live > PAGE_BYTES || !marked {
+                shared.get_or_insert_with(|| format!("page +{at:#x} is mapped by something else too"));
+                continue;
             }
             self.space.map_fresh(at, live);
             if planted(Planted::PartlyLivePagesForgotten) {
                 self.space.give(store.space.page_run(at, 1));
             }
         }
-        Ok(())
+        match shared {
+            Some(why) => Err(why),
+            None => Ok(()),
+        }
     }
 }
 

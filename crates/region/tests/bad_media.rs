@@ -3,6 +3,7 @@
 
 mod harness;
 
+use harness::damage::{Random, Watched, flip};
 use harness::power::{CrashState, durable, recover_all, rounds};
 use harness::snapshot::{Snapshot, difference, node, snapshot};
 use harness::world::*;
@@ -13,36 +14,9 @@ use polvo_proto::*;
 use polvo_region::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 const R0: RegionId = RegionId(0);
 const LINE: u64 = 64;
-/// Longest time that one damaged pool may take; a thousand times what it takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Ends the process, naming the damage, when it lives for too long: a loop without an end cannot be ended otherwise.
-struct Watched {
-    done: std::sync::mpsc::Sender<()>,
-}
-
-impl Watched {
-    fn new(what: String) -> Watched {
-        let (done, ended) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            if ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{what}: does not end");
-                std::process::abort();
-            }
-        });
-        Watched { done }
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        let _ = self.done.send(());
-    }
-}
 
 /// A world in which every structure of the media is in use.
 fn furnished() -> World {
@@ -85,30 +59,11 @@ fn furnished() -> World {
     w
 }
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 fn damaged(image: &CrashImage, how: String, damage: impl FnOnce(&Pmem)) -> CrashState {
     let pmem = Pmem::simulated_from_image(image);
     damage(&pmem);
     let image = pmem.sim().unwrap().image(&mut polvo_pmem::sim::KeepAll);
     CrashState::new(vec![image], how)
-}
-
-fn flip(pmem: &Pmem, bit: u64) {
-    let mut byte = [0];
-    pmem.read(bit / 8, &mut byte);
-    pmem.write(bit / 8, &[byte[0] ^ 1 << (bit % 8)]);
 }
 
 /// Every line of these ranges that is not all zeros.
@@ -204,16 +159,13 @@ fn lines_of(world: &World, image: &CrashImage, class: SegmentClass) -> Vec<u64> 
     lines(image, &ranges)
 }
 
-/// Damages lines one at a time: single bits (but of bytes that are to `keep`), zeros, noise, another line's content.
-fn damage_lines(image: &CrashImage, lines: &[u64], seed: u64, keep: fn(u64) -> bool) -> Vec<CrashState> {
+/// Damages lines one at a time: single bits, zeros, noise, another line's content.
+fn damage_lines(image: &CrashImage, lines: &[u64], seed: u64) -> Vec<CrashState> {
     let mut random = Random(seed);
     let mut states = Vec::new();
     for &line in lines {
         for _ in 0..4 * rounds() {
             let bit = line * 8 + random.next() % (LINE * 8);
-            if keep(bit / 8) {
-                continue;
-            }
             states.push(damaged(
                 image,
                 format!("bit {} of the byte at {:#x}", bit % 8, bit / 8),
@@ -257,25 +209,18 @@ fn an_undamaged_pool_is_fine() {
     });
 }
 
-/// Is a byte of an inode segment part of a tail? A tail that has moved back to where an earlier entry ends is what a
-/// power cut may leave: that one is damaged cannot be told.
-fn is_tail(at: u64) -> bool {
-    let tail = polvo_format::INODE_TAIL;
-    (tail..tail + 8).contains(&(at % polvo_format::INODE_SIZE as u64))
-}
-
 #[test]
 fn damaged_inodes() {
     let (world, image, tree) = whole();
     let lines = lines_of(&world, &image, SegmentClass::Inodes);
-    nothing_goes_unnoticed("inodes", damage_lines(&image, &lines, 1, is_tail), &tree);
+    nothing_goes_unnoticed("inodes", damage_lines(&image, &lines, 1), &tree);
 }
 
 #[test]
 fn damaged_log_pages() {
     let (world, image, tree) = whole();
     let lines = lines_of(&world, &image, SegmentClass::Logs);
-    nothing_goes_unnoticed("log pages", damage_lines(&image, &lines, 2, |_| false), &tree);
+    nothing_goes_unnoticed("log pages", damage_lines(&image, &lines, 2), &tree);
 }
 
 #[test]
@@ -284,7 +229,7 @@ fn damaged_superblocks_table_and_redo_log() {
     let layout = *world.pools[0].layout();
     let lines = lines(&image, &[(0, layout.segments_offset)]);
     assert!(lines.len() > 8);
-    nothing_goes_unnoticed("pool", damage_lines(&image, &lines, 3, |_| false), &tree);
+    nothing_goes_unnoticed("pool", damage_lines(&image, &lines, 3), &tree);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! be called from several threads at once: locks are short and never held while bytes are written to a segment or to
 //! a redo log slot.
 
+mod mend;
 mod open;
 mod redo_log;
 mod segment_table;
@@ -167,6 +168,16 @@ impl PoolSpace {
     /// A number that no earlier run of this pool has used (persisted in strides); for `TxnId`s.
     pub fn next_sequence(&self) -> u64 {
         self.sequence.next(&self.pmem)
+    }
+
+    /// Numbers from here on have not been handed out by [`Self::next_sequence`].
+    pub(crate) fn sequence_limit(&self) -> u64 {
+        self.sequence.limit()
+    }
+
+    /// Where `len` bytes at an address lie in this pool; `None` unless they all lie in one segment here.
+    pub(crate) fn locate(&self, gpa: Gpa, len: u64) -> Option<u64> {
+        self.table.locate(gpa, len)
     }
 
     /// The pool.

@@ -111,8 +111,39 @@ impl PoolSpace {
     }
 }
 
-/// Finds the superblock that counts, and writes the other one anew if it is damaged.
+/// The superblock that counts, and what is wrong with the other copy, if anything.
+pub(super) struct Found {
+    /// With a generation and a sequence that are ready to be written over the damaged copy, if there is one.
+    pub superblock: Superblock,
+    /// Of the other copy: its offset, what is wrong.
+    pub damaged: Option<(u64, FormatError)>,
+}
+
+/// Finds the superblock that counts for whoever opens the pool: to serve, the other one is written anew if it is damaged;
+/// to check, it is a finding.
 fn read_superblock(pmem: &Pmem, damage: &mut Damage) -> Result<Superblock, RegionError> {
+    let Found { superblock, damaged } = find_superblock(pmem)?;
+    if let Some((copy, why)) = damaged {
+        let number = copy / SUPERBLOCK_SIZE as u64;
+        if damage.findings.is_some() {
+            damage.at(
+                "superblock",
+                copy,
+                format!("copy {number} of 2: {why}; the other one is whole"),
+            )?;
+        } else {
+            tracing::warn!(copy, %why, "one superblock was damaged or torn; written anew");
+            write_superblock(pmem, &superblock);
+        }
+    }
+    Ok(superblock)
+}
+
+/// Reads both copies of the superblock.
+///
+/// # Errors
+/// [`RegionError::Pool`] when there is none that can be used, or the pool is shorter than it says.
+pub(super) fn find_superblock(pmem: &Pmem) -> Result<Found, RegionError> {
     let pool = |why: String| Err(RegionError::Pool(why));
     if pmem.len() < SUPERBLOCKS * SUPERBLOCK_SIZE as u64 {
         let len = pmem.len();
@@ -126,10 +157,14 @@ fn read_superblock(pmem: &Pmem, damage: &mut Damage) -> Result<Superblock, Regio
         pmem.read(offset, &mut bytes);
         Superblock::decode(&bytes, offset)
     };
-    let superblock = match (read(0), read(1)) {
+    let found = match (read(0), read(1)) {
         (Err(FormatError::Version { found, known, .. }), _) | (_, Err(FormatError::Version { found, known, .. })) => {
+            let cure = match found > known {
+                true => "use a later PolvoFS",
+                false => "copy its files with the PolvoFS that made it",
+            };
             return pool(format!(
-                "the pool has media format {found}, this program knows formats up to {known}: use a later PolvoFS"
+                "the pool has media format {found}, this program knows format {known}: {cure}"
             ));
         }
         (Err(FormatError::Magic(_)), Err(FormatError::Magic(_))) => {
@@ -142,29 +177,37 @@ fn read_superblock(pmem: &Pmem, damage: &mut Damage) -> Result<Superblock, Regio
             ));
         }
         (Ok(one), Ok(other)) => {
-            if (one.cluster, one.pool, one.node, one.layout) != (other.cluster, other.pool, other.node, other.layout) {
-                damage.at("superblock", 0, "the two copies belong to different pools".into())?;
+            let newer = if one.generation > other.generation { one } else { other };
+            let same =
+                (one.cluster, one.pool, one.node, one.layout) == (other.cluster, other.pool, other.node, other.layout);
+            if !same {
+                return pool(
+                    "the two superblocks belong to different pools: restore the pool from a copy, or make a new one \
+                     with `polvo format`"
+                        .into(),
+                );
             }
-            if one.generation > other.generation { one } else { other }
+            Found {
+                superblock: newer,
+                damaged: None,
+            }
         }
-        (Ok(one), Err(why)) | (Err(why), Ok(one)) => {
-            let mut one = one;
-            one.generation += 1;
+        (Ok(mut whole), Err(why)) | (Err(why), Ok(mut whole)) => {
+            whole.generation += 1;
             // the lost copy may have been the newer one, which had reserved one stride more
-            one.sequence = (one.sequence + STRIDE).min((1 << 48) - 1);
-            tracing::warn!(copy = one.offset(), %why, "one superblock was damaged or torn; written anew");
-            if one.layout.pool_len <= pmem.len() {
-                write_superblock(pmem, &one);
+            whole.sequence = (whole.sequence + STRIDE).min((1 << 48) - 1);
+            Found {
+                damaged: Some((whole.offset(), why)),
+                superblock: whole,
             }
-            one
         }
     };
-    if superblock.layout.pool_len > pmem.len() {
+    if found.superblock.layout.pool_len > pmem.len() {
         return pool(format!(
             "the pool is truncated: it was made with {} bytes and has {}: restore its length and content",
-            superblock.layout.pool_len,
+            found.superblock.layout.pool_len,
             pmem.len()
         ));
     }
-    Ok(superblock)
+    Ok(found)
 }

@@ -182,6 +182,18 @@ impl RedoLog {
         self.state.lock().found.clone()
     }
 
+    /// Slots that are not to be touched because they are damaged.
+    pub fn closed(&self) -> Vec<u32> {
+        let state = self.state.lock();
+        let closed = (0..).zip(&state.slots).filter(|(_, slot)| slot.stage == Stage::Closed);
+        closed.map(|(at, _)| at).collect()
+    }
+
+    /// Marks a slot free on the media, whatever it holds; durable on return. For a log that is read anew afterwards.
+    pub fn clear(pmem: &Pmem, layout: &PoolLayout, slot: u32) {
+        store_state(pmem, layout, slot, RedoState::Free, 0);
+    }
+
     pub fn is_logged(&self, txn: TxnId) -> bool {
         let state = self.state.lock();
         state.slots.iter().any(|slot| match slot.stage {

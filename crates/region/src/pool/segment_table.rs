@@ -22,6 +22,8 @@ pub(super) struct SegmentTable {
 struct State {
     free: BTreeSet<u32>,
     owned: BTreeMap<(RegionId, u32), (SegmentIndex, SegmentClass)>,
+    /// neither: nobody knows whose they are
+    damaged: BTreeSet<u32>,
 }
 
 impl SegmentTable {
@@ -46,17 +48,34 @@ impl SegmentTable {
                 Ok(SegmentEntry::Free) => {
                     state.free.insert(at.0);
                 }
-                Ok(SegmentEntry::Owned(owner)) => match state.enter(layout, at, owner) {
-                    Ok(()) => (),
-                    Err(why) => damage(offset, why)?,
-                },
-                Err(why) => damage(offset, format!("{at}: {why}"))?,
+                Ok(SegmentEntry::Owned(owner)) => {
+                    if let Err(why) = state.enter(layout, at, owner) {
+                        damage(offset, why)?;
+                        state.damaged.insert(at.0);
+                    }
+                }
+                Err(why) => {
+                    damage(offset, format!("{at}: {why}"))?;
+                    state.damaged.insert(at.0);
+                }
             }
         }
         Ok(SegmentTable {
             layout: *layout,
             state: Mutex::new(state),
         })
+    }
+
+    /// Segments whose entry is damaged.
+    pub fn damaged(&self) -> Vec<SegmentIndex> {
+        self.state.lock().damaged.iter().copied().map(SegmentIndex).collect()
+    }
+
+    /// Could a segment be this one? It makes sense, and no other one is.
+    pub fn could_be(&self, owner: SegmentOwner) -> bool {
+        class_from_u8(owner.class).is_some()
+            && u64::from(owner.index) < region_segments_max(&self.layout)
+            && !self.state.lock().owned.contains_key(&(owner.region, owner.index))
     }
 
     pub fn regions(&self) -> Vec<RegionId> {
@@ -104,7 +123,7 @@ impl SegmentTable {
             }
             SegmentClass::Data => (),
         }
-        self.store(pmem, at, SegmentEntry::Owned(owner));
+        store(pmem, &self.layout, at, SegmentEntry::Owned(owner));
         self.state.lock().owned.insert((region, index), (at, class));
         Ok(offset)
     }
@@ -112,14 +131,8 @@ impl SegmentTable {
     pub fn give_back(&self, pmem: &Pmem, region: RegionId, index: u32) {
         let owned = self.state.lock().owned.remove(&(region, index));
         let (at, _) = owned.unwrap_or_else(|| panic!("{region} has no segment {index}"));
-        self.store(pmem, at, SegmentEntry::Free);
+        store(pmem, &self.layout, at, SegmentEntry::Free);
         self.state.lock().free.insert(at.0);
-    }
-
-    fn store(&self, pmem: &Pmem, at: SegmentIndex, entry: SegmentEntry) {
-        let offset = self.layout.entry_offset(at);
-        pmem.write_u64(offset, entry.encode(at));
-        pmem.persist(offset, 8);
     }
 
     /// Where `len` bytes at an address lie in this pool; `None` unless they all lie in one segment here.
@@ -132,6 +145,13 @@ impl SegmentTable {
         let (at, _) = *self.state.lock().owned.get(&(gpa.region(), index))?;
         Some(self.layout.segment_offset(at) + within)
     }
+}
+
+/// Stores an entry, durably: gives a segment to a region or takes it back.
+pub(super) fn store(pmem: &Pmem, layout: &PoolLayout, at: SegmentIndex, entry: SegmentEntry) {
+    let offset = layout.entry_offset(at);
+    pmem.write_u64(offset, entry.encode(at));
+    pmem.persist(offset, 8);
 }
 
 impl State {

@@ -40,6 +40,11 @@ impl Sequence {
         }
     }
 
+    /// Numbers from here on are not reserved yet.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Relaxed)
+    }
+
     fn reserve(&self, pmem: &Pmem) {
         let mut superblock = self.superblock.lock();
         if self.next.load(Relaxed) < self.limit.load(Relaxed) {

@@ -1,7 +1,10 @@
 //! What the tests of this crate stand on: a small cluster without network (`world`), what a user can see of it
-//! (`snapshot`), and power cuts at every fence (`power`).
+//! (`snapshot`), power cuts at every fence (`power`), damage (`damage`), and where everything lies on the media
+//! (`structures`).
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod damage;
 pub mod power;
 pub mod snapshot;
+pub mod structures;
 pub mod world;

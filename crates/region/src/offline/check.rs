@@ -1,0 +1,90 @@
+//! The check of a stopped cluster: every region is recovered and checked, and what the regions know of each other is
+//! joined.
+
+use super::finish::{Finished, Unknown};
+use super::{Cluster, OfflinePool, Progress, in_words};
+use crate::{PoolSpace, Region, RegionError};
+use polvo_format::RegionId;
+use polvo_proto::{CheckFacts, InodeFact, NameFact, join_facts};
+use std::sync::Arc;
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct Checked {
+    /// what is wrong, a line each
+    pub findings: Vec<String>,
+    /// what is not wrong, but worth knowing: what the nodes finish or put right by themselves when they start
+    pub notes: Vec<String>,
+    /// regions checked
+    pub regions: usize,
+    /// inodes in use
+    pub inodes: u64,
+}
+
+/// Checks the pools of a cluster. What a crash has left is finished in them.
+///
+/// # Errors
+/// [`RegionError::Pool`] when a pool is none, or they do not belong together.
+pub fn check(pools: &[OfflinePool], progress: &mut Progress<'_>) -> Result<Checked, RegionError> {
+    let (cluster, damage) = Cluster::open(pools)?;
+    let mut checked = Checked {
+        findings: damage,
+        ..Checked::default()
+    };
+    checked.findings.extend(cluster.doubled.iter().cloned());
+    for (name, space) in &cluster.pools {
+        if space.regions().is_empty() {
+            checked.notes.push(format!("{name} holds no region yet"));
+        }
+    }
+    let mut finished = Finished::default();
+    cluster.dispatch_decided(&mut finished);
+    cluster.let_go_undecided(Unknown::Report, &mut finished)?;
+    checked.findings.append(&mut finished.findings);
+    checked.notes.append(&mut finished.notes);
+
+    let segments = |(region, at): (&RegionId, &usize)| cluster.pools[*at].1.segments_of(*region).len() as u64;
+    // each is read twice: for recovery, and for the check
+    let total = 2 * cluster.of_region.iter().map(segments).sum::<u64>();
+    let mut before = 0;
+    let mut facts = Vec::new();
+    for (&id, &at) in &cluster.of_region {
+        let what = format!("checking region {}", id.0);
+        let space = &cluster.pools[at].1;
+        let mut advance = |done: u64| progress(&what, before + done, total);
+        facts.extend(check_region(space, id, &mut advance, &mut checked));
+        before += 2 * space.segments_of(id).len() as u64;
+    }
+    checked.regions = facts.len();
+    checked.inodes = facts.iter().map(|f| f.inodes.len() as u64).sum();
+    checked.findings.extend(join_facts(&facts));
+    Ok(checked)
+}
+
+/// Recovers and checks one region; `None` when it cannot be recovered, which is a finding.
+fn check_region(
+    space: &Arc<PoolSpace>,
+    id: RegionId,
+    advance: &mut dyn FnMut(u64),
+    checked: &mut Checked,
+) -> Option<CheckFacts> {
+    let (mut region, recovery) = match Region::recover(space, id, &mut |done, _| advance(done)) {
+        Ok(recovered) => recovered,
+        Err(e) => {
+            checked.findings.push(format!("region {}: {e}", id.0));
+            return None;
+        }
+    };
+    checked.notes.extend(recovery.mended.into_iter().map(in_words));
+    let segments = space.segments_of(id).len() as u64;
+    let report = region.check(&mut |done, _| advance(segments + done));
+    let inode = |(inode, kind, nlink)| InodeFact { inode, kind, nlink };
+    let name = |(dir, target, kind)| NameFact { dir, target, kind };
+    Some(CheckFacts {
+        region: id,
+        findings: report.findings.into_iter().map(in_words).collect(),
+        inodes: report.inodes.into_iter().map(inode).collect(),
+        names: report.names.into_iter().map(name).collect(),
+        next: None,
+    })
+}

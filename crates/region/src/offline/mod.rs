@@ -1,0 +1,117 @@
+//! The pools of a stopped cluster, all at hand at once: what a crash has left is finished as the nodes would do it at
+//! their start, everything is checked ([`check`]), and damage is repaired ([`repair`]).
+//!
+//! Pools are given open and locked, so nobody else uses them. To look without touching, give private copies of them.
+
+mod check;
+mod finish;
+mod repair;
+mod rewrite;
+mod salvage;
+mod segments;
+mod tree;
+
+use crate::{Finding, PoolSpace, RegionError};
+use polvo_format::{Gpa, NodeId, RegionId, TxnId};
+use polvo_pmem::Pmem;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub use check::{Checked, check};
+pub use repair::{Repaired, repair};
+
+/// Where a long run is: what is being done, units done, units in all.
+pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
+
+/// A pool and what to call it.
+#[derive(Clone)]
+pub struct OfflinePool {
+    /// for messages, its path
+    pub name: String,
+    /// the pool
+    pub pmem: Arc<Pmem>,
+}
+
+/// Pools that belong together, opened.
+struct Cluster {
+    pools: Vec<(String, Arc<PoolSpace>)>,
+    /// which of them has a region
+    of_region: BTreeMap<RegionId, usize>,
+    /// regions that are in more than one pool
+    doubled: Vec<String>,
+}
+
+impl Cluster {
+    /// Opens the pools for checking, and gives the damage found on the way, a line each.
+    ///
+    /// # Errors
+    /// [`RegionError::Pool`], naming the pool, for what is no pool, or not of this cluster, or of a node that has one
+    /// already.
+    fn open(pools: &[OfflinePool]) -> Result<(Cluster, Vec<String>), RegionError> {
+        let mut cluster = Cluster {
+            pools: Vec::new(),
+            of_region: BTreeMap::new(),
+            doubled: Vec::new(),
+        };
+        let mut damage = Vec::new();
+        for OfflinePool { name, pmem } in pools {
+            let refuse = |why: String| RegionError::Pool(format!("pool {name}: {why}"));
+            let (space, findings) = PoolSpace::open_for_check(pmem.clone()).map_err(|e| refuse(e.to_string()))?;
+            let id = space.identity();
+            for (other, there) in &cluster.pools {
+                let known = there.identity();
+                if known.cluster != id.cluster {
+                    return Err(refuse(format!("is of another cluster than {other}")));
+                }
+                if known.node == id.node {
+                    return Err(refuse(format!("is of node {}, and so is {other}", id.node.0)));
+                }
+            }
+            damage.extend(findings.into_iter().map(|f| format!("{name}: {}", f.what)));
+            let at = cluster.pools.len();
+            for region in space.regions() {
+                if let Some(other) = cluster.of_region.insert(region, at) {
+                    let other = cluster.pools.get(other).map_or(name, |(other, _)| other);
+                    let what = format!("region {} is in two pools, {other} and {name}", region.0);
+                    cluster.doubled.push(what);
+                }
+            }
+            cluster.pools.push((name.clone(), space));
+        }
+        Ok((cluster, damage))
+    }
+
+    fn space_of(&self, region: RegionId) -> Option<&Arc<PoolSpace>> {
+        self.of_region.get(&region).map(|at| &self.pools[*at].1)
+    }
+
+    fn pool_of_node(&self, node: NodeId) -> Option<&Arc<PoolSpace>> {
+        let of_node = |space: &&Arc<PoolSpace>| space.identity().node == node;
+        self.pools.iter().map(|(_, space)| space).find(of_node)
+    }
+
+    /// Is a record of this transaction in the redo log of its coordinator?
+    fn is_logged(&self, txn: TxnId) -> bool {
+        self.pools.iter().any(|(_, space)| space.is_logged(txn))
+    }
+
+    /// Where bytes at an address lie: the pool and the offset in it.
+    fn locate(&self, gpa: Gpa, len: u64) -> Option<(&Arc<Pmem>, u64)> {
+        let space = self.space_of(gpa.region())?;
+        Some((space.pmem(), space.locate(gpa, len)?))
+    }
+
+    /// Could the coordinator of this transaction have begun it? `None` when its pool is not here.
+    fn was_begun(&self, txn: TxnId) -> Option<bool> {
+        let space = self.pool_of_node(txn.node())?;
+        Some((1..space.sequence_limit()).contains(&txn.sequence()))
+    }
+}
+
+/// As a user reads it.
+fn in_words(finding: Finding) -> String {
+    match finding.ino {
+        Some(ino) => format!("inode {ino:?}: {}", finding.what),
+        None => finding.what,
+    }
+}
