@@ -21,7 +21,7 @@ Examples:
   polvo down --dir .polvo
 
 Exit codes: 0 done; 1 something failed (stderr says what); 2 wrong command line or configuration file.
-`status` ends with 1 when a node does not answer, `fsck` like fsck(8): 0 clean, 4 errors left, 8 could not check.";
+`status` ends with 1 when a node does not answer, `fsck` like fsck(8): 0 clean, 1 repaired, 4 errors left, 8 failed.";
 
 /// PolvoFS: one POSIX file system out of the memory of many machines.
 #[derive(Parser, Debug)]
@@ -53,7 +53,7 @@ pub enum Command {
     Status(StatusArgs),
     /// Show the space of each node
     Df(DfArgs),
-    /// Check the consistency of a running cluster, or of the pools of a stopped one
+    /// Check the consistency of a running cluster, or check and repair the pools of a stopped one
     #[command(after_long_help = FSCK_HELP)]
     Fsck(FsckArgs),
     /// List directories
@@ -325,15 +325,22 @@ pub struct DfArgs {
 
 const FSCK_HELP: &str = "\
 Offline, name the pools of all nodes of the cluster, or its directory: what one region says of inodes in another can
-be checked only then. Opening a pool finishes what a crash has left (redo records), as starting its node would.
+be checked only then. The pools stay as they are (but for DAX devices, on which what a crash has left is finished, as
+starting the node would do it). Notes are about what nodes finish or put right by themselves when they start.
+With --repair damage is repaired, as far as it can be: what is redundant is written anew, single flipped bits are put
+right, damaged directories are rebuilt from what can be read of their logs, and what has lost its name, or some of its
+contents, goes to /lost+found. A copy of the pools beforehand is the only way back. With --dry-run everything is done to
+a copy in memory and shown.
 Online, the nodes check their regions while they serve; on a busy cluster a change that is under way may look like
 damage, so findings are checked a second time.
 
-Exit codes: 0 clean; 4 errors are left; 8 the check could not be made.
+Exit codes: 0 clean; 1 errors were repaired, none is left; 4 errors are left; 8 the check or the repair could not be made.
 
 Examples:
   polvo fsck --dir .polvo                          all pools of a stopped development cluster
   polvo fsck /pool/0 /pool/1 /pool/2
+  polvo fsck --repair --dry-run --dir .polvo       what a repair would do
+  polvo fsck --repair --yes /pool/0 /pool/1        repair without a question
   polvo fsck --online                              the default cluster, running";
 
 /// `polvo fsck`
@@ -347,6 +354,15 @@ pub struct FsckArgs {
     /// Directory of a stopped development cluster: all its pools
     #[arg(long, value_name = "DIR", conflicts_with_all = ["online", "pools"])]
     pub dir: Option<PathBuf>,
+    /// Repair damage (of a stopped cluster)
+    #[arg(long, conflicts_with = "online")]
+    pub repair: bool,
+    /// Do not repair, say what would be repaired
+    #[arg(long, requires = "repair")]
+    pub dry_run: bool,
+    /// Repair without asking
+    #[arg(short, long, requires = "repair", conflicts_with = "dry_run")]
+    pub yes: bool,
     /// As JSON
     #[arg(long)]
     pub json: bool,

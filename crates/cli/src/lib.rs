@@ -13,7 +13,7 @@
 //! | `dev` | `polvo up` and `polvo down` |
 //! | `mount` | `polvo mount`, `umount`, `mount.polvo` |
 //! | `status`, `df` | what a cluster looks like |
-//! | `fsck` | offline and online check |
+//! | `fsck` | offline and online check, offline repair |
 //! | `path` | `ls`, `cat`, `put`, `get`, `rm`, `mkdir`, `mv`, `stat` |
 //! | `bench` | hands over to the benchmark suite |
 #![forbid(unsafe_code)]

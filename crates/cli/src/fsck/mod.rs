@@ -1,9 +1,9 @@
-//! `polvo fsck`: the consistency of a cluster, offline from its pools or online from its nodes.
+//! `polvo fsck`: the consistency of a cluster, offline from its pools or online from its nodes; and its repair, offline.
 
 mod offline;
 mod online;
 
-pub use offline::{OfflineCheck, check_pools};
+pub use offline::{Consent, OfflineCheck, check_pools, repair_pools};
 
 use crate::args::FsckArgs;
 use crate::dev::DevCluster;
@@ -17,9 +17,11 @@ use std::path::PathBuf;
 pub enum FsckExit {
     /// Nothing is wrong.
     Clean = 0,
+    /// Errors were corrected; none is left.
+    Corrected = 1,
     /// Errors are left.
     Errors = 4,
-    /// The check could not be made.
+    /// The check, or the repair, could not be made.
     Failed = 8,
 }
 
@@ -30,10 +32,37 @@ pub struct Findings {
     pub findings: Vec<String>,
     /// What is not wrong, but worth knowing.
     pub notes: Vec<String>,
+    /// What was repaired.
+    pub repaired: Vec<String>,
+    /// What a repair would put right.
+    pub planned: Vec<String>,
     /// Regions checked.
     pub regions: usize,
     /// Inodes in use, when they were counted.
     pub inodes: Option<u64>,
+}
+
+impl Findings {
+    /// What a repair could not do comes first: it says more than what the check finds afterwards.
+    fn take_refused(&mut self, refused: Vec<String>) {
+        let left = std::mem::replace(&mut self.findings, refused);
+        for finding in left {
+            if !self.findings.contains(&finding) {
+                self.findings.push(finding);
+            }
+        }
+    }
+
+    fn exit(&self) -> FsckExit {
+        match (
+            self.findings.is_empty() && self.planned.is_empty(),
+            self.repaired.is_empty(),
+        ) {
+            (false, _) => FsckExit::Errors,
+            (true, false) => FsckExit::Corrected,
+            (true, true) => FsckExit::Clean,
+        }
+    }
 }
 
 /// Runs the command.
@@ -45,11 +74,7 @@ pub fn fsck(args: &FsckArgs) -> FsckExit {
             return FsckExit::Failed;
         }
     };
-    let exit = if found.findings.is_empty() {
-        FsckExit::Clean
-    } else {
-        FsckExit::Errors
-    };
+    let exit = found.exit();
     let printed = print(if args.json { as_json(&found) } else { as_text(&found) });
     match printed {
         Ok(()) => exit,
@@ -62,7 +87,8 @@ pub fn fsck(args: &FsckArgs) -> FsckExit {
 
 fn as_json(found: &Findings) -> String {
     let all = json!({
-        "clean": found.findings.is_empty(), "findings": found.findings, "notes": found.notes,
+        "clean": found.exit() != FsckExit::Errors, "findings": found.findings, "notes": found.notes,
+        "repaired": found.repaired, "would_repair": found.planned,
         "regions": found.regions, "inodes": found.inodes,
     });
     format!("{all}\n")
@@ -73,15 +99,27 @@ fn as_text(found: &Findings) -> String {
     for note in &found.notes {
         text += &format!("note: {note}\n");
     }
+    for repaired in &found.repaired {
+        text += &format!("repaired: {repaired}\n");
+    }
+    for planned in &found.planned {
+        text += &format!("would be repaired: {planned}\n");
+    }
     for finding in &found.findings {
         text += finding;
         text.push('\n');
     }
     let inodes = found.inodes.map(|n| format!(", {n} inodes")).unwrap_or_default();
-    text + &match found.findings.len() {
-        0 => format!("clean: {} regions{inodes}\n", found.regions),
-        n => format!("{n} errors: {} regions{inodes}\n", found.regions),
-    }
+    let regions = found.regions;
+    let end = match (found.findings.len(), found.repaired.len(), found.planned.len()) {
+        (0, 0, 0) => "clean".to_string(),
+        (0, repaired, 0) => format!("clean after {repaired} repairs"),
+        (0, _, planned) => format!("{planned} repairs would make it clean"),
+        (left, 0, 0) => format!("{left} errors"),
+        (left, repaired, 0) => format!("{left} errors are left after {repaired} repairs"),
+        (left, _, planned) => format!("{left} errors would be left after {planned} repairs"),
+    };
+    text + &format!("{end}: {regions} regions{inodes}\n")
 }
 
 fn check(args: &FsckArgs) -> Result<Findings, CliError> {
@@ -102,8 +140,14 @@ fn check(args: &FsckArgs) -> Result<Findings, CliError> {
             "name the pools to check, or --dir DIR of a stopped cluster, or --online".into(),
         ));
     }
-    check_pools(&OfflineCheck {
+    let check = OfflineCheck {
         pools,
         quiet: args.quiet,
-    })
+    };
+    match (args.repair, args.dry_run, args.yes) {
+        (false, ..) => check_pools(&check),
+        (true, true, _) => repair_pools(&check, Consent::DryRun),
+        (true, false, true) => repair_pools(&check, Consent::Given),
+        (true, false, false) => repair_pools(&check, Consent::Ask),
+    }
 }

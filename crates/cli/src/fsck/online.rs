@@ -48,9 +48,8 @@ pub(super) fn check(args: &FsckArgs) -> Result<Findings, CliError> {
         links.detach().await;
         Ok(Findings {
             findings,
-            notes: Vec::new(),
             regions,
-            inodes: None,
+            ..Findings::default()
         })
     });
     runtime.shutdown_background();
