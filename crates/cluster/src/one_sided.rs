@@ -229,6 +229,10 @@ impl Links {
         loop {
             let link = self.to(self.primary(region)?).await?;
             let maps = self.maps_of(&link, region, ops).await?;
+            // before anything is said of the addresses: those of space that is not ours any more may lie nowhere
+            if !ours() {
+                return Err(FsError::SessionExpired);
+            }
             let mut verbs = match translate(&maps, ops) {
                 Ok(verbs) => verbs,
                 Err(Untranslatable::Never(error)) => return Err(error),
@@ -244,9 +248,6 @@ impl Links {
                     )));
                 }
             };
-            if !ours() {
-                return Err(FsError::SessionExpired);
-            }
             self.counters().count_batch(bytes);
             let error = match execute(&link, &mut verbs, limit).await {
                 Ok(()) => return Ok(()),

@@ -432,6 +432,8 @@ fn make_directory(region: &mut Region, root: InodeRef, name: &str, now_ns: i64) 
         gid: 0,
         rdev: 0,
         target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
     };
     let new = Intent::NewInode {
         file,
