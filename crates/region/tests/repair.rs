@@ -782,7 +782,7 @@ fn a_repair_that_is_cut_short_is_taken_up_by_the_next() {
     let grown = Grown::new(2, &mut random);
     let mut cuts = 0;
     let mut repairable = 0;
-    for _ in 0..40 * rounds() {
+    for _ in 0..10 * rounds() {
         let mut images = grown.images.clone();
         let touched = spoil(&mut images, &grown.used, &mut random);
         let pools = offline(&images);
@@ -809,5 +809,5 @@ fn a_repair_that_is_cut_short_is_taken_up_by_the_next() {
         });
     }
     println!("seed {}: {repairable} damaged clusters, {cuts} power cuts", seed());
-    assert!(repairable > 10 && cuts > 300);
+    assert!(repairable > 3 && cuts > 60);
 }
