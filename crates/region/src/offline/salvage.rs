@@ -132,8 +132,8 @@ pub(super) fn read_log(
         .range((ino, head.tail.version(), 0)..=(ino, head.tail.version(), u64::MAX))
         .next_back()
         .map(|((_, _, number), _)| *number);
-    // no log has more pages than there are
-    while number < needed.min(pages.count) {
+    // no log has more pages than there are; one more, to see where a link leads that is in a segment nobody knows
+    while number < needed.min(pages.count + 1) {
         let found = reading.find_page(store, pages, head, number, link_at);
         let start = INLINE_UNITS + number * PAGE_UNITS;
         match found {
