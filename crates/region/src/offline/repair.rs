@@ -109,7 +109,7 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
         progress,
         cluster: &cluster,
     };
-    progress_of.each("correcting", &mut |id, space| {
+    progress_of.each("correcting", |id, space| {
         let store = Store::new(space, id)?;
         mend_header(&store, &mut report);
         mend_inodes(&store, &mut report);
@@ -193,7 +193,7 @@ impl Steps<'_, '_, '_> {
     fn each(
         &mut self,
         what: &str,
-        step: &mut dyn FnMut(RegionId, &std::sync::Arc<PoolSpace>) -> Result<(), RegionError>,
+        mut step: impl FnMut(RegionId, &std::sync::Arc<PoolSpace>) -> Result<(), RegionError>,
     ) -> Result<(), RegionError> {
         let total = self.cluster.of_region.len() as u64;
         for (done, (&id, &at)) in (0..).zip(&self.cluster.of_region) {
@@ -206,7 +206,7 @@ impl Steps<'_, '_, '_> {
     /// Recovers all regions that can be; those that cannot are refused.
     fn recover(&mut self, report: &mut Repaired) -> Result<Regions, RegionError> {
         let mut regions = Regions::new();
-        self.each("reading", &mut |id, space| {
+        self.each("reading", |id, space| {
             match Region::recover_all(space, id, &mut |_, _| ()) {
                 Ok((mut region, recovery)) => {
                     set_damaged_aside(&mut region);
