@@ -24,6 +24,7 @@ E2E := \
 	client-active \
 	kill9:ROUNDS=10 \
 	bad-input \
+	repair \
 	rename-storm:TIME=20 \
 	real-programs \
 	conformance:OPERATIONS=20000

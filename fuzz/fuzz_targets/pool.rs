@@ -1,10 +1,12 @@
-//! A pool whose lines were overwritten: opening, recovering, checking, reading and changing it gives errors at worst.
+//! A pool whose lines were overwritten: opening, recovering, checking, repairing, reading and changing it gives errors at
+//! worst.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use polvo_format::{FileKind, Ino, RegionId};
-use polvo_pmem::{Pmem, sim::CrashImage};
+use polvo_pmem::Pmem;
+use polvo_pmem::sim::{CrashImage, KeepAll};
 use polvo_proto::{FallocateMode, InodeRef, SetAttr};
-use polvo_region::{PoolSpace, Region};
+use polvo_region::{OfflinePool, PoolSpace, Region, check, repair};
 use std::sync::OnceLock;
 
 #[path = "../../crates/region/tests/harness/mod.rs"]
@@ -77,6 +79,14 @@ fuzz_target!(|bytes: &[u8]| {
                 let _ = region.check(&mut |_, _| ());
             }
         }
+    }
+    let copy = pmem.sim().expect("the pool is simulated").image(&mut KeepAll);
+    let pools = [OfflinePool {
+        name: "pool".into(),
+        pmem: Pmem::simulated_from_image(&copy),
+    }];
+    if repair(&pools, 7, &mut |_, _, _| ()).is_ok() {
+        check(&pools, &mut |_, _, _| ()).expect("what was repaired can be opened");
     }
     let Ok(pool) = PoolSpace::open(pmem) else { return };
     for undispatched in pool.undispatched() {
