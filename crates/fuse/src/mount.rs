@@ -89,7 +89,7 @@ impl Mount {
         let Some(running) = session.take() else {
             return Ok(());
         };
-        running.join().map_err(|source| MountError::System {
+        end(running).map_err(|source| MountError::System {
             what: "the session with the kernel broke at",
             path: self.mountpoint.clone(),
             source,
@@ -103,6 +103,21 @@ impl Drop for Mount {
             tracing::error!(path = %self.mountpoint.display(), %error, "could not unmount");
         }
     }
+}
+
+/// Waits for the session's threads. A session that ended in good order ended because it was unmounted. The library would
+/// unmount once more, by path, whatever is mounted there by now (0.18 takes a connection that has ended for one that is
+/// mounted); so it is kept from cleaning up, at the price of a descriptor.
+fn end(mut running: BackgroundSession) -> io::Result<()> {
+    let nothing = std::thread::Builder::new().spawn(|| Ok(()))?;
+    let threads = std::mem::replace(&mut running.guard, nothing);
+    let ended = threads
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("a thread of the mount panicked")));
+    if ended.is_ok() {
+        std::mem::forget(running);
+    }
+    ended
 }
 
 fn is_root() -> bool {

@@ -5,7 +5,7 @@
 
 mod common;
 use common::{mount_at, mounted};
-use polvo_fuse::{MountError, unmount};
+use polvo_fuse::{Mount, MountError, MountOptions, unmount};
 use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
@@ -330,6 +330,21 @@ fn a_read_only_mount_changes_nothing() {
         Some(libc::EROFS)
     );
     assert_eq!(fs::read_dir(&m.dir).expect("listed").count(), 0);
+}
+
+/// A mount that was taken away while a file was open ends with that file. By then another one may be at the same place.
+#[test]
+fn what_is_mounted_at_the_same_place_later_stays() {
+    let Some(first) = mounted("") else { return };
+    let Some(second) = mounted("") else { return };
+    let open = File::create(first.dir.join("f")).expect("create");
+    rustix::mount::unmount(&first.dir, rustix::mount::UnmountFlags::DETACH).expect("lazily");
+    let later = Mount::new(second.client.clone(), &first.dir, MountOptions::default()).expect("the place is free");
+    File::create(first.dir.join("g")).expect("by the later mount");
+    drop(open);
+    first.mount.as_ref().expect("mounted").join().expect("in good order");
+    assert!(first.dir.join("g").exists(), "the later mount is gone");
+    later.unmount(false).expect("it is there");
 }
 
 #[test]

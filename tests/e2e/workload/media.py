@@ -15,10 +15,21 @@ CLASS_INODES, CLASS_LOGS, CLASS_DATA = 1, 2, 3
 KIND_FILE = 1
 
 
+def is_whole(block):
+    """The checksum (CRC-32C) of a superblock is right."""
+    crc = 0xFFFFFFFF
+    for byte in block[:252]:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF == struct.unpack_from("<I", block, 252)[0]
+
+
 class Pool:
     def __init__(self, file):
         self.file = file
-        block = max((self.read(at, 256) for at in (0, 4096)), key=lambda b: struct.unpack_from("<Q", b, 16)[0])
+        copies = [block for block in (self.read(0, 256), self.read(4096, 256)) if is_whole(block)]
+        block = max(copies, key=lambda b: struct.unpack_from("<Q", b, 16)[0])
         self.shift, = struct.unpack_from("<I", block, 60)
         self.table, = struct.unpack_from("<Q", block, 72)
         self.first, = struct.unpack_from("<Q", block, 96)
