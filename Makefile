@@ -27,7 +27,7 @@ E2E := \
 	repair \
 	rename-storm:TIME=20 \
 	real-programs \
-	conformance:OPERATIONS=20000
+	conformance:OPERATIONS=5000
 E2E_LONG := balance conformance disjoint-writers kill9 make-run rename-storm
 
 .PHONY: help
