@@ -123,6 +123,21 @@ impl Buffer {
         self.map.read(offset, into);
     }
 
+    /// Copies `len` bytes out to the end of `into`; panics if out of range. The bytes are written once, without being
+    /// zeroed before.
+    pub fn append_to(&self, offset: usize, len: usize, into: &mut Vec<u8>) {
+        assert!(offset <= self.len && len <= self.len - offset, "outside the buffer");
+        into.reserve(len);
+        let from = self.map.check(offset, len);
+        let there = into.len();
+        // SAFETY: source checked; the destination was just reserved and belongs to this process, so they do not overlap;
+        // all bytes up to the new length have been written.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr().add(there), len);
+            into.set_len(there + len);
+        }
+    }
+
     /// Copies in; panics if out of range.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(
@@ -300,11 +315,21 @@ mod tests {
         buffer.write(9_990, &[7; 10]);
         buffer.read(9_980, &mut found[..20]);
         assert_eq!(found[..20], [[0; 10], [7; 10]].concat());
+        let mut appended = vec![3];
+        buffer.append_to(9_989, 2, &mut appended);
+        buffer.append_to(10_000, 0, &mut appended);
+        assert_eq!(appended, [3, 0, 7]);
     }
 
     #[test]
     #[should_panic(expected = "outside the buffer")]
     fn a_buffer_ends_where_it_was_said_to_end() {
         Buffer::new(100).write(96, &[0; 5]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the buffer")]
+    fn nothing_beyond_its_end_is_appended() {
+        Buffer::new(100).append_to(96, 5, &mut Vec::new());
     }
 }

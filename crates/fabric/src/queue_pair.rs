@@ -132,6 +132,11 @@ pub struct Events {
 }
 
 impl Events {
+    /// An event that has been received already, without looking for more: what came together can be handled together.
+    pub fn received(&mut self) -> Option<Event> {
+        self.qp.provider.shared().pop_event()
+    }
+
     /// Next event; `None` once disconnected.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         let provider = &*self.qp.provider;

@@ -1,7 +1,7 @@
 //! The calling side.
 
 use crate::RpcError;
-use crate::server::{Registered, write_message};
+use crate::server::{Registered, begin_message, behind_header, is_separate};
 use crate::slot::{HEADER, Header, Immediate, MAX_REPLY, MAX_REQUEST, REPLY_STRIDE, REQUEST_STRIDE, SLOTS, Setup};
 use polvo_fabric::{Event, Events, FabricError, MemoryRegions, QueuePair, Remote, RemoteKey, Verb, spin_limit};
 use std::cell::{Cell, RefCell};
@@ -31,8 +31,8 @@ enum State {
     Free,
     /// A call waits for the reply.
     Calling(Option<Waker>),
-    /// The reply is here.
-    Answered(Vec<u8>),
+    /// The reply is in the slot's memory: so many bytes.
+    Answered(usize),
     /// The call was given up; the slot is free when the reply has come.
     GivenUp(#[allow(dead_code)] OwnedSemaphorePermit),
 }
@@ -53,6 +53,8 @@ struct Inner {
     permits: Arc<Semaphore>,
     broken: RefCell<Option<RpcError>>,
     last_used: Cell<Instant>,
+    /// Where requests are put together.
+    message: Cell<Vec<u8>>,
 }
 
 impl RpcClient {
@@ -87,7 +89,7 @@ impl RpcClient {
             .await?;
             Ok(theirs)
         };
-        let theirs = bounded(&qp, timeout, pin!(setup)).await?;
+        let theirs = bounded(&qp, Instant::now(), timeout, pin!(setup)).await?;
         Ok(RpcClient {
             inner: Rc::new(Inner {
                 qp,
@@ -98,6 +100,7 @@ impl RpcClient {
                 permits: Arc::new(Semaphore::new(SLOTS)),
                 broken: RefCell::new(None),
                 last_used: Cell::new(Instant::now()),
+                message: Cell::default(),
             }),
         })
     }
@@ -105,30 +108,28 @@ impl RpcClient {
     /// One request, one reply. Bounded by `timeout`. If it fails after the request was sent, whether it was handled is
     /// unknown. Dropping the future gives the call up.
     pub async fn call(&self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, RpcError> {
+        let mut reply = Vec::new();
+        self.call_into(request, &mut reply, timeout).await?;
+        Ok(reply)
+    }
+
+    /// As [`RpcClient::call`], with the reply in a buffer of the caller's, which is cleared first: costs no allocation where
+    /// that is large enough.
+    pub async fn call_into(&self, request: &[u8], reply: &mut Vec<u8>, timeout: Duration) -> Result<(), RpcError> {
         if request.len() > MAX_REQUEST {
             return Err(RpcError::TooLarge(request.len()));
         }
+        reply.clear();
+        let now = Instant::now();
+        self.inner.look_if_silent(now);
         let call = async {
-            let inner = &self.inner;
-            inner.look_if_silent();
-            let mut call = InFlight::begin(inner).await?;
-            let at = Remote {
-                key: inner.requests,
-                offset: (call.slot * REQUEST_STRIDE) as u64,
-            };
-            let imm = Immediate {
-                client: inner.client,
-                slot: call.slot,
-            }
-            .to_u32();
+            let mut call = InFlight::begin(&self.inner).await?;
             // Until this returns, nothing was posted.
-            write_message(&inner.qp, at, request, call.sequence, imm)
-                .await
-                .map_err(|error| inner.error_or(error))?;
+            call.send(request).await.map_err(|error| self.inner.error_or(error))?;
             call.sent = true;
-            call.reply().await
+            call.reply(reply).await
         };
-        bounded(&self.inner.qp, timeout, pin!(call)).await
+        bounded(&self.inner.qp, now, timeout, pin!(call)).await
     }
 
     /// The queue pair below, for one-sided verbs.
@@ -138,7 +139,7 @@ impl RpcClient {
 
     /// True once unusable. A connection that was silent for a while is looked at first.
     pub fn is_closed(&self) -> bool {
-        self.inner.look_if_silent();
+        self.inner.look_if_silent(Instant::now());
         self.inner.qp.is_closed()
     }
 }
@@ -151,13 +152,14 @@ fn lost(qp: &QueuePair) -> RpcError {
     RpcError::Fabric(qp.lost().unwrap_or_else(gone))
 }
 
-/// Runs `what` for at most `timeout`. The timer is made only if it is not done at once.
+/// Runs `what` for at most `timeout` from `now` on. The timer is made only if it is not done at once.
 async fn bounded<T>(
     qp: &QueuePair,
+    now: Instant,
     timeout: Duration,
     mut what: Pin<&mut impl Future<Output = Result<T, RpcError>>>,
 ) -> Result<T, RpcError> {
-    let end = Instant::now() + timeout;
+    let end = now + timeout;
     let mut sleep: Option<Pin<Box<tokio::time::Sleep>>> = None;
     poll_fn(|cx| {
         if let Poll::Ready(result) = what.as_mut().poll(cx) {
@@ -177,8 +179,7 @@ async fn bounded<T>(
 }
 
 impl Inner {
-    fn look_if_silent(&self) {
-        let now = Instant::now();
+    fn look_if_silent(&self, now: Instant) {
         if now.duration_since(self.last_used.replace(now)) > LOOK_AFTER {
             self.qp.progress();
         }
@@ -212,9 +213,7 @@ impl Inner {
         let len = Header::check(header, slot.sequence, MAX_REPLY)?;
         match std::mem::take(&mut slot.state) {
             State::Calling(waker) => {
-                let mut reply = vec![0; len];
-                self.replies.buffer.read(at * REPLY_STRIDE + HEADER, &mut reply);
-                slot.state = State::Answered(reply);
+                slot.state = State::Answered(len);
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -300,8 +299,38 @@ impl<'a> InFlight<'a> {
         })
     }
 
-    /// Waits for the reply.
-    async fn reply(&mut self) -> Result<Vec<u8>, RpcError> {
+    /// Writes the request into its slot at the server.
+    async fn send(&self, request: &[u8]) -> Result<(), FabricError> {
+        let inner = self.inner;
+        let to = Remote {
+            key: inner.requests,
+            offset: (self.slot * REQUEST_STRIDE) as u64,
+        };
+        let imm = Immediate {
+            client: inner.client,
+            slot: self.slot,
+        }
+        .to_u32();
+        let mut message = inner.message.take();
+        message.clear();
+        begin_message(&mut message, request, self.sequence);
+        let bytes = &message[..];
+        let announced = Verb::WriteImm { to, bytes, imm };
+        let posted = if is_separate(request) {
+            let body = Verb::Write {
+                to: behind_header(to),
+                bytes: request,
+            };
+            inner.qp.execute_unsignaled(&mut [body, announced]).await
+        } else {
+            inner.qp.execute_unsignaled(&mut [announced]).await
+        };
+        inner.message.set(message);
+        posted
+    }
+
+    /// Waits for the reply, and takes it.
+    async fn reply(&mut self, into: &mut Vec<u8>) -> Result<(), RpcError> {
         let inner = self.inner;
         let mut events = inner.qp.events(spin_limit());
         poll_fn(|cx| {
@@ -309,10 +338,11 @@ impl<'a> InFlight<'a> {
             let mut slots = inner.slots.borrow_mut();
             let slot = &mut slots[self.slot];
             match &mut slot.state {
-                State::Answered(reply) => {
-                    let reply = std::mem::take(reply);
+                State::Answered(len) => {
+                    let at = self.slot * REPLY_STRIDE + HEADER;
+                    inner.replies.buffer.append_to(at, *len, into);
                     slot.state = State::Free;
-                    Poll::Ready(Ok(reply))
+                    Poll::Ready(Ok(()))
                 }
                 _ if is_lost => {
                     drop(slots);

@@ -9,6 +9,7 @@ use polvo_fabric::{
 };
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,11 +59,19 @@ struct Connection {
     slots: RefCell<[Slot; SLOTS]>,
     replies: RemoteKey,
     client: u32,
+    /// Buffers of earlier replies, for requests to come; at most one a slot.
+    spare: RefCell<Vec<Vec<u8>>>,
 }
 
+/// Buffers that have grown larger are not kept.
+const SPARE_CAPACITY: usize = 4 * SEPARATE;
+
 /// Serves one queue pair until it is closed: each request is handed to `handler`, run as a task of its own on the
-/// current `LocalSet` if it is not answered at once; replies go straight into the caller's memory, none waits for another. A reply of more than
-/// [`MAX_REPLY`] bytes is the handler's bug and ends the connection.
+/// current `LocalSet` if it is not answered at once; replies go straight into the caller's memory, none waits for another that
+/// takes its time. Requests that were received together are answered together. A reply of more than [`MAX_REPLY`] bytes is
+/// the handler's bug and ends the connection.
+///
+/// A request that is answered at once costs no allocation where `handler` answers in the request's own buffer.
 ///
 /// # Errors
 /// [`RpcError::Malformed`] if the peer breaks the protocol. That it has gone is no error.
@@ -116,27 +125,62 @@ where
         slots: RefCell::default(),
         replies: RemoteKey(theirs.key),
         client,
+        spare: RefCell::default(),
     });
     let mut events = qp.events(serve_spin_limit());
-    while let Some(event) = poll_fn(|cx| events.poll_next(cx)).await {
-        let Event::Immediate(word) = event else {
-            return Err(malformed("a message where requests are expected"));
-        };
-        let (slot, request) = connection.request(Immediate::from_u32(word)).map_err(malformed)?;
-        let (connection, handling) = (connection.clone(), handler(request));
-        let mut answering = Box::pin(async move {
-            let reply = handling.await;
-            connection.reply(slot, &reply).await;
-        });
-        // Most requests are answered without waiting for anything; those need no task.
-        if poll_fn(|cx| Poll::Ready(answering.as_mut().poll(cx)))
-            .await
-            .is_pending()
-        {
-            tokio::task::spawn_local(answering);
+    let mut burst = Burst::default();
+    // where a handler that needs no waiting runs, again and again
+    let mut place: Option<Pin<Box<F>>> = None;
+    while let Some(first) = poll_fn(|cx| events.poll_next(cx)).await {
+        let mut next = Some(first);
+        while let Some(event) = next {
+            let Event::Immediate(word) = event else {
+                return Err(malformed("a message where requests are expected"));
+            };
+            let (slot, request) = connection.request(Immediate::from_u32(word)).map_err(malformed)?;
+            let handling = handler(request);
+            let mut running = match place.take() {
+                Some(mut place) => {
+                    place.set(handling);
+                    place
+                }
+                None => Box::pin(handling),
+            };
+            // Most requests are answered without waiting for anything; those need no task.
+            match poll_fn(|cx| Poll::Ready(running.as_mut().poll(cx))).await {
+                Poll::Ready(reply) => {
+                    burst.replies.push((slot, reply));
+                    place = Some(running);
+                }
+                Poll::Pending => {
+                    connection.answer(&mut burst).await;
+                    let connection = connection.clone();
+                    tokio::task::spawn_local(async move {
+                        let reply = running.await;
+                        let mut alone = Burst::default();
+                        alone.replies.push((slot, reply));
+                        connection.answer(&mut alone).await;
+                    });
+                }
+            }
+            next = if burst.replies.len() < SLOTS {
+                events.received()
+            } else {
+                None
+            };
         }
+        connection.answer(&mut burst).await;
     }
     Ok(())
+}
+
+/// Replies that go out together.
+#[derive(Default)]
+struct Burst {
+    /// Slot and reply.
+    replies: Vec<(usize, Vec<u8>)>,
+    /// What of them is posted from here: headers, and short replies behind theirs.
+    bytes: Vec<u8>,
 }
 
 impl Connection {
@@ -157,72 +201,100 @@ impl Connection {
         self.pool.buffer.read(at, &mut header);
         let sequence = slot.sequence.wrapping_add(1);
         let len = Header::check(header, sequence, MAX_REQUEST)?;
-        let mut request = vec![0; len];
-        self.pool.buffer.read(at + HEADER, &mut request);
+        let mut request = self.spare.borrow_mut().pop().unwrap_or_default();
+        self.pool.buffer.append_to(at + HEADER, len, &mut request);
         *slot = Slot { sequence, busy: true };
         Ok((named.slot, request))
     }
 
-    /// Writes the reply into the caller's slot. If that fails the connection is lost, and who needs to know knows.
-    async fn reply(&self, slot: usize, reply: &[u8]) {
-        if reply.len() > MAX_REPLY {
-            tracing::error!(len = reply.len(), "reply over the limit; connection closed");
-            self.qp.close_because("a reply over the limit");
-            return;
-        }
-        let sequence = {
+    /// Writes replies into the caller's slots, all in one batch. If that fails the connection is lost, and who needs to know
+    /// knows.
+    async fn answer(&self, burst: &mut Burst) {
+        let Burst { replies, bytes } = burst;
+        bytes.clear();
+        for (slot, reply) in &*replies {
+            if reply.len() > MAX_REPLY {
+                tracing::error!(len = reply.len(), "reply over the limit; connection closed");
+                self.qp.close_because("a reply over the limit");
+                return;
+            }
             let mut slots = self.slots.borrow_mut();
             // The caller may use the slot again as soon as it sees the reply.
-            slots[slot].busy = false;
-            slots[slot].sequence
+            slots[*slot].busy = false;
+            begin_message(bytes, reply, slots[*slot].sequence);
+        }
+        let mut rest = &bytes[..];
+        let posted = match &replies[..] {
+            [] => return,
+            [(slot, reply)] if !is_separate(reply) => {
+                let only = self.reply_verb(*slot, rest);
+                self.qp.execute_unsignaled(&mut [only]).await
+            }
+            many => {
+                let mut verbs = Vec::with_capacity(2 * many.len());
+                for (slot, reply) in many {
+                    let message;
+                    (message, rest) = rest.split_at(posted_len(reply));
+                    if is_separate(reply) {
+                        let to = behind_header(self.reply_place(*slot));
+                        verbs.push(Verb::Write { to, bytes: reply });
+                    }
+                    verbs.push(self.reply_verb(*slot, message));
+                }
+                self.qp.execute_unsignaled(&mut verbs).await
+            }
         };
-        let at = Remote {
+        let mut spare = self.spare.borrow_mut();
+        for (_, mut reply) in replies.drain(..) {
+            if posted.is_ok() && spare.len() < SLOTS && reply.capacity() <= SPARE_CAPACITY {
+                reply.clear();
+                spare.push(reply);
+            }
+        }
+    }
+
+    fn reply_place(&self, slot: usize) -> Remote {
+        Remote {
             key: self.replies,
             offset: (slot * REPLY_STRIDE) as u64,
-        };
-        let _ = write_message(&self.qp, at, reply, sequence, slot as u32).await;
+        }
+    }
+
+    fn reply_verb<'a>(&self, slot: usize, bytes: &'a [u8]) -> Verb<'a> {
+        Verb::WriteImm {
+            to: self.reply_place(slot),
+            bytes,
+            imm: slot as u32,
+        }
     }
 }
 
-/// Writes a message into a slot of the peer and announces it.
-pub(crate) async fn write_message(
-    qp: &QueuePair,
-    to: Remote,
-    body: &[u8],
-    sequence: u32,
-    imm: u32,
-) -> Result<(), FabricError> {
+/// Long bodies are written from where they are, the others behind their header.
+pub(crate) fn is_separate(body: &[u8]) -> bool {
+    body.len() >= SEPARATE
+}
+
+/// Bytes that [`begin_message`] adds.
+fn posted_len(body: &[u8]) -> usize {
+    HEADER + if is_separate(body) { 0 } else { body.len() }
+}
+
+/// Adds what is announced of a message: its header, and the body where that is not written by itself.
+pub(crate) fn begin_message(to: &mut Vec<u8>, body: &[u8], sequence: u32) {
     let header = Header {
         len: body.len() as u32,
         sequence,
+    };
+    to.extend_from_slice(&header.to_bytes());
+    if !is_separate(body) {
+        to.extend_from_slice(body);
     }
-    .to_bytes();
-    if body.len() >= SEPARATE {
-        let behind = Remote {
-            offset: to.offset + HEADER as u64,
-            ..to
-        };
-        let mut batch = [
-            Verb::Write {
-                to: behind,
-                bytes: body,
-            },
-            Verb::WriteImm {
-                to,
-                bytes: &header,
-                imm,
-            },
-        ];
-        qp.execute_unsignaled(&mut batch).await
-    } else {
-        let mut message = Vec::with_capacity(HEADER + body.len());
-        message.extend_from_slice(&header);
-        message.extend_from_slice(body);
-        qp.execute_unsignaled(&mut [Verb::WriteImm {
-            to,
-            bytes: &message,
-            imm,
-        }])
-        .await
+}
+
+/// Where a body goes that is written by itself.
+pub(crate) fn behind_header(at: Remote) -> Remote {
+    Remote {
+        offset: at.offset + HEADER as u64,
+        ..at
     }
 }

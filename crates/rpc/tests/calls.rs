@@ -109,6 +109,50 @@ fn a_reply_may_be_as_large_as_the_limit_and_no_larger() {
 }
 
 #[test]
+fn a_reply_comes_into_the_buffer_of_the_caller() {
+    on_every_provider(async |ends: Ends| {
+        ends.serve(backwards);
+        let rpc = ends.establish().await;
+        let mut reply = vec![9; 5000];
+        let place = reply.as_ptr();
+        for len in [5000, 0, 1, 64, 4999] {
+            let request = pattern(len, len as u64);
+            rpc.call_into(&request, &mut reply, TIMEOUT).await.unwrap();
+            reply.reverse();
+            assert!(reply == request, "{len}");
+            assert_eq!(reply.as_ptr(), place, "nothing is allocated where there is room");
+        }
+    });
+}
+
+#[test]
+fn requests_that_come_together_are_answered_whatever_their_sizes() {
+    on_every_provider(async |ends: Ends| {
+        ends.serve(|request| async move {
+            if request[0].is_multiple_of(5) {
+                tokio::task::yield_now().await;
+            }
+            let len = [1, 4095, 4096, 20_000][usize::from(request[0]) % 4];
+            pattern(len, u64::from(request[0]))
+        });
+        let rpc = ends.establish().await;
+        let calls: Vec<_> = (0..4 * SLOTS as u8)
+            .map(|call| {
+                let rpc = rpc.clone();
+                tokio::task::spawn_local(async move {
+                    let reply = rpc.call(&[call], TIMEOUT).await.unwrap();
+                    let len = [1, 4095, 4096, 20_000][usize::from(call) % 4];
+                    assert!(reply == pattern(len, u64::from(call)), "call {call}");
+                })
+            })
+            .collect();
+        for call in calls {
+            call.await.unwrap();
+        }
+    });
+}
+
+#[test]
 fn more_calls_than_slots_are_all_answered() {
     on_every_provider(async |ends: Ends| {
         let (now, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
