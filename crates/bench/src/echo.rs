@@ -4,13 +4,14 @@ use crate::BenchError;
 use polvo_fabric::{
     Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, connect,
 };
-use polvo_rpc::{RpcClient, serve};
+use polvo_rpc::scheme::Scheme;
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{mpsc as queue, watch};
 use tokio::task::LocalSet;
 
 /// Bytes that clients may reach.
@@ -57,7 +58,8 @@ pub fn address(provider: &str, scratch: &Path) -> Address {
 }
 
 /// The server.
-pub struct EchoServer {
+pub struct EchoServer<S> {
+    scheme: PhantomData<S>,
     address: Address,
     /// Key of its memory.
     pub memory: RemoteKey,
@@ -65,9 +67,9 @@ pub struct EchoServer {
     thread: JoinHandle<Result<(), String>>,
 }
 
-impl EchoServer {
+impl<S: Scheme> EchoServer<S> {
     /// Listens at `address`.
-    pub fn start(address: Address) -> Result<EchoServer, BenchError> {
+    pub fn start(address: Address) -> Result<EchoServer<S>, BenchError> {
         let (ready, bound) = mpsc::channel();
         let (stop, mut stopped) = watch::channel(false);
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
@@ -80,13 +82,14 @@ impl EchoServer {
                     .await
                     .map_err(|why| why.to_string())?;
                 let _ = ready.send((listener.local_addr(), key));
+                let (arrive, arrivals) = queue::channel(1);
+                let serving = S::serve_all(arrivals, regions, |request| async move { request });
+                tokio::task::spawn_local(serving);
                 loop {
                     tokio::select! {
                         accepted = listener.accept() => {
-                            let (pair, regions) = (accepted.map_err(|why| why.to_string())?, regions.clone());
-                            tokio::task::spawn_local(async move {
-                                serve(pair, &regions, |request| async move { request }).await
-                            });
+                            let pair = accepted.map_err(|why| why.to_string())?;
+                            arrive.send(pair).await.map_err(|_| "nobody serves")?;
                         }
                         _ = stopped.changed() => return Ok(()),
                     }
@@ -95,6 +98,7 @@ impl EchoServer {
         })?;
         let (address, memory) = bound.recv_timeout(TIMEOUT).map_err(|_| "the server did not start")?;
         Ok(EchoServer {
+            scheme: PhantomData,
             address,
             memory,
             stop,
@@ -102,17 +106,16 @@ impl EchoServer {
         })
     }
 
-    /// A connection without RPC, to be made on the thread that uses it.
-    pub async fn connect(&self) -> Result<(QueuePair, Arc<MemoryRegions>), BenchError> {
+    async fn connect(&self) -> Result<(QueuePair, Arc<MemoryRegions>), BenchError> {
         let regions = MemoryRegions::new();
         let pair = connect(&self.address, &identity(Role::Client), &regions, TIMEOUT).await?;
         Ok((pair, regions))
     }
 
-    /// A connection with RPC.
-    pub async fn client(&self) -> Result<RpcClient, BenchError> {
+    /// A connection, to be made on the thread that uses it.
+    pub async fn client(&self) -> Result<S::Caller, BenchError> {
         let (pair, regions) = self.connect().await?;
-        Ok(RpcClient::establish(pair, &regions, TIMEOUT).await?)
+        Ok(S::establish(pair, &regions, TIMEOUT).await?)
     }
 
     /// Ends it.

@@ -123,6 +123,13 @@ impl Buffer {
         self.map.read(offset, into);
     }
 
+    /// The word at an offset that is a multiple of 8, as a peer's aligned 8-byte write or atomic has left it; what the peer wrote
+    /// before that is seen too. Panics if out of range.
+    pub fn read_word(&self, offset: usize) -> u64 {
+        assert!(offset <= self.len && self.len - offset >= 8, "outside the buffer");
+        self.map.word(offset).load(Ordering::Acquire)
+    }
+
     /// Copies `len` bytes out to the end of `into`; panics if out of range. The bytes are written once, without being
     /// zeroed before.
     pub fn append_to(&self, offset: usize, len: usize, into: &mut Vec<u8>) {

@@ -144,7 +144,7 @@ impl RpcClient {
     }
 }
 
-fn lost(qp: &QueuePair) -> RpcError {
+pub(crate) fn lost(qp: &QueuePair) -> RpcError {
     let gone = || FabricError::Disconnected {
         peer: qp.peer_name().to_owned(),
         why: "it has gone".into(),
@@ -153,7 +153,7 @@ fn lost(qp: &QueuePair) -> RpcError {
 }
 
 /// Runs `what` for at most `timeout` from `now` on. The timer is made only if it is not done at once.
-async fn bounded<T>(
+pub(crate) async fn bounded<T>(
     qp: &QueuePair,
     now: Instant,
     timeout: Duration,

@@ -9,10 +9,13 @@
 //! Every slot counts its messages on both sides, so a stale or repeated message is noticed. A slot whose call was given up
 //! is not used again before the late reply has come. Lengths and sequence are checked by both sides; a peer that breaks
 //! the rules gets its connection closed.
+//!
+//! The other two ways of RPC that Octopus compares are in [`scheme`].
 #![forbid(unsafe_code)]
 
 mod client;
 mod error;
+pub mod scheme;
 mod server;
 mod slot;
 

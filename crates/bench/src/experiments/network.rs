@@ -9,6 +9,7 @@ use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};
 use crate::suite::{Context, Effort, Experiment};
 use polvo_fabric::{QueuePair, Remote, RemoteKey, Verb, serve_spin_limit, set_serve_spin_limit};
+use polvo_rpc::scheme::SelfIdentified;
 use polvo_rpc::{RpcClient, SLOTS};
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 
 /// A client of a server that waits as it is told, both there for the time of the measurement.
 struct Peers {
-    server: EchoServer,
+    server: EchoServer<SelfIdentified>,
     here: OnThread,
     client: RpcClient,
 }
@@ -67,10 +68,10 @@ impl Peers {
     /// `ns` a call with 64 bytes each way.
     fn calls(&self, ops: usize) -> Result<f64, BenchError> {
         self.here.run(async {
-            let request = [7u8; 64];
+            let (request, mut reply) = ([7u8; 64], Vec::new());
             let mut timed = Timed::new(ops);
             for _ in timed.by_ref() {
-                std::hint::black_box(self.client.call(&request, TIMEOUT).await?);
+                self.client.call_into(&request, &mut reply, TIMEOUT).await?;
             }
             Ok(timed.ns_per_op())
         })
@@ -160,9 +161,9 @@ impl Peers {
                 .flat_map(|client| (0..SLOTS).map(move |_| client.clone()))
                 .map(|client| {
                     tokio::task::spawn_local(async move {
-                        let mut timed = Timed::new(each);
+                        let (mut timed, mut reply) = (Timed::new(each), Vec::new());
                         for _ in timed.by_ref() {
-                            client.call(&[7u8; 64], TIMEOUT).await?;
+                            client.call_into(&[7u8; 64], &mut reply, TIMEOUT).await?;
                         }
                         Ok::<_, polvo_rpc::RpcError>(timed.done())
                     })

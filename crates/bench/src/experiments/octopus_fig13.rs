@@ -2,22 +2,25 @@
 
 use crate::BenchError;
 use crate::echo::{self, EchoServer, OnThread, TIMEOUT};
-use crate::report::Target::AtLeast;
+use crate::report::Target::{self, AtLeast};
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, rate, repeated};
 use crate::suite::{Context, Experiment};
 use polvo_fabric::{serve_spin_limit, set_serve_spin_limit};
-use polvo_rpc::RpcClient;
+use polvo_rpc::scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use std::time::{Duration, Instant};
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "octopus-fig13",
     title: "Raw RPC performance (Octopus, Fig. 13)",
-    about: "Calls that are answered with the request, from many clients to one reactor. The clients, each with a connection of \
-            its own, take turns on one thread so that the load is the same however many there are: eight calls are under way \
-            at any time (for throughput) or one (for latency). The server is awake.",
+    about: "Calls that are answered with the request, from many clients to one reactor, in the three ways that Octopus compares: \
+            self-identified (written into the server's memory and announced by an immediate; what PolvoFS uses), \
+            message-based (send and receive) and polled (written into the server's memory, all slots of which the server goes \
+            over again and again). The clients, each with a connection of its own, take turns on one thread, so that the load \
+            is the same however many there are: eight calls are under way at any time (for throughput) or one (for latency). \
+            The server is awake.",
     run,
 };
 
@@ -38,14 +41,14 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 }
 
 /// A server and its clients.
-struct Crowd {
-    server: EchoServer,
+struct Crowd<S: Scheme> {
+    server: EchoServer<S>,
     here: OnThread,
-    clients: Vec<RpcClient>,
+    clients: Vec<S::Caller>,
 }
 
-impl Crowd {
-    fn new(provider: &str, clients: usize, context: &Context<'_>) -> Result<Crowd, BenchError> {
+impl<S: Scheme> Crowd<S> {
+    fn new(provider: &str, clients: usize, context: &Context<'_>) -> Result<Crowd<S>, BenchError> {
         let server = EchoServer::start(echo::address(provider, context.scratch))?;
         let here = OnThread::new()?;
         let clients = here.run(async {
@@ -67,11 +70,11 @@ impl Crowd {
                 .map(|caller| {
                     let clients = self.clients.clone();
                     tokio::task::spawn_local(async move {
-                        let request = vec![7u8; size];
+                        let (request, mut reply) = (vec![7u8; size], Vec::new());
                         let mut timed = Timed::new(each);
                         for call in timed.by_ref() {
                             let client = &clients[(caller + call * under_way) % clients.len()];
-                            client.call(&request, TIMEOUT).await?;
+                            client.call_into(&request, &mut reply, TIMEOUT).await?;
                         }
                         Ok::<_, polvo_rpc::RpcError>(timed.done())
                     })
@@ -103,52 +106,89 @@ impl Crowd {
     }
 }
 
-fn over(provider: &'static str, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let mut over_clients = Vec::new();
-    let mut first: Option<String> = None;
-    for clients in context.clients {
-        let crowd = Crowd::new(provider, *clients, context)?;
+/// What one way of RPC gives: points of plots.
+struct Curves {
+    name: &'static str,
+    over_clients: Vec<(f64, f64)>,
+    throughput: Vec<(f64, f64)>,
+    latency: Vec<(f64, f64)>,
+}
+
+fn curves<S: Scheme>(
+    provider: &str,
+    flat: Option<Target>,
+    context: &Context<'_>,
+    found: &mut Findings<'_>,
+) -> Result<Curves, BenchError> {
+    let mut curves = Curves {
+        name: S::NAME,
+        over_clients: Vec::new(),
+        throughput: Vec::new(),
+        latency: Vec::new(),
+    };
+    let name = |clients: usize| format!("{provider} {} {SIZE} B, {clients} clients", S::NAME);
+    for (index, clients) in context.clients.iter().copied().enumerate() {
+        let crowd = Crowd::<S>::new(provider, clients, context)?;
         let calls = crowd.throughput(SIZE, context)?;
         crowd.stop()?;
-        let name = format!("{provider} self-identified {SIZE} B, {clients} clients");
-        match &first {
-            None => {
-                found.figure(&name, Unit::PerS, &calls);
-                first = Some(name);
-            }
-            Some(first) => found.against(&name, Unit::PerS, &calls, first, Some(AtLeast(0.9))),
+        match index {
+            0 => found.figure(&name(clients), Unit::PerS, &calls),
+            _ => found.against(&name(clients), Unit::PerS, &calls, &name(context.clients[0]), flat),
         }
-        over_clients.push((*clients as f64, calls.median()));
+        curves.over_clients.push((clients as f64, calls.median()));
     }
-    let most = context.clients.iter().copied().max().unwrap_or(1);
-    let (mut throughput, mut latency) = (Vec::new(), Vec::new());
-    let crowd = Crowd::new(provider, most, context)?;
-    for size in context.sizes {
-        throughput.push((*size as f64, crowd.throughput(*size, context)?.median()));
-        latency.push((*size as f64, crowd.latency(*size, context)?.median()));
+    let crowd = Crowd::<S>::new(provider, most(context), context)?;
+    for size in context.sizes.iter().copied() {
+        let (calls, took) = (crowd.throughput(size, context)?, crowd.latency(size, context)?);
+        curves.throughput.push((size as f64, calls.median()));
+        curves.latency.push((size as f64, took.median()));
     }
     crowd.stop()?;
-    let mut plot = |which: &str, title: &str, x: &str, y: &str, points: Vec<(f64, f64)>| {
+    Ok(curves)
+}
+
+fn most(context: &Context<'_>) -> usize {
+    context.clients.iter().copied().max().unwrap_or(1)
+}
+
+fn over(provider: &'static str, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
+    let all = [
+        curves::<SelfIdentified>(provider, Some(AtLeast(0.9)), context, found)?,
+        curves::<MessageBased>(provider, None, context, found)?,
+        curves::<Polled>(provider, None, context, found)?,
+    ];
+    let mut plot = |which: &str, title: String, x: &str, y: &str, points: fn(&Curves) -> &Vec<(f64, f64)>| {
         found.plot(Plot::Lines {
             name: format!("octopus-fig13-{provider}-{which}"),
             title: format!("{title} over {provider}"),
             x: Axis::log(x),
             y: Axis::linear(y),
-            series: vec![Series {
-                name: "self-identified".into(),
-                points,
-            }],
+            series: all
+                .iter()
+                .map(|curves| Series {
+                    name: curves.name.into(),
+                    points: points(curves).clone(),
+                })
+                .collect(),
         });
     };
-    plot("clients", "Throughput, 64 B", "clients", "calls a second", over_clients);
-    let of_size = format!("Throughput of {most} clients");
-    plot("throughput", &of_size, "bytes", "calls a second", throughput);
+    let (calls, clients) = ("calls a second", most(context));
+    plot("clients", format!("Throughput, {SIZE} B"), "clients", calls, |c| {
+        &c.over_clients
+    });
+    plot(
+        "throughput",
+        format!("Throughput of {clients} clients"),
+        "bytes",
+        calls,
+        |c| &c.throughput,
+    );
     plot(
         "latency",
-        &format!("Latency, {most} clients"),
+        format!("Latency, {clients} clients"),
         "bytes",
         "ns a call",
-        latency,
+        |c| &c.latency,
     );
     Ok(())
 }
