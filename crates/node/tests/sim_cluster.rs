@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use polvo_cluster::RegionVerb;
 use polvo_format::{FileKind, Ino, NodeId, Tail};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
@@ -666,6 +667,26 @@ fn clients_may_not_do_what_nodes_do() {
         );
         let garbage = link.rpc.call(&[0xff; 40], Duration::from_secs(1)).await.unwrap();
         assert!(matches!(decode_answer(&garbage), Ok(Err(FsError::Invalid(_)))));
+    });
+}
+
+/// Space that was given in a session which is over may lie in a segment that is gone: that the session is over is what
+/// counts, since whoever hears of it takes other space and goes on.
+#[test]
+fn space_of_a_session_that_is_over_is_not_looked_for() {
+    with_cluster(async |cluster| {
+        let c = Caller::new(cluster, "c");
+        let region = ROOT.ino.region();
+        let nowhere = polvo_format::Gpa::new(region, polvo_format::RegionOffset(1 << 40));
+        for (is_ours, expected) in [(true, "invalid argument"), (false, "session expired")] {
+            let mut write = [RegionVerb::WriteData {
+                at: nowhere,
+                bytes: &[7; 64],
+            }];
+            let error = c.links.one_sided_while(region, &mut write, || is_ours).await;
+            let error = error.expect_err("there is nothing").to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
     });
 }
 
