@@ -73,6 +73,9 @@ pub fn pool_len(file_len: u64) -> u64 {
     file_len * 6 + (512 << 20)
 }
 
+/// Length of leases where that does not matter.
+pub const LEASE: Duration = Duration::from_secs(30);
+
 /// The node.
 pub struct BenchNode {
     node: Arc<Node>,
@@ -84,8 +87,8 @@ pub struct BenchNode {
 }
 
 impl BenchNode {
-    /// Formats a pool of `pool_len` bytes in `dir` and serves it over tcp (loopback) and shm.
-    pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, BenchError> {
+    /// Formats a pool of `pool_len` bytes in `dir` and serves it over tcp (loopback) and shm, with leases of that length.
+    pub fn start(dir: &Path, pool_len: u64, lease: Duration) -> Result<BenchNode, BenchError> {
         let cluster = *b"polvo-benchmark!";
         let identity = Identity {
             cluster,
@@ -96,7 +99,7 @@ impl BenchNode {
             connect: Duration::from_secs(2),
             rpc: Duration::from_secs(10),
             held: Duration::from_secs(2),
-            lease: Duration::from_secs(30),
+            lease,
             away: Duration::from_secs(2),
         };
         let pool = dir.join("pool");
@@ -153,6 +156,12 @@ impl BenchNode {
             reactor,
             pool,
         })
+    }
+
+    /// The node itself.
+    #[allow(dead_code)] // for hot-operations
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// A client inside the node.

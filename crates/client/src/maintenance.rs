@@ -48,8 +48,8 @@ impl LocalClient {
         self.end().await;
     }
 
-    /// Renews the lease everywhere, once, and does what the answers ask for.
-    pub(crate) async fn renew(&self) {
+    /// Renews the lease everywhere, once, and does what the answers ask for. Happens by itself three times in a lease.
+    pub async fn renew(&self) {
         let mut answers = self.links.renew().await;
         if let Some(node) = &self.client.node
             && self.client.attached_inside.load(Ordering::Acquire)

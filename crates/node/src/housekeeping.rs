@@ -56,8 +56,9 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
 }
 
 impl Node {
-    /// Freed space may be used again once every session has been seen after the tick it was freed at.
-    fn advance_tick(&self) {
+    /// A tick of grace, as housekeeping makes one every half second: freed space may be used again once every session has been
+    /// seen after the tick it was freed at.
+    pub fn advance_tick(&self) {
         let tick = self.tick.fetch_add(1, Relaxed) + 1;
         let oldest = self.sessions.oldest_tick().unwrap_or(tick);
         let safe = oldest.min(tick) - 1;

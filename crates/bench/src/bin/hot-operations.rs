@@ -9,10 +9,12 @@ use clap::{Parser, ValueEnum};
 use cluster::{BenchNode, Scratch, new_file};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::Ino;
+use polvo_node::Node;
 use polvo_proto::{FsError, InodeRef};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Any failure: it ends the program.
 pub type BenchError = Box<dyn std::error::Error>;
@@ -56,6 +58,18 @@ enum Operation {
     Create,
     /// Removing an empty file.
     Unlink,
+}
+
+/// Operations between two grace ticks.
+const TICK_EVERY: u64 = 256;
+/// Renewals by themselves do not come in between: how much of what was freed can be used again must not depend on the time.
+const LONG_LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// Lets what was freed be used again, as it is in a system that runs.
+async fn tick(client: &LocalClient, node: &Node) {
+    node.advance_tick();
+    client.renew().await;
+    node.advance_tick();
 }
 
 /// Places to read and write at: a linear congruence over the pages of the file.
@@ -137,8 +151,9 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
 fn main() -> Result<(), BenchError> {
     let args = Args::parse();
     let scratch = Scratch::new(&args.scratch)?;
-    let node = BenchNode::start(scratch.path(), cluster::pool_len(args.file))?;
+    let node = BenchNode::start(scratch.path(), cluster::pool_len(args.file), LONG_LEASE)?;
     let client = node.internal();
+    let served = node.node();
     let done: Result<(), BenchError> = client.run(|client| async move {
         let root = client.resolve(Ino::ROOT).await?;
         let (_, file) = client.create_open(root, b"file", new_file()).await?;
@@ -149,6 +164,9 @@ fn main() -> Result<(), BenchError> {
         }
         // and the file lies as scattered as overwriting leaves it
         for n in 0..args.file / 4096 {
+            if n % TICK_EVERY == 0 {
+                tick(&client, served).await;
+            }
             client
                 .write(&file, n.wrapping_mul(7919) % (args.file / 4096) * 4096, &bytes[..4096])
                 .await?;
@@ -175,6 +193,9 @@ fn main() -> Result<(), BenchError> {
         }
         let start = std::time::Instant::now();
         for n in warm..warm + times {
+            if n % TICK_EVERY == 0 {
+                tick(&stage.client, served).await;
+            }
             measured(&mut stage, n)?;
         }
         println!("{:.1} ns each", start.elapsed().as_nanos() as f64 / times as f64);

@@ -1,7 +1,7 @@
 //! What files cost that nobody uses: persistent memory, and DRAM of the node.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file, root, used_bytes};
+use crate::cluster::{BenchNode, LEASE, new_file, root, used_bytes};
 use crate::part::{self, resident_bytes};
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
@@ -74,7 +74,7 @@ pub fn part(scratch: &Path, values: &[String]) -> Result<(), BenchError> {
 }
 
 fn fill(scratch: &Path, files: usize) -> Result<(), BenchError> {
-    let node = BenchNode::start(scratch, POOL_LEN)?;
+    let node = BenchNode::start(scratch, POOL_LEN, LEASE)?;
     let client = node.internal();
     let top = root(&client)?;
     let before = used_bytes(&client)?;
