@@ -9,6 +9,9 @@ const LONG_ENOUGH: Duration = Duration::from_secs(2);
 /// Looks at the clock after so many operations.
 const BETWEEN_LOOKS: usize = 32;
 
+/// Before each measurement: a server of the one before, still polling for requests, has gone to sleep.
+const CALM: Duration = Duration::from_millis(20);
+
 /// The same figure, measured several times.
 #[derive(Clone, Debug)]
 pub struct Samples(Vec<f64>);
@@ -51,6 +54,7 @@ pub fn in_turn<const N: usize>(
     let mut figures = measures.map(|measure| (measure, Vec::with_capacity(rounds)));
     for _ in 0..rounds.max(1) {
         for (measure, figures) in &mut figures {
+            std::thread::sleep(CALM);
             figures.push(measure()?);
         }
     }

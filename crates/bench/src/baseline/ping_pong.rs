@@ -78,9 +78,12 @@ pub fn shared_memory(bytes: usize, ops: usize) -> Result<f64, BenchError> {
                 number += 1;
             }
         });
+        // the other thread has begun
+        there.put(words, 1);
+        std::hint::black_box(back.take(words, 1));
         let mut timed = Timed::new(ops);
         for op in timed.by_ref() {
-            let number = op as u64 + 1;
+            let number = op as u64 + 2;
             there.put(words, number);
             std::hint::black_box(back.take(words, number));
         }

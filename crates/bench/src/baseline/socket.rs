@@ -88,6 +88,9 @@ pub fn round_trip(request: usize, answer: usize, waits: Waits, ops: usize) -> Re
         Ok(())
     });
     let (request, mut answer) = (vec![0; request], vec![0; answer]);
+    // the other thread has begun
+    near.send(&request)?;
+    near.receive(&mut answer)?;
     let mut timed = Timed::new(ops);
     for _ in timed.by_ref() {
         near.send(&request)?;
