@@ -37,8 +37,10 @@ pub struct OnThread {
 impl OnThread {
     /// For the calling thread.
     pub fn new() -> Result<OnThread, BenchError> {
+        let tasks = LocalSet::new();
+        tasks.spawn_local(polvo_fabric::poller());
         Ok(OnThread {
-            tasks: LocalSet::new(),
+            tasks,
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
         })
     }

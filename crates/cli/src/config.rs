@@ -23,6 +23,9 @@ const HELP: &str = "polvod --print-config explains every key";
 /// Regions a node that a configuration may ask for.
 pub const REGIONS_PER_NODE_MAX: u16 = 1024;
 
+/// Longest time for which a node may be told to poll, in microseconds.
+const POLL_MAX_US: u64 = 1_000_000;
+
 /// A node in the static map.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigNode {
@@ -110,6 +113,8 @@ pub struct Config {
     pub node: NodeId,
     /// Where to listen.
     pub listen: Vec<Address>,
+    /// How long to poll for the next request before sleeping.
+    pub poll: Duration,
     /// Where to write the process id.
     pub pid_file: Option<PathBuf>,
     /// The pool.
@@ -159,6 +164,7 @@ struct RawClusterNode {
 struct RawNode {
     id: Spanned<u16>,
     listen: Option<Spanned<Vec<Spanned<String>>>>,
+    poll_us: Option<Spanned<u64>>,
     pid_file: Option<PathBuf>,
 }
 
@@ -278,6 +284,11 @@ impl Config {
             None => me.addresses.clone(),
             Some(list) => source.addresses(list)?,
         };
+        let poll = match &raw.node.poll_us {
+            None => Duration::ZERO,
+            Some(us) if *us.as_ref() <= POLL_MAX_US => Duration::from_micros(*us.as_ref()),
+            Some(us) => return Err(source.problem(us, format!("must be 0 to {POLL_MAX_US} microseconds"))),
+        };
         let persistence = match &raw.pool.persistence {
             None => None,
             Some(word) => parse_persistence(word.as_ref()).map_err(|why| source.problem(word, why))?,
@@ -319,6 +330,7 @@ impl Config {
             regions_per_node,
             node,
             listen,
+            poll,
             pid_file: raw
                 .node
                 .pid_file
@@ -493,6 +505,7 @@ mod tests {
                 "cluster.regions_per_node",
                 "must be",
             ),
+            ("# poll_us = 0", "poll_us = 1000001", "node.poll_us", "microseconds"),
             (
                 "# lease_ms = 30000",
                 "lease_ms = 0",

@@ -32,9 +32,11 @@ impl Face {
 
     fn new() -> Face {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let tasks = LocalSet::new();
+        tasks.spawn_local(polvo_fabric::poller());
         Face {
             clients: RefCell::default(),
-            tasks: LocalSet::new(),
+            tasks,
             runtime: runtime.expect("the system gives a thread an epoll descriptor"),
         }
     }

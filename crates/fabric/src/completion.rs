@@ -357,6 +357,10 @@ impl Shared {
         Some(event)
     }
 
+    pub(crate) fn for_each_event(&self, what: impl FnMut(&Event)) {
+        self.events.borrow().iter().for_each(what);
+    }
+
     pub(crate) fn any_event(&self) -> bool {
         !self.events.borrow().is_empty()
     }

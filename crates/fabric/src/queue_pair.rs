@@ -1,13 +1,15 @@
 //! A connected queue pair, whatever the provider.
 
 use crate::completion::{Counters, OpId};
-use crate::provider::{Posted, Progress, Provider};
+use crate::poller;
+use crate::provider::{Look, Posted, Progress, Provider};
 use crate::spin::{Next, Spin, spin_limit};
-use crate::waiters::Place;
+use crate::waiters::{Hub, Place};
 use crate::{Event, FabricError, MAX_SEND, Role, Verb};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::Sleep;
@@ -38,20 +40,33 @@ impl QueuePair {
     /// Many may be under way on a queue pair; beyond 256 they wait in line. When a batch is under way and nothing
     /// moves between the peers for 30 s, the connection is lost.
     pub async fn execute(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
-        Execute::new(self, verbs, true).await
+        Execute::new(self, verbs, Completion::Signaled).await
     }
 
     /// Posts the batch and returns as soon as its memory is no longer needed, without waiting for a completion
     /// ("unsignaled"): one message instead of two. For what is answered by other means, such as a request by its reply. A
     /// failure at the target ends the connection. The batch must not read.
     pub async fn execute_unsignaled(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
+        self.execute_quietly(verbs).await?;
+        self.settle();
+        Ok(())
+    }
+
+    /// As [`QueuePair::execute_unsignaled`], but a peer that sleeps learns of it only when a wait for events of this queue pair
+    /// begins, or by [`QueuePair::settle`]: several batches then cost one look at the peer.
+    pub async fn execute_quietly(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         assert!(
             !verbs
                 .iter()
                 .any(|v| matches!(v, Verb::Read { .. } | Verb::CompareSwap { .. } | Verb::FetchAdd { .. })),
             "whoever reads waits for the completion"
         );
-        Execute::new(self, verbs, false).await
+        Execute::new(self, verbs, Completion::Unsignaled).await
+    }
+
+    /// Sees to it that a peer that sleeps learns of what was executed quietly.
+    pub fn settle(&self) {
+        self.provider.settle();
     }
 
     /// Next event from the peer; `None` once disconnected. Served one-sided operations never show here.
@@ -66,7 +81,7 @@ impl QueuePair {
     /// Each wait begins with polling for at most `spin`, such as [`crate::spin_limit`] by who awaits an answer.
     pub fn events(&self, spin: Duration) -> Events {
         Events {
-            place: Place::new(&self.provider.shared().hub),
+            place: Place::new(self.provider.shared().hub.clone()),
             qp: self.clone(),
             limit: spin,
             spin: Spin::new(spin),
@@ -125,13 +140,18 @@ impl std::fmt::Debug for QueuePair {
 
 /// See [`QueuePair::events`].
 pub struct Events {
-    place: Place,
+    place: Place<Arc<Hub>>,
     qp: QueuePair,
     limit: Duration,
     spin: Spin,
 }
 
 impl Events {
+    /// Events that have been received already, to be looked at before they are taken.
+    pub fn for_each_received(&self, what: impl FnMut(&Event)) {
+        self.qp.provider.shared().for_each_event(what);
+    }
+
     /// An event that has been received already, without looking for more: what came together can be handled together.
     pub fn received(&mut self) -> Option<Event> {
         self.qp.provider.shared().pop_event()
@@ -162,15 +182,14 @@ impl Events {
             if shared.any_event() || shared.is_closed() {
                 continue;
             }
-            if progress == Progress::More {
-                return self.again(cx);
-            }
-            if provider.spins() {
-                match self.spin.next() {
-                    Next::Look => continue,
-                    Next::Yield => return self.again(cx),
-                    Next::Sleep => {}
+            match rest(&self.qp.provider, &mut self.spin, progress) {
+                Rest::Not => continue,
+                Rest::Turn => return let_others(cx),
+                Rest::Polled => {
+                    self.place.sleep(cx.waker(), true);
+                    return Poll::Pending;
                 }
+                Rest::Armed => {}
             }
             self.place.sleep(cx.waker(), true);
             if provider.arm() == Progress::More {
@@ -179,11 +198,64 @@ impl Events {
             armed = true;
         }
     }
+}
 
-    fn again(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        cx.waker().wake_by_ref();
-        Poll::Pending
+/// Loads between two looks at everything, the clock included.
+const LOADS: usize = 16;
+
+/// What a wait does after a look that found nothing for it.
+enum Rest {
+    /// Looks again.
+    Not,
+    /// Looks again when others had their turn.
+    Turn,
+    /// Sleeps; the poller looks meanwhile.
+    Polled,
+    /// Arms, looks once more, and sleeps.
+    Armed,
+}
+
+fn rest(provider: &Rc<dyn Provider>, spin: &mut Spin, progress: Progress) -> Rest {
+    if progress == Progress::More {
+        return Rest::Turn;
     }
+    if provider.looks() == Look::Never {
+        return Rest::Armed;
+    }
+    let is_polled = || provider.shared().hub.is_polled();
+    let next = spin.next();
+    // whoever has called the poller comes back, and may find that it has settled this as well
+    if !matches!(next, Next::Call) {
+        provider.settle();
+    }
+    match next {
+        Next::Look => {
+            for _ in 0..LOADS {
+                if provider.may_have_come() {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            Rest::Not
+        }
+        Next::Yield => Rest::Turn,
+        Next::Call => {
+            poller::call();
+            Rest::Turn
+        }
+        Next::Share(until) => {
+            poller::share(provider, until);
+            if is_polled() { Rest::Polled } else { Rest::Armed }
+        }
+        Next::Sleep if is_polled() => Rest::Polled,
+        Next::Sleep => Rest::Armed,
+    }
+}
+
+/// Lets the other tasks of the thread have their turn.
+fn let_others<T>(cx: &mut Context<'_>) -> Poll<T> {
+    cx.waker().wake_by_ref();
+    Poll::Pending
 }
 
 impl Drop for Events {
@@ -196,6 +268,12 @@ impl Drop for Events {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Completion {
+    Signaled,
+    Unsignaled,
+}
+
 enum Stage {
     Unposted,
     Posted(OpId),
@@ -205,21 +283,21 @@ enum Stage {
 struct Execute<'a, 'v, 'b> {
     qp: &'a QueuePair,
     verbs: &'v mut [Verb<'b>],
-    signaled: bool,
+    completion: Completion,
     stage: Stage,
-    place: Place,
+    place: Place<&'a Hub>,
     spin: Spin,
     /// When the peer is given up, unless its activity is another one by then.
     timeout: Option<(Pin<Box<Sleep>>, u64)>,
 }
 
 impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
-    fn new(qp: &'a QueuePair, verbs: &'v mut [Verb<'b>], signaled: bool) -> Self {
-        let place = Place::new(&qp.provider.shared().hub);
+    fn new(qp: &'a QueuePair, verbs: &'v mut [Verb<'b>], completion: Completion) -> Self {
+        let place = Place::new(&*qp.provider.shared().hub);
         Execute {
             qp,
             verbs,
-            signaled,
+            completion,
             stage: Stage::Unposted,
             place,
             spin: Spin::new(spin_limit()),
@@ -236,7 +314,13 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
         if !self.place.is_first_in_line() {
             return Poll::Pending;
         }
-        match self.qp.provider.post(self.verbs, self.signaled)? {
+        let provider = &self.qp.provider;
+        let is_signaled = self.completion == Completion::Signaled;
+        let posted = provider.post(self.verbs, is_signaled);
+        if is_signaled {
+            provider.settle();
+        }
+        match posted? {
             Posted::Full => return Poll::Pending,
             Posted::Pending(op) => {
                 shared.count(self.verbs);
@@ -279,26 +363,18 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             if let Poll::Ready(result) = self.look() {
                 return Poll::Ready(result);
             }
-            if progress == Progress::More {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            if provider.spins() {
-                match self.spin.next() {
-                    Next::Look => continue,
-                    Next::Yield => {
-                        cx.waker().wake_by_ref();
-                        return Poll::Pending;
-                    }
-                    Next::Sleep => {}
-                }
+            let rests = rest(&self.qp.provider, &mut self.spin, progress);
+            match rests {
+                Rest::Not => continue,
+                Rest::Turn => return let_others(cx),
+                Rest::Polled | Rest::Armed => {}
             }
             let sleeper = self.place.sleep(cx.waker(), false);
             match self.stage {
                 Stage::Posted(op) => shared.sleep(op, sleeper),
                 _ => self.place.queue_for_room(),
             }
-            if provider.arm() == Progress::More {
+            if matches!(rests, Rest::Armed) && provider.arm() == Progress::More {
                 cx.waker().wake_by_ref();
             }
             if let Poll::Ready(result) = self.look() {

@@ -2,8 +2,11 @@
 //!
 //! Waking a thread costs more than most operations here take, so whoever waits for a completion polls for it first, for
 //! a bounded time and only where another core can do the work meanwhile. Servers that wait for requests do not spin, unless
-//! told to; then for a bounded time after each request, so that an idle one uses no CPU either.
+//! told to; then for a bounded time after each request, so that an idle one uses no CPU either. Where several wait on a
+//! thread, its poller looks for all of them.
 
+use crate::poller;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -46,11 +49,68 @@ pub fn serve_spin_limit() -> Duration {
     Duration::from_nanos(SERVE_LIMIT_NS.load(Ordering::Relaxed))
 }
 
+/// Waits of this thread that would rather look again than sleep: how many, and how often all of them were over.
+#[derive(Clone, Copy)]
+struct Waits {
+    age: u64,
+    count: usize,
+}
+
+thread_local! {
+    static WAITS: Cell<Waits> = const { Cell::new(Waits { age: 0, count: 0 }) };
+}
+
+/// One of them.
+struct Counted {
+    age: u64,
+}
+
+impl Counted {
+    fn new() -> Counted {
+        let Waits { age, count } = WAITS.get();
+        WAITS.set(Waits { age, count: count + 1 });
+        Counted { age }
+    }
+
+    fn is_alone() -> bool {
+        WAITS.get().count < 2
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Waits { age, count } = WAITS.get();
+        if age == self.age {
+            WAITS.set(Waits { age, count: count - 1 });
+        }
+    }
+}
+
+/// The time of all waits that spun on this thread is over, though they do not know it yet.
+pub(crate) fn all_over() {
+    let age = WAITS.get().age + 1;
+    WAITS.set(Waits { age, count: 0 });
+}
+
 /// One wait's spinning.
-#[derive(Debug)]
-pub(crate) enum Spin {
-    Fresh { limit: Duration },
-    Until { end: Instant, turn: Instant },
+pub(crate) struct Spin {
+    state: State,
+}
+
+enum State {
+    Fresh {
+        limit: Duration,
+    },
+    Active {
+        limit: Duration,
+        /// Known once the clock was read.
+        end: Option<Instant>,
+        turn: Option<Instant>,
+        /// How often the poller had looked when it was called.
+        called: Option<u64>,
+        #[allow(dead_code)] // held, not looked at
+        counted: Counted,
+    },
     Over,
 }
 
@@ -60,6 +120,10 @@ pub(crate) enum Next {
     Look,
     /// Let others have a turn, then look again.
     Yield,
+    /// Others of this thread look again and again as well: call the poller, let it have its turn, and look again.
+    Call,
+    /// It has come: have it look until then, and sleep.
+    Share(Instant),
     /// Sleep.
     Sleep,
 }
@@ -67,40 +131,55 @@ pub(crate) enum Next {
 impl Spin {
     /// A wait that spins for so long, if at all.
     pub(crate) fn new(limit: Duration) -> Spin {
-        if limit.is_zero() {
-            Spin::Over
+        let state = if limit.is_zero() {
+            State::Over
         } else {
-            Spin::Fresh { limit }
-        }
+            State::Fresh { limit }
+        };
+        Spin { state }
     }
 
     /// Begins a new poll of the future.
     pub(crate) fn poll(&mut self) {
-        if let Spin::Until { turn, .. } = self {
-            *turn = Instant::now() + TURN;
+        if let State::Active { turn, .. } = &mut self.state {
+            *turn = None;
         }
     }
 
     pub(crate) fn next(&mut self) -> Next {
-        match self {
-            Spin::Over => Next::Sleep,
-            Spin::Fresh { limit } => {
-                let now = Instant::now();
-                *self = Spin::Until {
-                    end: now + *limit,
-                    turn: now + TURN,
+        match &mut self.state {
+            State::Over => Next::Sleep,
+            State::Fresh { limit } => {
+                self.state = State::Active {
+                    limit: *limit,
+                    end: None,
+                    turn: None,
+                    called: None,
+                    counted: Counted::new(),
                 };
                 Next::Look
             }
-            Spin::Until { end, turn } => {
+            State::Active {
+                limit,
+                end,
+                turn,
+                called,
+                ..
+            } => {
+                if called.is_none() && !Counted::is_alone() && poller::is_there() {
+                    *called = Some(poller::looks());
+                    return Next::Call;
+                }
                 let now = Instant::now();
-                if now >= *end {
-                    *self = Spin::Over;
+                let end = *end.get_or_insert(now + *limit);
+                if now >= end {
+                    self.state = State::Over;
                     Next::Sleep
-                } else if now >= *turn {
+                } else if called.is_some_and(|looks| looks != poller::looks()) {
+                    Next::Share(end)
+                } else if now >= *turn.get_or_insert(now + TURN) {
                     Next::Yield
                 } else {
-                    std::hint::spin_loop();
                     Next::Look
                 }
             }

@@ -3,10 +3,11 @@
 //! A queue pair has no task of its own: the futures that wait on it drive it. The descriptor's readiness can wake only one
 //! waker, so that one is the [`Hub`], which passes the wake-up on to one of the sleepers; that one drives the queue pair,
 //! which wakes the others when what they wait for has come. The invariant that keeps anybody from being forgotten:
-//! *while somebody sleeps, the hub is armed, or a sleeper has been woken and not yet polled.* A sleeper that leaves
-//! without having armed the hub again therefore wakes another one.
+//! *while somebody sleeps, the hub is armed, or the thread's poller looks at the queue pair, or a sleeper has been woken and
+//! not yet polled.* A sleeper that leaves without having armed the hub again therefore wakes another one.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Wake, Waker};
 
@@ -23,7 +24,6 @@ struct Sleeper {
 struct Sleepers {
     slots: Vec<Sleeper>,
     free: Vec<usize>,
-    in_line: usize,
     next_ticket: u64,
 }
 
@@ -32,6 +32,9 @@ struct Sleepers {
 pub(crate) struct Hub {
     sleepers: Mutex<Sleepers>,
     armed: AtomicBool,
+    polled: AtomicBool,
+    /// Sleepers that wait for room.
+    in_line: AtomicUsize,
 }
 
 impl Wake for Hub {
@@ -61,6 +64,19 @@ impl Hub {
 
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Acquire)
+    }
+
+    /// The thread's poller looks at the queue pair, or does so no more; then somebody is to be woken.
+    pub(crate) fn set_polled(&self, polled: bool) {
+        self.polled.store(polled, Ordering::Release);
+    }
+
+    pub(crate) fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::Acquire)
+    }
+
+    fn is_anybody_in_line(&self) -> bool {
+        self.in_line.load(Ordering::Relaxed) > 0
     }
 
     /// Somebody has to drive the queue pair.
@@ -100,11 +116,10 @@ impl Hub {
     /// There is room to post.
     pub(crate) fn wake_for_room(&self) {
         let waker = {
-            let mut sleepers = self.lock();
-            if sleepers.in_line == 0 {
+            if !self.is_anybody_in_line() {
                 return;
             }
-            sleepers
+            self.lock()
                 .slots
                 .iter_mut()
                 .filter(|s| s.room.is_some())
@@ -130,17 +145,14 @@ impl Hub {
 }
 
 /// A future's place among the sleepers.
-pub(crate) struct Place {
-    hub: Arc<Hub>,
+pub(crate) struct Place<H: Deref<Target = Hub>> {
+    hub: H,
     at: Option<usize>,
 }
 
-impl Place {
-    pub(crate) fn new(hub: &Arc<Hub>) -> Place {
-        Place {
-            hub: hub.clone(),
-            at: None,
-        }
+impl<H: Deref<Target = Hub>> Place<H> {
+    pub(crate) fn new(hub: H) -> Place<H> {
+        Place { hub, at: None }
     }
 
     /// The future is being polled, nobody need wake it. Its place in line for room stays.
@@ -177,17 +189,17 @@ impl Place {
                 let ticket = sleepers.next_ticket;
                 sleepers.next_ticket += 1;
                 sleepers.slots[at].room = Some(ticket);
-                sleepers.in_line += 1;
+                self.hub.in_line.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
     /// True if nobody was in line before us.
     pub(crate) fn is_first_in_line(&self) -> bool {
-        let sleepers = self.hub.lock();
-        if sleepers.in_line == 0 {
+        if !self.hub.is_anybody_in_line() {
             return true;
         }
+        let sleepers = self.hub.lock();
         let ours = self.at.and_then(|at| sleepers.slots[at].room);
         ours.is_some() && ours == sleepers.slots.iter().filter_map(|sleeper| sleeper.room).min()
     }
@@ -197,7 +209,7 @@ impl Place {
         if let Some(at) = self.at {
             let mut sleepers = self.hub.lock();
             if sleepers.slots[at].room.take().is_some() {
-                sleepers.in_line -= 1;
+                self.hub.in_line.fetch_sub(1, Ordering::Relaxed);
                 drop(sleepers);
                 self.hub.wake_for_room();
             }
@@ -213,13 +225,13 @@ impl Place {
             sleepers.slots[at] = Sleeper::default();
             sleepers.free.push(at);
         }
-        if !self.hub.is_armed() {
+        if !self.hub.is_armed() && !self.hub.is_polled() {
             self.hub.wake_one();
         }
     }
 }
 
-impl Drop for Place {
+impl<H: Deref<Target = Hub>> Drop for Place<H> {
     fn drop(&mut self) {
         self.leave();
     }
@@ -253,7 +265,7 @@ mod tests {
         let hub = Arc::new(Hub::default());
         let (first, first_waker) = sleeper();
         let (second, second_waker) = sleeper();
-        let (mut a, mut b) = (Place::new(&hub), Place::new(&hub));
+        let (mut a, mut b) = (Place::new(&*hub), Place::new(&*hub));
         a.sleep(&first_waker, false);
         b.sleep(&second_waker, true);
         hub.arm();
@@ -263,10 +275,16 @@ mod tests {
         assert_eq!(woken(&second), 1, "somebody must arm the hub again");
         hub.arm();
         let (_third, third_waker) = sleeper();
-        let mut c = Place::new(&hub);
+        let mut c = Place::new(&*hub);
         c.sleep(&third_waker, false);
         drop(c);
         assert_eq!(woken(&second), 0, "an armed hub needs nobody");
+        hub.disarm();
+        hub.set_polled(true);
+        let mut d = Place::new(&*hub);
+        d.sleep(&third_waker, false);
+        drop(d);
+        assert_eq!(woken(&second), 0, "nor does one that the poller looks at");
     }
 
     #[test]
@@ -274,7 +292,7 @@ mod tests {
         let hub = Arc::new(Hub::default());
         let (first, first_waker) = sleeper();
         let (second, second_waker) = sleeper();
-        let (mut a, mut b) = (Place::new(&hub), Place::new(&hub));
+        let (mut a, mut b) = (Place::new(&*hub), Place::new(&*hub));
         a.sleep(&first_waker, false);
         b.sleep(&second_waker, true);
         hub.wake_for_event();
@@ -286,14 +304,14 @@ mod tests {
         let hub = Arc::new(Hub::default());
         let (first, first_waker) = sleeper();
         let (second, second_waker) = sleeper();
-        let (mut a, mut b) = (Place::new(&hub), Place::new(&hub));
+        let (mut a, mut b) = (Place::new(&*hub), Place::new(&*hub));
         b.sleep(&second_waker, false);
         b.queue_for_room();
         a.sleep(&first_waker, false);
         a.queue_for_room();
         assert!(b.is_first_in_line() && !a.is_first_in_line());
         assert!(
-            !Place::new(&hub).is_first_in_line(),
+            !Place::new(&*hub).is_first_in_line(),
             "who comes later does not overtake"
         );
         hub.wake_for_room();
@@ -301,6 +319,6 @@ mod tests {
         drop(b);
         assert_eq!(woken(&first), 1, "who leaves passes the room on");
         a.leave_line();
-        assert!(Place::new(&hub).is_first_in_line());
+        assert!(Place::new(&*hub).is_first_in_line());
     }
 }

@@ -90,6 +90,7 @@ impl Node {
         let links = self.new_links();
         let connections = Rc::new(Connections::default());
         let mut tasks = JoinSet::new();
+        tasks.spawn_local(polvo_fabric::poller());
         for listener in listeners {
             tasks.spawn_local(accept(self.clone(), links.clone(), connections.clone(), listener));
         }

@@ -9,7 +9,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -234,15 +234,27 @@ impl Inner {
         self.broken.borrow().clone().unwrap_or(RpcError::Fabric(error))
     }
 
-    /// Takes what events there are; ready when the connection is lost.
-    fn poll_events(&self, events: &mut Events, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            match events.poll_next(cx) {
-                Poll::Ready(Some(event)) => self.dispatch(event),
-                Poll::Ready(None) => return Poll::Ready(()),
-                Poll::Pending => return Poll::Pending,
+    /// Takes events until `done`, and those that were received along with the last one; pending when there are no more for
+    /// now. False if the connection is lost.
+    fn poll_events(&self, events: &mut Events, cx: &mut Context<'_>, done: impl Fn() -> bool) -> Poll<bool> {
+        while !done() {
+            let Some(event) = ready!(events.poll_next(cx)) else {
+                return Poll::Ready(false);
+            };
+            // the replies of a burst come over from the server's cache all at once
+            events.for_each_received(|event| {
+                if let Event::Immediate(slot) = event {
+                    self.replies
+                        .buffer
+                        .prefetch((*slot as usize).saturating_mul(REPLY_STRIDE));
+                }
+            });
+            self.dispatch(event);
+            while let Some(event) = events.received() {
+                self.dispatch(event);
             }
         }
+        Poll::Ready(true)
     }
 }
 
@@ -270,11 +282,9 @@ impl<'a> InFlight<'a> {
                             return Poll::Ready(Ok(permit.expect("the semaphore is never closed")));
                         }
                         let free = inner.permits.available_permits();
-                        if inner.poll_events(&mut events, cx).is_ready() {
+                        let is_freed = || inner.permits.available_permits() != free;
+                        if !ready!(inner.poll_events(&mut events, cx, is_freed)) {
                             return Poll::Ready(Err(inner.error()));
-                        }
-                        if inner.permits.available_permits() == free {
-                            return Poll::Pending;
                         }
                     }
                 })
@@ -321,9 +331,9 @@ impl<'a> InFlight<'a> {
                 to: behind_header(to),
                 bytes: request,
             };
-            inner.qp.execute_unsignaled(&mut [body, announced]).await
+            inner.qp.execute_quietly(&mut [body, announced]).await
         } else {
-            inner.qp.execute_unsignaled(&mut [announced]).await
+            inner.qp.execute_quietly(&mut [announced]).await
         };
         inner.message.set(message);
         posted
@@ -334,7 +344,8 @@ impl<'a> InFlight<'a> {
         let inner = self.inner;
         let mut events = inner.qp.events(spin_limit());
         poll_fn(|cx| {
-            let is_lost = inner.poll_events(&mut events, cx).is_ready();
+            let is_answered = || matches!(inner.slots.borrow()[self.slot].state, State::Answered(_));
+            let polled = inner.poll_events(&mut events, cx, is_answered);
             let mut slots = inner.slots.borrow_mut();
             let slot = &mut slots[self.slot];
             match &mut slot.state {
@@ -344,7 +355,7 @@ impl<'a> InFlight<'a> {
                     slot.state = State::Free;
                     Poll::Ready(Ok(()))
                 }
-                _ if is_lost => {
+                _ if polled.is_ready() => {
                     drop(slots);
                     Poll::Ready(Err(inner.error()))
                 }
@@ -371,6 +382,8 @@ impl Drop for InFlight<'_> {
                 if let Some(permit) = self.permit.take() {
                     slot.state = State::GivenUp(permit);
                 }
+                drop(slots);
+                self.inner.qp.settle();
             }
             State::Calling(_) => {
                 // Nothing was sent: the number is used for the next one.

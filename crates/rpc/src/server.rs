@@ -132,6 +132,13 @@ where
     // where a handler that needs no waiting runs, again and again
     let mut place: Option<Pin<Box<F>>> = None;
     while let Some(first) = poll_fn(|cx| events.poll_next(cx)).await {
+        // the requests of a burst come over from the client's cache all at once
+        events.for_each_received(|event| {
+            if let Event::Immediate(word) = event {
+                let slot = Immediate::from_u32(*word).slot;
+                connection.pool.buffer.prefetch(slot.saturating_mul(REQUEST_STRIDE));
+            }
+        });
         let mut next = Some(first);
         while let Some(event) = next {
             let Event::Immediate(word) = event else {
@@ -160,6 +167,7 @@ where
                         let mut alone = Burst::default();
                         alone.replies.push((slot, reply));
                         connection.answer(&mut alone).await;
+                        connection.qp.settle();
                     });
                 }
             }
@@ -207,7 +215,7 @@ impl Connection {
         Ok((named.slot, request))
     }
 
-    /// Writes replies into the caller's slots, all in one batch. If that fails the connection is lost, and who needs to know
+    /// Writes replies into the caller's slots, all in one batch; to be settled. If that fails the connection is lost, and who needs to know
     /// knows.
     async fn answer(&self, burst: &mut Burst) {
         let Burst { replies, bytes } = burst;
@@ -228,7 +236,7 @@ impl Connection {
             [] => return,
             [(slot, reply)] if !is_separate(reply) => {
                 let only = self.reply_verb(*slot, rest);
-                self.qp.execute_unsignaled(&mut [only]).await
+                self.qp.execute_quietly(&mut [only]).await
             }
             many => {
                 let mut verbs = Vec::with_capacity(2 * many.len());
@@ -241,7 +249,7 @@ impl Connection {
                     }
                     verbs.push(self.reply_verb(*slot, message));
                 }
-                self.qp.execute_unsignaled(&mut verbs).await
+                self.qp.execute_quietly(&mut verbs).await
             }
         };
         let mut spare = self.spare.borrow_mut();

@@ -41,10 +41,22 @@ pub(crate) trait Provider {
     /// Does what can be done without waiting: sends, receives, serves the peer, completes operations. A bounded amount.
     fn progress(&self) -> Progress;
 
+    /// False if `progress` would find nothing new, where that is known by a load.
+    fn may_have_come(&self) -> bool {
+        true
+    }
+
+    /// Has the processor fetch what `progress` is going to look at.
+    fn prefetch(&self) {}
+
     /// As `progress`, and also notices that the peer has gone if that costs more.
     fn look(&self) {
         self.progress();
     }
+
+    /// Tells a peer that sleeps what it has to know of what was posted and received since it was told last. Before it is called a
+    /// posted message may wait for a peer that is not awake.
+    fn settle(&self) {}
 
     /// Makes sure that the hub is woken when there is something to do; `More` if there is something already.
     fn arm(&self) -> Progress;
@@ -55,6 +67,17 @@ pub(crate) trait Provider {
     /// Ends the connection.
     fn close(&self, why: &str);
 
-    /// False where time is virtual.
-    fn spins(&self) -> bool;
+    /// How it can be found out whether something has come.
+    fn looks(&self) -> Look;
+}
+
+/// What [`Provider::progress`] costs when there is nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Look {
+    /// A load.
+    AtMemory,
+    /// A system call.
+    AtKernel,
+    /// Nothing would come of it: what arrives announces itself.
+    Never,
 }

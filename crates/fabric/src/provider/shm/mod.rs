@@ -17,19 +17,18 @@ pub(crate) use listen::{ShmListening, connect};
 
 use crate::completion::{OpId, Shared};
 use crate::key_table::{PeerKeys, Slot};
-use crate::provider::{Posted, Progress, Provider};
+use crate::provider::{Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::{Want, check};
 use crate::{FabricError, Memory, MemoryRegions, Remote, Verb};
 use listen::Meeting;
-use ring::{Nonsense, Reader, SIZE_OF_IMMEDIATE, Writer, size_of_message};
+use ring::{Nonsense, Reader, Room, Writer};
 use socket::{Ended, Incoming, Message, PeerMemory};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 
 /// Events and messages of the socket handled in one round.
@@ -38,9 +37,26 @@ const ROUND: usize = 128;
 /// Memories of the peer kept mapped; beyond, all are mapped anew as they are needed.
 const MAX_MEMORIES: usize = 256;
 
-/// Before a batch it is made sure that the peer lives if that is so long ago: a look is a system call, several times what the
-/// batch takes. Less than a process needs to be started again and to give out what its predecessor had given out.
-const LOOK_AFTER: Duration = Duration::from_millis(1);
+/// A tick of the kernel's timer, of 1 to 10 ms. Before a batch it is made sure that the peer lives if that was not done in
+/// this one: a look is a system call, several times what the batch takes, and reading a precise clock a third of it. Less than
+/// a process needs to be started again and to give out what its predecessor had given out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Tick {
+    s: i64,
+    ns: i64,
+}
+
+impl Tick {
+    fn now() -> Tick {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the clock is filled in; it exists on every Linux, and if it did not, time would not go on and that is all.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+        Tick {
+            s: now.tv_sec,
+            ns: now.tv_nsec,
+        }
+    }
+}
 
 enum Known {
     Requested,
@@ -61,9 +77,12 @@ pub(crate) struct Shm {
     /// Memories of the peer by their number; few.
     memories: RefCell<Vec<(u64, Known)>>,
     requested: Cell<usize>,
+    /// Something was published since the peer's sleep and its wait for room were looked at.
+    unsettled: Cell<bool>,
     /// So much room in the ring is waited for.
-    wants_room: Cell<usize>,
-    last_look: Cell<Instant>,
+    wants_room: Cell<Room>,
+    /// When it was made sure last that the peer lives.
+    last_look: Cell<Tick>,
     hub_waker: Waker,
     /// While the hub is armed: the peer has been told that we sleep.
     ring_armed: Cell<bool>,
@@ -105,8 +124,9 @@ impl Shm {
             incoming: RefCell::new(meeting.incoming),
             memories: RefCell::default(),
             requested: Cell::new(0),
-            wants_room: Cell::new(0),
-            last_look: Cell::new(Instant::now()),
+            unsettled: Cell::new(false),
+            wants_room: Cell::default(),
+            last_look: Cell::new(Tick::now()),
             hub_waker,
             ring_armed: Cell::new(false),
         })
@@ -139,7 +159,7 @@ impl Shm {
 
     /// Takes what has come over the socket: requests for memory, memory, the end.
     fn look_at_socket(&self) -> Progress {
-        self.last_look.set(Instant::now());
+        self.last_look.set(Tick::now());
         for _ in 0..ROUND {
             let next = self.incoming.borrow_mut().next(self.socket.get_ref().as_fd());
             match next {
@@ -233,12 +253,12 @@ impl Shm {
 
     /// Whether all that the batch needs is here: the peer's memory, room in the ring.
     fn is_ready(&self, verbs: &[Verb<'_>]) -> Result<bool, Stopped> {
-        let mut room = 0;
+        let mut room = Room::NONE;
         let mut ready = true;
         for verb in verbs {
             match verb {
-                Verb::Send { bytes } => room += size_of_message(bytes.len()),
-                Verb::WriteImm { .. } => room += SIZE_OF_IMMEDIATE,
+                Verb::Send { bytes } => room += Room::message(bytes.len()),
+                Verb::WriteImm { .. } => room += Room::IMMEDIATE,
                 _ => {}
             }
             // A key that is not valid fails when its turn comes.
@@ -248,11 +268,11 @@ impl Shm {
                 ready &= self.is_known(slot.memory);
             }
         }
-        if room == 0 {
+        if room == Room::NONE {
             return Ok(ready);
         }
-        if room > ring::CAPACITY {
-            let (len, max) = (room as u64, ring::CAPACITY as u64);
+        if !room.fits(Room::ALL) {
+            let (len, max) = room.over();
             return Err(FabricError::TooLarge {
                 what: "the messages of a batch",
                 len,
@@ -260,22 +280,22 @@ impl Shm {
             }
             .into());
         }
-        let writer = self.writer.borrow();
+        let mut writer = self.writer.borrow_mut();
         let has_room = writer.has_room(room)? || writer.wait_for_room(room)?;
-        self.wants_room.set(if has_room { 0 } else { room });
+        self.wants_room.set(if has_room { Room::NONE } else { room });
         Ok(ready && has_room)
     }
 
     /// The peer lives, as far as can be known cheaply enough.
     fn look_for_life(&self) -> Result<(), FabricError> {
-        if self.last_look.get().elapsed() >= LOOK_AFTER {
+        if self.last_look.get() != Tick::now() {
             self.look_at_socket();
         }
         self.shared.lost().map_or(Ok(()), Err)
     }
 
     /// Does the verbs, one after the other.
-    fn run(&self, verbs: &mut [Verb<'_>], published: &mut bool) -> Result<(), Stopped> {
+    fn run(&self, verbs: &mut [Verb<'_>]) -> Result<(), Stopped> {
         let memories = self.memories.borrow();
         let resolve = |at: &Remote, len: u64, want: Want| -> Result<(&Memory, u64), Stopped> {
             let key = at.key.0;
@@ -314,7 +334,7 @@ impl Shm {
                         memory.write(at, bytes);
                     }
                     writer.immediate(*imm);
-                    *published = true;
+                    self.unsettled.set(true);
                 }
                 Verb::CompareSwap { at, expect, new, found } => {
                     let (memory, at) = resolve(at, 8, Want::Atomic)?;
@@ -330,7 +350,7 @@ impl Shm {
                 }
                 Verb::Send { bytes } => {
                     writer.message(bytes);
-                    *published = true;
+                    self.unsettled.set(true);
                 }
             }
         }
@@ -343,12 +363,7 @@ impl Shm {
             return Ok(false);
         }
         self.look_for_life()?;
-        let mut published = false;
-        let done = self.run(verbs, &mut published);
-        if published && self.writer.borrow().reader_sleeps() {
-            self.ring_doorbell();
-        }
-        done.map(|()| true)
+        self.run(verbs).map(|()| true)
     }
 
     /// The peer has gone: what it had sent before is delivered. As much as the ring holds, whatever the limit.
@@ -374,13 +389,11 @@ impl Shm {
         }
         if taken > 0 {
             self.shared.note_activity();
-        }
-        if taken > 0 && reader.writer_waits() {
-            self.ring_doorbell();
+            self.unsettled.set(true);
         }
         let wanted = self.wants_room.get();
-        if wanted > 0 && self.writer.borrow().has_room(wanted)? {
-            self.wants_room.set(0);
+        if wanted != Room::NONE && self.writer.borrow_mut().has_room(wanted)? {
+            self.wants_room.set(Room::NONE);
             self.shared.hub.wake_for_room();
         }
         Ok(if taken == ROUND { Progress::More } else { Progress::Idle })
@@ -440,6 +453,29 @@ impl Provider for Shm {
             Progress::Idle
         };
         if events == Progress::More { events } else { socket }
+    }
+
+    /// One fence for what was sent and what was received: it waits until the lines have come over from the peer's cache.
+    fn settle(&self) {
+        if !self.unsettled.replace(false) {
+            return;
+        }
+        ring::settle();
+        let (sleeps, waits) = (
+            self.writer.borrow().reader_sleeps(),
+            self.reader.borrow().writer_waits(),
+        );
+        if sleeps || waits {
+            self.ring_doorbell();
+        }
+    }
+
+    fn may_have_come(&self) -> bool {
+        self.reader.borrow().has_more()
+    }
+
+    fn prefetch(&self) {
+        self.reader.borrow().prefetch();
     }
 
     fn look(&self) {
@@ -505,7 +541,7 @@ impl Provider for Shm {
         self.lose(why);
     }
 
-    fn spins(&self) -> bool {
-        true
+    fn looks(&self) -> Look {
+        Look::AtMemory
     }
 }

@@ -1,7 +1,10 @@
 //! Messages to a peer on this host: a ring in shared memory with one writer and one reader.
 //!
-//! The reader makes it (a sealed memfd), the writer maps it. Each keeps its own position to itself and publishes it in the
-//! ring; what the other one publishes is checked, since it may lie. A reader that sleeps says so in the ring, a writer that
+//! The reader makes it (a sealed memfd), the writer maps it. An entry is one word, and says by its lap that it is new: whoever
+//! polls for it sees it in the line that carries it, with no position to be read before. The bytes of messages lie in a ring
+//! of their own, so that nothing that a writer sends can be taken for an entry. The reader publishes how far it has read; the
+//! writer looks at that only when it knows of no more room, so that the line moves between the two once a lap rather than
+//! once an entry. What either reads of the other is checked, since it may lie. A reader that sleeps says so, a writer that
 //! waits for room as well; only then the other one rings the doorbell (an eventfd).
 
 use crate::key_table::check_sealed;
@@ -9,103 +12,204 @@ use crate::memory::Mapping;
 use crate::{Event, MAX_SEND};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
+use std::ops::AddAssign;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Bytes of messages in the ring.
-pub(super) const CAPACITY: usize = 1 << 20;
+/// Entries in the ring.
+const ENTRIES: usize = 16 * 1024;
 
-/// Positions and flags, each in a cache line of its own, before the messages.
-const TAIL: usize = 0;
-const HEAD: usize = 128;
+/// Bytes of messages in the ring.
+const BYTES: usize = 1 << 20;
+
+/// By which a peer of another layout is told.
+pub(super) const LAYOUT: u64 = (2 << 48) | (ENTRIES as u64) << 24 | BYTES as u64;
+
+/// Positions and flags, each in a cache line of its own (and the one that is fetched along with it), then entries and bytes.
+const ENTRIES_READ: usize = 0;
+const BYTES_READ: usize = 8;
 const SLEEPS: usize = 256;
 const WAITS: usize = 384;
-const DATA: usize = 4096;
+const FIRST_ENTRY: usize = 4096;
+const FIRST_BYTE: usize = FIRST_ENTRY + ENTRIES * 8;
+const SIZE: usize = FIRST_BYTE + BYTES;
 
 /// Kinds of messages.
-const IMMEDIATE: u32 = 1;
-const MESSAGE: u32 = 2;
+const IMMEDIATE: u8 = 1;
+const MESSAGE: u8 = 2;
 
 /// The peer has published nonsense.
 #[derive(Debug)]
 pub(super) struct Nonsense(pub(super) &'static str);
 
+/// What messages take of a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Room {
+    entries: usize,
+    bytes: usize,
+}
+
+impl Room {
+    pub(super) const NONE: Room = Room { entries: 0, bytes: 0 };
+    pub(super) const ALL: Room = Room {
+        entries: ENTRIES,
+        bytes: BYTES,
+    };
+    pub(super) const IMMEDIATE: Room = Room { entries: 1, bytes: 0 };
+
+    pub(super) fn message(len: usize) -> Room {
+        Room {
+            entries: 1,
+            bytes: padded(len),
+        }
+    }
+
+    /// What is too much for the whole ring, and how much that holds.
+    pub(super) fn over(self) -> (u64, u64) {
+        if self.bytes > BYTES {
+            (self.bytes as u64, BYTES as u64)
+        } else {
+            (self.entries as u64, ENTRIES as u64)
+        }
+    }
+
+    pub(super) fn fits(self, free: Room) -> bool {
+        self.entries <= free.entries && self.bytes <= free.bytes
+    }
+}
+
+impl AddAssign for Room {
+    fn add_assign(&mut self, other: Room) {
+        self.entries += other.entries;
+        self.bytes += other.bytes;
+    }
+}
+
 fn padded(len: usize) -> usize {
-    8 + len.next_multiple_of(8)
+    len.next_multiple_of(8)
 }
 
-/// Bytes of the ring that an event takes.
-pub(super) fn size_of_message(len: usize) -> usize {
-    padded(len)
+/// An entry as it lies in the ring: kind, lap, value.
+#[derive(Clone, Copy)]
+struct Entry(u64);
+
+const LAPS: u64 = 1 << 24;
+
+impl Entry {
+    fn new(kind: u8, position: u64, value: u32) -> Entry {
+        Entry(u64::from(kind) | Entry::lap_at(position) << 8 | u64::from(value) << 32)
+    }
+
+    /// Laps are counted from 1, since an empty ring is all zeros.
+    fn lap_at(position: u64) -> u64 {
+        (position / ENTRIES as u64 + 1) % LAPS
+    }
+
+    fn lap(self) -> u64 {
+        self.0 >> 8 & (LAPS - 1)
+    }
+
+    fn kind(self) -> u8 {
+        self.0 as u8
+    }
+
+    fn value(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Where the entry of a position lies.
+    fn place(position: u64) -> usize {
+        FIRST_ENTRY + position as usize % ENTRIES * 8
+    }
 }
 
-/// Bytes of the ring that an immediate takes.
-pub(super) const SIZE_OF_IMMEDIATE: usize = 8;
+/// Between what one side publishes and its look at what the other one waits for.
+pub(super) fn settle() {
+    fence(Ordering::SeqCst);
+}
 
 /// The reader's side.
 pub(super) struct Reader {
     map: Mapping,
     fd: OwnedFd,
-    head: u64,
+    /// Entries and bytes read so far.
+    entries: u64,
+    bytes: u64,
 }
 
 impl Reader {
     pub(super) fn new() -> io::Result<Reader> {
         let fd = rustix::fs::memfd_create("polvo-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, (DATA + CAPACITY) as u64)?;
+        rustix::fs::ftruncate(&fd, SIZE as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let map = Mapping::new(fd.as_fd(), DATA + CAPACITY, true)?;
-        Ok(Reader { map, fd, head: 0 })
+        let map = Mapping::new(fd.as_fd(), SIZE, true)?;
+        Ok(Reader {
+            map,
+            fd,
+            entries: 0,
+            bytes: 0,
+        })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
+    /// Has the processor fetch the next entry.
+    pub(super) fn prefetch(&self) {
+        self.map.prefetch(Entry::place(self.entries));
+    }
+
+    /// The next entry; what was written before it is seen too.
+    fn entry(&self) -> Result<Option<Entry>, Nonsense> {
+        let entry = Entry(self.map.word(Entry::place(self.entries)).load(Ordering::Acquire));
+        let lap = Entry::lap_at(self.entries);
+        if entry.lap() == lap {
+            return Ok(Some(entry));
+        }
+        let is_of_before = (entry.lap() + 1) % LAPS == lap;
+        if is_of_before {
+            Ok(None)
+        } else {
+            Err(Nonsense("an entry out of turn"))
+        }
+    }
+
     /// True if something is to be read.
     pub(super) fn has_more(&self) -> bool {
-        self.map.word(TAIL).load(Ordering::Acquire) != self.head
+        !matches!(self.entry(), Ok(None))
     }
 
     /// The next event.
     pub(super) fn next(&mut self) -> Result<Option<Event>, Nonsense> {
-        let tail = self.map.word(TAIL).load(Ordering::Acquire);
-        if tail == self.head {
+        let Some(entry) = self.entry()? else {
             return Ok(None);
-        }
-        let there = tail.wrapping_sub(self.head);
-        if there > CAPACITY as u64 || !there.is_multiple_of(8) {
-            return Err(Nonsense("an impossible position in its ring"));
-        }
-        let word = self
-            .map
-            .word(DATA + self.head as usize % CAPACITY)
-            .load(Ordering::Relaxed);
-        let (kind, value) = (word as u32, (word >> 32) as u32);
-        let (event, size) = match kind {
-            IMMEDIATE => (Event::Immediate(value), SIZE_OF_IMMEDIATE),
+        };
+        let event = match entry.kind() {
+            IMMEDIATE => Event::Immediate(entry.value()),
             MESSAGE => {
-                let len = value as usize;
-                if len > MAX_SEND || padded(len) as u64 > there {
-                    return Err(Nonsense("a message that ends beyond its ring"));
+                let len = entry.value() as usize;
+                if len > MAX_SEND {
+                    return Err(Nonsense("a message over the limit"));
                 }
                 let mut bytes = vec![0; len];
-                let start = (self.head as usize + 8) % CAPACITY;
-                let first = len.min(CAPACITY - start);
-                self.map.read(DATA + start, &mut bytes[..first]);
-                self.map.read(DATA, &mut bytes[first..]);
-                (Event::Message(bytes), padded(len))
+                let start = self.bytes as usize % BYTES;
+                let first = len.min(BYTES - start);
+                self.map.read(FIRST_BYTE + start, &mut bytes[..first]);
+                self.map.read(FIRST_BYTE, &mut bytes[first..]);
+                self.bytes += padded(len) as u64;
+                self.map.word(BYTES_READ).store(self.bytes, Ordering::Release);
+                Event::Message(bytes)
             }
             _ => return Err(Nonsense("a message of an unknown kind")),
         };
-        self.head += size as u64;
-        self.map.word(HEAD).store(self.head, Ordering::Release);
+        self.entries += 1;
+        self.map.word(ENTRIES_READ).store(self.entries, Ordering::Release);
         Ok(Some(event))
     }
 
-    /// True if the writer waits for room, and has to be told that there is some.
+    /// True if the writer waits for room, and has to be told that there is some. A fence comes between the reading and this.
     pub(super) fn writer_waits(&self) -> bool {
-        fence(Ordering::SeqCst);
         self.map.word(WAITS).load(Ordering::Relaxed) != 0 && self.map.word(WAITS).swap(0, Ordering::Relaxed) != 0
     }
 
@@ -124,16 +228,22 @@ impl Reader {
 /// The writer's side.
 pub(super) struct Writer {
     map: Mapping,
-    tail: u64,
+    /// Entries and bytes written so far.
+    entries: u64,
+    bytes: u64,
+    /// Room that was left when the reader's positions were looked at last, less what was written since.
+    free: Room,
 }
 
 impl Writer {
     /// Maps what the peer has sent.
     pub(super) fn new(fd: BorrowedFd<'_>) -> io::Result<Writer> {
-        check_sealed(fd, DATA + CAPACITY)?;
+        check_sealed(fd, SIZE)?;
         Ok(Writer {
-            map: Mapping::new(fd, DATA + CAPACITY, true)?,
-            tail: 0,
+            map: Mapping::new(fd, SIZE, true)?,
+            entries: 0,
+            bytes: 0,
+            free: Room::ALL,
         })
     }
 
@@ -141,48 +251,57 @@ impl Writer {
         self.map.word(at)
     }
 
-    /// Whether `len` bytes of messages can be written now.
-    pub(super) fn has_room(&self, len: usize) -> Result<bool, Nonsense> {
-        let head = self.word(HEAD).load(Ordering::Acquire);
-        let used = self.tail.wrapping_sub(head);
-        if used > CAPACITY as u64 || !used.is_multiple_of(8) {
-            return Err(Nonsense("an impossible position in our ring"));
+    /// Whether so much can be written now.
+    pub(super) fn has_room(&mut self, room: Room) -> Result<bool, Nonsense> {
+        if room.fits(self.free) {
+            return Ok(true);
         }
-        Ok(CAPACITY - used as usize >= len)
+        let used = |written: u64, read_at: usize, all: usize| {
+            let used = written.wrapping_sub(self.word(read_at).load(Ordering::Acquire));
+            if used > all as u64 {
+                return Err(Nonsense("an impossible position in our ring"));
+            }
+            Ok(all - used as usize)
+        };
+        self.free = Room {
+            entries: used(self.entries, ENTRIES_READ, ENTRIES)?,
+            bytes: used(self.bytes, BYTES_READ, BYTES)?,
+        };
+        Ok(room.fits(self.free))
     }
 
     /// Asks to be told when there is room; whether there is some already.
-    pub(super) fn wait_for_room(&self, len: usize) -> Result<bool, Nonsense> {
+    pub(super) fn wait_for_room(&mut self, room: Room) -> Result<bool, Nonsense> {
         self.word(WAITS).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        self.has_room(len)
+        self.has_room(room)
     }
 
     /// Writes an immediate; there is room.
     pub(super) fn immediate(&mut self, imm: u32) {
-        self.publish(IMMEDIATE, imm, SIZE_OF_IMMEDIATE);
+        self.publish(IMMEDIATE, imm, Room::IMMEDIATE);
     }
 
     /// Writes a message; there is room.
     pub(super) fn message(&mut self, bytes: &[u8]) {
-        let start = (self.tail as usize + 8) % CAPACITY;
-        let first = bytes.len().min(CAPACITY - start);
-        self.map.write(DATA + start, &bytes[..first]);
-        self.map.write(DATA, &bytes[first..]);
-        self.publish(MESSAGE, bytes.len() as u32, padded(bytes.len()));
+        let start = self.bytes as usize % BYTES;
+        let first = bytes.len().min(BYTES - start);
+        self.map.write(FIRST_BYTE + start, &bytes[..first]);
+        self.map.write(FIRST_BYTE, &bytes[first..]);
+        self.publish(MESSAGE, bytes.len() as u32, Room::message(bytes.len()));
     }
 
-    fn publish(&mut self, kind: u32, value: u32, size: usize) {
-        let word = u64::from(kind) | u64::from(value) << 32;
-        self.word(DATA + self.tail as usize % CAPACITY)
-            .store(word, Ordering::Relaxed);
-        self.tail += size as u64;
-        self.word(TAIL).store(self.tail, Ordering::Release);
+    fn publish(&mut self, kind: u8, value: u32, room: Room) {
+        let entry = Entry::new(kind, self.entries, value);
+        self.word(Entry::place(self.entries)).store(entry.0, Ordering::Release);
+        self.entries += 1;
+        self.bytes += room.bytes as u64;
+        self.free.entries -= room.entries;
+        self.free.bytes -= room.bytes;
     }
 
-    /// True if the reader sleeps, and the doorbell has to be rung.
+    /// True if the reader sleeps, and the doorbell has to be rung. A fence comes between the writing and this.
     pub(super) fn reader_sleeps(&self) -> bool {
-        fence(Ordering::SeqCst);
         self.word(SLEEPS).load(Ordering::Relaxed) != 0 && self.word(SLEEPS).swap(0, Ordering::Relaxed) != 0
     }
 }
@@ -203,11 +322,12 @@ mod tests {
         let (mut sent, mut received) = (0u32, 0u32);
         let message = |n: u32| vec![n as u8; n as usize * 7919 % (MAX_SEND + 1)];
         while received < 500 {
-            while sent < 500
-                && writer
-                    .has_room(size_of_message(message(sent).len()) + SIZE_OF_IMMEDIATE)
-                    .unwrap()
-            {
+            let room = |n: u32| {
+                let mut room = Room::message(message(n).len());
+                room += Room::IMMEDIATE;
+                room
+            };
+            while sent < 500 && writer.has_room(room(sent)).unwrap() {
                 writer.message(&message(sent));
                 writer.immediate(sent);
                 sent += 1;
@@ -220,18 +340,46 @@ mod tests {
     }
 
     #[test]
+    fn entries_of_the_lap_before_are_not_read_again() {
+        let (mut reader, mut writer) = ring();
+        for n in 0..3 * ENTRIES as u32 + 5 {
+            assert_eq!(reader.next().unwrap(), None);
+            assert!(writer.has_room(Room::IMMEDIATE).unwrap());
+            writer.immediate(n);
+            assert_eq!(reader.next().unwrap(), Some(Event::Immediate(n)));
+        }
+    }
+
+    #[test]
     fn a_full_ring_has_no_room_until_it_is_read() {
         let (mut reader, mut writer) = ring();
         let mut count = 0;
-        while writer.has_room(SIZE_OF_IMMEDIATE).unwrap() {
+        while writer.has_room(Room::IMMEDIATE).unwrap() {
             writer.immediate(count);
             count += 1;
         }
-        assert_eq!(count as usize, CAPACITY / SIZE_OF_IMMEDIATE);
-        assert!(!writer.wait_for_room(8).unwrap());
+        assert_eq!(count as usize, ENTRIES);
+        assert!(!writer.wait_for_room(Room::IMMEDIATE).unwrap());
         assert!(reader.writer_waits() && !reader.writer_waits(), "told once");
         reader.next().unwrap();
-        assert!(writer.has_room(8).unwrap() && !writer.has_room(16).unwrap());
+        assert!(writer.has_room(Room::IMMEDIATE).unwrap());
+        writer.immediate(count);
+        assert!(!writer.has_room(Room::IMMEDIATE).unwrap());
+    }
+
+    #[test]
+    fn bytes_run_out_before_entries_and_come_back() {
+        let (mut reader, mut writer) = ring();
+        let big = vec![9; MAX_SEND];
+        let mut count = 0;
+        while writer.has_room(Room::message(big.len())).unwrap() {
+            writer.message(&big);
+            count += 1;
+        }
+        assert_eq!(count, BYTES / padded(MAX_SEND));
+        assert!(writer.has_room(Room::IMMEDIATE).unwrap(), "that needs no bytes");
+        reader.next().unwrap();
+        assert!(writer.has_room(Room::message(big.len())).unwrap());
     }
 
     #[test]
@@ -248,37 +396,43 @@ mod tests {
 
     #[test]
     fn nonsense_of_the_writer_is_noticed() {
-        for (tail, word) in [
-            (CAPACITY as u64 + 8, u64::from(IMMEDIATE)),
-            (4, u64::from(IMMEDIATE)),
-            (u64::MAX - 7, u64::from(IMMEDIATE)),
-            (8, 0),
-            (8, 77),
-            (8, u64::from(MESSAGE) | 1 << 32),
-            (16, u64::from(MESSAGE) | 9 << 32),
-            (CAPACITY as u64, u64::from(MESSAGE) | (MAX_SEND as u64 + 1) << 32),
-            (CAPACITY as u64, u64::from(MESSAGE) | 0xffff_ffff << 32),
+        for entry in [
+            Entry::new(0, 0, 0),
+            Entry::new(77, 0, 0),
+            Entry::new(IMMEDIATE, ENTRIES as u64, 0),
+            Entry::new(IMMEDIATE, (LAPS - 2) * ENTRIES as u64, 0),
+            Entry::new(MESSAGE, 0, MAX_SEND as u32 + 1),
+            Entry::new(MESSAGE, 0, u32::MAX),
         ] {
             let (mut reader, writer) = ring();
-            writer.word(DATA).store(word, Ordering::Relaxed);
-            writer.word(TAIL).store(tail, Ordering::Relaxed);
-            assert!(reader.next().is_err(), "{tail:#x} {word:#x}");
+            writer.word(Entry::place(0)).store(entry.0, Ordering::Relaxed);
+            assert!(reader.next().is_err(), "{:#x}", entry.0);
         }
     }
 
     #[test]
     fn nonsense_of_the_reader_is_noticed() {
-        let (reader, writer) = ring();
-        for head in [8, 1, u64::MAX - CAPACITY as u64 - 7] {
-            reader.map.word(HEAD).store(head, Ordering::Relaxed);
-            assert!(writer.has_room(8).is_err(), "{head:#x}");
+        for at in [ENTRIES_READ, BYTES_READ] {
+            for read in [8, 1, u64::MAX - BYTES as u64 - 7] {
+                let (reader, mut writer) = ring();
+                reader.map.word(at).store(read, Ordering::Relaxed);
+                assert!(
+                    writer
+                        .has_room(Room {
+                            entries: ENTRIES + 1,
+                            bytes: 0
+                        })
+                        .is_err(),
+                    "{at} {read:#x}"
+                );
+            }
         }
     }
 
     #[test]
     fn memory_that_could_be_taken_away_is_refused() {
         let fd = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fd, (DATA + CAPACITY) as u64).unwrap();
+        rustix::fs::ftruncate(&fd, SIZE as u64).unwrap();
         assert!(Writer::new(fd.as_fd()).is_err());
         let small = crate::Buffer::new(4096);
         assert!(Writer::new(small.fd()).is_err());

@@ -58,7 +58,7 @@ const MEDIA: [Medium; 5] = [Medium::DevDax, Medium::FsDax, Medium::Tmpfs, Medium
 impl Message {
     pub(super) fn to_bytes(self) -> [u8; MESSAGE] {
         let (kind, a, b, persistence, medium) = match self {
-            Message::Setup => (SETUP, super::ring::CAPACITY as u64, crate::regions::SLOTS as u64, 0, 0),
+            Message::Setup => (SETUP, super::ring::LAYOUT, crate::regions::SLOTS as u64, 0, 0),
             Message::Want(memory) => (WANT, memory, 0, 0, 0),
             Message::Pool {
                 memory,
@@ -86,7 +86,7 @@ impl Message {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let (a, b) = (word(8), word(16));
         match bytes[0] {
-            SETUP if a == super::ring::CAPACITY as u64 && b == crate::regions::SLOTS as u64 => Ok(Message::Setup),
+            SETUP if a == super::ring::LAYOUT && b == crate::regions::SLOTS as u64 => Ok(Message::Setup),
             SETUP => Err("a setup message of another version"),
             WANT => Ok(Message::Want(a)),
             POOL => {

@@ -2,7 +2,7 @@
 
 use super::network::Network;
 use crate::completion::{OpId, Shared};
-use crate::provider::{Posted, Progress, Provider};
+use crate::provider::{Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::Want;
 use crate::{Event, FabricError, MemoryRegions, Remote, Role, Verb};
@@ -268,8 +268,8 @@ impl Provider for End {
         }
     }
 
-    fn spins(&self) -> bool {
-        false
+    fn looks(&self) -> Look {
+        Look::Never
     }
 }
 

@@ -13,7 +13,7 @@ mod wire;
 pub(crate) use listen::{TcpListening, connect};
 
 use crate::completion::{OpId, Shared};
-use crate::provider::{Posted, Progress, Provider};
+use crate::provider::{Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::{FabricError, MemoryRegions, Role, Verb};
 use input::{Around, Ended, Input, Received};
@@ -326,7 +326,7 @@ impl Provider for Tcp {
         self.lose(why);
     }
 
-    fn spins(&self) -> bool {
-        true
+    fn looks(&self) -> Look {
+        Look::AtKernel
     }
 }

@@ -1,0 +1,176 @@
+//! A task that looks for completions of all queue pairs of a thread on behalf of those who wait: their common completion
+//! queue. A wait that spins keeps the thread to itself for a turn, which is right for one and wrong for many; so as soon as
+//! there is a second one, both leave the looking to the poller, which goes over all queue pairs again and again.
+//!
+//! A thread may run several runtimes in turn, each with a poller or not. Whoever would leave the looking to a poller therefore
+//! lets it have a turn first, and goes to sleep only when it has looked meanwhile: then it runs wherever the wait does.
+
+use crate::provider::{Look, Progress, Provider};
+use crate::spin;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Within one poll, before others on the thread get their turn. The runtime asks the kernel every 61 turns or so.
+const TURN: Duration = Duration::from_micros(2);
+
+struct Polled {
+    provider: Rc<dyn Provider>,
+    until: Instant,
+}
+
+struct Thread {
+    pollers: Cell<usize>,
+    /// Pollers that have nothing to look at.
+    idle: RefCell<Vec<Waker>>,
+    polled: RefCell<Vec<Polled>>,
+    /// Until then the kernel is asked again and again on behalf of queue pairs that sleep in it.
+    awake: Cell<Option<Instant>>,
+    /// How often all queue pairs were looked at.
+    looks: Cell<u64>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            pollers: Cell::new(0),
+            idle: RefCell::new(Vec::new()),
+            polled: RefCell::new(Vec::new()),
+            awake: Cell::new(None),
+            looks: Cell::new(0),
+        }
+    };
+}
+
+/// Looks for completions of all queue pairs of this thread while several are waited for. To be run as a task of every
+/// runtime whose thread has many; a runtime without one works, but its waits take turns of some microseconds. It never ends,
+/// and costs nothing while at most one wait of the thread spins.
+pub fn poller() -> impl Future<Output = ()> {
+    Poller { is_counted: false }
+}
+
+struct Poller {
+    is_counted: bool,
+}
+
+/// Whether this thread has a poller.
+pub(crate) fn is_there() -> bool {
+    THREAD.with(|thread| thread.pollers.get() > 0)
+}
+
+/// How often a poller of this thread has looked.
+pub(crate) fn looks() -> u64 {
+    THREAD.with(|thread| thread.looks.get())
+}
+
+/// Has a poller look once, if one runs.
+pub(crate) fn call() {
+    THREAD.with(Thread::wake);
+}
+
+/// Has the poller look at a queue pair until then, longer if that was said before. Where a look is a system call the queue
+/// pair has to be armed, and the poller keeps asking the kernel for all of those at once. To be used when the poller has come
+/// after a [`call`].
+pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
+    THREAD.with(|thread| {
+        if provider.looks() == Look::AtMemory {
+            let mut polled = thread.polled.borrow_mut();
+            match polled.iter_mut().find(|polled| Rc::ptr_eq(&polled.provider, provider)) {
+                Some(polled) => polled.until = polled.until.max(until),
+                None => polled.push(Polled {
+                    provider: provider.clone(),
+                    until,
+                }),
+            }
+            provider.shared().hub.set_polled(true);
+        } else {
+            thread.awake.set(thread.awake.get().max(Some(until)));
+        }
+        thread.wake();
+    });
+}
+
+/// Whoever waits on it has to see to itself from now on.
+fn leave_alone(polled: Polled) {
+    let hub = &polled.provider.shared().hub;
+    hub.set_polled(false);
+    hub.wake_one();
+}
+
+impl Thread {
+    fn wake(&self) {
+        self.idle.borrow_mut().drain(..).for_each(Waker::wake);
+    }
+
+    /// Looks at all queue pairs once. True if something has moved.
+    fn look(&self, now: Instant) -> bool {
+        self.looks.set(self.looks.get() + 1);
+        let mut polled = self.polled.borrow_mut();
+        // what peers have sent comes over from their caches all at once
+        polled.iter().for_each(|polled| polled.provider.prefetch());
+        let (mut moved, mut at) = (false, 0);
+        while let Some(Polled { provider, until }) = polled.get(at) {
+            let shared = provider.shared();
+            let before = shared.activity();
+            provider.settle();
+            moved |= provider.progress() == Progress::More || shared.activity() != before;
+            if *until <= now || shared.is_closed() {
+                leave_alone(polled.swap_remove(at));
+                moved = true;
+            } else {
+                at += 1;
+            }
+        }
+        moved
+    }
+}
+
+impl Future for Poller {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        THREAD.with(|thread| {
+            if !std::mem::replace(&mut self.is_counted, true) {
+                thread.pollers.set(thread.pollers.get() + 1);
+            }
+            let start = Instant::now();
+            let mut now = start;
+            loop {
+                let moved = thread.look(now);
+                now = Instant::now();
+                if thread.awake.get().is_some_and(|until| until <= now) {
+                    thread.awake.set(None);
+                }
+                let asks = thread.awake.get().is_some();
+                if !asks && thread.polled.borrow().is_empty() {
+                    spin::all_over();
+                    thread.idle.borrow_mut().push(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                // the runtime asks the kernel once the others had their turns
+                if moved || asks || now - start >= TURN {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                std::hint::spin_loop();
+            }
+        })
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        if !self.is_counted {
+            return;
+        }
+        // the thread may be about to end, and its variables gone
+        let _ = THREAD.try_with(|thread| {
+            thread.pollers.set(thread.pollers.get() - 1);
+            // whoever still needs one shares again
+            thread.polled.take().into_iter().for_each(leave_alone);
+        });
+    }
+}
