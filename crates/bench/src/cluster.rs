@@ -2,7 +2,7 @@
 //! are measured side by side.
 
 use crate::BenchError;
-use polvo_client::{Client, ClientConfig};
+use polvo_client::{Client, ClientConfig, LocalClient};
 use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::{FileKind, Ino, NodeId};
@@ -66,6 +66,13 @@ pub fn used_bytes(client: &Arc<Client>) -> Result<u64, FsError> {
         .iter()
         .map(|(_, usage)| usage.total_bytes - usage.free_bytes)
         .sum())
+}
+
+/// Lets what was freed be used again at once, as it is after a while in a system that runs.
+pub async fn tick(client: &LocalClient, node: &Node) {
+    node.advance_tick();
+    client.renew().await;
+    node.advance_tick();
 }
 
 /// Size of the pool for files of `file_len` bytes: room for overwritten pages until they may be used again.
@@ -159,7 +166,6 @@ impl BenchNode {
     }
 
     /// The node itself.
-    #[allow(dead_code)] // for hot-operations
     pub fn node(&self) -> &Arc<Node> {
         &self.node
     }

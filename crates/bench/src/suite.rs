@@ -52,6 +52,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::octopus_fig13::EXPERIMENT,
     &experiments::mount::EXPERIMENT,
     &experiments::memory::EXPERIMENT,
+    &experiments::flat::EXPERIMENT,
 ];
 
 /// The one that measures another file system; part of a run only with [`Context::compared`].

@@ -6,10 +6,9 @@
 mod cluster;
 
 use clap::{Parser, ValueEnum};
-use cluster::{BenchNode, Scratch, new_file};
+use cluster::{BenchNode, Scratch, new_file, tick};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::Ino;
-use polvo_node::Node;
 use polvo_proto::{FsError, InodeRef};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -64,13 +63,6 @@ enum Operation {
 const TICK_EVERY: u64 = 256;
 /// Renewals by themselves do not come in between: how much of what was freed can be used again must not depend on the time.
 const LONG_LEASE: Duration = Duration::from_secs(24 * 3600);
-
-/// Lets what was freed be used again, as it is in a system that runs.
-async fn tick(client: &LocalClient, node: &Node) {
-    node.advance_tick();
-    client.renew().await;
-    node.advance_tick();
-}
 
 /// Places to read and write at: a linear congruence over the pages of the file.
 fn place(n: u64, file: u64, len: u64) -> u64 {

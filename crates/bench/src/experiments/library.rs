@@ -31,6 +31,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len), LEASE)?;
     let client = node.internal();
+    client.start_maintenance();
     internal(&client, context, found)?;
     names(&client, context, found)?;
     client.shutdown();

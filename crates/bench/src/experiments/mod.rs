@@ -2,6 +2,7 @@
 
 pub mod baselines;
 pub mod compare;
+pub mod flat;
 pub mod library;
 pub mod memory;
 pub mod mount;
