@@ -1,7 +1,7 @@
 //! What all providers keep for a queue pair: operations under way, events not yet taken, and how it ended.
 
 use crate::waiters::Hub;
-use crate::{Event, FabricError, Role, Verb};
+use crate::{Event, FabricError, Memory, Role, Verb};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,14 +30,17 @@ impl OpId {
     }
 }
 
-/// Memory of a caller that a pending operation fills.
+/// Memory that a pending operation fills.
 pub(crate) struct Destination {
+    /// First byte; null in memory that is not plainly mapped (a simulated pool).
     pub(crate) at: *mut u8,
     pub(crate) len: usize,
     /// So much is there already.
     pub(crate) done: usize,
     /// A `u64` (the result of an atomic) rather than bytes.
     pub(crate) is_word: bool,
+    /// Not lent by the caller, but a pool or buffer, from this offset on.
+    memory: Option<(Memory, u64)>,
 }
 
 #[derive(Default)]
@@ -103,8 +106,18 @@ impl Ops {
         op.destinations.clear();
         op.reading = 0;
         for verb in verbs {
+            let mut memory = None;
             let (at, len, is_word) = match verb {
                 Verb::Read { into, .. } => (into.as_mut_ptr(), into.len(), false),
+                Verb::ReadInto { into, .. } => {
+                    memory = Some((into.memory.clone(), into.offset));
+                    let first = |base: *mut u8| base.wrapping_add(into.offset as usize);
+                    (
+                        into.memory.mapped().map_or(std::ptr::null_mut(), first),
+                        into.len as usize,
+                        false,
+                    )
+                }
                 Verb::CompareSwap { found, .. } | Verb::FetchAdd { found, .. } => {
                     (std::ptr::from_mut::<u64>(found).cast(), 8, true)
                 }
@@ -116,6 +129,7 @@ impl Ops {
                 len,
                 done: 0,
                 is_word,
+                memory,
             });
         }
         self.outstanding += 1;
@@ -148,9 +162,14 @@ impl Ops {
         if destination.is_word != is_word || bytes.len() > destination.len - destination.done {
             return Err(NotOurs);
         }
-        // SAFETY: the range was just checked to lie within the destination, which the caller lends us until the operation
-        // is complete or abandoned (both clear the destinations); `bytes` is memory of a provider.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), destination.at.add(destination.done), bytes.len()) };
+        match &destination.memory {
+            Some((memory, at)) => memory.write_part(at + destination.done as u64, bytes),
+            // SAFETY: the range was just checked to lie within the destination, which the caller lends us until the operation
+            // is complete or abandoned (both clear the destinations); `bytes` is memory of a provider.
+            None => unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), destination.at.add(destination.done), bytes.len());
+            },
+        }
         destination.done += bytes.len();
         Ok(())
     }
@@ -163,8 +182,12 @@ impl Ops {
                 if result.is_ok() && op.destinations.iter().any(|d| d.done != d.len) {
                     return Err(NotOurs);
                 }
+                for destination in op.destinations.drain(..) {
+                    if let (Ok(()), Some((memory, at))) = (&result, destination.memory) {
+                        memory.persist(at, destination.len as u64);
+                    }
+                }
                 op.state = State::Done(result);
-                op.destinations.clear();
                 op.sleeper.take()
             }
             State::Abandoned => {
@@ -370,8 +393,9 @@ impl Shared {
         counters.batches += 1;
         counters.verbs += verbs.len() as u64;
         for verb in verbs {
+            counters.bytes_read += verb.reading() as u64;
             match verb {
-                Verb::Read { into, .. } => counters.bytes_read += into.len() as u64,
+                Verb::WriteFrom { from, .. } => counters.bytes_written += from.len,
                 Verb::Write { bytes, .. } | Verb::WriteImm { bytes, .. } | Verb::Send { bytes } => {
                     counters.bytes_written += bytes.len() as u64;
                 }

@@ -41,4 +41,4 @@ pub use poller::poller;
 pub use queue_pair::{Events, QueuePair};
 pub use regions::{Access, MemoryRegions, RemoteKey};
 pub use spin::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
-pub use verb::{Event, MAX_SEND, Remote, Verb};
+pub use verb::{Event, Local, MAX_SEND, Remote, Verb};

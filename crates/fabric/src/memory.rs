@@ -173,6 +173,15 @@ impl Buffer {
         self.map.write(offset, bytes);
     }
 
+    /// Copies `len` bytes in from another buffer; panics if out of range.
+    pub fn copy_from(&self, offset: usize, from: &Buffer, at: usize, len: usize) {
+        assert!(offset <= self.len && len <= self.len - offset, "outside the buffer");
+        assert!(at <= from.len && len <= from.len - at, "outside the buffer");
+        let (to, from) = (self.map.check(offset, len), from.map.check(at, len));
+        // SAFETY: both ranges were checked; `copy` allows for their being of one buffer and overlapping.
+        unsafe { std::ptr::copy(from, to, len) }
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -280,6 +289,19 @@ impl Memory {
             }
             Memory::Buffer(buffer) => buffer.map.write(offset as usize, bytes),
         }
+    }
+
+    /// Copies from other memory, and makes it durable. Both ranges were checked.
+    pub(crate) fn copy_from(&self, offset: u64, from: &Memory, at: u64, len: u64) {
+        let Some(base) = from.mapped() else {
+            let mut bytes = vec![0; len as usize];
+            from.read(at, &mut bytes);
+            return self.write(offset, &bytes);
+        };
+        // SAFETY: in range, and `from` keeps its mapping. Others may change the bytes meanwhile: what is made of them here is a
+        // copy of plain bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(base.wrapping_add(at as usize).cast_const(), len as usize) };
+        self.write(offset, bytes);
     }
 
     /// Part of a larger write that arrives in pieces; `persist` follows when all of it is there.

@@ -56,9 +56,7 @@ impl QueuePair {
     /// begins, or by [`QueuePair::settle`]: several batches then cost one look at the peer.
     pub async fn execute_quietly(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         assert!(
-            !verbs
-                .iter()
-                .any(|v| matches!(v, Verb::Read { .. } | Verb::CompareSwap { .. } | Verb::FetchAdd { .. })),
+            !verbs.iter().any(Verb::is_answered),
             "whoever reads waits for the completion"
         );
         Execute::new(self, verbs, Completion::Unsignaled).await
@@ -424,6 +422,11 @@ pub(crate) fn check_batch(verbs: &[Verb<'_>]) -> Result<(), FabricError> {
                     len: bytes.len() as u64,
                     max: MAX_SEND as u64,
                 });
+            }
+            Verb::ReadInto { into: local, .. } | Verb::WriteFrom { from: local, .. } => {
+                let len = local.memory.len();
+                let inside = local.offset <= len && local.len <= len - local.offset;
+                assert!(inside, "a local range lies within its memory");
             }
             _ => {}
         }

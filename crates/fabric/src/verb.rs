@@ -1,6 +1,6 @@
 //! The verbs, and what arrives at their target.
 
-use crate::RemoteKey;
+use crate::{Memory, RemoteKey};
 
 /// Largest [`Verb::Send`], bytes.
 pub const MAX_SEND: usize = 64 * 1024;
@@ -12,6 +12,17 @@ pub struct Remote {
     pub key: RemoteKey,
     /// Offset in the memory region, bytes.
     pub offset: u64,
+}
+
+/// Memory of this side that a verb works on in place: a range of a pool or of a buffer, rather than memory lent by the caller.
+#[derive(Clone, Copy)]
+pub struct Local<'a> {
+    /// The memory.
+    pub memory: &'a Memory,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 /// One verb of a batch. Verbs of a batch take effect at the target in order; the batch stops at the first that fails.
@@ -31,6 +42,21 @@ pub enum Verb<'a> {
         to: Remote,
         /// What.
         bytes: &'a [u8],
+    },
+    /// One-sided read that lands where it is to stay. Durable when it completes, if that is in a pool; if the batch fails, the
+    /// content is undefined. Panics if the range does not lie within the memory.
+    ReadInto {
+        /// Where.
+        from: Remote,
+        /// To.
+        into: Local<'a>,
+    },
+    /// One-sided write of what lies in a pool or buffer. Panics if the range does not lie within the memory.
+    WriteFrom {
+        /// Where.
+        to: Remote,
+        /// What.
+        from: Local<'a>,
     },
     /// Write, then an event with `imm` at the peer. `to.key == RemoteKey(0)` with empty bytes sends the immediate alone.
     WriteImm {
@@ -73,6 +99,25 @@ pub enum Verb<'a> {
         /// Payload.
         bytes: &'a [u8],
     },
+}
+
+impl Verb<'_> {
+    /// Bytes that it brings here, but for words of atomics.
+    pub(crate) fn reading(&self) -> usize {
+        match self {
+            Verb::Read { into, .. } => into.len(),
+            Verb::ReadInto { into, .. } => into.len as usize,
+            _ => 0,
+        }
+    }
+
+    /// Something comes back that its caller waits for.
+    pub(crate) fn is_answered(&self) -> bool {
+        matches!(
+            self,
+            Verb::Read { .. } | Verb::ReadInto { .. } | Verb::CompareSwap { .. } | Verb::FetchAdd { .. }
+        )
+    }
 }
 
 /// What arrives at the target side of a queue pair.

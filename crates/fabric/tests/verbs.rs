@@ -2,7 +2,7 @@
 
 mod support;
 
-use polvo_fabric::{Access, Buffer, Event, FabricError, MAX_SEND, Memory, Remote, RemoteKey, Verb};
+use polvo_fabric::{Access, Buffer, Event, FabricError, Local, MAX_SEND, Memory, Remote, RemoteKey, Verb};
 use polvo_pmem::Pmem;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -107,6 +107,79 @@ fn pools_are_reached_like_buffers() {
             assert!(found == bytes);
             assert_eq!((word, sum, pool.read_u64(4096 + 8)), (77, 78, 80));
         }
+    });
+}
+
+#[test]
+fn bytes_move_between_memory_of_both_sides_in_place() {
+    on_every_provider(async |pair: Pair| {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mapped = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
+        let here = [
+            Memory::Buffer(Buffer::new(1 << 20)),
+            Memory::Pool(mapped),
+            Memory::Pool(Pmem::simulated(1 << 20)),
+        ];
+        let (there, key) = pair.buffer(1 << 20, Access::ALL);
+        for memory in &here {
+            for (seed, len) in [0, 8, 100, 4096, 5000, 70_000, 300_000].into_iter().enumerate() {
+                let bytes = pattern(len, seed as u64);
+                there.write(5, &bytes);
+                let local = |offset| Local {
+                    memory,
+                    offset,
+                    len: len as u64,
+                };
+                let mut batch = [
+                    Verb::ReadInto {
+                        from: at(key, 5),
+                        into: local(77),
+                    },
+                    Verb::ReadInto {
+                        from: at(key, 5),
+                        into: local(500_000),
+                    },
+                ];
+                pair.client.execute(&mut batch).await.unwrap();
+                let mut batch = [Verb::WriteFrom {
+                    to: at(key, 400_001),
+                    from: local(500_000),
+                }];
+                pair.client.execute(&mut batch).await.unwrap();
+                assert!(bytes_of(&there, 400_001, len) == bytes, "{len}");
+                let mut batch = [Verb::WriteFrom {
+                    to: at(key, 700_000),
+                    from: local(77),
+                }];
+                pair.client.execute_unsignaled(&mut batch).await.unwrap();
+                // whatever comes later is behind it
+                pair.client
+                    .execute(&mut [Verb::Flush { at: at(key, 0), len: 8 }])
+                    .await
+                    .unwrap();
+                assert!(bytes_of(&there, 700_000, len) == bytes, "{len}");
+                if let Memory::Pool(pool) = memory
+                    && let Some(sim) = pool.sim()
+                {
+                    assert_eq!(sim.pending_lines(), 0, "what was read is durable");
+                }
+            }
+        }
+        let memory = &here[0];
+        let local = Local {
+            memory,
+            offset: 0,
+            len: 100,
+        };
+        let mut batch = [Verb::ReadInto {
+            from: at(key, (1 << 20) - 99),
+            into: local,
+        }];
+        let refused = pair.client.execute(&mut batch).await;
+        assert!(
+            matches!(refused, Err(FabricError::OutOfRange { len: 100, .. })),
+            "{refused:?}"
+        );
     });
 }
 

@@ -20,7 +20,7 @@ use crate::key_table::{PeerKeys, Slot};
 use crate::provider::{Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::{Want, check};
-use crate::{FabricError, Memory, MemoryRegions, Remote, Verb};
+use crate::{FabricError, Memory, MemoryRegions, Remote, Role, Verb};
 use listen::Meeting;
 use ring::{Nonsense, Reader, Room, Writer};
 use socket::{Ended, Incoming, Message, PeerMemory};
@@ -212,6 +212,8 @@ impl Shm {
             return self.broken("a message out of turn");
         };
         let mapped = match socket::map(message, fd) {
+            // its file could be made shorter under us
+            Ok(PeerMemory::Mapped(Memory::Pool(_))) if self.shared.peer == Role::Client => PeerMemory::Unreachable,
             Ok(mapped) => mapped,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return self.broken("memory that is not what it says");
@@ -328,6 +330,14 @@ impl Shm {
                     let (memory, at) = resolve(to, bytes.len() as u64, Want::Write)?;
                     memory.write(at, bytes);
                 }
+                Verb::ReadInto { from, into } => {
+                    let (memory, at) = resolve(from, into.len, Want::Read)?;
+                    into.memory.copy_from(into.offset, memory, at, into.len);
+                }
+                Verb::WriteFrom { to, from } => {
+                    let (memory, at) = resolve(to, from.len, Want::Write)?;
+                    memory.copy_from(at, from.memory, from.offset, from.len);
+                }
                 Verb::WriteImm { to, bytes, imm } => {
                     if to.key.0 != 0 || !bytes.is_empty() {
                         let (memory, at) = resolve(to, bytes.len() as u64, Want::Write)?;
@@ -404,7 +414,9 @@ impl Shm {
 fn target(verb: &Verb<'_>) -> Option<Remote> {
     match verb {
         Verb::Read { from: at, .. }
+        | Verb::ReadInto { from: at, .. }
         | Verb::Write { to: at, .. }
+        | Verb::WriteFrom { to: at, .. }
         | Verb::WriteImm { to: at, .. }
         | Verb::CompareSwap { at, .. }
         | Verb::FetchAdd { at, .. }

@@ -46,6 +46,19 @@ impl Owned {
                 from: *from,
                 len: into.len(),
             },
+            Verb::ReadInto { from, into } => Owned::Read {
+                from: *from,
+                len: into.len as usize,
+            },
+            Verb::WriteFrom { to, from } => {
+                let mut bytes = vec![0; from.len as usize];
+                from.memory.read(from.offset, &mut bytes);
+                Owned::Write {
+                    to: *to,
+                    bytes,
+                    imm: None,
+                }
+            }
             Verb::Write { to, bytes } => Owned::Write {
                 to: *to,
                 bytes: bytes.to_vec(),
@@ -227,16 +240,7 @@ impl Provider for End {
         if verbs.is_empty() {
             return Ok(Posted::Done);
         }
-        let reading = verbs
-            .iter()
-            .map(|verb| {
-                if let Verb::Read { into, .. } = verb {
-                    into.len()
-                } else {
-                    0
-                }
-            })
-            .sum();
+        let reading = verbs.iter().map(Verb::reading).sum();
         if signaled && !self.shared.ops.borrow().has_room(reading) {
             return Ok(Posted::Full);
         }

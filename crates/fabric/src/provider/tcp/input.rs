@@ -568,6 +568,7 @@ impl Payload {
                 match destination {
                     None => Ok(None),
                     Some(d) if d.is_word || left > d.len - d.done => Err(not_ours()),
+                    Some(d) if d.at.is_null() => Ok(None),
                     Some(d) => Ok(Some((d.at.wrapping_add(d.done), left))),
                 }
             }

@@ -15,7 +15,7 @@ pub(crate) use listen::{TcpListening, connect};
 use crate::completion::{OpId, Shared};
 use crate::provider::{Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
-use crate::{FabricError, MemoryRegions, Role, Verb};
+use crate::{FabricError, Local, MemoryRegions, Role, Verb};
 use input::{Around, Ended, Input, Received};
 use output::{BY_REFERENCE, Output, Sent};
 use std::cell::{Cell, RefCell};
@@ -117,9 +117,10 @@ impl Tcp {
     fn push_verb(&self, output: &mut Output, verb: &Verb<'_>, frame: Frame, destination: &mut u32, last: u8) {
         let which = *destination;
         match verb {
-            Verb::Read { from, into } => {
+            Verb::Read { from, .. } | Verb::ReadInto { from, .. } => {
                 *destination += 1;
-                for (start, len, is_end) in chunks(into.len()) {
+                let whole = verb.reading();
+                for (start, len, is_end) in chunks(whole) {
                     let flags = frame.flags | if is_end { last } else { 0 };
                     let frame = frame
                         .at(from.key.0, from.offset.wrapping_add(start as u64))
@@ -128,7 +129,7 @@ impl Tcp {
                     output.push(
                         Opcode::Read
                             .on(frame)
-                            .with(len as u64, (into.len() - start) as u64)
+                            .with(len as u64, (whole - start) as u64)
                             .as_bytes(),
                     );
                 }
@@ -136,6 +137,9 @@ impl Tcp {
             Verb::Write { to, bytes } => {
                 let frame = Opcode::Write.on(frame).at(to.key.0, to.offset);
                 push_bytes(output, frame, bytes, last);
+            }
+            Verb::WriteFrom { to, from } => {
+                push_local(output, Opcode::Write.on(frame).at(to.key.0, to.offset), from, last);
             }
             Verb::WriteImm { to, bytes, imm } => {
                 let frame = Opcode::WriteImm.on(frame).at(to.key.0, to.offset).with_aux(*imm);
@@ -189,6 +193,31 @@ fn push_bytes(output: &mut Output, frame: Frame, bytes: &[u8], last: u8) {
     }
 }
 
+/// As [`push_bytes`], of bytes that lie in memory of ours: the kernel takes them from there.
+fn push_local(output: &mut Output, frame: Frame, from: &Local<'_>, last: u8) {
+    let len = from.len as usize;
+    match from.memory.mapped() {
+        Some(base) => {
+            // SAFETY: in range (`check_batch`); the verb borrows the memory, which keeps its mapping, until the operation is
+            // complete or abandoned, as `push_bytes` wants it. Others may change the bytes meanwhile: they are only copied.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(base.wrapping_add(from.offset as usize).cast_const(), len) };
+            push_bytes(output, frame, bytes, last);
+        }
+        None => {
+            let (key, offset) = (frame.key(), frame.offset());
+            for (start, part, is_end) in chunks(len) {
+                let flags = frame.flags | if is_end { last } else { 0 };
+                let chunk = frame
+                    .at(key, offset.wrapping_add(start as u64))
+                    .with((len - start) as u64, 0);
+                output.push(chunk.with_payload(part).flags(flags).as_bytes());
+                from.memory.read(from.offset + start as u64, output.reserve(part));
+            }
+        }
+    }
+}
+
 impl Provider for Tcp {
     fn shared(&self) -> &Shared {
         &self.shared
@@ -200,16 +229,7 @@ impl Provider for Tcp {
             return Ok(Posted::Done);
         }
         let mut output = self.output.borrow_mut();
-        let reading = verbs
-            .iter()
-            .map(|verb| {
-                if let Verb::Read { into, .. } = verb {
-                    into.len()
-                } else {
-                    0
-                }
-            })
-            .sum();
+        let reading = verbs.iter().map(Verb::reading).sum();
         if output.posted() >= POST_LIMIT {
             self.refused.set(true);
             return Ok(Posted::Full);
