@@ -169,6 +169,7 @@ impl Region {
                     store.space.map_more(at, len),
                     "bytes behind the last extent of a page are free"
                 );
+                store.space.snapshots.filled(inode.slot, offset);
             }
             if let Some((_, at, len)) = placed.fresh {
                 store.space.map_fresh(at, len);

@@ -7,6 +7,7 @@
 use crate::bitmap::Bitmap;
 use crate::hash::NumberMap;
 use crate::planted::{Planted, planted};
+use crate::snapshot::Snapshots;
 use polvo_format::{INODE_SIZE, PAGE};
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeSet, VecDeque};
@@ -30,6 +31,8 @@ struct Freed {
     run: Run,
     /// a client that is gone may still write to it: never free early
     written: bool,
+    /// snapshots that had begun: they may show it, and then it is never free before they end
+    shown: u64,
 }
 
 #[derive(Default)]
@@ -53,6 +56,7 @@ pub(crate) struct Space {
     /// free, but not to be given out yet; counted as in quarantine
     held_back: Vec<Run>,
     tick: u64,
+    pub snapshots: Snapshots,
 }
 
 fn class_at(class: SegmentClass) -> usize {
@@ -69,6 +73,7 @@ impl Space {
             quarantine: VecDeque::new(),
             held_back: Vec::new(),
             tick: 0,
+            snapshots: Snapshots::default(),
         }
     }
 
@@ -252,7 +257,11 @@ impl Space {
     pub fn set_tick(&mut self, tick: u64, safe: u64) {
         self.tick = self.tick.max(tick);
         let safe = safe + u64::from(planted(Planted::QuarantineEndsEarly));
-        while self.quarantine.front().is_some_and(|f| f.tick <= safe) {
+        while self
+            .quarantine
+            .front()
+            .is_some_and(|f| f.tick <= safe && self.snapshots.let_go(f.shown))
+        {
             let freed = self.quarantine.pop_front().expect("there is a front");
             self.leave_quarantine(freed.run);
         }
@@ -269,6 +278,7 @@ impl Space {
             let follows = last.run.segment == run.segment && last.run.start + last.run.len == run.start;
             if follows && last.tick == self.tick && last.written == written {
                 last.run.len += run.len;
+                last.shown = self.snapshots.begun();
                 return;
             }
         }
@@ -279,6 +289,7 @@ impl Space {
             tick: self.tick,
             run,
             written,
+            shown: self.snapshots.begun(),
         });
     }
 
@@ -288,12 +299,13 @@ impl Space {
         self.give(run);
     }
 
-    /// Space is short: empties the quarantine but for what a client that is gone may still write to. True when that
-    /// gave anything.
+    /// Space is short: empties the quarantine but for what a client that is gone may still write to, and what a snapshot
+    /// may show. True when that gave anything.
     pub fn empty_quarantine(&mut self) -> bool {
         let before = self.quarantine.len();
         for freed in std::mem::take(&mut self.quarantine) {
-            if freed.written && !planted(Planted::WrittenPagesReused) {
+            let written = freed.written && !planted(Planted::WrittenPagesReused);
+            if written || !self.snapshots.let_go(freed.shown) {
                 self.quarantine.push_back(freed);
             } else {
                 self.leave_quarantine(freed.run);
