@@ -2,7 +2,7 @@
 //! are measured side by side.
 
 use crate::BenchError;
-use polvo_client::{Client, ClientConfig, LocalClient};
+use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::{FileKind, Ino, NodeId};
@@ -137,6 +137,7 @@ impl BenchNode {
             map: initial_map(cluster, vec![info], 1),
             timeouts,
             name: "bench".into(),
+            one_sided: polvo_node::OneSided::All,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
         let (ready, bound) = mpsc::channel();
@@ -193,6 +194,7 @@ impl BenchNode {
             provider: Some(provider.into()),
             timeouts: self.timeouts,
             cred: Cred::Kernel,
+            transfers: Transfers::default(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(tokio::task::LocalSet::new().block_on(&runtime, Client::connect(config))?)

@@ -3,6 +3,7 @@
 use crate::ClusterId;
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use polvo_client::{Thresholds, Transfers};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -98,6 +99,33 @@ impl Provider {
     }
 }
 
+/// Who moves file data between a client and a node.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mover {
+    /// The client, by one-sided access, at nodes that give it; else the node
+    Client,
+    /// The node
+    Server,
+}
+
+impl Mover {
+    /// As options call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mover::Client => "client",
+            Mover::Server => "server",
+        }
+    }
+
+    /// As the client library calls it.
+    pub fn transfers(self) -> Transfers {
+        match self {
+            Mover::Client => Transfers::Client,
+            Mover::Server => Transfers::Server(Thresholds::default()),
+        }
+    }
+}
+
 /// Which cluster, and how to get at it.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Cluster")]
@@ -114,6 +142,9 @@ pub struct ClusterArgs {
     /// Talk over this only [default: shm to nodes on this machine, tcp to others]
     #[arg(long, value_enum)]
     pub provider: Option<Provider>,
+    /// Who moves file data [default: client]
+    #[arg(long, value_enum)]
+    pub transfers: Option<Mover>,
 }
 
 const UP_HELP: &str = "\
@@ -238,6 +269,8 @@ Options besides those of the kernel (ro, suid, dev, noexec, noatime, allow_other
   nolock           locks are those of this mount alone
   threads=N        threads that serve the kernel
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp
+  transfers=client  file data goes by one-sided access of the client, at nodes that give it (default)
+  transfers=server  the nodes move it
   hard     while a node is away, operations on its files wait for it, for up to `away_ms` of cluster.toml (default 10 s)
            from when that was noticed, and then fail with EIO until it is back (default)
   soft     they fail with EIO at once

@@ -9,6 +9,7 @@ use crate::{CliError, ClusterId, ConfigProblem, Context};
 use polvo_cluster::Timeouts;
 use polvo_fabric::Address;
 use polvo_format::NodeId;
+use polvo_node::OneSided;
 use polvo_pmem::Persistence;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -121,6 +122,8 @@ pub struct Config {
     pub pool: PathBuf,
     /// Override of what is detected.
     pub persistence: Option<Persistence>,
+    /// To whom one-sided access to file data is given.
+    pub one_sided: OneSided,
     /// Limits.
     pub timeouts: ConfigTimeouts,
     /// A mount in the daemon.
@@ -166,6 +169,7 @@ struct RawNode {
     listen: Option<Spanned<Vec<Spanned<String>>>>,
     poll_us: Option<Spanned<u64>>,
     pid_file: Option<PathBuf>,
+    one_sided: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -293,6 +297,11 @@ impl Config {
             None => None,
             Some(word) => parse_persistence(word.as_ref()).map_err(|why| source.problem(word, why))?,
         };
+        let one_sided = match raw.node.one_sided.as_ref().map(|word| (word, word.as_ref().as_str())) {
+            None | Some((_, "all")) => OneSided::All,
+            Some((_, "nodes")) => OneSided::Nodes,
+            Some((word, other)) => return Err(source.problem(word, format!("{other:?} must be all or nodes"))),
+        };
         let defaults = ConfigTimeouts::default();
         let t = raw.timeouts;
         let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
@@ -338,6 +347,7 @@ impl Config {
                 .map(|p| base.join(p)),
             pool: base.join(raw.pool.path),
             persistence,
+            one_sided,
             timeouts,
             mount: raw.mount.map(|m| ConfigMount {
                 dir: base.join(m.dir),

@@ -44,6 +44,10 @@ id = 0
 # File that holds the process id while polvod runs.
 # pid_file = ""
 
+# To whom one-sided access to file data is given: all who know the secret, or nodes only. For clients of such a node the
+# node moves the data itself. It keeps data from clients that use tcp; one that uses shm has the whole pool mapped.
+# one_sided = "all"
+
 [pool]
 # The persistent memory: a device (/dev/dax0.0), a file on a DAX file system, a file on tmpfs, or any file.
 # Made by: polvo format --config FILE

@@ -1,12 +1,12 @@
 //! From what a user typed to a connected client: which cluster, which secret, which path.
 
-use crate::args::{ClusterArgs, Provider};
+use crate::args::{ClusterArgs, Mover, Provider};
 use crate::cluster_dir::{ClusterDir, DEFAULT_DIRS};
 use crate::config::ConfigTimeouts;
 use crate::secret::Secret;
 use crate::url::{SCHEME, Url};
 use crate::{CliError, Context};
-use polvo_client::{Client, ClientConfig, LocalClient};
+use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::Timeouts;
 use polvo_fabric::{Address, Identity, Role};
 use polvo_proto::{Cred, GROUPS_MAX};
@@ -77,6 +77,8 @@ pub struct Reach {
     pub identity: Identity,
     /// `shm` or `tcp`, when forced.
     pub provider: Option<String>,
+    /// Who moves file data.
+    pub transfers: Transfers,
     /// Limits.
     pub timeouts: ConfigTimeouts,
     /// Where the cluster's directory is, when that is how it was named.
@@ -129,6 +131,7 @@ impl Reach {
                 role: Role::Client,
             },
             provider: args.provider.map(|p| p.name().to_string()),
+            transfers: args.transfers.map(Mover::transfers).unwrap_or_default(),
             timeouts: dir.as_ref().map(|d| d.timeouts).unwrap_or_default(),
             dir,
         })
@@ -152,6 +155,7 @@ impl Reach {
             provider: self.provider.clone(),
             timeouts: self.command_timeouts(),
             cred,
+            transfers: self.transfers,
         }
     }
 }

@@ -101,6 +101,7 @@ fn open_node(
         map: cluster_map(config, cluster),
         timeouts: config.timeouts.cluster(),
         name: format!("node {}", config.node.0),
+        one_sided: config.one_sided,
     };
     let started = Instant::now();
     let mut last = String::new();

@@ -1,6 +1,6 @@
 //! `polvo mount`, `polvo umount` and `mount.polvo`: a mount that is a client of its own.
 
-use crate::args::{ClusterArgs, MountArgs, Provider, UmountArgs};
+use crate::args::{ClusterArgs, MountArgs, Mover, Provider, UmountArgs};
 use crate::connect::{Location, Reach};
 use crate::detached::{Detached, leave_session};
 use crate::on_thread::on_thread;
@@ -98,6 +98,13 @@ fn split_options(options: &[String], cluster: &mut ClusterArgs) -> Result<String
                     "mount option provider={other}: must be shm or tcp"
                 )));
             }
+            Some(("transfers", "client")) => cluster.transfers = Some(Mover::Client),
+            Some(("transfers", "server")) => cluster.transfers = Some(Mover::Server),
+            Some(("transfers", other)) => {
+                return Err(CliError::Usage(format!(
+                    "mount option transfers={other}: must be client or server"
+                )));
+            }
             _ => rest.push(option),
         }
     }
@@ -155,6 +162,9 @@ fn start_detached(
     }
     if let Some(provider) = args.cluster.provider {
         line.extend(["--provider".into(), provider.name().into()]);
+    }
+    if let Some(mover) = args.cluster.transfers {
+        line.extend(["--transfers".into(), mover.name().into()]);
     }
     let program = std::env::current_exe().doing(|| "finding this program".into())?;
     let log = args.log.clone().unwrap_or_else(|| files.log.clone());
@@ -377,11 +387,21 @@ mod tests {
     #[test]
     fn our_options_are_told_from_the_mounts() {
         let mut cluster = ClusterArgs::default();
-        let options = ["ro", "secret_file=/s", "provider=tcp", "threads=2", ""].map(String::from);
+        let options = [
+            "ro",
+            "secret_file=/s",
+            "provider=tcp",
+            "threads=2",
+            "transfers=server",
+            "",
+        ]
+        .map(String::from);
         assert_eq!(split_options(&options, &mut cluster).unwrap(), "ro,threads=2");
         assert_eq!(cluster.secret_file, Some("/s".into()));
         assert_eq!(cluster.provider, Some(Provider::Tcp));
+        assert_eq!(cluster.transfers, Some(Mover::Server));
         assert!(split_options(&["provider=udp".into()], &mut cluster).is_err());
+        assert!(split_options(&["transfers=both".into()], &mut cluster).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::local::LocalClient;
 use crate::locks::Locks;
 use crate::names::NameCache;
 use crate::space::Stocks;
+use crate::transfers::Transfers;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
@@ -36,6 +37,8 @@ pub struct ClientConfig {
     pub timeouts: Timeouts,
     /// On whose behalf requests are made (a mount passes [`Cred::Kernel`]).
     pub cred: Cred,
+    /// Who moves file data.
+    pub transfers: Transfers,
 }
 
 /// What a client has asked of the nodes, also in `polvo status --json` of a mount. Work of an internal client in its
@@ -62,6 +65,7 @@ pub struct Client {
     /// Grace tick that node said at the last renewal: by the next one no read begun before is still under way.
     pub(crate) tick_inside: AtomicU64,
     pub(crate) cred: Cred,
+    pub(crate) transfers: Transfers,
     pub(crate) names: NameCache,
     pub(crate) holds: Holds,
     pub(crate) locks: Locks,
@@ -124,12 +128,12 @@ impl Client {
             config.timeouts,
             config.provider,
         );
-        Ok(Client::make(context, None, config.cred))
+        Ok(Client::make(context, None, config.cred, config.transfers))
     }
 
     /// A client over a session that the caller has made (the simulator's, say).
-    pub fn over(context: Arc<SessionContext>, cred: Cred) -> Arc<Client> {
-        Client::make(context, None, cred)
+    pub fn over(context: Arc<SessionContext>, cred: Cred, transfers: Transfers) -> Arc<Client> {
+        Client::make(context, None, cred, transfers)
     }
 
     /// A client inside a node: the node's own regions are called and read directly, others as by any client.
@@ -144,16 +148,17 @@ impl Client {
     /// As [`Client::internal`], with a session id that the caller has drawn (the simulator, whose runs repeat).
     pub fn internal_as(node: &Arc<Node>, session: SessionId, name: String, cred: Cred) -> Arc<Client> {
         let context = node.client_context(session, name);
-        Client::make(context, Some(node.clone()), cred)
+        Client::make(context, Some(node.clone()), cred, Transfers::default())
     }
 
-    fn make(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred) -> Arc<Client> {
+    fn make(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred, transfers: Transfers) -> Arc<Client> {
         let client = Arc::new(Client {
             context: context.clone(),
             node,
             attached_inside: AtomicBool::new(false),
             tick_inside: AtomicU64::new(0),
             cred,
+            transfers,
             names: NameCache::new(),
             holds: Holds::new(),
             locks: Locks::default(),

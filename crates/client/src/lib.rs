@@ -7,6 +7,7 @@
 //!   learnt at, extents while the file's is. So whatever has returned to anybody is seen by everybody at once.
 //! - Data never passes through an RPC unless it is small: reads are one-sided reads of data and tail in one batch
 //!   (`read`), writes go one-sided into delegated space and are committed with one RPC (`write`).
+//! - Where a client has no one-sided access to data, or is told not to use it, the node moves the data (`transfers`).
 //! - A client inside a node ([`Client::internal`]) does the same with loads, stores and function calls (`local`).
 //!
 //! Round trips with warm caches: lookup, stat and open 1 (one-sided); create, unlink, rename 1 RPC; a read 1 batch; a
@@ -30,10 +31,13 @@ mod open;
 mod pull;
 mod read;
 mod space;
+mod transfers;
 mod write;
 
 pub use client::{Client, ClientConfig, Counters};
 pub use local::LocalClient;
 pub use locks::LockAnswer;
 pub use open::OpenFile;
+pub use polvo_fabric::Buffer;
 pub use read::Whence;
+pub use transfers::{Thresholds, Transfers};

@@ -3,6 +3,7 @@
 //! A region is reached *inside* (the node this client lives in serves it: requests are function calls, one-sided
 //! operations are memory accesses) or over the fabric. Everything above is written once for both.
 
+use crate::transfers::Pooled;
 use crate::{Client, inode::unexpected};
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN, Tail};
@@ -19,6 +20,7 @@ use std::sync::atomic::Ordering;
 pub struct LocalClient {
     pub(crate) client: Arc<Client>,
     pub(crate) links: Rc<Links>,
+    pub(crate) pooled: Pooled,
     /// How many of the segments named along with space these links have taken note of, in which session at the region's
     /// primary.
     learnt: RefCell<HashMap<RegionId, (u64, usize)>>,
@@ -29,6 +31,7 @@ impl LocalClient {
         Rc::new(LocalClient {
             client: client.clone(),
             links: client.context.links(),
+            pooled: Pooled::default(),
             learnt: RefCell::default(),
         })
     }
@@ -67,7 +70,7 @@ impl LocalClient {
         }
         // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
         let again = match &request {
-            Request::Write { .. } | Request::Commit { .. } => None,
+            Request::Write { .. } | Request::Commit { .. } | Request::WriteFrom { .. } => None,
             other => Some(other.clone()),
         };
         let call = self.links.make_call(self.client.cred.clone(), request);

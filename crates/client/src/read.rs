@@ -7,6 +7,7 @@ use crate::index::{NotLoaded, Plan};
 use crate::inode::tail_at;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
+use crate::transfers::Transfers;
 use polvo_cluster::{RegionVerb, join_all};
 use polvo_format::{FileKind, Tail};
 use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, Request};
@@ -41,8 +42,9 @@ impl LocalClient {
     pub async fn read(&self, file: &OpenFile, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
         let held = &*file.held;
         self.check_file(held).await?;
+        let transfers = self.transfers(data_region(held)).await?;
         if into.len() <= BATCH_BYTES {
-            return self.read_some(held, offset, into).await;
+            return self.read_some(held, offset, into, transfers).await;
         }
         let mut done = 0;
         for window in into.chunks_mut(BATCH_BYTES * BATCHES) {
@@ -50,7 +52,7 @@ impl LocalClient {
             let reads = window
                 .chunks_mut(BATCH_BYTES)
                 .enumerate()
-                .map(|(n, part)| self.read_some(held, start.saturating_add((n * BATCH_BYTES) as u64), part));
+                .map(|(n, part)| self.read_some(held, start.saturating_add((n * BATCH_BYTES) as u64), part, transfers));
             for read in join_all(reads).await {
                 let read = read?;
                 done += read;
@@ -63,7 +65,7 @@ impl LocalClient {
     }
 
     /// The file is one that has bytes, and is held.
-    async fn check_file(&self, held: &Held) -> Result<(), FsError> {
+    pub(crate) async fn check_file(&self, held: &Held) -> Result<(), FsError> {
         match held.kind {
             FileKind::File | FileKind::Object => self.keep(held).await,
             FileKind::Directory => Err(FsError::IsDirectory),
@@ -71,13 +73,21 @@ impl LocalClient {
         }
     }
 
-    async fn read_some(&self, held: &Held, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
+    async fn read_some(
+        &self,
+        held: &Held,
+        offset: u64,
+        into: &mut [u8],
+        transfers: Transfers,
+    ) -> Result<usize, FsError> {
         let mut done = 0;
         // more than one round only where a file is scattered over very many pieces
         while done < into.len() {
-            let (read, more) = self
-                .read_batch(held, offset.saturating_add(done as u64), &mut into[done..])
-                .await?;
+            let (at, rest) = (offset.saturating_add(done as u64), &mut into[done..]);
+            let (read, more) = match transfers {
+                Transfers::Client => self.read_batch(held, at, rest).await?,
+                Transfers::Server(sizes) => self.read_directed(held, at, rest, sizes).await?,
+            };
             done += read;
             if !more {
                 break;

@@ -7,6 +7,7 @@ use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::space::Taken;
+use crate::transfers::{Source, Transfers};
 use polvo_cluster::{RegionVerb, join_all};
 use polvo_format::{FileKind, Gpa, NodeId, PAGE, RegionId, RegionOffset, Tail};
 use polvo_proto::{
@@ -19,19 +20,27 @@ const COMMIT_BYTES: usize = 8 << 20;
 /// Bytes of one batch of one-sided writes; larger writes are several at a time.
 const BATCH_BYTES: usize = 1 << 20;
 /// How often a write starts again because the session was lost under it.
-const SESSION_TRIES: u32 = 3;
+pub(crate) const SESSION_TRIES: u32 = 3;
 /// How often space is asked for while the answers bring less than is missing.
 const DELEGATE_TRIES: u32 = 16;
 
 /// Where a write goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum At {
+pub(crate) enum At {
     Offset(u64),
     /// Wherever the file ends.
     End,
 }
 
 impl At {
+    /// As a request says it.
+    pub(crate) fn offset(self) -> u64 {
+        match self {
+            At::Offset(offset) => offset,
+            At::End => 0,
+        }
+    }
+
     fn plus(self, bytes: usize) -> At {
         match self {
             At::Offset(offset) => At::Offset(offset + bytes as u64),
@@ -65,6 +74,10 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoSpace`] when nothing could be written, [`FsError::FileTooLarge`], [`FsError::Stale`].
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
+        self.write_at(file, offset, Source::Bytes(bytes)).await
+    }
+
+    pub(crate) async fn write_at(&self, file: &OpenFile, offset: u64, bytes: Source<'_>) -> Result<usize, FsError> {
         if offset
             .checked_add(bytes.len() as u64)
             .is_none_or(|end| end > FILE_SIZE_MAX)
@@ -80,7 +93,7 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`]; [`FsError::NoSpace`] also when only a part could be written.
     pub async fn append(&self, file: &OpenFile, bytes: &[u8]) -> Result<u64, FsError> {
-        let (first, written) = self.write_all(&file.held, At::End, bytes).await?;
+        let (first, written) = self.write_all(&file.held, At::End, Source::Bytes(bytes)).await?;
         if written < bytes.len() {
             Err(FsError::NoSpace)
         } else {
@@ -118,7 +131,7 @@ impl LocalClient {
         }
     }
 
-    async fn write_all(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+    async fn write_all(&self, held: &Held, at: At, bytes: Source<'_>) -> Result<(u64, usize), FsError> {
         match held.kind {
             FileKind::File | FileKind::Object => {}
             FileKind::Directory => return Err(FsError::IsDirectory),
@@ -128,21 +141,29 @@ impl LocalClient {
             At::Offset(offset) => Some(offset),
             At::End => None,
         };
-        if bytes.is_empty() {
+        if bytes.len() == 0 {
             return Ok((first.unwrap_or(0), 0));
         }
+        let transfers = self.transfers(data_region(held)).await?;
+        let eager = match transfers {
+            Transfers::Client => EAGER_MAX,
+            Transfers::Server(sizes) => sizes.eager_write.min(EAGER_MAX),
+        };
         let mut done = 0;
-        let mut delegated = true;
+        let mut by_page = true;
         while done < bytes.len() {
-            let rest = &bytes[done..];
+            let rest = bytes.part(done, usize::MAX);
             let here = at.plus(done);
-            let result = if rest.len() <= EAGER_MAX {
-                self.write_eager(held, here, rest).await
-            } else if delegated {
-                self.write_delegated(held, here, &rest[..rest.len().min(COMMIT_BYTES)])
-                    .await
+            let result = if rest.len() <= eager || !by_page {
+                self.write_eager(held, here, &rest.part(0, EAGER_MAX).bytes()).await
             } else {
-                self.write_eager(held, here, &rest[..EAGER_MAX]).await
+                match transfers {
+                    Transfers::Client => {
+                        let some = rest.part(0, COMMIT_BYTES).bytes();
+                        self.write_delegated(held, here, &some).await
+                    }
+                    Transfers::Server(sizes) => self.write_directed(held, here, rest, sizes).await,
+                }
             };
             match result {
                 Ok((offset, written)) => {
@@ -150,7 +171,7 @@ impl LocalClient {
                     done += written;
                 }
                 // no pages are to be had: what the region has left is handed out piece by piece
-                Err(FsError::NoSpace) if delegated && rest.len() > EAGER_MAX => delegated = false,
+                Err(FsError::NoSpace) if by_page && rest.len() > eager => by_page = false,
                 Err(FsError::NoSpace) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -202,7 +223,7 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    fn known_log(&self, held: &Held) -> LogCursor {
+    pub(crate) fn known_log(&self, held: &Held) -> LogCursor {
         let index = held.index.read();
         index.as_ref().map_or(
             LogCursor {

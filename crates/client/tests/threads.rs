@@ -2,7 +2,7 @@
 
 mod common;
 use common::{ROOT, file, inode, pattern};
-use polvo_client::{Client, ClientConfig, LocalClient, OpenFile};
+use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Transfers};
 use polvo_cluster::{Timeouts, host_identity, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::NodeId;
@@ -76,6 +76,7 @@ impl Cluster {
                 map: map.clone(),
                 timeouts: Timeouts::default(),
                 name: format!("node-{node}"),
+                one_sided: polvo_node::OneSided::All,
             };
             let space = PoolSpace::open(pmem).expect("open");
             let opened = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("node");
@@ -103,6 +104,7 @@ impl Cluster {
             provider: None,
             timeouts: Timeouts::default(),
             cred: Cred::Kernel,
+            transfers: Transfers::default(),
         };
         let client = Client::connect_blocking(config).expect("connect");
         client.start_maintenance();
@@ -219,6 +221,7 @@ fn nobody_at_the_address_is_an_error_in_bounded_time() {
         provider: None,
         timeouts: Timeouts::default(),
         cred: Cred::Kernel,
+        transfers: Transfers::default(),
     };
     let error = Client::connect_blocking(config).err();
     assert!(matches!(error, Some(FsError::Unreachable { .. })), "{error:?}");

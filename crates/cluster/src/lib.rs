@@ -27,7 +27,7 @@ pub use join::join_all;
 pub use link::Link;
 pub use links::Links;
 pub use map_cell::MapCell;
-pub use one_sided::RegionVerb;
+pub use one_sided::{RegionVerb, within};
 pub use placement::{candidates, initial_map};
 pub use session::SessionContext;
 pub use timeouts::Timeouts;

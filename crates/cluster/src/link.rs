@@ -16,6 +16,8 @@ pub struct Link {
     pub rpc: RpcClient,
     /// `Sync` is needed for durability against power loss at this node.
     pub needs_sync: bool,
+    /// We may read and write file data one-sided; else the node moves it.
+    pub one_sided: bool,
     /// Tells connections of one thread apart: keys handed out over another one are not used over this one.
     pub(crate) serial: u64,
     /// Grace tick to report: learnt so long ago that no read begun before it can still be under way.

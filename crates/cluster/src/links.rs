@@ -221,17 +221,19 @@ impl Links {
             node,
             rpc,
             needs_sync: false,
+            one_sided: true,
             serial,
             tick: Cell::new(0),
             timeout: self.context.timeouts.rpc,
             counters: self.counters.clone(),
         };
-        link.needs_sync = self.greet(&link, self.context.timeouts.connect).await?;
+        (link.needs_sync, link.one_sided) = self.greet(&link, self.context.timeouts.connect).await?;
         Ok(link)
     }
 
-    /// Says (again) over a link who we are; returns whether the node's medium needs `Sync`.
-    async fn greet(&self, link: &Link, limit: Duration) -> Result<bool, FsError> {
+    /// Says (again) over a link who we are; returns whether the node's medium needs `Sync`, and whether we may access data
+    /// one-sided.
+    async fn greet(&self, link: &Link, limit: Duration) -> Result<(bool, bool), FsError> {
         let context = &self.context;
         let request = Request::Attach {
             version: PROTOCOL_VERSION,
@@ -245,6 +247,7 @@ impl Links {
             node,
             resumed,
             needs_sync,
+            one_sided,
             ..
         } = answer?
         else {
@@ -260,7 +263,7 @@ impl Links {
         if !resumed {
             context.note_reset(node);
         }
-        Ok(needs_sync)
+        Ok((needs_sync, one_sided))
     }
 
     /// Sends a request to a node. A session that the node has forgotten is attached anew. A request cut off by a lost
@@ -538,6 +541,7 @@ mod tests {
             pool_offset: u64::from(index) << 18,
             class: SegmentClass::Data,
             write_key,
+            read_key: 0,
         };
         let mut map = SegmentMap {
             region: RegionId(1),

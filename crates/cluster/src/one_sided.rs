@@ -2,7 +2,7 @@
 
 use crate::links::fabric_error;
 use crate::{Link, Links};
-use polvo_fabric::{FabricError, Remote, RemoteKey, Verb};
+use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, RegionId, RegionOffset};
 use polvo_proto::{FsError, SegmentMap, SegmentPlace};
 use std::future::{Future, poll_fn};
@@ -100,6 +100,18 @@ fn locate(map: &SegmentMap, offset: RegionOffset) -> Result<(&SegmentPlace, u64,
 }
 
 impl<'v> Translator<'v> {
+    /// Where an asker reads: anywhere in the pool, or in a segment that it may read.
+    fn read_address(&self, map: &SegmentMap, place: &SegmentPlace, inner: u64) -> Result<Remote, Untranslatable> {
+        match (map.read_key, place.read_key) {
+            (0, 0) => Err(Untranslatable::Never(FsError::NotPermitted)),
+            (0, key) => Ok(Remote {
+                key: RemoteKey(key),
+                offset: inner,
+            }),
+            (key, _) => self.pool_address(key, place, inner),
+        }
+    }
+
     fn pool_address(&self, key: u64, place: &SegmentPlace, inner: u64) -> Result<Remote, Untranslatable> {
         match key {
             0 => Err(Untranslatable::Never(FsError::NotPermitted)),
@@ -118,7 +130,7 @@ impl<'v> Translator<'v> {
                 let mut rest: &'v mut [u8] = into;
                 while !rest.is_empty() {
                     let (place, inner, room) = locate(map, offset)?;
-                    let from = self.pool_address(map.read_key, place, inner)?;
+                    let from = self.read_address(map, place, inner)?;
                     let (now, later) = rest.split_at_mut(room.min(rest.len()));
                     offset.0 += now.len() as u64;
                     self.verbs.push(Verb::Read { from, into: now });
@@ -180,9 +192,14 @@ fn translate<'v>(maps: &Maps, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<
     Ok(translator.verbs)
 }
 
-/// Runs a batch, bounded in time. One that completes at once (as over shared memory) costs no timer.
-async fn execute(link: &Link, verbs: &mut [Verb<'_>], limit: Duration) -> Result<(), FabricError> {
-    let mut batch = pin!(link.rpc.queue_pair().execute(verbs));
+/// Runs a batch of a queue pair, bounded in time: when that is over the connection is closed. A batch that completes at once
+/// (as over shared memory) costs no timer.
+pub async fn within(
+    pair: &QueuePair,
+    limit: Duration,
+    batch: impl Future<Output = Result<(), FabricError>>,
+) -> Result<(), FabricError> {
+    let mut batch = pin!(batch);
     let at_once = poll_fn(|cx| match batch.as_mut().poll(cx) {
         Poll::Ready(result) => Poll::Ready(Some(result)),
         Poll::Pending => Poll::Ready(None),
@@ -192,9 +209,9 @@ async fn execute(link: &Link, verbs: &mut [Verb<'_>], limit: Duration) -> Result
     }
     tokio::time::timeout(limit, batch).await.unwrap_or_else(|_| {
         let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        link.rpc.queue_pair().close(); // nothing of the batch may take effect after we have given it up
+        pair.close(); // nothing of the batch may take effect after we have given it up
         Err(FabricError::TimedOut {
-            peer: format!("node {}", link.node.0),
+            peer: pair.peer_name().to_owned(),
             ms,
         })
     })
@@ -249,7 +266,8 @@ impl Links {
                 }
             };
             self.counters().count_batch(bytes);
-            let error = match execute(&link, &mut verbs, limit).await {
+            let pair = link.rpc.queue_pair();
+            let error = match within(pair, limit, pair.execute(&mut verbs)).await {
                 Ok(()) => return Ok(()),
                 Err(FabricError::Disconnected { .. }) if repeatable && !repeated => {
                     repeated = true;
@@ -313,6 +331,7 @@ mod tests {
             pool_offset,
             class: SegmentClass::Data,
             write_key,
+            read_key: 0,
         };
         SegmentMap {
             region: RegionId(3),
@@ -385,6 +404,33 @@ mod tests {
             })
             .collect();
         assert_eq!(parts, [(71, 0x8f80, 0x80), (71, 0x2000, 0x1000), (71, 0x5000, 0x80)]);
+    }
+
+    #[test]
+    fn who_may_not_read_the_whole_pool_reads_the_segments_that_it_may() {
+        let mut map = SegmentMap { read_key: 0, ..map() };
+        map.segments[1].read_key = 75;
+        let maps = Maps {
+            first: Rc::new(map),
+            others: Vec::new(),
+        };
+        let mut into = [0; 8];
+        let mut ops = [RegionVerb::Read {
+            at: gpa(0x1010),
+            into: &mut into,
+        }];
+        let Ok(verbs) = translate(&maps, &mut ops) else {
+            panic!("this segment may be read")
+        };
+        assert!(matches!(&verbs[..], [Verb::Read { from, .. }] if from.key.0 == 75 && from.offset == 0x10));
+        let mut ops = [RegionVerb::Read {
+            at: gpa(0x10),
+            into: &mut into,
+        }];
+        assert!(matches!(
+            translate(&maps, &mut ops),
+            Err(Untranslatable::Never(FsError::NotPermitted))
+        ));
     }
 
     #[test]

@@ -26,7 +26,7 @@ fn access_acl(region: &mut Region, inode: InodeRef) -> Result<Option<Acl>, Regio
     }
 }
 
-fn check_end(offset: u64, len: u64) -> Result<(), FsError> {
+pub(crate) fn check_end(offset: u64, len: u64) -> Result<(), FsError> {
     match offset.checked_add(len) {
         Some(end) if end <= FILE_SIZE_MAX => Ok(()),
         _ => Err(FsError::FileTooLarge),
@@ -44,7 +44,7 @@ fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
 
 impl Turn<'_> {
     /// Attributes are looked at only where something has to be checked.
-    fn check(
+    pub(crate) fn check(
         &self,
         region: &mut Region,
         inode: InodeRef,
@@ -66,7 +66,7 @@ impl Turn<'_> {
     }
 
     /// Clears what a write by this caller clears.
-    fn before_write(&self, region: &mut Region, inode: InodeRef) -> Result<(), RegionError> {
+    pub(crate) fn before_write(&self, region: &mut Region, inode: InodeRef) -> Result<(), RegionError> {
         if permission::is_trusted(self.cred) {
             return Ok(());
         }
@@ -205,6 +205,7 @@ impl Turn<'_> {
         known: Tail,
         want_pages: u32,
     ) -> Answer {
+        self.may_access_data()?;
         for run in runs {
             check_end(run.offset, run.len)?;
         }
@@ -240,7 +241,16 @@ impl Turn<'_> {
         Ok(Reply::Attr { attr, tail })
     }
 
+    /// Space is for those who can write to it.
+    fn may_access_data(&self) -> Result<(), FsError> {
+        match self.node.gives_one_sided(self.session.party) {
+            true => Ok(()),
+            false => Err(FsError::NotPermitted),
+        }
+    }
+
     pub async fn delegate(&self, region: RegionId, pages: u32) -> Answer {
+        self.may_access_data()?;
         let session = self.session.id;
         let pages = pages.clamp(1, DELEGATE_MAX);
         Ok(Reply::Space(

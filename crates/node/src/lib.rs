@@ -10,7 +10,8 @@
 //!      |        rename             rename                     sessions -- who holds what
 //!   handle ---- file_services      attributes, data           replay ---- answers to repeated requests
 //!               lock_services      advisory locks             lock_table, deadlocks
-//!               peer_services      what nodes ask nodes       housekeeping
+//!               transfers          data that the node moves   housekeeping
+//!               peer_services      what nodes ask nodes
 //!                    |
 //!               transaction (collect, decide) --- dispatch
 //! ```
@@ -47,9 +48,10 @@ mod sessions;
 pub mod sim;
 mod status;
 mod transaction;
+mod transfers;
 mod turn;
 
 pub use clock::{Clock, SystemClock};
-pub use node::{Node, NodeConfig};
+pub use node::{Node, NodeConfig, OneSided};
 #[cfg(feature = "testing")]
 pub use probe::Phase;

@@ -10,7 +10,7 @@ use crate::probe::Probe;
 use crate::rename_lock::RenameLock;
 use crate::request_counters::RequestCounters;
 use crate::served::{PoolKeys, Served};
-use crate::sessions::Sessions;
+use crate::sessions::{Party, Sessions};
 use crate::transaction::Undecided;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
@@ -25,6 +25,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// To whom a node gives one-sided access to file data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OneSided {
+    /// To all who know the cluster's secret.
+    #[default]
+    All,
+    /// To nodes (and what lives in them); for clients the node moves the data itself.
+    Nodes,
+}
 
 /// What a node is started with.
 #[derive(Clone)]
@@ -41,6 +51,8 @@ pub struct NodeConfig {
     pub timeouts: Timeouts,
     /// Shown in status.
     pub name: String,
+    /// To whom one-sided access to file data is given.
+    pub one_sided: OneSided,
 }
 
 /// One node: its pool, its regions, its sessions. `Send + Sync`: entered by whichever thread needs it.
@@ -151,7 +163,7 @@ impl Node {
             } else {
                 Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
             };
-            let served = Served::new(region, info.epoch, segment_size, &pmem, &memory);
+            let served = Served::new(region, info.epoch, segment_size, &pmem, &memory, config.one_sided);
             regions.insert(info.id, Arc::new(served));
         }
         for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
@@ -241,6 +253,11 @@ impl Node {
         self.served(at.region())
             .ok_or(FsError::WrongEpoch)?
             .write_data(at, bytes)
+    }
+
+    /// Whether this kind of peer may read and write file data one-sided.
+    pub(crate) fn gives_one_sided(&self, party: Party) -> bool {
+        self.config.one_sided == OneSided::All || matches!(party, Party::Node(_))
     }
 
     /// Regions served here?

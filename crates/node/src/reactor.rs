@@ -236,15 +236,20 @@ async fn answer(
         };
         return encode(&answer);
     }
-    let turn = Turn::new(node, links, &session, epoch, &cred);
+    let turn = Turn::new(node, links, &session, epoch, &cred).over(&connection.pair);
     if !request.is_mutation() {
         return encode(&turn.perform(request).await);
     }
     match session.replay.begin(request_id).await {
         Ok(running) => {
-            let answer = encode(&turn.perform(request).await);
-            running.finish(&answer);
-            answer
+            let is_transfer = matches!(request, Request::WriteFrom { .. });
+            let answer = turn.perform(request).await;
+            let encoded = encode(&answer);
+            // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
+            if !(is_transfer && matches!(answer, Err(FsError::Unreachable { .. }))) {
+                running.finish(&encoded);
+            }
+            encoded
         }
         Err(answer) => answer.to_vec(),
     }

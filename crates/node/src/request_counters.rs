@@ -60,6 +60,8 @@ kinds!(
     CancelLock,
     LockWaits,
     Accessed,
+    Read,
+    WriteFrom,
 );
 
 /// Requests by kind.

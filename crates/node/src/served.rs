@@ -1,6 +1,7 @@
 //! A region served here: the region behind its lock, and where its segments lie.
 
 use crate::error::to_fs;
+use crate::node::OneSided;
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Epoch, Gpa, RegionId, SessionId, TxnId};
@@ -46,6 +47,7 @@ pub(crate) struct Served {
     segment_shift: u32,
     pmem: Arc<Pmem>,
     memory: Arc<MemoryRegions>,
+    one_sided: OneSided,
 }
 
 impl Served {
@@ -55,6 +57,7 @@ impl Served {
         segment_size: u64,
         pmem: &Arc<Pmem>,
         memory: &Arc<MemoryRegions>,
+        one_sided: OneSided,
     ) -> Served {
         let served = Served {
             id: region.id(),
@@ -64,6 +67,7 @@ impl Served {
             segment_shift: segment_size.trailing_zeros(),
             pmem: pmem.clone(),
             memory: memory.clone(),
+            one_sided,
         };
         served.update_places();
         served
@@ -102,7 +106,8 @@ impl Served {
         Ok(collected)
     }
 
-    /// Takes over segments that the region has got since, with a key to write to those that hold data.
+    /// Takes over segments that the region has got since, with a key to write to those that hold data, and one to read the
+    /// others where clients may read only those.
     fn update_places(&self) {
         let region = self.region.lock();
         let mut places = self.places.write();
@@ -110,20 +115,24 @@ impl Served {
             if index < places.next {
                 continue;
             }
-            let write_key = match class {
-                SegmentClass::Data => {
-                    let memory = Memory::Pool(self.pmem.clone());
-                    self.memory
-                        .register(memory, pool_offset, 1 << self.segment_shift, Access::WRITE)
-                        .0
-                }
-                SegmentClass::Inodes | SegmentClass::Logs => 0,
+            let key = |access| {
+                let memory = Memory::Pool(self.pmem.clone());
+                let key = self
+                    .memory
+                    .register(memory, pool_offset, 1 << self.segment_shift, access);
+                key.0
+            };
+            let (write_key, read_key) = match (class, self.one_sided) {
+                (SegmentClass::Data, _) => (key(Access::WRITE), 0),
+                (SegmentClass::Inodes | SegmentClass::Logs, OneSided::Nodes) => (0, key(Access::READ)),
+                (SegmentClass::Inodes | SegmentClass::Logs, OneSided::All) => (0, 0),
             };
             places.known.push(SegmentPlace {
                 index,
                 pool_offset,
                 class,
                 write_key,
+                read_key,
             });
             places.next = index + 1;
         }

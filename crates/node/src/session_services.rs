@@ -74,6 +74,7 @@ impl Node {
             node: self.id(),
             resumed,
             needs_sync: self.needs_sync(),
+            one_sided: self.gives_one_sided(party),
         };
         Ok((session, reply))
     }
@@ -177,6 +178,20 @@ impl Turn<'_> {
             Request::CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
             Request::LockWaits => self.lock_waits(),
             Request::Accessed { inodes } => self.accessed(&inodes).await,
+            Request::Read {
+                inode,
+                offset,
+                len,
+                into,
+            } => self.read(inode, offset, len, into).await,
+            Request::WriteFrom {
+                inode,
+                offset,
+                append,
+                known,
+                from,
+                len,
+            } => self.write_from(inode, offset, append, known, from, len).await,
         }
     }
 
@@ -201,7 +216,12 @@ impl Turn<'_> {
         if self.session.party == Party::Client {
             keys.node = 0;
         }
-        Ok(Reply::Segments(served.segment_map(from, keys)))
+        let mut map = served.segment_map(from, keys);
+        if !self.node.gives_one_sided(self.session.party) {
+            map.read_key = 0;
+            map.segments.iter_mut().for_each(|place| place.write_key = 0);
+        }
+        Ok(Reply::Segments(map))
     }
 
     fn release(&self, inodes: &[InodeRef]) -> Answer {

@@ -16,7 +16,7 @@
 //! ```
 
 use crate::check_pages::facts;
-use crate::{Clock, Node, NodeConfig};
+use crate::{Clock, Node, NodeConfig, OneSided};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role};
@@ -51,6 +51,8 @@ pub struct ClusterOptions {
     pub segment_shift: Option<u32>,
     /// Limits.
     pub timeouts: Timeouts,
+    /// To whom the nodes give one-sided access to file data.
+    pub one_sided: OneSided,
 }
 
 impl Default for ClusterOptions {
@@ -62,6 +64,7 @@ impl Default for ClusterOptions {
             pool_bytes: 64 << 20,
             segment_shift: None,
             timeouts: Timeouts::default(),
+            one_sided: OneSided::All,
         }
     }
 }
@@ -229,6 +232,7 @@ impl Cluster {
             map: self.map.clone(),
             timeouts: self.options.timeouts,
             name: host_name(node),
+            one_sided: self.options.one_sided,
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
         let (ready, is_ready) = oneshot::channel();

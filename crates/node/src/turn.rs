@@ -6,6 +6,7 @@ use crate::node::Node;
 use crate::served::Served;
 use crate::sessions::Session;
 use polvo_cluster::{Links, Timeouts};
+use polvo_fabric::QueuePair;
 use polvo_format::{Attr, Epoch, Ino, RegionId, Tail, TxnId};
 use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
 use polvo_region::planted::{Planted, planted};
@@ -28,6 +29,8 @@ pub(crate) struct Turn<'a> {
     /// Of the caller's cluster map.
     epoch: Epoch,
     pub cred: &'a Cred,
+    /// The connection that the request came over, if it did.
+    pub pair: Option<&'a QueuePair>,
     /// When waiting ends; fixed by the first wait, so that a request that never waits reads no clock.
     deadline: Cell<Option<Instant>>,
 }
@@ -46,7 +49,16 @@ impl<'a> Turn<'a> {
             session,
             epoch,
             cred,
+            pair: None,
             deadline: Cell::new(None),
+        }
+    }
+
+    /// A request that came over a connection.
+    pub fn over(self, pair: &'a QueuePair) -> Turn<'a> {
+        Turn {
+            pair: Some(pair),
+            ..self
         }
     }
 

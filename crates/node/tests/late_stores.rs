@@ -59,6 +59,7 @@ impl Life {
             map: initial_map(CLUSTER, vec![info], 1),
             timeouts: Timeouts::default(),
             name: "node 0".into(),
+            one_sided: polvo_node::OneSided::All,
         };
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).unwrap();

@@ -4,6 +4,10 @@ use crate::{Call, Cred, DecodeError, Intent, Request};
 
 /// Largest write whose bytes travel in the request, in bytes.
 pub const EAGER_MAX: usize = 4096;
+/// Largest read whose bytes travel in the answer, in bytes.
+pub const EAGER_READ_MAX: usize = 32 << 10;
+/// Largest server-directed transfer, in bytes.
+pub const TRANSFER_MAX: u64 = 8 << 20;
 /// Largest extended attribute value, in bytes.
 pub const XATTR_VALUE_MAX: usize = 3584;
 /// Most write runs in one commit.
@@ -48,6 +52,10 @@ impl Call {
         match &self.request {
             Request::Attach { name, .. } => at_most("bytes of client name", name.len(), CLIENT_NAME_MAX),
             Request::Write { bytes, .. } => at_most("bytes of eager write", bytes.len(), EAGER_MAX),
+            Request::Read { len, into: None, .. } => at_most("bytes of eager read", *len as usize, EAGER_READ_MAX),
+            Request::Read { len, .. } | Request::WriteFrom { len, .. } => {
+                at_most("bytes of a transfer", *len as usize, TRANSFER_MAX as usize)
+            }
             Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
             Request::Release { inodes } | Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
@@ -77,6 +85,7 @@ impl Request {
             | Request::Link { .. }
             | Request::Rename { .. }
             | Request::Write { .. }
+            | Request::WriteFrom { .. }
             | Request::Commit { .. }
             | Request::Fallocate { .. }
             | Request::Delegate { .. }
@@ -112,7 +121,8 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::LockWaits
-            | Request::Accessed { .. } => false,
+            | Request::Accessed { .. }
+            | Request::Read { .. } => false,
         }
     }
 }

@@ -111,6 +111,8 @@ pub struct SegmentPlace {
     pub class: SegmentClass,
     /// Key for one-sided writes to this segment (offset 0 = the segment's first byte); 0 where the asker may not write.
     pub write_key: u64,
+    /// Key for one-sided reads of this segment, for an asker that may not read the whole pool; 0 where it may read nothing.
+    pub read_key: u64,
 }
 
 /// How a region's offsets map to one node's pool.
@@ -122,7 +124,7 @@ pub struct SegmentMap {
     pub epoch: Epoch,
     /// log2 of the segment size.
     pub segment_shift: u32,
-    /// Key for one-sided reads of the whole pool.
+    /// Key for one-sided reads of the whole pool; 0: those of the segments count.
     pub read_key: u64,
     /// Key for one-sided writes and atomics anywhere in the pool, for dispatch; 0 for an asker that is no node.
     pub node_key: u64,

@@ -110,6 +110,16 @@ pub struct WriteRun {
     pub gpa: Gpa,
 }
 
+/// Memory of a caller that the node reads or writes while it serves a request (server-directed transfer). The node moves
+/// nothing after its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Window {
+    /// Key of a memory region of the caller's.
+    pub key: u64,
+    /// First byte in it.
+    pub offset: u64,
+}
+
 /// Mapped part of a file; what is not covered reads as zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Extent {
@@ -692,6 +702,32 @@ pub enum Request {
         /// which
         inodes: Vec<InodeRef>,
     },
+    /// Server-directed read: the node puts the bytes into the caller's memory, or into the answer.
+    Read {
+        /// inode
+        inode: InodeRef,
+        /// file offset
+        offset: u64,
+        /// at most [`crate::TRANSFER_MAX`], in the answer [`crate::EAGER_READ_MAX`]
+        len: u64,
+        /// where to; `None`: the answer
+        into: Option<Window>,
+    },
+    /// Server-directed write: the node fetches the bytes from the caller's memory.
+    WriteFrom {
+        /// inode
+        inode: InodeRef,
+        /// file offset (ignored in an append)
+        offset: u64,
+        /// write at the end of file, wherever that is
+        append: bool,
+        /// the log as the caller knows it
+        known: Tail,
+        /// where they lie
+        from: Window,
+        /// at most [`crate::TRANSFER_MAX`], not 0
+        len: u64,
+    },
 }
 
 /// Answers.
@@ -713,6 +749,8 @@ pub enum Reply {
         resumed: bool,
         /// `Sync` is needed for durability against power loss
         needs_sync: bool,
+        /// the caller may read and write file data one-sided; else the node moves it (`Read`, `WriteFrom`)
+        one_sided: bool,
     },
     /// To `Heartbeat`.
     Renewed {
@@ -746,7 +784,7 @@ pub enum Reply {
     Entries(Vec<DirEntry>),
     /// To `Open`, `Extents`.
     FileMap(FileMap),
-    /// To `Write`, `Commit`.
+    /// To `Write`, `Commit`, `WriteFrom`.
     Written(Written),
     /// To `Delegate`.
     Space(Vec<PageRun>),
@@ -772,6 +810,16 @@ pub enum Reply {
     LockWaits(Vec<LockWait>),
     /// To `Accessed`: the inodes' tails, in the order of the request; 0 where one is gone or may not be read.
     Tails(Vec<Tail>),
+    /// To `Read`.
+    Read {
+        /// bytes read
+        len: u64,
+        /// there is more of what was asked for
+        more: bool,
+        /// they, unless they were put elsewhere
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
 }
 
 /// Space and inodes of one node.

@@ -1,7 +1,7 @@
 //! What the tests share: a simulated cluster with clients of all kinds, in one thread, under a paused clock.
 #![allow(dead_code)] // each test file uses a part
 
-use polvo_client::{Client, LocalClient, OpenFile};
+use polvo_client::{Client, LocalClient, OpenFile, Transfers};
 use polvo_cluster::{MapCell, SessionContext, Timeouts};
 use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
@@ -39,6 +39,15 @@ pub fn external(cluster: &Cluster, name: &str) -> Rc<LocalClient> {
 }
 
 pub fn external_as(cluster: &Cluster, name: &str, cred: Cred) -> Rc<LocalClient> {
+    external_with(cluster, name, cred, Transfers::default())
+}
+
+/// As [`external`], with data moved so.
+pub fn external_by(cluster: &Cluster, name: &str, transfers: Transfers) -> Rc<LocalClient> {
+    external_with(cluster, name, Cred::Kernel, transfers)
+}
+
+fn external_with(cluster: &Cluster, name: &str, cred: Cred, transfers: Transfers) -> Rc<LocalClient> {
     let context = SessionContext::new(
         MapCell::new(cluster.map().clone()),
         cluster.client_identity(),
@@ -49,7 +58,7 @@ pub fn external_as(cluster: &Cluster, name: &str, cred: Cred) -> Rc<LocalClient>
         None,
     );
     cluster.network().place(context.memory(), name);
-    with_maintenance(&Client::over(context, cred))
+    with_maintenance(&Client::over(context, cred, transfers))
 }
 
 /// A client inside a node.

@@ -82,6 +82,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         map: initial_map(CLUSTER, vec![info], 3),
         timeouts: Timeouts::default(),
         name: "test".to_owned(),
+        one_sided: polvo_node::OneSided::All,
     };
     let space = PoolSpace::open(pmem).expect("a fresh pool opens");
     let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("a fresh pool opens");
