@@ -8,7 +8,7 @@ use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
 use crate::pattern::{self, Tag};
 use crate::plan::{Fault, Plan};
 use crate::plant::{Instead, Planted};
-use polvo_client::{LocalClient, OpenFile};
+use polvo_client::{Buffer, LocalClient, OpenFile};
 use polvo_format::{FileKind, Generation, Ino};
 use polvo_proto::{EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XattrMode};
 use std::cell::{Cell, RefCell};
@@ -414,7 +414,15 @@ impl Actor {
             Operation::Read { inode, offset, len } => {
                 let file = self.find_open(*inode)?;
                 let mut bytes = vec![0xee; *len as usize];
-                let read = client.read(&file, *offset, &mut bytes).await?;
+                // some by registered memory; which, the operation says
+                let read = if offset % 4 == 1 {
+                    let buffer = Buffer::new(bytes.len());
+                    let read = client.read_into(&file, *offset, &buffer, 0, bytes.len()).await?;
+                    buffer.read(0, &mut bytes);
+                    read
+                } else {
+                    client.read(&file, *offset, &mut bytes).await?
+                };
                 bytes.truncate(read);
                 Ok(Answer::Bytes(bytes))
             }
@@ -425,7 +433,14 @@ impl Actor {
                 tag,
             } => {
                 let file = self.find_open(*inode)?;
-                let written = client.write(&file, *offset, &pattern::bytes(*tag, *len)).await?;
+                let bytes = pattern::bytes(*tag, *len);
+                let written = if tag % 4 == 1 {
+                    let buffer = Buffer::new(bytes.len());
+                    buffer.write(0, &bytes);
+                    client.write_from(&file, *offset, &buffer, 0, bytes.len()).await?
+                } else {
+                    client.write(&file, *offset, &bytes).await?
+                };
                 if written as u64 == *len {
                     Ok(Answer::Done)
                 } else {

@@ -3,7 +3,7 @@
 use crate::actor::{Actor, Shared};
 use crate::dice::Dice;
 use crate::plan::Home;
-use polvo_client::{Client, LocalClient};
+use polvo_client::{Client, LocalClient, Transfers};
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_node::sim::Cluster;
 use polvo_proto::Cred;
@@ -39,7 +39,7 @@ pub struct Crew {
 }
 
 /// A client outside, on a host of that name, with its maintenance running.
-pub fn outside(cluster: &Cluster, host: &str) -> (Rc<LocalClient>, JoinHandle<()>) {
+pub fn outside(cluster: &Cluster, host: &str, transfers: Transfers) -> (Rc<LocalClient>, JoinHandle<()>) {
     let context = SessionContext::new(
         MapCell::new(cluster.map().clone()),
         cluster.client_identity(),
@@ -50,7 +50,7 @@ pub fn outside(cluster: &Cluster, host: &str) -> (Rc<LocalClient>, JoinHandle<()
         None,
     );
     cluster.network().place(context.memory(), host);
-    with_maintenance(&Client::over(context, Cred::Kernel))
+    with_maintenance(&Client::over(context, Cred::Kernel, transfers))
 }
 
 fn with_maintenance(client: &Arc<Client>) -> (Rc<LocalClient>, JoinHandle<()>) {
@@ -98,7 +98,7 @@ impl Crew {
         }
         let host = format!("client-{number}-{}", member.lives);
         let (client, maintenance) = match member.home {
-            Home::Outside => outside(cluster, &host),
+            Home::Outside => outside(cluster, &host, self.shared.plan.transfers[number]),
             Home::Inside(node) => with_maintenance(&Client::internal_as(
                 cluster.node(node),
                 cluster.next_session(),

@@ -2,7 +2,9 @@
 
 use crate::dice::Dice;
 use crate::plant::Plant;
+use polvo_client::{Thresholds, Transfers};
 use polvo_cluster::Timeouts;
+use polvo_node::OneSided;
 use polvo_node::sim::ClusterOptions;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -106,6 +108,10 @@ pub struct Plan {
     pub is_small: bool,
     /// Where the clients live.
     pub clients: Vec<Home>,
+    /// Who moves the data of each client that is outside.
+    pub transfers: Vec<Transfers>,
+    /// To whom nodes give one-sided access to data.
+    pub one_sided: OneSided,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -120,6 +126,18 @@ pub struct Plan {
     pub names: u8,
     /// Most bytes of a file that operations aim at.
     pub file_max: u64,
+}
+
+/// Client-active two times of three; else server-directed, with sizes that let every way be taken.
+fn transfers(dice: &mut Dice) -> Transfers {
+    if dice.percent(66) {
+        return Transfers::Client;
+    }
+    Transfers::Server(Thresholds {
+        eager_write: dice.pick(&[0, 500, 4096]),
+        eager_read: dice.pick(&[0, 500, 16_384]),
+        pooled: dice.pick(&[0, 8192]),
+    })
 }
 
 impl Plan {
@@ -149,6 +167,13 @@ impl Plan {
             None if dice.percent(20) => dice.between(60, 150) as u32,
             None => dice.between(20, 50) as u32,
         };
+        // dice of its own, so that what else a seed draws stays what it was
+        let mut moving = Dice::new(seed, 4);
+        let one_sided = match moving.percent(10) {
+            true => OneSided::Nodes,
+            false => OneSided::All,
+        };
+        let transfers = homes.iter().map(|_| transfers(&mut moving)).collect();
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Plan {
             seed,
@@ -158,6 +183,8 @@ impl Plan {
             pool_bytes: if is_small { 8 << 20 } else { 32 << 20 },
             is_small,
             clients: homes[..kept].to_vec(),
+            transfers,
+            one_sided,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -180,6 +207,7 @@ impl Plan {
                 lease: self.lease,
                 ..Timeouts::default()
             },
+            one_sided: self.one_sided,
         }
     }
 
@@ -205,14 +233,16 @@ impl fmt::Display for Plan {
         let homes: Vec<String> = self
             .clients
             .iter()
-            .map(|home| match home {
-                Home::Outside => "outside".to_string(),
-                Home::Inside(node) => format!("in node {node}"),
+            .zip(&self.transfers)
+            .map(|(home, transfers)| match (home, transfers) {
+                (Home::Outside, Transfers::Client) => "outside".to_string(),
+                (Home::Outside, Transfers::Server(_)) => "outside, server-directed".to_string(),
+                (Home::Inside(node), _) => format!("in node {node}"),
             })
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults; lease {} s; delays {:?}",
+            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults; lease {} s; delays {:?}; one-sided access: {:?}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -222,6 +252,7 @@ impl fmt::Display for Plan {
             self.faults,
             self.lease.as_secs(),
             self.delay,
+            self.one_sided,
         )
     }
 }

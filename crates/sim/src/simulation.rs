@@ -9,6 +9,7 @@ use crate::judgement::judge;
 use crate::panics;
 use crate::plan::Plan;
 use crate::report::{Counts, Report};
+use polvo_client::Transfers;
 use polvo_node::sim::{Cluster, run};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -82,7 +83,7 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.rest().await;
     audit::check(cluster, "after all faults have ended")?;
 
-    let (client, maintenance) = outside(cluster, "auditor");
+    let (client, maintenance) = outside(cluster, "auditor", Transfers::Client);
     let mut auditor = Actor::new("auditor", client.clone(), shared, Dice::new(shared.plan.seed, 3));
     audit::read_everything(&mut auditor).await?;
     drop(auditor);
@@ -95,7 +96,7 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.sleep(cluster.timeouts().lease * 2).await;
     cluster.rest().await;
     audit::check(cluster, "after everything was deleted")?;
-    let (client, maintenance) = outside(cluster, "accountant");
+    let (client, maintenance) = outside(cluster, "accountant", Transfers::Client);
     let result = audit::is_empty(&client).await;
     client.client().shutdown();
     drop(maintenance.await);
