@@ -1,9 +1,9 @@
 //! Generations of inodes seen: for callers that know a file by its number only.
 
+use foldhash::HashMap;
 use parking_lot::Mutex;
 use polvo_format::{Generation, Ino};
 use polvo_proto::InodeRef;
-use std::collections::HashMap;
 
 const SHARDS: usize = 16;
 /// Most inodes remembered in a shard; beyond, the shard starts anew.

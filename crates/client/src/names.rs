@@ -9,10 +9,10 @@
 //! later one, then replaying the entries in between over it ends in the right state. This is why negative answers and
 //! pages of a listing, which carry no tail, can be cached.
 
+use foldhash::HashMap;
 use parking_lot::Mutex;
 use polvo_format::{FileKind, Ino, RegionOffset, Tail};
 use polvo_proto::InodeRef;
-use std::collections::HashMap;
 
 const SHARDS: usize = 8;
 /// Most names kept in all; beyond, the directories used longest ago are forgotten.
@@ -225,7 +225,7 @@ impl NameCache {
                 Some(dir) => shard.remove(dir),
                 None => {
                     if let Some(names) = shard.dirs.get_mut(&keep) {
-                        names.names = HashMap::new();
+                        names.names = HashMap::default();
                         names.listed_to = 0;
                     }
                     // the directory itself is all that is left in this shard
@@ -260,7 +260,7 @@ impl Shard {
             dir,
             DirNames {
                 log,
-                names: HashMap::new(),
+                names: HashMap::default(),
                 listed_to: 0,
                 used,
             },

@@ -27,14 +27,15 @@ pub fn candidates(map: &ClusterMap, dir: Ino, name: &[u8]) -> [RegionId; 2] {
     let pick = |h: u64| &regions[(h % regions.len() as u64) as usize];
     let start = hash(dir, name);
     let first = pick(start);
-    let mut h = start;
-    for _ in 0..16 {
-        h = mix(h.wrapping_add(0x9e37_79b9_7f4a_7c15));
-        if pick(h).primary() != first.primary() {
-            return [first.id, pick(h).id];
+    let mut second = start;
+    // in a cluster of one node there is no other one to be found
+    for _ in 0..if map.nodes.len() > 1 { 16 } else { 1 } {
+        second = mix(second.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        if pick(second).primary() != first.primary() {
+            break;
         }
     }
-    [first.id, pick(h).id]
+    [first.id, pick(second).id]
 }
 
 /// Regions of a new cluster: `per_node` regions a node, dealt out in turn, region 0 to the first node.

@@ -31,6 +31,10 @@ struct Places {
 
 impl Places {
     fn find(&self, index: u32) -> Option<&SegmentPlace> {
+        // as long as no segment was given back, each is at its index
+        if let Some(place) = self.known.get(index as usize).filter(|place| place.index == index) {
+            return Some(place);
+        }
         let at = self.known.binary_search_by_key(&index, |place| place.index).ok()?;
         Some(&self.known[at])
     }

@@ -1,9 +1,10 @@
 //! The names of a directory: by name for look-ups, by cookie for listing. Cookies grow with every new entry and stay
 //! with it for life, so that a listing goes on where it stopped whatever happened in between.
 
+use foldhash::HashMap;
 use polvo_format::{Entry, FileKind};
 use polvo_proto::InodeRef;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What a name stands for.
