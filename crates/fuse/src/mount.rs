@@ -114,6 +114,11 @@ fn end(mut running: BackgroundSession) -> io::Result<()> {
     let ended = threads
         .join()
         .unwrap_or_else(|_| Err(io::Error::other("a thread of the mount panicked")));
+    // what the kernel says of a mount that was taken away just when it was handing a request over
+    let ended = ended.or_else(|error| match error.kind() {
+        io::ErrorKind::ConnectionAborted => Ok(()),
+        _ => Err(error),
+    });
     if ended.is_ok() {
         std::mem::forget(running);
     }
