@@ -17,16 +17,11 @@ use std::time::{Duration, Instant};
 /// Within one poll, before others on the thread get their turn. The runtime asks the kernel every 61 turns or so.
 const TURN: Duration = Duration::from_micros(2);
 
-struct Polled {
-    provider: Rc<dyn Provider>,
-    until: Instant,
-}
-
 struct Thread {
     pollers: Cell<usize>,
     /// Pollers that have nothing to look at.
     idle: RefCell<Vec<Waker>>,
-    polled: RefCell<Vec<Polled>>,
+    polled: RefCell<Vec<Rc<dyn Provider>>>,
     /// Until then the kernel is asked again and again on behalf of queue pairs that sleep in it.
     awake: Cell<Option<Instant>>,
     /// How often all queue pairs were looked at.
@@ -77,15 +72,12 @@ pub(crate) fn call() {
 pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
     THREAD.with(|thread| {
         if provider.looks() == Look::AtMemory {
-            let mut polled = thread.polled.borrow_mut();
-            match polled.iter_mut().find(|polled| Rc::ptr_eq(&polled.provider, provider)) {
-                Some(polled) => polled.until = polled.until.max(until),
-                None => polled.push(Polled {
-                    provider: provider.clone(),
-                    until,
-                }),
+            let shared = provider.shared();
+            let before = shared.polled_until.replace(shared.polled_until.get().max(Some(until)));
+            if before.is_none() {
+                shared.hub.set_polled(true);
+                thread.polled.borrow_mut().push(provider.clone());
             }
-            provider.shared().hub.set_polled(true);
         } else {
             thread.awake.set(thread.awake.get().max(Some(until)));
         }
@@ -94,10 +86,11 @@ pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
 }
 
 /// Whoever waits on it has to see to itself from now on.
-fn leave_alone(polled: Polled) {
-    let hub = &polled.provider.shared().hub;
-    hub.set_polled(false);
-    hub.wake_one();
+fn leave_alone(provider: Rc<dyn Provider>) {
+    let shared = provider.shared();
+    shared.polled_until.set(None);
+    shared.hub.set_polled(false);
+    shared.hub.wake_one();
 }
 
 impl Thread {
@@ -109,15 +102,15 @@ impl Thread {
     fn look(&self, now: Instant) -> bool {
         self.looks.set(self.looks.get() + 1);
         let mut polled = self.polled.borrow_mut();
-        // what peers have sent comes over from their caches all at once
-        polled.iter().for_each(|polled| polled.provider.prefetch());
         let (mut moved, mut at) = (false, 0);
-        while let Some(Polled { provider, until }) = polled.get(at) {
-            let shared = provider.shared();
-            let before = shared.activity();
+        while let Some(provider) = polled.get(at) {
             provider.settle();
-            moved |= provider.progress() == Progress::More || shared.activity() != before;
-            if *until <= now || shared.is_closed() {
+            let shared = provider.shared();
+            if provider.may_have_come() {
+                let before = shared.activity();
+                moved |= provider.progress() == Progress::More || shared.activity() != before;
+            }
+            if shared.polled_until.get() <= Some(now) || shared.is_closed() {
                 leave_alone(polled.swap_remove(at));
                 moved = true;
             } else {

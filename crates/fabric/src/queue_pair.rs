@@ -80,6 +80,7 @@ impl QueuePair {
     pub fn events(&self, spin: Duration) -> Events {
         Events {
             place: Place::new(self.provider.shared().hub.clone()),
+            activity: self.provider.shared().activity(),
             qp: self.clone(),
             limit: spin,
             spin: Spin::new(spin),
@@ -142,6 +143,8 @@ pub struct Events {
     qp: QueuePair,
     limit: Duration,
     spin: Spin,
+    /// What has moved when the spinning began.
+    activity: u64,
 }
 
 impl Events {
@@ -179,6 +182,11 @@ impl Events {
             let progress = provider.progress();
             if shared.any_event() || shared.is_closed() {
                 continue;
+            }
+            // one-sided operations of the peer show that it is busy as well as events do
+            if self.activity != shared.activity() {
+                self.activity = shared.activity();
+                self.spin = Spin::new(self.limit);
             }
             match rest(&self.qp.provider, &mut self.spin, progress) {
                 Rest::Not => continue,

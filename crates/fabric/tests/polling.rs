@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
 const PAIRS: usize = 8;
-const ROUNDS: u32 = 200;
+const ROUNDS: u32 = 50;
 
 async fn announce(qp: &QueuePair, imm: u32) {
     let nowhere = Remote {

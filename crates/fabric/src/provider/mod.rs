@@ -46,9 +46,6 @@ pub(crate) trait Provider {
         true
     }
 
-    /// Has the processor fetch what `progress` is going to look at.
-    fn prefetch(&self) {}
-
     /// As `progress`, and also notices that the peer has gone if that costs more.
     fn look(&self) {
         self.progress();

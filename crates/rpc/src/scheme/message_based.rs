@@ -66,13 +66,24 @@ impl<'a> UnderWay<'a> {
     /// The reply, if it has come.
     fn poll_reply(&self, events: &mut Events, cx: &mut Context<'_>) -> Poll<Result<Vec<u8>, RpcError>> {
         let inner = self.inner;
-        let is_over = loop {
+        let has_come = || {
+            inner
+                .calls
+                .borrow()
+                .iter()
+                .any(|c| c.number == self.number && c.reply.is_some())
+        };
+        let mut is_over = false;
+        while !is_over && !has_come() {
             match events.poll_next(cx) {
                 Poll::Ready(Some(event)) => inner.dispatch(event)?,
-                Poll::Ready(None) => break true,
-                Poll::Pending => break false,
+                Poll::Ready(None) => is_over = true,
+                Poll::Pending => break,
             }
-        };
+            while let Some(event) = events.received() {
+                inner.dispatch(event)?;
+            }
+        }
         let mut calls = inner.calls.borrow_mut();
         let call = calls.iter_mut().find(|call| call.number == self.number);
         let call = call.expect("a call is known until its caller goes");
@@ -114,7 +125,7 @@ impl Caller for MessageCaller {
             let message = message(call.number, request);
             inner
                 .pair
-                .execute_unsignaled(&mut [Verb::Send { bytes: &message }])
+                .execute_quietly(&mut [Verb::Send { bytes: &message }])
                 .await?;
             let mut events = inner.pair.events(spin_limit());
             *reply = poll_fn(|cx| call.poll_reply(&mut events, cx)).await?;
@@ -169,7 +180,7 @@ where
         let reply = handler(request).await;
         let message = message(number, &reply);
         assert!(message.len() <= MAX_SEND, "replies of a comparison are short");
-        pair.execute_unsignaled(&mut [Verb::Send { bytes: &message }]).await?;
+        pair.execute_quietly(&mut [Verb::Send { bytes: &message }]).await?;
     }
     Ok(())
 }

@@ -483,11 +483,7 @@ impl Provider for Shm {
     }
 
     fn may_have_come(&self) -> bool {
-        self.reader.borrow().has_more()
-    }
-
-    fn prefetch(&self) {
-        self.reader.borrow().prefetch();
+        self.reader.borrow().has_more() || self.wants_room.get() != Room::NONE || self.requested.get() > 0
     }
 
     fn look(&self) {

@@ -16,23 +16,25 @@ use std::ops::AddAssign;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Entries in the ring.
-const ENTRIES: usize = 16 * 1024;
+/// Entries in the ring: with the positions and flags before them they lie in one page, of which a thread with many peers has
+/// many.
+const ENTRIES: usize = 256;
 
 /// Bytes of messages in the ring.
 const BYTES: usize = 1 << 20;
 
 /// By which a peer of another layout is told.
-pub(super) const LAYOUT: u64 = (2 << 48) | (ENTRIES as u64) << 24 | BYTES as u64;
+pub(super) const LAYOUT: u64 = (3 << 48) | (ENTRIES as u64) << 24 | BYTES as u64;
 
 /// Positions and flags, each in a cache line of its own (and the one that is fetched along with it), then entries and bytes.
 const ENTRIES_READ: usize = 0;
 const BYTES_READ: usize = 8;
-const SLEEPS: usize = 256;
-const WAITS: usize = 384;
-const FIRST_ENTRY: usize = 4096;
-const FIRST_BYTE: usize = FIRST_ENTRY + ENTRIES * 8;
+const SLEEPS: usize = 128;
+const WAITS: usize = 256;
+const FIRST_ENTRY: usize = 512;
+const FIRST_BYTE: usize = 4096;
 const SIZE: usize = FIRST_BYTE + BYTES;
+const _: () = assert!(FIRST_ENTRY + ENTRIES * 8 <= FIRST_BYTE);
 
 /// Kinds of messages.
 const IMMEDIATE: u8 = 1;
@@ -153,11 +155,6 @@ impl Reader {
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-
-    /// Has the processor fetch the next entry.
-    pub(super) fn prefetch(&self) {
-        self.map.prefetch(Entry::place(self.entries));
     }
 
     /// The next entry; what was written before it is seen too.
