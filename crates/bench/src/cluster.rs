@@ -6,7 +6,7 @@ use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::{FileKind, Ino, NodeId};
-use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, FsError, InodeRef, NewFile, NodeInfo};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
@@ -136,6 +136,7 @@ impl BenchNode {
             listen: vec![tcp, shm],
             map: initial_map(cluster, vec![info], 1),
             timeouts,
+            transactions: Transactions::default(),
             name: "bench".into(),
             one_sided: polvo_node::OneSided::All,
         };

@@ -13,7 +13,7 @@ use crate::process::ProcessId;
 use crate::{CliError, ClusterId, Context};
 use polvo_client::Client;
 use polvo_fabric::{Address, Identity, Role};
-use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::Cred;
 use polvo_region::PoolSpace;
@@ -100,6 +100,7 @@ fn open_node(
         listen: config.listen.clone(),
         map: cluster_map(config, cluster),
         timeouts: config.timeouts.cluster(),
+        transactions: Transactions::default(),
         name: format!("node {}", config.node.0),
         one_sided: config.one_sided,
     };

@@ -6,7 +6,7 @@ use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Transfers};
 use polvo_cluster::{Timeouts, host_identity, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::NodeId;
-use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, FsError, NodeInfo, Reply, Request};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
@@ -75,6 +75,7 @@ impl Cluster {
                 listen: vec![addresses[usize::from(node)].clone()],
                 map: map.clone(),
                 timeouts: Timeouts::default(),
+                transactions: Transactions::default(),
                 name: format!("node-{node}"),
                 one_sided: polvo_node::OneSided::All,
             };

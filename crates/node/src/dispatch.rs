@@ -5,6 +5,7 @@
 use crate::node::Node;
 use crate::probe::Phase;
 use crate::turn::Turn;
+use crate::two_phase;
 use polvo_cluster::{Links, RegionVerb, join_all};
 use polvo_format::TxnId;
 use polvo_proto::{Cred, FsError, Reply, Request};
@@ -149,6 +150,9 @@ impl Node {
     ) -> Result<(), FsError> {
         if let Some(served) = self.served(part.region) {
             return served.dispatch(txn, &part.writes, &part.locks);
+        }
+        if part.is_prepared() {
+            return two_phase::conclude(links, txn, part.region, true).await;
         }
         let mut write = true;
         let mut locks = part.locks.clone();

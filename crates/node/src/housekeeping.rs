@@ -73,10 +73,12 @@ async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(
     let now = Instant::now();
     let mut open = BTreeMap::new();
     for served in node.regions.values() {
-        for txn in served.enter(|region| region.settle()) {
-            let since = open_since.get(&(served.id, txn)).copied().unwrap_or(now);
-            open.insert((served.id, txn), since);
-        }
+        let held = served.enter(|region| region.settle());
+        open.extend(held.into_iter().map(|txn| ((served.id, txn), now)));
+    }
+    open.extend(node.prepared.waiting().into_iter().map(|key| (key, now)));
+    for (key, since) in &mut open {
+        *since = open_since.get(key).copied().unwrap_or(now);
     }
     *open_since = open;
     let late: Vec<(RegionId, TxnId)> = open_since

@@ -14,6 +14,8 @@
 //!               peer_services      what nodes ask nodes
 //!                    |
 //!               transaction (collect, decide) --- dispatch
+//!                    |
+//!               two_phase (prepare, conclude), for comparison
 //! ```
 #![forbid(unsafe_code)]
 
@@ -50,8 +52,10 @@ mod status;
 mod transaction;
 mod transfers;
 mod turn;
+mod two_phase;
 
 pub use clock::{Clock, SystemClock};
 pub use node::{Node, NodeConfig, OneSided};
 #[cfg(feature = "testing")]
 pub use probe::Phase;
+pub use two_phase::Transactions;

@@ -12,6 +12,7 @@ use crate::request_counters::RequestCounters;
 use crate::served::{PoolKeys, Served};
 use crate::sessions::{Party, Sessions};
 use crate::transaction::Undecided;
+use crate::two_phase::{Prepared, Transactions};
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
 use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};
@@ -49,6 +50,8 @@ pub struct NodeConfig {
     pub map: ClusterMap,
     /// Limits.
     pub timeouts: Timeouts,
+    /// How transactions that it coordinates are carried out.
+    pub transactions: Transactions,
     /// Shown in status.
     pub name: String,
     /// To whom one-sided access to file data is given.
@@ -72,6 +75,7 @@ pub struct Node {
     pub(crate) undecided: Undecided,
     /// Decided transactions whose request has ended before every participant had its part.
     pub(crate) undispatched: Mutex<Vec<Dispatch>>,
+    pub(crate) prepared: Prepared,
     pub(crate) checks: CheckPages,
     pub(crate) counters: RequestCounters,
     pub(crate) probe: Probe,
@@ -172,7 +176,9 @@ impl Node {
                 "the pool holds a region that the cluster map gives to another node"
             );
         }
-        let undispatched: Vec<Dispatch> = space.undispatched().into_iter().map(Dispatch::found).collect();
+        let found = space.undispatched().into_iter();
+        let (decided, prepared): (Vec<_>, Vec<_>) = found.partition(|record| record.txn.node() == config.id);
+        let undispatched: Vec<Dispatch> = decided.into_iter().map(Dispatch::found).collect();
         if !undispatched.is_empty() {
             tracing::info!(
                 count = undispatched.len(),
@@ -204,6 +210,7 @@ impl Node {
             fullness: Fullness::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),
+            prepared: Prepared::found(prepared),
             checks: CheckPages::default(),
             counters: RequestCounters::default(),
             probe: Probe::default(),
@@ -374,7 +381,8 @@ impl Node {
         self.rename_lock.take(holder, hold_for, || self.space.next_sequence())
     }
 
-    /// Asks the coordinator of a transaction that holds inodes of a region how it ended; lets go if it was given up.
+    /// Asks the coordinator of a transaction that holds inodes of a region how it ended: lets go if it was given up, puts
+    /// in place what is prepared here if it was not.
     pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, served: &Arc<Served>, txn: TxnId) {
         let state = if txn.node() == self.id() {
             self.txn_state(txn)
@@ -387,13 +395,18 @@ impl Node {
                 Ok(_) | Err(_) => return,
             }
         };
-        if state == TxnState::Aborted {
-            tracing::info!(
-                ?txn,
-                region = served.id.0,
-                "letting go of what a transaction left behind"
-            );
-            served.enter(|region| region.abort(txn));
+        let region = served.id;
+        let concluded = match state {
+            TxnState::Undecided => return,
+            TxnState::Committed => self.conclude(txn, region, true),
+            TxnState::Aborted => {
+                tracing::info!(?txn, region = region.0, "letting go of what a transaction left behind");
+                served.enter(|region| region.abort(txn));
+                self.conclude(txn, region, false)
+            }
+        };
+        if let Err(error) = concluded {
+            tracing::warn!(?txn, region = region.0, %error, "a prepared transaction could not be concluded");
         }
     }
 

@@ -1,9 +1,11 @@
 //! What nodes ask of each other.
 
+use crate::served::Served;
 use crate::sessions::Party;
 use crate::turn::Turn;
 use polvo_format::{NodeId, RegionId, SessionId, TxnId};
 use polvo_proto::{Answer, FsError, InodeRef, Intent, Reply};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Turn<'_> {
@@ -23,18 +25,49 @@ impl Turn<'_> {
         open: bool,
         intents: &[Intent],
     ) -> Answer {
+        let (served, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
+        let collected = self.node.collect_here(served, txn, intents, open_for).await?;
+        Ok(Reply::Collected(collected))
+    }
+
+    pub async fn prepare(
+        &self,
+        txn: TxnId,
+        region: RegionId,
+        on_behalf: SessionId,
+        open: bool,
+        intents: &[Intent],
+    ) -> Answer {
+        let (served, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
+        let outcomes = self.node.prepare_here(served, txn, intents, open_for).await?;
+        Ok(Reply::Prepared(outcomes))
+    }
+
+    /// The region that takes part in a transaction of the node that asks, and the session that is to hold the new inode,
+    /// made known here.
+    fn participant(
+        &self,
+        txn: TxnId,
+        region: RegionId,
+        open_for: Option<SessionId>,
+    ) -> Result<(&Arc<Served>, Option<SessionId>), FsError> {
         if self.asking_node()? != txn.node() {
             return Err(FsError::NotPermitted);
         }
         let served = self.served(region)?;
-        if open {
-            self.node.sessions.ensure(on_behalf, self.node.tick.load(Relaxed))?;
+        if let Some(session) = open_for {
+            self.node.sessions.ensure(session, self.node.tick.load(Relaxed))?;
         }
-        let collected = self
-            .node
-            .collect_here(served, txn, intents, open.then_some(on_behalf))
-            .await?;
-        Ok(Reply::Collected(collected))
+        Ok((served, open_for))
+    }
+
+    pub fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Answer {
+        if self.asking_node()? != txn.node() {
+            return Err(FsError::NotPermitted);
+        }
+        self.served(region)?;
+        self.node.conclude(txn, region, commit)?;
+        Ok(Reply::Done)
     }
 
     pub fn txn_state(&self, txn: TxnId) -> Answer {

@@ -62,6 +62,8 @@ kinds!(
     Accessed,
     Read,
     WriteFrom,
+    Prepare,
+    Conclude,
 );
 
 /// Requests by kind.

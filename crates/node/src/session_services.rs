@@ -192,6 +192,14 @@ impl Turn<'_> {
                 from,
                 len,
             } => self.write_from(inode, offset, append, known, from, len).await,
+            Request::Prepare {
+                txn,
+                region,
+                on_behalf,
+                open,
+                intents,
+            } => self.prepare(txn, region, on_behalf, open, &intents).await,
+            Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
         }
     }
 

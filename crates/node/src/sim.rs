@@ -16,7 +16,7 @@
 //! ```
 
 use crate::check_pages::facts;
-use crate::{Clock, Node, NodeConfig, OneSided};
+use crate::{Clock, Node, NodeConfig, OneSided, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role};
@@ -53,6 +53,8 @@ pub struct ClusterOptions {
     pub timeouts: Timeouts,
     /// To whom the nodes give one-sided access to file data.
     pub one_sided: OneSided,
+    /// How nodes carry out transactions.
+    pub transactions: Transactions,
 }
 
 impl Default for ClusterOptions {
@@ -65,6 +67,7 @@ impl Default for ClusterOptions {
             segment_shift: None,
             timeouts: Timeouts::default(),
             one_sided: OneSided::All,
+            transactions: Transactions::default(),
         }
     }
 }
@@ -197,6 +200,11 @@ impl Cluster {
         self.options.timeouts
     }
 
+    /// How nodes carry out transactions.
+    pub fn transactions(&self) -> Transactions {
+        self.options.transactions
+    }
+
     /// A node that runs.
     pub fn node(&self, node: u16) -> &Arc<Node> {
         &self.hosts[usize::from(node)]
@@ -231,6 +239,7 @@ impl Cluster {
             listen: vec![Address::Sim(host_name(node))],
             map: self.map.clone(),
             timeouts: self.options.timeouts,
+            transactions: self.options.transactions,
             name: host_name(node),
             one_sided: self.options.one_sided,
         };
@@ -342,6 +351,7 @@ impl Cluster {
                 let node = &running.node;
                 node.undecided.count() == 0
                     && node.undispatched.lock().is_empty()
+                    && node.prepared.waiting().is_empty()
                     && node
                         .regions
                         .values()

@@ -8,6 +8,7 @@ use crate::probe::Phase;
 use crate::rename::RenameHold;
 use crate::served::Served;
 use crate::turn::Turn;
+use crate::two_phase::{self, Transactions};
 use parking_lot::Mutex;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
@@ -172,9 +173,9 @@ pub(crate) async fn transact(
     let mut outcomes = Outcomes::default();
     for (region, intents) in &plan.parts {
         match collect(turn, txn, *region, intents, open).await {
-            Ok(collected) => {
-                outcomes.take(intents, &collected.outcomes);
-                remote.push(remote_part(*region, collected));
+            Ok((part, collected)) => {
+                outcomes.take(intents, &collected);
+                remote.push(part);
             }
             Err(error) => {
                 abort(turn, txn, &remote).await;
@@ -274,13 +275,15 @@ async fn collect(
     region: RegionId,
     intents: &[Intent],
     open: bool,
-) -> Result<Collected, FsError> {
+) -> Result<(RemotePart, Vec<Outcome>), FsError> {
     let open = open && intents.iter().any(Intent::makes_inode);
     if let Some(served) = turn.node.served(region) {
-        return turn
-            .node
-            .collect_here(served, txn, intents, open.then_some(turn.session.id))
-            .await;
+        let open_for = open.then_some(turn.session.id);
+        let collected = turn.node.collect_here(served, txn, intents, open_for).await?;
+        return Ok(RemotePart::collected(region, collected));
+    }
+    if turn.node.config.transactions == Transactions::TwoPhaseCommit {
+        return two_phase::prepare(turn, txn, region, intents, open).await;
     }
     let on_behalf = turn.session.id;
     let request = Request::Collect {
@@ -308,20 +311,7 @@ async fn collect(
             region.0
         )));
     }
-    Ok(collected)
-}
-
-fn remote_part(region: RegionId, collected: Collected) -> RemotePart {
-    let writes = collected
-        .writes
-        .into_iter()
-        .map(|(at, bytes)| (at, bytes.into_vec()))
-        .collect();
-    RemotePart {
-        region,
-        writes,
-        locks: collected.locks,
-    }
+    Ok(RemotePart::collected(region, collected))
 }
 
 /// Own intents with what only the participants could say: which inode was made, of what type the linked one is.
@@ -350,6 +340,12 @@ async fn abort(turn: &Turn<'_>, txn: TxnId, remote: &[RemotePart]) {
     for part in remote {
         if let Some(served) = turn.node.served(part.region) {
             served.unlock(txn, &part.locks);
+            continue;
+        }
+        if part.is_prepared() {
+            if let Err(error) = two_phase::conclude(turn.links, txn, part.region, false).await {
+                tracing::debug!(?txn, region = part.region.0, %error, "a participant has to ask how the transaction ended");
+            }
             continue;
         }
         let mut found = vec![0u64; part.locks.len()];

@@ -4,7 +4,7 @@
 use polvo_cluster::{Links, Timeouts, initial_map};
 use polvo_fabric::{Identity, Role};
 use polvo_format::{Epoch, FileKind, Generation, Ino, NodeId, RegionId, SessionId, Tail};
-use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::*;
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
@@ -58,6 +58,7 @@ impl Life {
             listen: vec![],
             map: initial_map(CLUSTER, vec![info], 1),
             timeouts: Timeouts::default(),
+            transactions: Transactions::default(),
             name: "node 0".into(),
             one_sided: polvo_node::OneSided::All,
         };

@@ -1196,6 +1196,18 @@ fn requests_that_are_for_nodes_only() {
                 open: true,
                 intents: vec![Intent::DropLink { inode: s.file }],
             },
+            Request::Prepare {
+                txn,
+                region,
+                on_behalf,
+                open: false,
+                intents: vec![],
+            },
+            Request::Conclude {
+                txn,
+                region,
+                commit: true,
+            },
             Request::Fence,
             Request::LockWaits,
         ];

@@ -642,6 +642,18 @@ fn clients_may_not_do_what_nodes_do() {
                 open: false,
                 intents: vec![],
             },
+            Request::Prepare {
+                txn,
+                region,
+                on_behalf,
+                open: false,
+                intents: vec![],
+            },
+            Request::Conclude {
+                txn,
+                region,
+                commit: true,
+            },
             Request::Fence,
         ];
         for request in refused {

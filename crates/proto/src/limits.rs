@@ -22,7 +22,7 @@ pub const FACTS_PAGE: usize = 1500;
 pub const GROUPS_MAX: usize = 64;
 /// Most inodes in one `Release` or `Accessed`, and most runs in one `ReturnSpace`.
 pub const RELEASE_MAX: usize = 1024;
-/// Most intents in one `Collect`.
+/// Most intents in one `Collect` or `Prepare`.
 pub const INTENTS_MAX: usize = 16;
 /// Longest name of a client, in bytes.
 pub const CLIENT_NAME_MAX: usize = 256;
@@ -59,7 +59,9 @@ impl Call {
             Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
             Request::Release { inodes } | Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
-            Request::Collect { intents, .. } => at_most("intents", intents.len(), INTENTS_MAX),
+            Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
+                at_most("intents", intents.len(), INTENTS_MAX)
+            }
             _ => Ok(()),
         }
     }
@@ -91,7 +93,8 @@ impl Request {
             | Request::Delegate { .. }
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. }
-            | Request::Collect { .. } => true,
+            | Request::Collect { .. }
+            | Request::Prepare { .. } => true,
             Request::Attach { .. }
             | Request::Heartbeat { .. }
             | Request::Detach
@@ -122,7 +125,8 @@ impl Request {
             | Request::CancelLock { .. }
             | Request::LockWaits
             | Request::Accessed { .. }
-            | Request::Read { .. } => false,
+            | Request::Read { .. }
+            | Request::Conclude { .. } => false,
         }
     }
 }

@@ -728,6 +728,28 @@ pub enum Request {
         /// at most [`crate::TRANSFER_MAX`], not 0
         len: u64,
     },
+    /// Node to node: stage, lock and log a participant's part (two-phase commit, first phase).
+    Prepare {
+        /// transaction
+        txn: TxnId,
+        /// region
+        region: RegionId,
+        /// session on whose behalf (it holds an unnamed inode open)
+        on_behalf: SessionId,
+        /// open the new inode for that session
+        open: bool,
+        /// what
+        intents: Vec<Intent>,
+    },
+    /// Node to node: how a transaction ended that a region has prepared (two-phase commit, second phase).
+    Conclude {
+        /// transaction
+        txn: TxnId,
+        /// region
+        region: RegionId,
+        /// put it in place; else give it up
+        commit: bool,
+    },
 }
 
 /// Answers.
@@ -820,6 +842,8 @@ pub enum Reply {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
+    /// To `Prepare`: one result an intent; a vote for the transaction.
+    Prepared(Vec<Outcome>),
 }
 
 /// Space and inodes of one node.

@@ -3,6 +3,7 @@
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use polvo_node::Transactions;
 use polvo_sim::campaign;
 use polvo_sim::plan::{Fault, Limits, Plan};
 use polvo_sim::plant::Plant;
@@ -50,6 +51,9 @@ struct Options {
     /// Plant a misbehaviour between clients and history, to see it found
     #[arg(long, value_name = "KIND")]
     plant: Option<Plant>,
+    /// Nodes commit in two phases, as they do for comparison only, instead of by collect-dispatch
+    #[arg(long)]
+    two_phase: bool,
     /// Show a failing seed as it is, without looking for a smaller run that fails
     #[arg(long)]
     no_shrink: bool,
@@ -74,6 +78,10 @@ fn main() -> ExitCode {
         clients: options.clients,
         faults: options.faults,
         plant: options.plant,
+        transactions: match options.two_phase {
+            true => Transactions::TwoPhaseCommit,
+            false => Transactions::CollectDispatch,
+        },
     };
     match options.seed {
         Some(seed) => one(&options, &Plan::of(seed, &limits)),

@@ -4,8 +4,8 @@ use crate::dice::Dice;
 use crate::plant::Plant;
 use polvo_client::{Thresholds, Transfers};
 use polvo_cluster::Timeouts;
-use polvo_node::OneSided;
 use polvo_node::sim::ClusterOptions;
+use polvo_node::{OneSided, Transactions};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -89,6 +89,8 @@ pub struct Limits {
     pub faults: Option<u32>,
     /// A misbehaviour put between the clients and the history.
     pub plant: Option<Plant>,
+    /// How nodes carry out transactions.
+    pub transactions: Transactions,
 }
 
 /// A run.
@@ -208,6 +210,7 @@ impl Plan {
                 ..Timeouts::default()
             },
             one_sided: self.one_sided,
+            transactions: self.limits.transactions,
         }
     }
 
@@ -224,6 +227,9 @@ impl Plan {
         add("clients", limits.clients.map(|n| n.to_string()));
         add("faults", limits.faults.map(|n| n.to_string()));
         add("plant", limits.plant.map(|plant| plant.to_string()));
+        if limits.transactions == Transactions::TwoPhaseCommit {
+            command.push_str(" --two-phase");
+        }
         command + " --trace"
     }
 }

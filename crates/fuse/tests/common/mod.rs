@@ -6,7 +6,7 @@ use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::NodeId;
 use polvo_fuse::{Mount, MountError, MountOptions};
-use polvo_node::{Node, NodeConfig, SystemClock};
+use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, NodeInfo};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
@@ -81,6 +81,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         listen: vec![address],
         map: initial_map(CLUSTER, vec![info], 3),
         timeouts: Timeouts::default(),
+        transactions: Transactions::default(),
         name: "test".to_owned(),
         one_sided: polvo_node::OneSided::All,
     };

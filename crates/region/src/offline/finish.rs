@@ -3,7 +3,7 @@
 
 use super::Cluster;
 use crate::store::Store;
-use crate::{RegionError, RemotePart};
+use crate::{PoolSpace, RegionError, RemotePart};
 use polvo_format::{INODE_LOCK, Ino, RegionId, TxnId};
 use std::collections::BTreeMap;
 
@@ -32,12 +32,13 @@ impl Cluster {
     /// Does for each decided transaction what its coordinator would do at its start.
     pub fn dispatch_decided(&self, finished: &mut Finished) {
         for (_, space) in &self.pools {
-            for decided in space.undispatched() {
+            let decisions = space.undispatched().into_iter();
+            for decided in decisions.filter(|record| record.txn.node() == space.identity().node) {
                 let txn = decided.txn;
                 let mut complete = true;
                 for part in &decided.remote {
                     complete &= match self.space_of(part.region) {
-                        Some(_) => match self.dispatch(txn, part) {
+                        Some(participant) => match self.dispatch_or_commit(txn, part, participant) {
                             Ok(()) => true,
                             Err(why) => {
                                 finished.findings.push(format!("transaction {txn:?}: {why}"));
@@ -58,6 +59,43 @@ impl Cluster {
                     space.retire(decided.record);
                     let note = format!("transaction {txn:?} was decided and is now finished");
                     finished.notes.push(note);
+                }
+            }
+        }
+    }
+
+    /// Puts a participant's part in place, wherever it is logged.
+    fn dispatch_or_commit(&self, txn: TxnId, part: &RemotePart, participant: &PoolSpace) -> Result<(), String> {
+        if !part.is_prepared() {
+            return self.dispatch(txn, part);
+        }
+        let prepared = participant
+            .undispatched()
+            .into_iter()
+            .find(|record| record.txn == txn && record.remote.iter().any(|prepared| prepared.region == part.region));
+        let Some(prepared) = prepared else {
+            return Ok(()); // the participant knew already
+        };
+        prepared.remote.iter().try_for_each(|part| self.dispatch(txn, part))?;
+        participant.retire(prepared.record);
+        Ok(())
+    }
+
+    /// Gives up what was prepared for transactions that their coordinators have not decided, as far as their pools are
+    /// here. (The lock words go with those of all that is not decided.)
+    fn give_up_prepared(&self, finished: &mut Finished) {
+        for (_, space) in &self.pools {
+            for prepared in space.undispatched() {
+                let txn = prepared.txn;
+                if txn.node() == space.identity().node || self.is_logged(txn) {
+                    continue; // told when it could not be dispatched
+                }
+                match self.pool_of_node(txn.node()) {
+                    Some(_) => space.retire(prepared.record),
+                    None => finished.notes.push(format!(
+                        "transaction {txn:?} waits for the decision of node {}, whose pool was not named",
+                        txn.node().0
+                    )),
                 }
             }
         }
@@ -100,6 +138,7 @@ impl Cluster {
     /// Lets go of inodes that transactions have collected which were never decided. (Nothing of such a transaction is in
     /// place anywhere, so the lock words are all there is to undo.)
     pub fn let_go_undecided(&self, unknown: Unknown, finished: &mut Finished) -> Result<(), RegionError> {
+        self.give_up_prepared(finished);
         let mut held: BTreeMap<TxnId, Vec<(RegionId, u64)>> = BTreeMap::new();
         for (&region, &at) in &self.of_region {
             let store = Store::new(&self.pools[at].1, region)?;

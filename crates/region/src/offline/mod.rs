@@ -92,7 +92,7 @@ impl Cluster {
 
     /// Is a record of this transaction in the redo log of its coordinator?
     fn is_logged(&self, txn: TxnId) -> bool {
-        self.pools.iter().any(|(_, space)| space.is_logged(txn))
+        self.pool_of_node(txn.node()).is_some_and(|space| space.is_logged(txn))
     }
 
     /// Where bytes at an address lie: the pool and the offset in it.

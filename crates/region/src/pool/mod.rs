@@ -13,7 +13,7 @@ mod sequence;
 use crate::RegionError;
 use polvo_format::{Gpa, NodeId, PoolLayout, RegionId, TxnId};
 use polvo_pmem::Pmem;
-use polvo_proto::SegmentClass;
+use polvo_proto::{Collected, Outcome, SegmentClass};
 use redo_log::RedoLog;
 use segment_table::SegmentTable;
 use sequence::Sequence;
@@ -65,7 +65,8 @@ pub struct Undispatched {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RedoId(pub u64);
 
-/// What another region's primary contributed.
+/// What another region's primary contributed. Without locks: it is prepared there, in a record of that pool (two-phase
+/// commit), and all that remains is to say so.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RemotePart {
     /// where
@@ -74,6 +75,33 @@ pub struct RemotePart {
     pub writes: Vec<(Gpa, Vec<u8>)>,
     /// lock words to swap from the transaction's id to 0, at the end
     pub locks: Vec<Gpa>,
+}
+
+impl RemotePart {
+    /// A part as its participant has handed it out, and the participant's outcomes.
+    pub fn collected(region: RegionId, collected: Collected) -> (RemotePart, Vec<Outcome>) {
+        let writes = collected.writes.into_iter();
+        let part = RemotePart {
+            region,
+            writes: writes.map(|(at, bytes)| (at, bytes.into_vec())).collect(),
+            locks: collected.locks,
+        };
+        (part, collected.outcomes)
+    }
+
+    /// A part that its participant has logged itself.
+    pub fn prepared(region: RegionId) -> RemotePart {
+        RemotePart {
+            region,
+            writes: Vec::new(),
+            locks: Vec::new(),
+        }
+    }
+
+    /// Has the participant logged it itself?
+    pub fn is_prepared(&self) -> bool {
+        self.locks.is_empty()
+    }
 }
 
 /// Segments of a pool: table, free list, redo log slots. Shared by the regions of the pool; `Send + Sync`.
@@ -149,7 +177,20 @@ impl PoolSpace {
         self.redo.applied(&self.pmem, &self.layout, record)
     }
 
-    /// Records found at `open` whose remote part is not known to be dispatched. Dispatch, then `retire`.
+    /// Logs what a region of this pool has prepared for another node's transaction (two-phase commit), durably. When its
+    /// end is known, put it in place or not, then [`Self::retire`] the record.
+    ///
+    /// # Errors
+    /// As [`Self::log`].
+    pub fn log_prepared(&self, txn: TxnId, part: RemotePart) -> Result<Undispatched, RegionError> {
+        let remote = vec![part];
+        let record = self.redo.log(&self.pmem, &self.layout, txn, &[], &remote)?;
+        self.redo.nothing_to_apply(record);
+        Ok(Undispatched { record, txn, remote })
+    }
+
+    /// Records found at `open` whose remote part is not known to be dispatched. Dispatch, then `retire`. Those of other
+    /// nodes' transactions are parts prepared for them: their coordinators know whether to put them in place.
     pub fn undispatched(&self) -> Vec<Undispatched> {
         self.redo.undispatched()
     }

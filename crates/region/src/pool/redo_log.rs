@@ -155,6 +155,16 @@ impl RedoLog {
         }
     }
 
+    /// As [`Self::applied`], for a record without a local part, whose state on the media may stay what it is.
+    pub fn nothing_to_apply(&self, record: RedoId) {
+        let slot = &mut self.state.lock().slots[record.slot() as usize];
+        assert!(slot.number == record.number(), "{record:?} is not in the redo log");
+        let Stage::Logged { txn, remote: true } = slot.stage else {
+            panic!("{record:?} is not about to be dispatched");
+        };
+        slot.stage = Stage::ToDispatch { txn };
+    }
+
     pub fn retire(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) {
         {
             let mut state = self.state.lock();

@@ -428,6 +428,28 @@ fn retiring_cut_short_leaves_the_record_or_not() {
 }
 
 #[test]
+fn a_prepared_part_is_found_until_it_is_retired() {
+    let (space, ..) = with_words();
+    let images = power_cuts(space.pmem(), || {
+        let prepared = space.log_prepared(txn(2), part()).unwrap();
+        assert!(space.is_logged(txn(2)));
+        space.retire(prepared.record);
+        assert!(!space.is_logged(txn(2)));
+    });
+    let counts: BTreeSet<usize> = images
+        .iter()
+        .map(|image| {
+            let found = reopened(image).undispatched();
+            assert!(found.iter().all(|u| u.txn == txn(2) && u.remote == [part()]));
+            found.len()
+        })
+        .collect();
+    assert_eq!(counts, [0, 1].into());
+    let prepared = space.log_prepared(txn(3), part()).unwrap();
+    assert_eq!(reopened(&now(&space)).undispatched()[0].remote, prepared.remote);
+}
+
+#[test]
 fn records_to_dispatch_leave_slots_for_local_ones() {
     let (space, one, _) = with_words();
     let mut waiting = Vec::new();
