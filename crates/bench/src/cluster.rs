@@ -1,14 +1,15 @@
-//! A cluster of one node inside the benchmark's own process, so that internal and external clients of the same pool
-//! are measured side by side.
+//! Clusters inside the benchmark's own process, so that internal and external clients of the same pool are measured side
+//! by side, and nodes without the cost of processes.
 
 use crate::BenchError;
+use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::{FileKind, Ino, NodeId};
-use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
+use polvo_node::{Node, NodeConfig, OneSided, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::{Cred, FsError, InodeRef, NewFile, NodeInfo};
+use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, NewFile, NodeInfo};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::{
     path::{Path, PathBuf},
@@ -16,6 +17,8 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+
+const CLUSTER: [u8; 16] = *b"polvo-benchmark!";
 
 /// A directory that is removed at the end.
 pub struct Scratch(PathBuf);
@@ -80,10 +83,7 @@ pub fn pool_len(file_len: u64) -> u64 {
     file_len * 6 + (512 << 20)
 }
 
-/// Length of leases where that does not matter.
-pub const LEASE: Duration = Duration::from_secs(30);
-
-/// The node.
+/// One node of a cluster in this process.
 pub struct BenchNode {
     node: Arc<Node>,
     identity: Identity,
@@ -93,66 +93,99 @@ pub struct BenchNode {
     pool: PathBuf,
 }
 
-impl BenchNode {
-    /// Formats a pool of `pool_len` bytes in `dir` and serves it over tcp (loopback) and shm, with leases of that length.
-    pub fn start(dir: &Path, pool_len: u64, lease: Duration) -> Result<BenchNode, BenchError> {
-        let cluster = *b"polvo-benchmark!";
+/// What a cluster is to be.
+pub struct ClusterPlan<'a> {
+    /// Where its pools and sockets lie.
+    pub dir: &'a Path,
+    /// How many, each with one region and a reactor thread of its own.
+    pub nodes: u16,
+    /// Bytes of each pool.
+    pub pool_len: u64,
+    /// How nodes (and clients that go by the map) reach each other: `shm` or `tcp`; `None`: shm first.
+    pub provider: Option<&'a str>,
+    /// How nodes carry out transactions.
+    pub transactions: Transactions,
+}
+
+impl ClusterPlan<'_> {
+    /// Formats the pools and serves them, each node over tcp (loopback) and shm.
+    pub fn start(&self) -> Result<Vec<BenchNode>, BenchError> {
+        // the map names the ports, so they are found before the nodes bind them
+        let ports: Vec<_> = (0..self.nodes)
+            .map(|_| std::net::TcpListener::bind("127.0.0.1:0"))
+            .collect::<Result<_, _>>()?;
+        let mut listen = Vec::new();
+        for (id, port) in (0..self.nodes).zip(ports) {
+            listen.push([
+                Address::Shm(self.dir.join(format!("node{id}.sock"))),
+                Address::Tcp(format!("127.0.0.1:{}", port.local_addr()?.port())),
+            ]);
+        }
+        let infos = (0..self.nodes).zip(&listen).map(|(id, addresses)| NodeInfo {
+            id: NodeId(id),
+            host: polvo_cluster::host_identity(),
+            addresses: addresses
+                .iter()
+                .filter(|address| self.provider.is_none_or(|name| is_of(address, name)))
+                .map(Address::to_string)
+                .collect(),
+        });
+        let map = initial_map(CLUSTER, infos.collect(), 1);
+        let nodes = (0..self.nodes).zip(listen);
+        nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
+    }
+
+    fn start_node(&self, id: u16, listen: [Address; 2], map: &ClusterMap) -> Result<BenchNode, BenchError> {
         let identity = Identity {
-            cluster,
+            cluster: CLUSTER,
             secret: Arc::from(&b"benchmark secret"[..]),
-            role: Role::Node(0),
+            role: Role::Node(id),
         };
         let timeouts = Timeouts {
             connect: Duration::from_secs(2),
             rpc: Duration::from_secs(10),
             held: Duration::from_secs(2),
-            lease,
+            // who measures renews nothing meanwhile
+            lease: Duration::from_secs(600),
             away: Duration::from_secs(2),
         };
-        let pool = dir.join("pool");
-        let pmem = Pmem::create(&pool, pool_len, None)?;
+        let pool = self.dir.join(match id {
+            0 => "pool".to_owned(),
+            id => format!("pool{id}"),
+        });
+        let pmem = Pmem::create(&pool, self.pool_len, None)?;
+        let mut pool_id = CLUSTER;
+        pool_id[..2].copy_from_slice(&id.to_le_bytes());
         let params = FormatParams {
             identity: PoolIdentity {
-                cluster,
-                pool: cluster,
-                node: NodeId(0),
+                cluster: CLUSTER,
+                pool: pool_id,
+                node: NodeId(id),
             },
             segment_shift: None,
         };
         PoolSpace::format(&pmem, &params)?;
         let space = PoolSpace::open(pmem)?;
-        let shm = Address::Shm(dir.join("node.sock"));
-        // the map names the port, so one is found before the node binds it
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let tcp = Address::Tcp(format!("127.0.0.1:{port}"));
-        let info = NodeInfo {
-            id: NodeId(0),
-            host: polvo_cluster::host_identity(),
-            addresses: vec![shm.to_string(), tcp.to_string()],
-        };
         let config = NodeConfig {
-            id: NodeId(0),
+            id: NodeId(id),
             identity: identity.clone(),
-            listen: vec![tcp, shm],
-            map: initial_map(cluster, vec![info], 1),
+            listen: listen.to_vec(),
+            map: map.clone(),
             timeouts,
-            transactions: Transactions::default(),
-            name: "bench".into(),
-            one_sided: polvo_node::OneSided::All,
+            transactions: self.transactions,
+            name: format!("bench {id}"),
+            one_sided: OneSided::All,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
         let (ready, bound) = mpsc::channel();
         let served = node.clone();
-        let reactor = std::thread::Builder::new().name("reactor".into()).spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .map_err(|e| e.to_string())?;
-            let tasks = tokio::task::LocalSet::new();
+        let name = format!("reactor{id}");
+        let reactor = std::thread::Builder::new().name(name).spawn(move || {
+            let on_thread = OnThread::new().map_err(|why| why.to_string())?;
             let serve = served.serve(move |addresses| {
                 let _ = ready.send(addresses.to_vec());
             });
-            tasks.block_on(&runtime, serve).map_err(|e| e.to_string())
+            on_thread.run(serve).map_err(|e| e.to_string())
         })?;
         let addresses = bound
             .recv_timeout(Duration::from_secs(10))
@@ -165,6 +198,32 @@ impl BenchNode {
             reactor,
             pool,
         })
+    }
+}
+
+fn is_of(address: &Address, provider: &str) -> bool {
+    matches!((address, provider), (Address::Tcp(_), "tcp") | (Address::Shm(_), "shm"))
+}
+
+impl BenchNode {
+    /// A cluster of one node, with a pool of `pool_len` bytes in `dir`.
+    pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, BenchError> {
+        let plan = ClusterPlan {
+            dir,
+            nodes: 1,
+            pool_len,
+            provider: None,
+            transactions: Transactions::default(),
+        };
+        plan.start()?.pop().ok_or_else(|| "one node was asked for".into())
+    }
+
+    /// Who clients are.
+    pub fn client_identity(&self) -> Identity {
+        Identity {
+            role: Role::Client,
+            ..self.identity.clone()
+        }
     }
 
     /// The node itself.
@@ -182,23 +241,19 @@ impl BenchNode {
         let address = self
             .addresses
             .iter()
-            .find(|a| matches!((a, provider), (Address::Tcp(_), "tcp") | (Address::Shm(_), "shm")))
+            .find(|address| is_of(address, provider))
             .ok_or("the node does not listen with that provider")?
             .clone();
         let config = ClientConfig {
             addresses: vec![address],
-            identity: Identity {
-                role: Role::Client,
-                ..self.identity.clone()
-            },
+            identity: self.client_identity(),
             name: format!("bench-{provider}"),
             provider: Some(provider.into()),
             timeouts: self.timeouts,
             cred: Cred::Kernel,
             transfers: Transfers::default(),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(tokio::task::LocalSet::new().block_on(&runtime, Client::connect(config))?)
+        Ok(OnThread::new()?.run(Client::connect(config))?)
     }
 
     /// Ends it in good order, and removes the pool.

@@ -1,6 +1,7 @@
 //! A server on a thread of its own: memory that its clients may reach, and RPC that answers with the request.
 
 use crate::BenchError;
+use crate::on_thread::OnThread;
 use polvo_fabric::{
     Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, connect,
 };
@@ -10,9 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::runtime::Runtime;
 use tokio::sync::{mpsc as queue, watch};
-use tokio::task::LocalSet;
 
 /// Bytes that clients may reach.
 pub const MEMORY: u64 = 16 << 20;
@@ -25,29 +24,6 @@ fn identity(role: Role) -> Identity {
         cluster: *b"polvo-benchmark!",
         secret: Arc::from(&b"benchmark secret"[..]),
         role,
-    }
-}
-
-/// A thread's runtime.
-pub struct OnThread {
-    tasks: LocalSet,
-    runtime: Runtime,
-}
-
-impl OnThread {
-    /// For the calling thread.
-    pub fn new() -> Result<OnThread, BenchError> {
-        let tasks = LocalSet::new();
-        tasks.spawn_local(polvo_fabric::poller());
-        Ok(OnThread {
-            tasks,
-            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
-        })
-    }
-
-    /// Runs a future to its end.
-    pub fn run<T>(&self, what: impl Future<Output = T>) -> T {
-        self.tasks.block_on(&self.runtime, what)
     }
 }
 

@@ -2,7 +2,7 @@
 //! 8 EiB, a thousand sessions; with what each took. Then the process that has done it is killed, and the pool recovered.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, LEASE, Scratch, new_file, root, used_bytes};
+use crate::cluster::{BenchNode, Scratch, new_file, root, used_bytes};
 use crate::part::{self, resident_bytes};
 use polvo_client::Client;
 use polvo_format::{FileKind, NAME_MAX};
@@ -85,7 +85,7 @@ fn recover(dir: &Path, entries: usize) -> Result<(), BenchError> {
 /// The child's part: everything below `dir`, until it is killed.
 pub fn fill(dir: &Path, values: &[String]) -> Result<(), BenchError> {
     let entries = part::number(values, 0)?;
-    let node = BenchNode::start(dir, POOL_LEN, LEASE)?;
+    let node = BenchNode::start(dir, POOL_LEN)?;
     let client = node.internal();
     million_entries(&client, entries)?;
     large_file(&client)?;

@@ -11,8 +11,10 @@ mod cluster;
 mod echo;
 mod experiments;
 mod limits;
+mod on_thread;
 mod part;
 mod report;
+mod requester;
 mod samples;
 mod suite;
 

@@ -4,6 +4,8 @@
 #[path = "../cluster.rs"]
 #[allow(dead_code)]
 mod cluster;
+#[path = "../on_thread.rs"]
+mod on_thread;
 
 use clap::{Parser, ValueEnum};
 use cluster::{BenchNode, Scratch, new_file, tick};
@@ -13,7 +15,6 @@ use polvo_proto::{FsError, InodeRef};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Any failure: it ends the program.
 pub type BenchError = Box<dyn std::error::Error>;
@@ -59,10 +60,9 @@ enum Operation {
     Unlink,
 }
 
-/// Operations between two grace ticks.
+/// Operations between two grace ticks. Leases are so long that there are no others: how much of what was freed can be used
+/// again must not depend on the time.
 const TICK_EVERY: u64 = 256;
-/// Renewals by themselves do not come in between: how much of what was freed can be used again must not depend on the time.
-const LONG_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// Places to read and write at: a linear congruence over the pages of the file.
 fn place(n: u64, file: u64, len: u64) -> u64 {
@@ -143,7 +143,7 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
 fn main() -> Result<(), BenchError> {
     let args = Args::parse();
     let scratch = Scratch::new(&args.scratch)?;
-    let node = BenchNode::start(scratch.path(), cluster::pool_len(args.file), LONG_LEASE)?;
+    let node = BenchNode::start(scratch.path(), cluster::pool_len(args.file))?;
     let client = node.internal();
     let served = node.node();
     let done: Result<(), BenchError> = client.run(|client| async move {

@@ -2,7 +2,7 @@
 
 use crate::BenchError;
 use crate::baseline::pages;
-use crate::cluster::{BenchNode, LEASE, new_file, root, tick, used_bytes};
+use crate::cluster::{BenchNode, new_file, root, tick, used_bytes};
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
 use crate::samples::in_turn;
@@ -51,7 +51,7 @@ impl Place {
     fn new(context: &Context<'_>, name: &str, pool_len: u64) -> Result<Place, BenchError> {
         let dir = context.scratch.join(name);
         std::fs::create_dir(&dir)?;
-        let node = BenchNode::start(&dir, pool_len, LEASE)?;
+        let node = BenchNode::start(&dir, pool_len)?;
         let client = node.internal();
         client.start_maintenance();
         let place = Place { node, client, dir };

@@ -5,7 +5,7 @@ use crate::baseline::files::{self, BigFile};
 use crate::baseline::memory::{DurableMemory, Memory};
 use crate::baseline::pages;
 use crate::baseline::socket::{self, Waits};
-use crate::cluster::{BenchNode, LEASE, new_file, pool_len, root};
+use crate::cluster::{BenchNode, new_file, pool_len, root};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, gbps, in_turn, rate};
@@ -29,7 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len), LEASE)?;
+    let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len))?;
     let client = node.internal();
     client.start_maintenance();
     internal(&client, context, found)?;

@@ -4,9 +4,14 @@ pub mod baselines;
 pub mod compare;
 pub mod flat;
 pub mod library;
+pub mod log_garbage;
 pub mod memory;
 pub mod mount;
 pub mod network;
 pub mod octopus_fig13;
+pub mod octopus_fig15;
+pub mod orion_fig4_10;
+pub mod orion_fig4_7;
 
+mod log_commits;
 mod system_calls;

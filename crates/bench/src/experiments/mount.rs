@@ -2,7 +2,7 @@
 
 use super::system_calls;
 use crate::BenchError;
-use crate::cluster::{BenchNode, LEASE, pool_len};
+use crate::cluster::{BenchNode, pool_len};
 use crate::report::Findings;
 use crate::suite::{Context, Experiment};
 use polvo_fuse::{Mount, MountOptions};
@@ -21,7 +21,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         found.note("Left out: there is no /dev/fuse.");
         return Ok(());
     }
-    let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len), LEASE)?;
+    let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len))?;
     let point = context.scratch.join("mnt");
     std::fs::create_dir(&point)?;
     let client = node.internal();

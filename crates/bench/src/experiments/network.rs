@@ -3,7 +3,8 @@
 use crate::BenchError;
 use crate::baseline::socket::{self, Waits};
 use crate::baseline::{libfabric, ping_pong};
-use crate::echo::{self, EchoServer, OnThread, TIMEOUT};
+use crate::echo::{self, EchoServer, TIMEOUT};
+use crate::on_thread::OnThread;
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};

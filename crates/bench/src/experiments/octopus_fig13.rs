@@ -1,7 +1,8 @@
 //! Octopus, Fig. 13: raw RPC performance, over the number of clients and the size of messages.
 
 use crate::BenchError;
-use crate::echo::{self, EchoServer, OnThread, TIMEOUT};
+use crate::echo::{self, EchoServer, TIMEOUT};
+use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast};
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Unit};

@@ -1,0 +1,137 @@
+//! Requests to nodes, one by one, from a thread inside one of them or outside: what a service takes without a client
+//! library around it.
+
+use crate::BenchError;
+use crate::cluster::BenchNode;
+use polvo_cluster::{Links, MapCell, SessionContext};
+use polvo_format::{FileKind, NodeId, SessionId};
+use polvo_node::Node;
+use polvo_proto::{Cred, FsError, InodeRef, NewFile, PROTOCOL_VERSION, RenameMode, Reply, Request, XattrMode};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A session, on one thread.
+pub struct Requester {
+    /// The one it is inside of, which is called directly.
+    node: Option<Arc<Node>>,
+    links: Rc<Links>,
+}
+
+fn next_session() -> SessionId {
+    static SESSIONS: AtomicU64 = AtomicU64::new(1);
+    SessionId(0xbe9c_0000_0000_0000 | SESSIONS.fetch_add(1, Relaxed))
+}
+
+impl Requester {
+    /// Attaches inside `node`. New inodes of directories with local placement go to the node `home`.
+    pub async fn new(node: &Arc<Node>, home: u16) -> Result<Requester, BenchError> {
+        let links = node.client_context(next_session(), "requester".into()).links();
+        let requester = Requester {
+            node: Some(node.clone()),
+            links,
+        };
+        let attach = Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: "requester".into(),
+            home: Some(NodeId(home)),
+        };
+        requester.ask(attach).await?;
+        Ok(requester)
+    }
+
+    /// Outside: everything goes to the first node of the cluster, over `tcp` or `shm`.
+    pub fn outside(cluster: &BenchNode, provider: &str) -> Requester {
+        let (name, provider) = ("requester".into(), Some(provider.into()));
+        let map = MapCell::new((*cluster.node().map()).clone());
+        let (me, limits) = (cluster.client_identity(), *cluster.node().timeouts());
+        let context = SessionContext::new(map, me, next_session(), name, None, limits, provider);
+        Requester {
+            node: None,
+            links: context.links(),
+        }
+    }
+
+    /// One request; inside a node, it is carried out on this thread.
+    pub async fn ask(&self, request: Request) -> Result<Reply, FsError> {
+        match &self.node {
+            Some(node) => {
+                node.handle(&self.links, self.links.make_call(Cred::Kernel, request))
+                    .await
+            }
+            None => self.links.call_node(NodeId(0), Cred::Kernel, request).await,
+        }
+    }
+
+    /// Its links, for one-sided operations.
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// Makes a file or a directory.
+    pub async fn make(&self, dir: InodeRef, name: &str, kind: FileKind) -> Result<InodeRef, FsError> {
+        let file = NewFile {
+            kind,
+            mode: 0o755,
+            ..crate::cluster::new_file()
+        };
+        let name = name.into();
+        let open = false;
+        match self.ask(Request::Create { dir, name, file, open }).await? {
+            Reply::Made(made) => Ok(InodeRef {
+                ino: made.attr.ino,
+                generation: made.attr.generation,
+            }),
+            _ => Err(FsError::Io("nothing was made".into())),
+        }
+    }
+
+    /// Removes a file.
+    pub async fn unlink(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
+        let name = name.into();
+        self.ask(Request::Unlink { dir, name }).await.map(drop)
+    }
+
+    /// Removes a directory.
+    pub async fn rmdir(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
+        let name = name.into();
+        self.ask(Request::Rmdir { dir, name }).await.map(drop)
+    }
+
+    /// Renames.
+    pub async fn rename(&self, old_dir: InodeRef, old: &str, new_dir: InodeRef, new: &str) -> Result<(), FsError> {
+        let request = Request::Rename {
+            old_dir,
+            old_name: old.into(),
+            new_dir,
+            new_name: new.into(),
+            mode: RenameMode::Replace,
+        };
+        self.ask(request).await.map(drop)
+    }
+
+    /// New inodes of a directory go to the home of who makes them.
+    pub async fn place_locally(&self, dir: InodeRef) -> Result<(), FsError> {
+        let request = Request::SetXattr {
+            inode: dir,
+            name: b"polvo.placement".to_vec(),
+            value: b"local".to_vec(),
+            mode: XattrMode::Any,
+        };
+        self.ask(request).await.map(drop)
+    }
+
+    /// Keeps the session alive, and lets nodes use space again that it may have been reading.
+    pub async fn renew(&self) {
+        if self.node.is_some() {
+            // whatever the tick: nothing is being read at the moment
+            let _best_effort = self.ask(Request::Heartbeat { tick: u64::MAX }).await;
+        }
+        self.links.renew().await;
+    }
+
+    /// Closes its connections.
+    pub fn close(&self) {
+        self.links.close();
+    }
+}
