@@ -1,7 +1,7 @@
 //! Where the bytes of a file lie: extents by file offset, byte-granular, never overlapping.
 
+use crate::extents::Extents;
 use polvo_format::Gpa;
-use std::collections::BTreeMap;
 
 /// A mapped range of a file. In the index it is found by its offset in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Mapped {
 
 #[derive(Default)]
 pub(crate) struct FileIndex {
-    extents: BTreeMap<u64, Mapped>,
+    extents: Extents,
     mapped: u64,
     inline: u64,
 }
@@ -37,21 +37,19 @@ impl FileIndex {
 
     /// All extents by offset.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Mapped)> + '_ {
-        self.extents.iter().map(|(&offset, &mapped)| (offset, mapped))
+        self.extents.iter()
     }
 
     /// Extents from the one that covers `offset` (or is the next after it) on; the first is not cut.
     pub fn from(&self, offset: u64) -> impl Iterator<Item = (u64, Mapped)> + '_ {
-        let first = self.extents.range(..=offset).next_back();
-        let start = first
-            .filter(|(at, e)| *at + e.len > offset)
-            .map_or(offset, |(at, _)| *at);
-        self.extents.range(start..).map(|(&offset, &mapped)| (offset, mapped))
+        let place = self.extents.find(offset);
+        let covering = self.extents.before(place).filter(|(at, e)| *at + e.len > offset);
+        covering.into_iter().chain(self.extents.iter_from(place))
     }
 
     /// The last extent.
     pub fn last(&self) -> Option<(u64, Mapped)> {
-        self.extents.last_key_value().map(|(&offset, &mapped)| (offset, mapped))
+        self.extents.last()
     }
 
     /// Maps a range; what it hides is appended to `hidden`. Extents of the same segment that continue each other are
@@ -60,86 +58,72 @@ impl FileIndex {
         let joins = |a: &Mapped, b: &Mapped| {
             !a.inline && !b.inline && a.gpa.checked_add(a.len) == Some(b.gpa) && a.gpa.0 >> shift == b.gpa.0 >> shift
         };
-        if self.replace(offset, new, joins, hidden) {
-            return;
-        }
-        self.remove(offset, new.len, hidden);
         self.count(&new, true);
-        if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back()
-            && before + extent.len == offset
-            && joins(extent, &new)
-        {
-            new = Mapped {
-                len: extent.len + new.len,
-                gpa: extent.gpa,
-                inline: false,
-            };
-            offset = before;
-        }
         let end = offset + new.len;
-        if let Some(after) = self.extents.get(&end).copied().filter(|after| joins(&new, after)) {
-            self.extents.remove(&end);
+        let mut place = self.extents.find(offset);
+        let exact = self
+            .extents
+            .at(place)
+            .filter(|(at, old)| *at == offset && old.len == new.len);
+        if exact.is_none() {
+            self.remove(offset, new.len, hidden);
+            place = self.extents.find(offset);
+        }
+        let before = self
+            .extents
+            .before(place)
+            .filter(|(at, e)| at + e.len == offset && joins(e, &new));
+        let after = match exact {
+            Some(_) => self.extents.after(place),
+            None => self.extents.at(place),
+        };
+        let after = after.filter(|(at, e)| *at == end && joins(&new, e));
+        if let Some((_, old)) = exact {
+            self.count(&old, false);
+            hidden.push(old);
+            if before.is_none() && after.is_none() {
+                // an overwrite of what was written in one piece
+                self.extents.set(place, new);
+                return;
+            }
+            self.extents.take(offset);
+        }
+        if let Some((at, after)) = after {
+            self.extents.take(at);
             new.len += after.len;
         }
+        if let Some((at, extent)) = before {
+            self.extents.take(at);
+            (offset, new.len, new.gpa) = (at, extent.len + new.len, extent.gpa);
+        }
         self.extents.insert(offset, new);
-    }
-
-    /// Maps a range that one extent covers exactly, where it joins no neighbour: an overwrite of what was written in one
-    /// piece. The tree stays as it is. False when that is not so, and nothing was done.
-    fn replace(
-        &mut self,
-        offset: u64,
-        new: Mapped,
-        joins: impl Fn(&Mapped, &Mapped) -> bool,
-        hidden: &mut Vec<Mapped>,
-    ) -> bool {
-        if self.extents.get(&offset).is_none_or(|old| old.len != new.len) {
-            return false;
-        }
-        let before = self.extents.range(..offset).next_back();
-        if before.is_some_and(|(at, extent)| at + extent.len == offset && joins(extent, &new)) {
-            return false;
-        }
-        if self
-            .extents
-            .get(&(offset + new.len))
-            .is_some_and(|after| joins(&new, after))
-        {
-            return false;
-        }
-        let old = std::mem::replace(self.extents.get_mut(&offset).expect("looked at above"), new);
-        self.count(&old, false);
-        self.count(&new, true);
-        hidden.push(old);
-        true
     }
 
     /// Unmaps a range; what was mapped there is appended to `hidden`.
     pub fn remove(&mut self, offset: u64, len: u64, hidden: &mut Vec<Mapped>) {
         let end = offset.saturating_add(len);
-        if let Some((&before, extent)) = self.extents.range_mut(..offset).next_back() {
-            let extent_end = before + extent.len;
-            if extent_end > offset {
-                let old = *extent;
-                extent.len = offset - before;
-                let cut = part(&old, offset - before, extent_end.min(end) - offset);
-                if extent_end > end {
-                    let rest = part(&old, end - before, extent_end - end);
-                    self.extents.insert(end, rest);
-                }
-                self.count(&cut, false);
-                hidden.push(cut);
-            }
-        }
-        while let Some((&at, &extent)) = self.extents.range(offset..end).next() {
-            self.extents.remove(&at);
-            let extent_end = at + extent.len;
-            let cut = part(&extent, 0, extent_end.min(end) - at);
-            if extent_end > end {
-                self.extents.insert(end, part(&extent, end - at, extent_end - end));
-            }
+        let mut place = self.extents.find(offset);
+        if let Some((at, old)) = self.extents.before(place).filter(|(at, e)| at + e.len > offset) {
+            let old_end = at + old.len;
+            let cut = part(&old, offset - at, old_end.min(end) - offset);
+            self.extents.set_before(place, part(&old, 0, offset - at));
             self.count(&cut, false);
             hidden.push(cut);
+            if old_end > end {
+                self.extents.insert(end, part(&old, end - at, old_end - end));
+                return;
+            }
+        }
+        let first = hidden.len();
+        place = self.extents.take_until(place, end, |extent| hidden.push(extent));
+        if let Some((at, extent)) = self.extents.at(place).filter(|(at, _)| *at < end) {
+            self.extents.take(at);
+            self.extents
+                .insert(end, part(&extent, end - at, extent.len - (end - at)));
+            hidden.push(part(&extent, 0, end - at));
+        }
+        for extent in &hidden[first..] {
+            self.count(extent, false);
         }
     }
 
@@ -154,9 +138,8 @@ impl FileIndex {
     /// The same extents, inline ones at new places (after garbage collection), in order of offset.
     pub fn move_inline(&mut self, places: impl IntoIterator<Item = Gpa>) {
         let mut places = places.into_iter();
-        for extent in self.extents.values_mut().filter(|e| e.inline) {
-            extent.gpa = places.next().expect("one place for each inline extent");
-        }
+        self.extents
+            .each_inline(|gpa| *gpa = places.next().expect("one place for each inline extent"));
     }
 }
 

@@ -14,6 +14,7 @@ mod change;
 mod check;
 mod directory;
 mod error;
+mod extents;
 mod file_index;
 mod flipped_bit;
 mod gc;
