@@ -10,7 +10,7 @@ use polvo_proto::{
 };
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,8 @@ pub struct Links {
     hasty: Cell<bool>,
     next_request: Cell<u64>,
     next_serial: Cell<u64>,
-    peers: RefCell<HashMap<NodeId, Rc<Peer>>>,
+    /// In order, so that a simulated run repeats.
+    peers: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
     segments: RefCell<HashMap<RegionId, CachedSegments>>,
     counters: Arc<LinkCounters>,
 }
@@ -477,7 +478,7 @@ impl Links {
 
     /// Closes all links of this thread; the session goes on.
     pub fn close(&self) {
-        for (_, peer) in self.peers.borrow_mut().drain() {
+        for peer in self.peers.take().into_values() {
             if let Some(link) = peer.link.borrow_mut().take() {
                 link.rpc.queue_pair().close();
             }
