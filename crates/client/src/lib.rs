@@ -38,6 +38,5 @@ pub use client::{Client, ClientConfig, Counters};
 pub use local::LocalClient;
 pub use locks::LockAnswer;
 pub use open::OpenFile;
-pub use polvo_fabric::Buffer;
 pub use read::Whence;
-pub use transfers::{Thresholds, Transfers};
+pub use transfers::{Buffer, Thresholds, Transfers};

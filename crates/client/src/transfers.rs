@@ -9,13 +9,15 @@
 //! Server-directed transfers are those of Carns et al. (2.1, 2.3); Octopus (3.2.2) calls them server-active. A caller's plain
 //! bytes are not registered: only memory that shared mappings can reach is, which is what a [`Buffer`] is made of.
 
+use crate::client::Client;
 use crate::holds::Held;
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::write::{At, SESSION_TRIES};
 use polvo_cluster::Link;
-use polvo_fabric::{Access, Buffer, Memory, MemoryRegions, RemoteKey};
+use polvo_fabric as fabric;
+use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::RegionId;
 use polvo_proto::{Answer, EAGER_MAX, EAGER_READ_MAX, FsError, Reply, Request, TRANSFER_MAX, Window};
 use std::borrow::Cow;
@@ -40,8 +42,16 @@ pub enum Transfers {
 
 /// Which way a server-directed transfer takes, by its size in bytes.
 ///
-/// Measured by the experiment `carns-fig5` of `polvo-bench`; where two ways cost the same the one with fewer round trips is
-/// taken.
+/// Measured by the experiment `carns-fig5` of `polvo-bench` (two CPUs that had other work too; microseconds):
+///
+/// | read | eager | pooled | | write over shm | pooled | zero-copy |
+/// |---|---|---|---|---|---|---|
+/// | 16 KiB over shm | 33.0 | 38.1 | | 4 KiB | 24.4 | 25.7 |
+/// | 32 KiB over shm | 40.2 | 39.6 | | 8 KiB | 25.4 | 27.0 |
+/// | 16 KiB over tcp | 71.8 | 83.2 | | 16 KiB | 28.6 | 27.6 |
+/// | 32 KiB over tcp | 95.2 | 101.9 | | | | |
+///
+/// Eager writes are as large as a request may carry: the node's fetching costs a round trip more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Thresholds {
     /// Writes up to here travel in the request (at most [`EAGER_MAX`]).
@@ -57,7 +67,7 @@ impl Default for Thresholds {
         Thresholds {
             eager_write: EAGER_MAX,
             eager_read: 16 << 10,
-            pooled: 16 << 10,
+            pooled: 8 << 10,
         }
     }
 }
@@ -66,11 +76,7 @@ impl Default for Thresholds {
 #[derive(Clone, Copy)]
 pub(crate) enum Source<'a> {
     Bytes(&'a [u8]),
-    Buffer {
-        buffer: &'a Arc<Buffer>,
-        at: usize,
-        len: usize,
-    },
+    Buffer { buffer: &'a Buffer, at: usize, len: usize },
 }
 
 impl<'a> Source<'a> {
@@ -100,23 +106,87 @@ impl<'a> Source<'a> {
             Source::Bytes(bytes) => Cow::Borrowed(bytes),
             Source::Buffer { buffer, at, len } => {
                 let mut bytes = Vec::new();
-                buffer.append_to(at, len, &mut bytes);
+                buffer.0.buffer.append_to(at, len, &mut bytes);
                 Cow::Owned(bytes)
             }
         }
     }
 }
 
+/// Memory of a caller's that nodes can reach while it takes part in a transfer; made by [`Client::buffer`]. Access is by copy.
+///
+/// It is registered for the client's nodes as long as it lives, without rights, so that one on the same host maps it once; a
+/// key that opens part of it is made for each transfer.
+pub struct Buffer(Registered);
+
+impl Buffer {
+    /// Copies out; panics if out of range.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        self.0.buffer.read(offset, into);
+    }
+
+    /// Copies in; panics if out of range.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        self.0.buffer.write(offset, bytes);
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.0.buffer.len()
+    }
+
+    /// True for a buffer of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A key to part of it.
+    fn opened(&self, at: usize, len: usize, access: Access) -> Registered {
+        Registered::new(&self.0.regions, &self.0.buffer, at, len, access)
+    }
+}
+
+impl Client {
+    /// Memory for [`LocalClient::read_into`] and [`LocalClient::write_from`], zeroed.
+    ///
+    /// # Errors
+    /// [`FsError::Io`] when the operating system has no memory or descriptor left.
+    pub fn buffer(&self, len: usize) -> Result<Buffer, FsError> {
+        let nothing = Access {
+            read: false,
+            ..Access::READ
+        };
+        self.register(len, nothing).map(Buffer)
+    }
+
+    fn register(&self, len: usize, access: Access) -> Result<Registered, FsError> {
+        let buffer = fabric::Buffer::try_new(len).map_err(|e| FsError::Io(format!("no buffer: {e}")))?;
+        Ok(Registered::new(
+            self.context.memory(),
+            &Arc::new(buffer),
+            0,
+            len,
+            access,
+        ))
+    }
+}
+
 /// A buffer that nodes can reach, as long as this lives.
 struct Registered {
-    buffer: Arc<Buffer>,
+    buffer: Arc<fabric::Buffer>,
     regions: Arc<MemoryRegions>,
     key: RemoteKey,
 }
 
 impl Registered {
     /// Makes part of a buffer reachable.
-    fn new(regions: &Arc<MemoryRegions>, buffer: &Arc<Buffer>, at: usize, len: usize, access: Access) -> Registered {
+    fn new(
+        regions: &Arc<MemoryRegions>,
+        buffer: &Arc<fabric::Buffer>,
+        at: usize,
+        len: usize,
+        access: Access,
+    ) -> Registered {
         Registered {
             key: regions.register(Memory::Buffer(buffer.clone()), at as u64, len as u64, access),
             buffer: buffer.clone(),
@@ -183,13 +253,11 @@ impl LocalClient {
         let registered = match free {
             Some(registered) => registered,
             None => {
-                let buffer = Buffer::try_new(POOLED_BYTES).map_err(|e| FsError::Io(format!("no buffer: {e}")))?;
                 let access = Access {
                     atomic: false,
                     ..Access::ALL
                 };
-                let regions = self.client.context.memory();
-                Registered::new(regions, &Arc::new(buffer), 0, POOLED_BYTES, access)
+                self.client.register(POOLED_BYTES, access)?
             }
         };
         Ok(Lent {
@@ -208,7 +276,7 @@ impl LocalClient {
         &self,
         file: &OpenFile,
         offset: u64,
-        into: &Arc<Buffer>,
+        into: &Buffer,
         at: usize,
         len: usize,
     ) -> Result<usize, FsError> {
@@ -242,14 +310,13 @@ impl LocalClient {
         &self,
         held: &Held,
         offset: u64,
-        into: &Arc<Buffer>,
+        into: &Buffer,
         at: usize,
         len: usize,
         sizes: Thresholds,
     ) -> Result<(usize, bool), FsError> {
         if len > sizes.pooled {
-            let regions = self.client.context.memory();
-            let registered = Registered::new(regions, into, at, len, Access::WRITE);
+            let registered = into.opened(at, len, Access::WRITE);
             let answer = self.ask_to_read(held, offset, len, Some(registered.window())).await;
             return read_of(answer, len).map(|(read, more, _)| (read, more));
         }
@@ -257,7 +324,7 @@ impl LocalClient {
         let window = Some(lent.registered.window());
         let answer = self.ask_to_read(held, offset, len, window).await;
         if let Ok((read, ..)) = read_of(answer.clone(), len) {
-            into.copy_from(at, &lent.registered.buffer, 0, read);
+            into.0.buffer.copy_from(at, &lent.registered.buffer, 0, read);
         }
         lent.over(&answer);
         read_of(answer, len).map(|(read, more, _)| (read, more))
@@ -309,7 +376,7 @@ impl LocalClient {
         &self,
         file: &OpenFile,
         offset: u64,
-        from: &Arc<Buffer>,
+        from: &Buffer,
         at: usize,
         len: usize,
     ) -> Result<usize, FsError> {
@@ -341,7 +408,7 @@ impl LocalClient {
             };
             let answer = match bytes {
                 Source::Buffer { buffer, at, len } if len > sizes.pooled => {
-                    let registered = Registered::new(self.client.context.memory(), buffer, at, len, Access::READ);
+                    let registered = buffer.opened(at, len, Access::READ);
                     self.call(region, request(registered.window())).await
                 }
                 bytes => {
@@ -349,7 +416,7 @@ impl LocalClient {
                     let pooled = &lent.registered.buffer;
                     match bytes {
                         Source::Bytes(bytes) => pooled.write(0, bytes),
-                        Source::Buffer { buffer, at, len } => pooled.copy_from(0, buffer, at, len),
+                        Source::Buffer { buffer, at, len } => pooled.copy_from(0, &buffer.0.buffer, at, len),
                     }
                     let answer = self.call(region, request(lent.registered.window())).await;
                     lent.over(&answer);

@@ -2,7 +2,7 @@
 
 mod common;
 use common::{ROOT, file, inode, pattern};
-use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Transfers};
+use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Thresholds, Transfers};
 use polvo_cluster::{Timeouts, host_identity, initial_map};
 use polvo_fabric::{Address, Identity, Role};
 use polvo_format::NodeId;
@@ -98,6 +98,10 @@ impl Cluster {
     }
 
     fn client(&self, name: &str) -> Arc<Client> {
+        self.client_by(name, Transfers::default())
+    }
+
+    fn client_by(&self, name: &str, transfers: Transfers) -> Arc<Client> {
         let config = ClientConfig {
             addresses: self.addresses.clone(),
             identity: identity(Role::Client),
@@ -105,7 +109,7 @@ impl Cluster {
             provider: None,
             timeouts: Timeouts::default(),
             cred: Cred::Kernel,
-            transfers: Transfers::default(),
+            transfers,
         };
         let client = Client::connect_blocking(config).expect("connect");
         client.start_maintenance();
@@ -129,6 +133,15 @@ async fn work(client: &LocalClient, shared: &OpenFile, thread: u64) {
         let mut back = vec![0; bytes.len()];
         assert_eq!(client.read(&own, n * 1000, &mut back).await, Ok(bytes.len()));
         assert!(back == bytes);
+        let buffer = client.client().buffer(bytes.len()).expect("memory");
+        let read = client.read_into(&own, n * 1000, &buffer, 0, bytes.len()).await;
+        assert_eq!(read, Ok(bytes.len()));
+        buffer.read(0, &mut back);
+        assert!(back == bytes);
+        let written = client.write_from(&own, n * 1000 + 7, &buffer, 0, bytes.len()).await;
+        assert_eq!(written, Ok(bytes.len()));
+        assert_eq!(client.read(&own, n * 1000 + 7, &mut back).await, Ok(bytes.len()));
+        assert!(back == bytes);
         let mut record = vec![thread as u8; 100 + n as usize];
         record[..8].copy_from_slice(&(100 + n).to_le_bytes());
         client.append(shared, &record).await.expect("append");
@@ -141,22 +154,24 @@ async fn work(client: &LocalClient, shared: &OpenFile, thread: u64) {
     client.unlink(ROOT, name.as_bytes()).await.expect("unlink");
 }
 
-/// Threads of one client outside, and of one inside a node, all at the same time.
+/// Threads of two clients outside, one of which has the nodes move its data, and of one inside a node, all at the same time.
 fn many_threads(provider: &str) {
     let dir = tempfile::tempdir().expect("directory");
     let cluster = Cluster::start(dir.path(), provider);
     let outside = cluster.client("outside");
+    let sizes = Thresholds {
+        eager_write: 100,
+        eager_read: 100,
+        pooled: 10_000,
+    };
+    let directed = cluster.client_by("directed", Transfers::Server(sizes));
     let inside = Client::internal(&cluster.nodes[1].0, "inside".into(), Cred::Kernel);
     inside.start_maintenance();
     let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
 
     let threads: Vec<_> = (0..6u64)
         .map(|thread| {
-            let client = if thread % 2 == 0 {
-                outside.clone()
-            } else {
-                inside.clone()
-            };
+            let client = [&outside, &inside, &directed][thread as usize % 3].clone();
             std::thread::spawn(move || {
                 let shared = client.run(|c| async move { c.open(inode(&made)).await.expect("open") });
                 client.run(|c| async move { work(&c, &shared, thread).await });
@@ -166,7 +181,7 @@ fn many_threads(provider: &str) {
     for thread in threads {
         thread.join().expect("no panic");
     }
-    for client in [&outside, &inside] {
+    for client in [&outside, &inside, &directed] {
         let all = client.run(|c| async move {
             let shared = c.open(inode(&made)).await.expect("open");
             common::content(&c, &shared).await
@@ -184,6 +199,7 @@ fn many_threads(provider: &str) {
     }
     assert!(outside.counters().rpcs > 0);
     outside.shutdown();
+    directed.shutdown();
     inside.shutdown();
     let probe = cluster.client("probe");
     for (node, _) in &cluster.nodes {

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use polvo_client::{Buffer, LocalClient, OpenFile, Thresholds, Transfers};
+use polvo_client::{LocalClient, OpenFile, Thresholds, Transfers};
 use polvo_node::OneSided;
 use polvo_node::sim::ClusterOptions;
 use polvo_proto::{EAGER_MAX, FsError};
@@ -41,7 +41,7 @@ async fn again(client: &LocalClient, name: &str) -> Arc<OpenFile> {
 async fn read(client: &LocalClient, file: &OpenFile, at: u64, len: usize, registered: bool) -> Vec<u8> {
     let mut bytes = vec![0xee; len];
     let read = if registered {
-        let buffer = Buffer::new(len + 16);
+        let buffer = client.client().buffer(len + 16).unwrap();
         let read = client.read_into(file, at, &buffer, 8, len).await.unwrap();
         buffer.read(8, &mut bytes);
         read
@@ -54,7 +54,7 @@ async fn read(client: &LocalClient, file: &OpenFile, at: u64, len: usize, regist
 
 async fn write(client: &LocalClient, file: &OpenFile, at: u64, bytes: &[u8], registered: bool) {
     let written = if registered {
-        let buffer = Buffer::new(bytes.len() + 3);
+        let buffer = client.client().buffer(bytes.len() + 3).unwrap();
         buffer.write(3, bytes);
         client.write_from(file, at, &buffer, 3, bytes.len()).await
     } else {

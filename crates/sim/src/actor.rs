@@ -8,7 +8,7 @@ use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
 use crate::pattern::{self, Tag};
 use crate::plan::{Fault, Plan};
 use crate::plant::{Instead, Planted};
-use polvo_client::{Buffer, LocalClient, OpenFile};
+use polvo_client::{LocalClient, OpenFile};
 use polvo_format::{FileKind, Generation, Ino};
 use polvo_proto::{EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XattrMode};
 use std::cell::{Cell, RefCell};
@@ -416,7 +416,7 @@ impl Actor {
                 let mut bytes = vec![0xee; *len as usize];
                 // some by registered memory; which, the operation says
                 let read = if offset % 4 == 1 {
-                    let buffer = Buffer::new(bytes.len());
+                    let buffer = client.client().buffer(bytes.len())?;
                     let read = client.read_into(&file, *offset, &buffer, 0, bytes.len()).await?;
                     buffer.read(0, &mut bytes);
                     read
@@ -435,7 +435,7 @@ impl Actor {
                 let file = self.find_open(*inode)?;
                 let bytes = pattern::bytes(*tag, *len);
                 let written = if tag % 4 == 1 {
-                    let buffer = Buffer::new(bytes.len());
+                    let buffer = client.client().buffer(bytes.len())?;
                     buffer.write(0, &bytes);
                     client.write_from(&file, *offset, &buffer, 0, bytes.len()).await?
                 } else {
