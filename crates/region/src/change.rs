@@ -353,7 +353,7 @@ impl Inode {
     fn file_body(&self) -> Result<&FileIndex, RegionError> {
         match &self.body {
             Body::File(index) if self.attr.kind != FileKind::Symlink => Ok(index),
-            Body::Directory(_) => Err(FsError::IsDirectory.into()),
+            Body::Directory(_) | Body::Counted(_) => Err(FsError::IsDirectory.into()),
             _ => Err(invalid("not a regular file")),
         }
     }

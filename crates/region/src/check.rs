@@ -2,6 +2,7 @@
 //! Local damage becomes findings; names and inodes are listed for the caller to join across regions.
 
 use crate::inode::Body;
+use crate::load::Names;
 use crate::region::Region;
 use crate::survey::{Slot, Survey};
 use polvo_format::{FileKind, Ino};
@@ -37,7 +38,7 @@ impl Region {
     pub fn check(&mut self, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
         self.settle();
         let mut report = CheckReport::default();
-        let mut survey = Survey::new(&self.store);
+        let mut survey = Survey::new(&self.store, Names::Kept);
         let mut about = Vec::new();
         let mut in_use = 0;
         let (cache, held) = (&mut self.cache, &self.held);

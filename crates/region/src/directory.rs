@@ -1,7 +1,7 @@
 //! The names of a directory: by name for look-ups, by cookie for listing. Cookies grow with every new entry and stay
 //! with it for life, so that a listing goes on where it stopped whatever happened in between.
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use polvo_format::{Entry, FileKind};
 use polvo_proto::InodeRef;
 use std::collections::BTreeMap;
@@ -99,6 +99,61 @@ impl Directory {
     }
 }
 
+/// The names of a directory counted, not kept: all that recovery needs to know of a large one. The log is believed where it
+/// could only contradict itself by names; that shows when the directory is first used.
+#[derive(Default)]
+pub(crate) struct Tally {
+    names: u64,
+    live_units: u64,
+    /// of the newest name: cookies of new names grow
+    newest_cookie: u64,
+    /// cookies of entries that are directories
+    subdirectories: HashSet<u64>,
+}
+
+impl Tally {
+    /// Entries.
+    pub fn len(&self) -> u64 {
+        self.names
+    }
+
+    /// Entries that are directories.
+    pub fn subdirectories(&self) -> u32 {
+        self.subdirectories.len() as u32
+    }
+
+    /// See [`Directory::live_units`].
+    pub fn live_units(&self) -> u64 {
+        self.live_units
+    }
+
+    /// See [`Directory::add`].
+    pub fn add(&mut self, name: &[u8], new: Dentry) -> Result<(), &'static str> {
+        if new.cookie == 0 || new.cookie == u64::MAX {
+            return Err("cookie out of range");
+        }
+        if new.cookie > self.newest_cookie {
+            self.newest_cookie = new.cookie;
+            self.names += 1;
+            self.live_units += units(name);
+        }
+        match new.kind {
+            FileKind::Directory => self.subdirectories.insert(new.cookie),
+            _ => self.subdirectories.remove(&new.cookie),
+        };
+        Ok(())
+    }
+
+    /// See [`Directory::remove`].
+    pub fn remove(&mut self, name: &[u8], cookie: u64) -> Result<(), &'static str> {
+        let gone = || "removed name is not there";
+        self.names = self.names.checked_sub(1).ok_or_else(gone)?;
+        self.live_units = self.live_units.checked_sub(units(name)).ok_or_else(gone)?;
+        self.subdirectories.remove(&cookie);
+        Ok(())
+    }
+}
+
 fn units(name: &[u8]) -> u64 {
     dentry_entry(name, Dentry::NOWHERE, 0).units()
 }
@@ -155,6 +210,53 @@ mod tests {
         assert_eq!(d.after(0).map(|(n, _)| n.len()).collect::<Vec<_>>(), [1, 255]);
         assert_eq!(d.after(2).count(), 1);
         assert_eq!(d.next_cookie(), 4);
+    }
+
+    /// A life of renames (which keep a name's cookie), removals and checkpoints comes to the same.
+    #[test]
+    fn a_tally_counts_what_a_directory_holds() {
+        let mut state = 1u64;
+        let mut dice = |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (mut directory, mut tally) = (Directory::default(), Tally::default());
+        directory.set_next_cookie(1);
+        for round in 0..5_000 {
+            let name = vec![b'n'; 1 + dice(200) as usize];
+            let kind = [FileKind::File, FileKind::Directory][dice(2) as usize];
+            let known = directory.get(&name);
+            match known {
+                Some(old) if dice(3) == 0 => {
+                    directory.remove(&name, old.cookie).unwrap();
+                    tally.remove(&name, old.cookie).unwrap();
+                }
+                known => {
+                    let cookie = known.map_or(directory.next_cookie(), |old| old.cookie);
+                    let new = dentry(cookie, round, kind);
+                    directory.add(&name, new).unwrap();
+                    tally.add(&name, new).unwrap();
+                }
+            }
+            if dice(500) == 0 {
+                // a compact log: live names in order of their cookies
+                tally = Tally::default();
+                directory
+                    .after(0)
+                    .for_each(|(name, dentry)| tally.add(name, dentry).unwrap());
+            }
+            assert_eq!(
+                (tally.len(), tally.subdirectories(), tally.live_units()),
+                (
+                    directory.len() as u64,
+                    directory.subdirectories(),
+                    directory.live_units()
+                )
+            );
+        }
+        assert!(Tally::default().remove(b"x", 1).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! An inode as kept in DRAM: what its log says, taken together. Everything here can be rebuilt from the media at any
 //! time; log entries are applied by the same code whether they are read back or just made.
 
-use crate::directory::{Dentry, Directory};
+use crate::directory::{Dentry, Directory, Tally};
 use crate::file_index::{FileIndex, Mapped};
 use polvo_format::{
     Attr, Entry, FileKind, Gpa, INODE_SIZE, Ino, InodeHead, LogEntries, Record, RegionId, RegionOffset, Tail, UnitPlace,
@@ -14,6 +14,8 @@ pub(crate) enum Body {
     /// file, object, symbolic link (its target is its content)
     File(FileIndex),
     Directory(Directory),
+    /// directory of which recovery keeps no names; never in the cache
+    Counted(Tally),
     /// pipe, socket, device
     Special,
 }
@@ -114,6 +116,7 @@ impl Inode {
         let body = match &self.body {
             Body::File(index) => index.live_units(),
             Body::Directory(directory) => directory.live_units(),
+            Body::Counted(tally) => tally.live_units(),
             Body::Special => 0,
         };
         1 + body + self.xattr_units
@@ -129,7 +132,7 @@ impl Inode {
         let body = match &self.body {
             Body::File(index) => index.len(),
             Body::Directory(directory) => directory.len() * 2,
-            Body::Special => 0,
+            Body::Counted(_) | Body::Special => 0,
         };
         4 + body + self.xattr_units as usize + self.pages.len() / 12
     }
@@ -216,9 +219,18 @@ impl Inode {
                     ino: target,
                     generation,
                 };
-                self.directory()?.add(name, Dentry { cookie, target, kind })?;
+                let new = Dentry { cookie, target, kind };
+                match &mut self.body {
+                    Body::Directory(directory) => directory.add(name, new)?,
+                    Body::Counted(tally) => tally.add(name, new)?,
+                    _ => return Err(NO_DIRECTORY),
+                }
             }
-            Entry::DentryDel { name, cookie, .. } => self.directory()?.remove(name, cookie)?,
+            Entry::DentryDel { name, cookie, .. } => match &mut self.body {
+                Body::Directory(directory) => directory.remove(name, cookie)?,
+                Body::Counted(tally) => tally.remove(name, cookie)?,
+                _ => return Err(NO_DIRECTORY),
+            },
             Entry::Links { .. } => self.linkable = false,
             Entry::Placement { placement: byte, .. } => self.placement = placement(byte)?,
         }
@@ -244,29 +256,30 @@ impl Inode {
         }
     }
 
-    fn directory(&mut self) -> Result<&mut Directory, &'static str> {
-        match &mut self.body {
-            Body::Directory(directory) => Ok(directory),
-            _ => Err("name in something that is no directory"),
-        }
-    }
-
     /// Attributes that follow from the body.
     pub fn derive(&mut self) {
-        let bytes = match &self.body {
-            Body::File(index) => index.mapped(),
-            Body::Directory(directory) => {
-                if self.attr.nlink != 0 {
-                    self.attr.nlink = 2 + directory.subdirectories();
-                }
-                self.attr.size = directory.len() as u64 * 64;
-                self.attr.size
+        let (names, subdirectories) = match &self.body {
+            Body::File(index) => {
+                self.attr.blocks = index.mapped().div_ceil(512);
+                return;
             }
-            Body::Special => 0,
+            Body::Directory(directory) => (directory.len() as u64, directory.subdirectories()),
+            Body::Counted(tally) => (tally.len(), tally.subdirectories()),
+            Body::Special => {
+                self.attr.blocks = 0;
+                return;
+            }
         };
+        if self.attr.nlink != 0 {
+            self.attr.nlink = 2 + subdirectories;
+        }
+        self.attr.size = names * 64;
+        let bytes = self.attr.size;
         self.attr.blocks = bytes.div_ceil(512);
     }
 }
+
+const NO_DIRECTORY: &str = "name in something that is no directory";
 
 /// Region offset of a log position's unit.
 pub(crate) fn unit_offset(slot: u64, pages: &[u64], position: u64) -> u64 {

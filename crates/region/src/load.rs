@@ -2,15 +2,29 @@
 //! checked: every page says whose it is and which, so a chain of pages cannot loop or stray into another log.
 
 use crate::RegionError;
+use crate::directory::Tally;
 use crate::inode::{Body, Inode};
 use crate::store::{Store, UNIT};
 use polvo_format::{
-    INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail, UnitPlace,
+    FileKind, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail,
+    UnitPlace,
 };
 use polvo_proto::{FsError, SegmentClass};
 
 /// Slots read at a time.
 const SLOTS_AT_ONCE: usize = 256;
+
+/// Longest log of a directory, in pages, whose names are kept even where counting them would do.
+const COUNTED_PAGES_MIN: u64 = 16;
+
+/// What becomes of the names of directories.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// kept
+    Kept,
+    /// counted where there are many, so that reading them all takes no memory
+    Counted,
+}
 
 /// How much of a log must be readable.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,7 +67,7 @@ impl Store {
         let ino = self.ino(slot);
         let offset = slot * INODE_SIZE as u64;
         let head = InodeHead::decode(&bytes, ino).map_err(|e| self.corrupt("inode", offset, e))?;
-        self.load_from(ino, &head, &bytes, Whole::Must, bytes_read)
+        self.load_from(ino, &head, &bytes, Whole::Must, Names::Kept, bytes_read)
     }
 
     /// As [`Self::load`], from an inode's bytes.
@@ -63,6 +77,7 @@ impl Store {
         head: &InodeHead,
         bytes: &[u8; INODE_SIZE],
         whole: Whole,
+        names: Names,
         bytes_read: &mut u64,
     ) -> Result<Inode, RegionError> {
         let kind = head.kind.ok_or(FsError::Stale)?;
@@ -73,6 +88,9 @@ impl Store {
             return Err(self.corrupt("inode", slot_offset, "log without a checkpoint"));
         }
         let needed = UnitPlace::pages(units);
+        if names == Names::Counted && needed > COUNTED_PAGES_MIN && kind == FileKind::Directory {
+            inode.body = Body::Counted(Tally::default());
+        }
         inode.pages = match self.follow_pages(ino, head, needed) {
             Err(_) if whole == Whole::AsFarAsItGoes => self.follow_pages(ino, head, 0)?,
             pages => pages?,

@@ -114,7 +114,7 @@ impl Region {
         let (store, inode) = self.inode(inode)?;
         let index = match &inode.body {
             Body::File(index) => index,
-            Body::Directory(_) => return Err(FsError::IsDirectory.into()),
+            Body::Directory(_) | Body::Counted(_) => return Err(FsError::IsDirectory.into()),
             Body::Special => return Err(FsError::Invalid("not a regular file".into()).into()),
         };
         let len = inode.attr.size.saturating_sub(offset).min(into.len() as u64);

@@ -2,13 +2,15 @@
 //! remains is one walk over all inodes and logs. A damaged inode does not stop it: it is set aside (EIO when used) and
 //! reported.
 
+use crate::inode::Body;
+use crate::load::Names;
 use crate::region::Region;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
 use polvo_format::{INODE_SIZE, LINE, RegionHeader, RegionId, TxnId, encode_attributes};
 use polvo_proto::SegmentClass;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Inodes put into the cache by recovery, so that the first requests find something there.
@@ -106,12 +108,12 @@ impl Region {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Region, Recovery), RegionError> {
         let mut region = Region::empty(store);
-        let mut survey = Survey::new(&region.store);
+        let mut survey = Survey::new(&region.store, Names::Counted);
         let mut orphans = Vec::new();
         let mut refresh = Vec::new();
         let mut garbage = BTreeSet::new();
         let mut damaged = Vec::new();
-        let mut lengths = Vec::new();
+        let mut lengths: BTreeMap<usize, usize> = BTreeMap::new();
         let Region {
             store,
             cache,
@@ -128,11 +130,12 @@ impl Region {
                     None if stale => refresh.push((inode.attr.ino, inode.head(), encode_attributes(&inode.attr))),
                     None => {}
                 }
-                lengths.push(inode.pages.len());
+                *lengths.entry(inode.pages.len()).or_default() += 1;
                 if inode.is_garbage() {
                     garbage.insert(slot);
                 }
-                if lock == 0 && *inodes <= WARM_INODES && inode.weight() < 1000 {
+                let counted = matches!(inode.body, Body::Counted(_));
+                if lock == 0 && !counted && *inodes <= WARM_INODES && inode.weight() < 1000 {
                     cache.put(inode);
                 }
             }
@@ -146,8 +149,8 @@ impl Region {
 
         region.store.space = survey.space;
         region.store.garbage = garbage;
-        for pages in lengths {
-            region.store.log_resized(0, pages);
+        for (pages, logs) in lengths {
+            (0..logs).for_each(|_| region.store.log_resized(0, pages));
         }
         region.store.damaged.extend(damaged);
         let mut mended = Vec::new();

@@ -4,7 +4,7 @@
 use crate::file_index::Mapped;
 use crate::hash::NumberMap;
 use crate::inode::{Body, Inode};
-use crate::load::Whole;
+use crate::load::{Names, Whole};
 use crate::planted::{Planted, planted};
 use crate::region::is_worn;
 use crate::space::{Space, each_page};
@@ -46,18 +46,20 @@ enum Read {
 
 /// What the walk has claimed and read so far.
 pub(crate) struct Survey {
+    names: Names,
     pub space: Space,
     pub bytes_read: u64,
     pub findings: Vec<Finding>,
 }
 
 impl Survey {
-    pub fn new(store: &Store) -> Survey {
+    pub fn new(store: &Store, names: Names) -> Survey {
         let mut space = Space::new(store.segment_shift());
         for (index, _, class) in store.segments() {
             space.add_segment(index, class);
         }
         Survey {
+            names,
             space,
             bytes_read: 0,
             findings: Vec::new(),
@@ -136,7 +138,7 @@ impl Survey {
             Read::Damaged(e, head) => {
                 // what can still be found of it stays out of others' hands
                 let whole = Whole::AsFarAsItGoes;
-                if let Ok(part) = store.load_from(ino, &head, bytes, whole, &mut self.bytes_read) {
+                if let Ok(part) = store.load_from(ino, &head, bytes, whole, self.names, &mut self.bytes_read) {
                     let _ = self.claim(store, &part);
                 }
                 Some(Slot::Damaged(e.to_string()))
@@ -167,7 +169,7 @@ impl Survey {
             };
         }
         let whole = if lock == 0 { Whole::Must } else { Whole::AsFarAsItGoes };
-        match store.load_from(ino, &head, bytes, whole, &mut self.bytes_read) {
+        match store.load_from(ino, &head, bytes, whole, self.names, &mut self.bytes_read) {
             Ok(inode) => {
                 let view = InodeView::decode(bytes, ino).ok();
                 let stale = view.is_none_or(|view| view.attr != inode.attr);

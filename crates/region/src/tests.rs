@@ -387,6 +387,30 @@ fn a_region_full_of_data_can_be_emptied_and_filled_again() {
     assert!(filled[0] > 500 && filled.iter().all(|&n| n == filled[0]), "{filled:?}");
 }
 
+/// Recovery counts the names of such a directory instead of keeping them: what follows from them comes to the same.
+#[test]
+fn a_large_directory_is_recovered_without_its_names() {
+    let mut r = region(4);
+    let kind = |n: usize| match n % 3 {
+        0 => FileKind::Directory,
+        _ => FileKind::File,
+    };
+    for n in 0..1500 {
+        make(&mut r, ROOT, format!("name{n}").as_bytes(), kind(n)).unwrap();
+    }
+    for n in (0..1500).filter(|n| n % 3 == 1) {
+        unlink(&mut r, ROOT, format!("name{n}").as_bytes()).unwrap();
+    }
+    let before = r.attr(ROOT.ino, None).unwrap();
+    assert_eq!((before.0.nlink, before.0.size), (502, 1000 * 64));
+    let (mut again, recovery) = recovered(&r);
+    assert_eq!((recovery.damaged, recovery.mended), (vec![], vec![]));
+    assert!(again.cache.known(ROOT.ino.slot()).is_none(), "loaded when it is used");
+    assert_eq!(again.attr(ROOT.ino, None).unwrap(), before);
+    assert_eq!(again.read_dir(ROOT, 0, 2000).unwrap().len(), 1000);
+    assert_eq!(findings(&mut again), [""; 0]);
+}
+
 #[test]
 fn a_region_can_be_handed_from_thread_to_thread() {
     fn send<T: Send>() {}
