@@ -238,6 +238,11 @@ impl BenchNode {
 
     /// An external client over `tcp` or `shm`.
     pub fn external(&self, provider: &str) -> Result<Arc<Client>, BenchError> {
+        self.external_by(provider, Transfers::default())
+    }
+
+    /// An external client whose data is moved so.
+    pub fn external_by(&self, provider: &str, transfers: Transfers) -> Result<Arc<Client>, BenchError> {
         let address = self
             .addresses
             .iter()
@@ -251,7 +256,7 @@ impl BenchNode {
             provider: Some(provider.into()),
             timeouts: self.timeouts,
             cred: Cred::Kernel,
-            transfers: Transfers::default(),
+            transfers,
         };
         Ok(OnThread::new()?.run(Client::connect(config))?)
     }

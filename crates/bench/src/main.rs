@@ -8,6 +8,7 @@
 
 mod baseline;
 mod cluster;
+mod crowd;
 mod echo;
 mod experiments;
 mod limits;

@@ -89,7 +89,7 @@ impl Region {
         let (store, inode) = self.inode(inode)?;
         let index = match &inode.body {
             Body::File(index) => index,
-            Body::Directory(_) => return Err(FsError::IsDirectory.into()),
+            Body::Directory(_) | Body::Counted(_) => return Err(FsError::IsDirectory.into()),
             Body::Special => return Err(FsError::Invalid("not a regular file".into()).into()),
         };
         let end = offset.saturating_add(len).min(inode.attr.size).max(offset);

@@ -1,6 +1,7 @@
 //! The experiments: each says what it measures and puts what it finds into the report.
 
 pub mod baselines;
+pub mod carns;
 pub mod compare;
 pub mod flat;
 pub mod library;
@@ -8,8 +9,10 @@ pub mod log_garbage;
 pub mod memory;
 pub mod mount;
 pub mod network;
+pub mod octopus_fig12;
 pub mod octopus_fig13;
 pub mod octopus_fig15;
+pub mod octopus_fig7;
 pub mod orion_fig4_10;
 pub mod orion_fig4_7;
 

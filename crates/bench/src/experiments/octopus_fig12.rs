@@ -1,0 +1,144 @@
+//! Octopus, Fig. 9 and Fig. 12: throughput of data operations over their size, client-active and server-active.
+
+use crate::BenchError;
+use crate::cluster::{BenchNode, pool_len};
+use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
+use crate::report::Target::{AtLeast, AtMost};
+use crate::report::plot::{Axis, Plot, Series};
+use crate::report::{Findings, Unit};
+use crate::samples::Samples;
+use crate::suite::{Context, Experiment};
+use polvo_client::{Thresholds, Transfers};
+
+/// Fig. 9.
+pub const THROUGHPUT: Experiment = Experiment {
+    name: "octopus-fig9",
+    title: "Data operations a second, many clients (Octopus, Fig. 9)",
+    about: "Reads and writes of eight clients at one node, over their size. The clients take turns on one thread, each with a \
+            connection and a file of its own; each has one operation under way. Client-active: reads are one-sided, writes \
+            above the eager limit are a one-sided write and a commit. Every write is durable.",
+    run: |context, found| run(context, found, "octopus-fig9", &[8], false),
+};
+
+/// Fig. 12.
+pub const COMPARED: Experiment = Experiment {
+    name: "octopus-fig12",
+    title: "Client-active against server-active data operations (Octopus, Fig. 12)",
+    about: "The same reads and writes, moved by the client (one-sided operations; the node's reactor takes part in none over \
+            shm, and over tcp only as the network card that it stands for) or by the node (asked by an RPC; small ones in the \
+            message, larger ones by one-sided operations of the node). By one client and by eight, which take turns on one \
+            thread. Beside the throughput: the time of a processor that the node's thread used for an operation.\n\n\
+            Copies of the data: client-active 1; server-active 6 where it travels in the message, else 2 (through a \
+            pre-registered buffer).",
+    run: |context, found| run(context, found, "octopus-fig12", &[1, 8], true),
+};
+
+const SIZES: [usize; 8] = [64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Up to here client-active transfers have to be ahead with eight clients (Octopus, 4.3.2).
+const AHEAD_TO: usize = 16 << 10;
+/// A file of each client.
+const FILE: u64 = 8 << 20;
+/// What the reactor may use for a one-sided read over shm: its own ticks, spread over the reads.
+const IDLE_NS: f64 = 100.0;
+
+fn run(
+    context: &Context<'_>,
+    found: &mut Findings<'_>,
+    name: &str,
+    crowds: &[usize],
+    compared: bool,
+) -> Result<(), BenchError> {
+    let len = pool_len(8 * FILE);
+    let node = BenchNode::start(context.scratch, len)?;
+    touch(&node, len)?;
+    for provider in ["shm", "tcp"] {
+        for clients in crowds {
+            of_crowd(context, found, name, &node, provider, *clients, compared)?;
+        }
+    }
+    node.stop()
+}
+
+fn of_crowd(
+    context: &Context<'_>,
+    found: &mut Findings<'_>,
+    name: &str,
+    node: &BenchNode,
+    provider: &str,
+    clients: usize,
+    compared: bool,
+) -> Result<(), BenchError> {
+    let effort = context.effort;
+    let active = Crowd::new(node, provider, clients, Transfers::Client, FILE)?;
+    let directed = match compared {
+        true => Some(Crowd::new(
+            node,
+            provider,
+            clients,
+            Transfers::Server(Thresholds::default()),
+            FILE,
+        )?),
+        false => None,
+    };
+    let mut series = Vec::new();
+    for access in Access::BOTH {
+        let (mut of_active, mut of_directed) = (Vec::new(), Vec::new());
+        for size in SIZES {
+            let ops = ops_of(size, effort.ops / 4, effort.file_len / 4);
+            let (mut rates, mut servers) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+            for _ in 0..effort.rounds {
+                for (way, crowd) in [Some(&active), directed.as_ref()].into_iter().enumerate() {
+                    if let Some(crowd) = crowd {
+                        let taken = crowd.run(access, Bytes::Own, size, ops)?;
+                        rates[way].push(taken.rate());
+                        servers[way].push(taken.server_ns());
+                    }
+                }
+            }
+            let what = format!("{provider} {} {}, {clients} clients", access.name(), shown(size));
+            let [rates_active, rates_directed] = rates;
+            let [server_active, server_directed] = servers;
+            let rate = Samples::new(rates_active);
+            of_active.push((size as f64, rate.median()));
+            if rates_directed.is_empty() {
+                found.figure(&what, Unit::PerS, &rate);
+                continue;
+            }
+            let base = Samples::new(rates_directed);
+            of_directed.push((size as f64, base.median()));
+            found.figure(&format!("{what}, server-active"), Unit::PerS, &base);
+            let target = (clients > 1 && size <= AHEAD_TO).then_some(AtLeast(1.0));
+            found.against(
+                &format!("{what}, client-active"),
+                Unit::PerS,
+                &rate,
+                &format!("{what}, server-active"),
+                target,
+            );
+            let (active_ns, directed_ns) = (Samples::new(server_active), Samples::new(server_directed));
+            found.figure(&format!("{what}, server-active: node's CPU"), Unit::Ns, &directed_ns);
+            let cpu = format!("{what}, client-active: node's CPU");
+            match (provider, access) {
+                ("shm", Access::Read) => found.bounded(&cpu, Unit::Ns, &active_ns, AtMost(IDLE_NS)),
+                _ => found.figure(&cpu, Unit::Ns, &active_ns),
+            }
+        }
+        for (way, points) in [("client-active", of_active), ("server-active", of_directed)] {
+            if !points.is_empty() {
+                series.push(Series {
+                    name: format!("{} {way}", access.name()),
+                    points,
+                });
+            }
+        }
+    }
+    found.plot(Plot::Lines {
+        name: format!("{name}-{provider}-{clients}"),
+        title: format!("Operations a second of {clients} clients over {provider}"),
+        x: Axis::log("bytes"),
+        y: Axis::log("operations a second"),
+        series,
+    });
+    active.stop()?;
+    directed.map_or(Ok(()), Crowd::stop)
+}
