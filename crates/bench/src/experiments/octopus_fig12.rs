@@ -28,7 +28,8 @@ pub const COMPARED: Experiment = Experiment {
     about: "The same reads and writes, moved by the client (one-sided operations; the node's reactor takes part in none over \
             shm, and over tcp only as the network card that it stands for) or by the node (asked by an RPC; small ones in the \
             message, larger ones by one-sided operations of the node). By one client and by eight, which take turns on one \
-            thread. Writes up to 4 KiB travel in the request either way. Beside the throughput: the time of a processor that the node's thread used for an operation.\n\n\
+            thread. Writes up to 4 KiB travel in the request either way. Beside the throughput: the time of a processor that the \
+            node's thread used for an operation.\n\n\
             Copies of the data: client-active 1; server-active 6 where it travels in the message, else 2 (through a \
             pre-registered buffer).",
     run: |context, found| run(context, found, "octopus-fig12", &[1, 8], true),
