@@ -3,7 +3,7 @@
 
 use crate::BenchError;
 use crate::cluster::{BenchNode, new_file, root};
-use crate::echo::OnThread;
+use crate::on_thread::OnThread;
 use crate::samples::{Samples, Timed};
 use crate::suite::Context;
 use polvo_client::{Buffer, Client, LocalClient, OpenFile, Transfers};
