@@ -19,8 +19,9 @@ const TURN: Duration = Duration::from_micros(2);
 
 struct Thread {
     pollers: Cell<usize>,
-    /// Pollers that have nothing to look at.
-    idle: RefCell<Vec<Waker>>,
+    /// Pollers that have nothing to look at, by their numbers. Each takes itself out when it ends: a waker keeps a runtime alive.
+    idle: RefCell<Vec<(u64, Waker)>>,
+    next_number: Cell<u64>,
     polled: RefCell<Vec<Rc<dyn Provider>>>,
     /// Until then the kernel is asked again and again on behalf of queue pairs that sleep in it.
     awake: Cell<Option<Instant>>,
@@ -33,6 +34,7 @@ thread_local! {
         Thread {
             pollers: Cell::new(0),
             idle: RefCell::new(Vec::new()),
+            next_number: Cell::new(0),
             polled: RefCell::new(Vec::new()),
             awake: Cell::new(None),
             looks: Cell::new(0),
@@ -44,11 +46,12 @@ thread_local! {
 /// runtime whose thread has many; a runtime without one works, but its waits take turns of some microseconds. It never ends,
 /// and costs nothing while at most one wait of the thread spins.
 pub fn poller() -> impl Future<Output = ()> {
-    Poller { is_counted: false }
+    Poller { number: None }
 }
 
 struct Poller {
-    is_counted: bool,
+    /// On its thread; `None` before it was polled.
+    number: Option<u64>,
 }
 
 /// Whether this thread has a poller.
@@ -95,7 +98,7 @@ fn leave_alone(provider: Rc<dyn Provider>) {
 
 impl Thread {
     fn wake(&self) {
-        self.idle.borrow_mut().drain(..).for_each(Waker::wake);
+        self.idle.borrow_mut().drain(..).for_each(|(_, waker)| waker.wake());
     }
 
     /// Looks at all queue pairs once. True if something has moved.
@@ -126,9 +129,10 @@ impl Future for Poller {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         THREAD.with(|thread| {
-            if !std::mem::replace(&mut self.is_counted, true) {
+            let number = *self.number.get_or_insert_with(|| {
                 thread.pollers.set(thread.pollers.get() + 1);
-            }
+                thread.next_number.replace(thread.next_number.get() + 1)
+            });
             let start = Instant::now();
             let mut now = start;
             loop {
@@ -140,7 +144,9 @@ impl Future for Poller {
                 let asks = thread.awake.get().is_some();
                 if !asks && thread.polled.borrow().is_empty() {
                     spin::all_over();
-                    thread.idle.borrow_mut().push(cx.waker().clone());
+                    let mut idle = thread.idle.borrow_mut();
+                    idle.retain(|(other, _)| *other != number);
+                    idle.push((number, cx.waker().clone()));
                     return Poll::Pending;
                 }
                 // the runtime asks the kernel once the others had their turns
@@ -156,14 +162,42 @@ impl Future for Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        if !self.is_counted {
-            return;
-        }
+        let Some(number) = self.number else { return };
         // the thread may be about to end, and its variables gone
         let _ = THREAD.try_with(|thread| {
             thread.pollers.set(thread.pollers.get() - 1);
+            let ended = thread
+                .idle
+                .borrow_mut()
+                .extract_if(.., |(other, _)| *other == number)
+                .collect::<Vec<_>>();
+            drop(ended);
             // whoever still needs one shares again
             thread.polled.take().into_iter().for_each(leave_alone);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Or every runtime of a thread would stay, with its descriptors, as long as the thread.
+    #[test]
+    fn a_poller_that_has_ended_leaves_no_waker_behind() {
+        for _ in 0..3 {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let tasks = tokio::task::LocalSet::new();
+            tasks.spawn_local(poller());
+            tasks.spawn_local(poller());
+            tasks.block_on(&runtime, async {
+                tokio::task::yield_now().await;
+                call();
+                tokio::task::yield_now().await;
+            });
+            assert!(THREAD.with(|thread| thread.idle.borrow().len()) <= 2);
+        }
+        assert_eq!(THREAD.with(|thread| thread.idle.borrow().len()), 0);
+        assert!(!is_there());
     }
 }

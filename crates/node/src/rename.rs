@@ -145,6 +145,10 @@ impl Turn<'_> {
             match result {
                 Ok(()) => return Ok(Reply::Done),
                 Err((_, Failure::Conflict)) => backoff.wait().await?,
+                // the new name was made since it was looked at; that it is there is no answer to who would replace it
+                Err((Some(_), Failure::Fs(FsError::Exists))) if rename.mode != RenameMode::NoReplace => {
+                    backoff.wait().await?;
+                }
                 Err((Some(plan), Failure::Fs(error) | Failure::NoRoom(_, error))) => looks.after(plan, error)?,
                 Err((None, Failure::Fs(error) | Failure::NoRoom(_, error))) => return Err(error),
             }
