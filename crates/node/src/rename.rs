@@ -253,6 +253,21 @@ impl Turn<'_> {
         )))
     }
 
+    /// An answer that follows from what the names stood for when they were looked at, which may be long ago: the wait for the
+    /// rename lock comes in between. If they stand for something else by now, look again.
+    async fn if_still(&self, rename: &Rename, look: &Look, answer: FsError) -> (Option<Plan>, Failure) {
+        let names = async {
+            let source = self.find(rename.old_dir, &rename.old_name).await?;
+            let dest = self.find(rename.new_dir, &rename.new_name).await?;
+            Ok::<_, FsError>((source.map(|(entry, _)| entry), dest.map(|(entry, _)| entry)))
+        };
+        match names.await {
+            Ok((Some(source), dest)) if source == look.source && dest == look.dest => (None, Failure::Fs(answer)),
+            Ok(_) => (None, Failure::Conflict),
+            Err(error) => (None, Failure::from(error)),
+        }
+    }
+
     async fn attempt(
         &self,
         rename: &Rename,
@@ -261,7 +276,7 @@ impl Turn<'_> {
     ) -> Result<(), (Option<Plan>, Failure)> {
         let early = |error: FsError| (None, Failure::from(error));
         let exchange = rename.mode == RenameMode::Exchange;
-        let own_subtree = || early(FsError::Invalid("a directory cannot be moved into itself".into()));
+        let own_subtree = "a directory cannot be moved into itself";
         let is_directory = |entry: &DirEntry| entry.kind == FileKind::Directory;
         if hold.is_some() {
             if is_directory(&look.source)
@@ -270,12 +285,12 @@ impl Turn<'_> {
                     .await
                     .map_err(early)?
             {
-                return Err(own_subtree());
+                return Err(self.if_still(rename, look, FsError::Invalid(own_subtree.into())).await);
             }
             if let Some(dest) = look.dest.as_ref().filter(|dest| exchange && is_directory(dest))
                 && self.is_within(rename.old_dir, dest.target).await.map_err(early)?
             {
-                return Err(own_subtree());
+                return Err(self.if_still(rename, look, FsError::Invalid(own_subtree.into())).await);
             }
         }
         if !exchange
@@ -284,7 +299,8 @@ impl Turn<'_> {
                 .as_ref()
                 .is_some_and(|dest| dest.target.ino == rename.old_dir.ino)
         {
-            return Err(early(FsError::NotEmpty)); // it holds at least the source
+            // it holds at least the source
+            return Err(self.if_still(rename, look, FsError::NotEmpty).await);
         }
         let plan = plan(rename, look);
         match transact(self, plan.clone(), false, hold).await {
