@@ -31,6 +31,7 @@ mod open;
 mod pull;
 mod read;
 mod space;
+mod stream;
 mod transfers;
 mod write;
 
@@ -39,4 +40,5 @@ pub use local::LocalClient;
 pub use locks::LockAnswer;
 pub use open::OpenFile;
 pub use read::Whence;
+pub use stream::ReadStream;
 pub use transfers::{Buffer, Thresholds, Transfers};

@@ -8,21 +8,19 @@ use crate::inode::tail_at;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::transfers::Transfers;
-use polvo_cluster::{RegionVerb, join_all};
+use polvo_cluster::{InFlight, RegionVerb};
 use polvo_format::{FileKind, Tail};
 use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, Request};
 use tokio::time::Instant;
 
-/// Bytes of one batch; larger reads are several batches at a time.
-const BATCH_BYTES: usize = 1 << 20;
-/// Batches under way at a time.
-const BATCHES: usize = 4;
+/// Bytes of one batch; larger reads are several batches, [`BATCHES`] of them at a time.
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
+/// Batches of one reader under way at a time.
+pub(crate) const BATCHES: usize = 4;
 /// Most data reads in one batch; a read of a file in smaller pieces is cut short of its length and goes on.
 const BATCH_PIECES: usize = 256;
 /// Reads of a range that changes under the reader before it looks at the clock.
 const QUICK_TRIES: u32 = 16;
-/// Bytes copied at a time by `copy_range`.
-const COPY_BYTES: u64 = 1 << 20;
 
 /// `SEEK_DATA` / `SEEK_HOLE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,22 +44,30 @@ impl LocalClient {
         if into.len() <= BATCH_BYTES {
             return self.read_some(held, offset, into, transfers).await;
         }
-        let mut done = 0;
-        for window in into.chunks_mut(BATCH_BYTES * BATCHES) {
-            let start = offset.saturating_add(done as u64);
-            let reads = window
-                .chunks_mut(BATCH_BYTES)
-                .enumerate()
-                .map(|(n, part)| self.read_some(held, start.saturating_add((n * BATCH_BYTES) as u64), part, transfers));
-            for read in join_all(reads).await {
-                let read = read?;
-                done += read;
-                if read < BATCH_BYTES {
-                    return Ok(done);
+        let mut parts = into.chunks_mut(BATCH_BYTES).enumerate();
+        let mut window = InFlight::new();
+        let (mut done, mut ended) = (0, None);
+        loop {
+            while ended.is_none()
+                && window.len() < BATCHES
+                && let Some((n, part)) = parts.next()
+            {
+                let (at, len) = (offset.saturating_add((n * BATCH_BYTES) as u64), part.len());
+                window.push(async move { (self.read_some(held, at, part, transfers).await, len) });
+            }
+            let Some((read, len)) = window.next().await else {
+                return ended.unwrap_or(Ok(done));
+            };
+            match read {
+                // after the end: waited for only since it was under way
+                _ if ended.is_some() => {}
+                Err(error) => ended = Some(Err(error)),
+                Ok(read) => {
+                    done += read;
+                    ended = (read < len).then_some(Ok(done));
                 }
             }
         }
-        Ok(done)
     }
 
     /// The file is one that has bytes, and is held.
@@ -221,23 +227,28 @@ impl LocalClient {
         if from.inode() == to.inode() && apart < len {
             return Err(FsError::Invalid("the ranges overlap".into()));
         }
-        let mut buffer = vec![0; len.min(COPY_BYTES) as usize];
+        let mut bytes = self.stream(from, from_offset..from_offset.saturating_add(len));
         let mut done = 0;
-        while done < len {
-            let part = (len - done).min(buffer.len() as u64) as usize;
-            let read = self
-                .read(from, from_offset.saturating_add(done), &mut buffer[..part])
-                .await?;
-            if read == 0 {
-                break;
-            }
-            match self.write(to, to_offset.saturating_add(done), &buffer[..read]).await {
-                Ok(written) => done += written as u64,
-                Err(_) if done > 0 => break,
+        loop {
+            let copied = match bytes.next().await {
+                Ok(Some(part)) => {
+                    let at = to_offset.saturating_add(done);
+                    self.write(to, at, part).await.map(|written| (written, part.len()))
+                }
+                Ok(None) => return Ok(done),
+                Err(error) => Err(error),
+            };
+            match copied {
+                Ok((written, len)) => {
+                    done += written as u64;
+                    if written < len {
+                        return Ok(done);
+                    }
+                }
+                Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
         }
-        Ok(done)
     }
 
     /// Changes the mapping of a range: reserves, punches a hole, zeroes.

@@ -23,7 +23,7 @@ pub use bootstrap::fetch_map;
 pub use check::check_cluster;
 pub use counters::{CounterSet, LinkCounters, LinkTotals};
 pub use dial::host_identity;
-pub use join::join_all;
+pub use join::{InFlight, join_all};
 pub use link::Link;
 pub use links::Links;
 pub use map_cell::MapCell;

@@ -1,6 +1,6 @@
 //! `polvo cat`
 
-use super::{CHUNK, inode_of};
+use super::inode_of;
 use crate::args::CatArgs;
 use crate::connect::{Location, with_client};
 use crate::{CliError, Context};
@@ -35,18 +35,9 @@ pub(super) async fn write_out(client: &LocalClient, place: &Location) -> Result<
     }
     let file = client.open(inode_of(&attr)).await.doing(|| place.shown())?;
     let mut out = std::io::stdout().lock();
-    let mut chunk = vec![0u8; CHUNK];
-    let mut offset = 0;
-    loop {
-        let n = client
-            .read(&file, offset, &mut chunk)
-            .await
-            .doing(|| format!("reading {}", place.shown()))?;
-        if n == 0 {
-            return out.flush().doing(|| "writing to standard output".into());
-        }
-        out.write_all(&chunk[..n])
-            .doing(|| "writing to standard output".into())?;
-        offset += n as u64;
+    let mut bytes = client.stream(&file, 0..u64::MAX);
+    while let Some(part) = bytes.next().await.doing(|| format!("reading {}", place.shown()))? {
+        out.write_all(part).doing(|| "writing to standard output".into())?;
     }
+    out.flush().doing(|| "writing to standard output".into())
 }

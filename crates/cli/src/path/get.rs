@@ -3,7 +3,7 @@
 use super::cat::write_out;
 use super::jobs::Jobs;
 use super::tree::{RemoteEntry, remote_tree};
-use super::{CHUNK, inode_of, last_component, shown};
+use super::{inode_of, last_component, shown};
 use crate::args::GetArgs;
 use crate::connect::{Location, with_client};
 use crate::size::Size;
@@ -191,7 +191,6 @@ async fn get_file(
     let writing = || format!("writing {}", path.display());
     let file = client.open(inode_of(&attr)).await.doing(reading)?;
     let out = File::create(path).doing(writing)?;
-    let mut chunk = vec![0u8; CHUNK.min(attr.size.max(1) as usize)];
     let mut offset = 0;
     while offset < attr.size {
         let data = match client.seek(&file, offset, Whence::Data).await {
@@ -207,15 +206,11 @@ async fn get_file(
             .min(attr.size);
         bar.inc(data.min(attr.size) - offset);
         offset = data;
-        while offset < hole {
-            let want = chunk.len().min((hole - offset) as usize);
-            let got = client.read(&file, offset, &mut chunk[..want]).await.doing(reading)?;
-            if got == 0 {
-                break;
-            }
-            out.write_all_at(&chunk[..got], offset).doing(writing)?;
-            offset += got as u64;
-            bar.inc(got as u64);
+        let mut bytes = client.stream(&file, offset..hole);
+        while let Some(part) = bytes.next().await.doing(reading)? {
+            out.write_all_at(part, offset).doing(writing)?;
+            offset += part.len() as u64;
+            bar.inc(part.len() as u64);
         }
         if offset < hole {
             // Shorter than it was when it was listed.
