@@ -1,5 +1,4 @@
 //! The scene for clients that lie: somebody honest, a liar, and all that a lie could change, compared afterwards.
-#![allow(dead_code)] // each test file uses a part
 
 use crate::common::*;
 use polvo_fabric::{FabricError, Verb};

@@ -1,16 +1,13 @@
-//! Clients that lie about memory of theirs that the node is to read from or write to (server-directed transfers). As in
-//! `liar.rs`: an error, nothing changed, and the node serves others meanwhile.
+//! Clients that lie about memory of theirs that the node is to read from or write to (server-directed transfers). As
+//! everywhere here: an error, nothing changed, and the node serves others meanwhile.
 
-mod common;
-mod scene;
-
-use common::*;
+use crate::common::*;
+use crate::scene::*;
 use polvo_fabric::{Access, Buffer, Memory, MemoryRegions, RemoteKey, Verb};
 use polvo_format::Tail;
 use polvo_node::OneSided;
 use polvo_node::sim::{ClusterOptions, run};
 use polvo_proto::*;
-use scene::*;
 use std::sync::Arc;
 use std::time::Duration;
 
