@@ -98,9 +98,7 @@ impl LocalClient {
             return;
         }
         let held = &file.held;
-        let Some(tail) = held.index.read().as_ref().map(|index| index.cursor().tail) else {
-            return;
-        };
+        let Some(tail) = held.tail() else { return };
         let mark = times.mark(tail);
         if held.marked.swap(mark, Ordering::Relaxed) != mark {
             self.note_access(held.inode);

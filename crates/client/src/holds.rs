@@ -8,12 +8,13 @@
 //! other; so while one is under way others wait for the change.
 
 use crate::index::FileIndex;
+use crate::inside::Inside;
+use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
-use polvo_format::{FileKind, Ino, NodeId};
+use polvo_format::{FileKind, Ino, NodeId, Tail};
 use polvo_proto::InodeRef;
-use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 
 const SHARDS: usize = 16;
@@ -33,6 +34,8 @@ pub(crate) struct Held {
     holder: AtomicU64,
     /// The file's mapping; `None` until loaded, and after it was found outdated beyond repair.
     pub(crate) index: RwLock<Option<FileIndex>>,
+    /// The mapping as the region itself has it, where that is in the node around us; got by the first read.
+    pub(crate) inside: OnceLock<Inside>,
     opens: AtomicUsize,
     used: AtomicU64,
     doomed: AtomicBool,
@@ -51,6 +54,14 @@ impl Held {
     /// The hold is known to be kept after so many losses.
     pub(crate) fn set_kept(&self, losses: u64) {
         self.kept.store(losses, Ordering::Release);
+    }
+
+    /// Tail of the file's log when its mapping was last looked at.
+    pub(crate) fn tail(&self) -> Option<Tail> {
+        match self.inside.get() {
+            Some(inside) => Some(inside.tail()),
+            None => Some(self.index.read().as_ref()?.cursor().tail),
+        }
     }
 
     /// The node that holds the inode, and the number of the session there.
@@ -168,6 +179,7 @@ impl Holds {
             kind,
             holder: AtomicU64::new(pack(holder)),
             index: RwLock::new(index),
+            inside: OnceLock::new(),
             opens: AtomicUsize::new(0),
             used: AtomicU64::new(0),
             doomed: AtomicBool::new(false),

@@ -21,6 +21,7 @@ mod generations;
 mod holds;
 mod index;
 mod inode;
+mod inside;
 mod local;
 mod locks;
 mod lookup;

@@ -7,7 +7,7 @@ use crate::transfers::Pooled;
 use crate::{Client, inode::unexpected};
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN, Tail};
-use polvo_node::Node;
+use polvo_node::{FileView, Node, Part};
 use polvo_proto::{Answer, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,6 +24,10 @@ pub struct LocalClient {
     /// How many of the segments named along with space these links have taken note of, in which session at the region's
     /// primary.
     learnt: RefCell<HashMap<RegionId, (u64, usize)>>,
+    /// Where each 2 MiB of the regions of the node around us begin in its pool.
+    pub(crate) bases: RefCell<foldhash::HashMap<RegionId, Vec<Option<u64>>>>,
+    /// Scratch of whoever plans a read there.
+    pub(crate) parts: RefCell<Vec<Part>>,
 }
 
 impl LocalClient {
@@ -33,6 +37,8 @@ impl LocalClient {
             links: client.context.links(),
             pooled: Pooled::default(),
             learnt: RefCell::default(),
+            bases: RefCell::default(),
+            parts: RefCell::default(),
         })
     }
 
@@ -109,6 +115,19 @@ impl LocalClient {
             self.attach_inside(node).await?;
         }
         answer
+    }
+
+    /// A file's mapping, up to date, from the node around us.
+    pub(crate) async fn file_view(&self, node: &Arc<Node>, inode: InodeRef) -> Result<Arc<FileView>, FsError> {
+        let look = || node.file_view(&self.links, self.client.session(), &self.client.cred, inode);
+        if self.client.attached_inside.load(Ordering::Acquire) {
+            match look().await {
+                Err(FsError::SessionExpired) => {}
+                view => return view,
+            }
+        }
+        self.attach_inside(node).await?;
+        look().await
     }
 
     async fn attach_inside(&self, node: &Arc<Node>) -> Result<(), FsError> {
@@ -189,7 +208,7 @@ impl LocalClient {
                     let mut at = *at;
                     while !rest.is_empty() {
                         let (now, later) = rest.split_at_mut(room(at).min(rest.len()));
-                        node.read_gpa(at, now)?;
+                        node.pool().read(self.pool_offset(node, at)?, now);
                         at = Gpa(at.0 + now.len() as u64);
                         rest = later;
                     }

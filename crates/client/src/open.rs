@@ -97,6 +97,7 @@ impl LocalClient {
         let holds = &self.client.holds;
         let context = &self.client.context;
         let limit = context.timeouts().rpc * 3 + context.patience();
+        let outside = self.inside(inode.ino.region()).is_none();
         let open = async {
             loop {
                 match holds.begin(inode) {
@@ -108,7 +109,7 @@ impl LocalClient {
                     }
                     Begin::Ask(opening) => {
                         let (holder, map) = self.ask_open(inode).await?;
-                        let index = (map.attr.kind == FileKind::File).then(|| index_of(&map));
+                        let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map));
                         return Ok(self.file(opening.opened(map.attr.kind, holder, index)));
                     }
                     Begin::Wait => holds.wait_changed(inode).await,
@@ -150,7 +151,7 @@ impl LocalClient {
         // its lease there is to be renewed, although nothing of ours may have talked to it yet
         self.client.context.note_attached(primary);
         let holder = (primary, self.client.incarnation(primary));
-        let fresh = kind == FileKind::File && size == 0;
+        let fresh = kind == FileKind::File && size == 0 && self.inside(region).is_none();
         let index = fresh.then(|| FileIndex::empty(cursor));
         Ok(self.file(self.client.holds.enter(inode, kind, holder, index)))
     }
@@ -165,7 +166,7 @@ impl LocalClient {
         if self.client.incarnation(node) != incarnation {
             let (holder, map) = self.ask_open(held.inode).await?;
             held.set_holder(holder);
-            if held.kind == FileKind::File {
+            if held.index.read().is_some() {
                 *held.index.write() = Some(index_of(&map));
             }
         }

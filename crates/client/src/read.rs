@@ -104,6 +104,9 @@ impl LocalClient {
 
     /// Reads as many bytes as fit one batch. Says whether there may be more before the end of the file.
     async fn read_batch(&self, held: &Held, offset: u64, into: &mut [u8]) -> Result<(usize, bool), FsError> {
+        if let Some(node) = self.inside(data_region(held)) {
+            return self.read_inside(node, held, offset, into).await;
+        }
         let mut tries = 0;
         let mut deadline = None;
         loop {

@@ -223,9 +223,9 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
+    /// The log as far as the index has followed it, if there is one. What comes after it is in the answer to a write.
     pub(crate) fn known_log(&self, held: &Held) -> LogCursor {
-        let index = held.index.read();
-        index.as_ref().map_or(
+        held.index.read().as_ref().map_or(
             LogCursor {
                 tail: Tail(0),
                 page: RegionOffset(0),

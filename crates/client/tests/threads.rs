@@ -12,6 +12,7 @@ use polvo_proto::{Cred, FsError, NodeInfo, Reply, Request};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use tokio::task::LocalSet;
@@ -242,4 +243,56 @@ fn nobody_at_the_address_is_an_error_in_bounded_time() {
     };
     let error = Client::connect_blocking(config).err();
     assert!(matches!(error, Some(FsError::Unreachable { .. })), "{error:?}");
+}
+
+/// One thread writes a large piece again and again, another one a small piece behind it: reads of both end, and see each
+/// write of the large one whole.
+#[test]
+fn readers_inside_a_node_see_whole_writes_of_writers_that_never_pause() {
+    const LARGE: usize = 200_000;
+    let dir = tempfile::tempdir().expect("directory");
+    let cluster = Cluster::start(dir.path(), "shm");
+    let outside = cluster.client("outside");
+    let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
+    let here = cluster.nodes.iter().find(|(node, _)| node.serves(made.ino.region()));
+    let inside = Client::internal(&here.expect("it is served").0, "inside".into(), Cred::Kernel);
+    inside.start_maintenance();
+    let open = || inside.run(|c| async move { c.open(inode(&made)).await.expect("open") });
+    let is_over = AtomicBool::new(false);
+    let write = |file: &OpenFile, offset: usize, len: usize, value: u8| {
+        let wrote = inside.run(|c| async move { c.write(file, offset as u64, &vec![value; len]).await });
+        assert_eq!(wrote, Ok(len));
+    };
+    write(&open(), 0, LARGE + 64, 0);
+    std::thread::scope(|scope| {
+        for (offset, len) in [(0, LARGE), (LARGE, 64)] {
+            let (write, file, is_over) = (&write, open(), &is_over);
+            scope.spawn(move || {
+                for value in (0..=u8::MAX).cycle() {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    write(&file, offset, len, value);
+                }
+            });
+        }
+        let file = open();
+        let file = &*file;
+        let read = || {
+            inside.run(|c| async move {
+                let mut bytes = vec![0; LARGE + 64];
+                assert_eq!(c.read(file, 0, &mut bytes).await, Ok(bytes.len()));
+                bytes
+            })
+        };
+        let all: Vec<Vec<u8>> = (0..200).map(|_| read()).collect();
+        is_over.store(true, Ordering::Relaxed);
+        for bytes in all {
+            assert!(bytes[..LARGE].iter().all(|b| *b == bytes[0]), "the large one is whole");
+            assert!(bytes[LARGE..].iter().all(|b| *b == bytes[LARGE]), "and the small one");
+        }
+    });
+    inside.shutdown();
+    outside.shutdown();
+    cluster.stop();
 }

@@ -56,6 +56,7 @@ mod two_phase;
 
 pub use clock::{Clock, SystemClock};
 pub use node::{Node, NodeConfig, OneSided};
+pub use polvo_region::{FileView, Part};
 #[cfg(feature = "testing")]
 pub use probe::Phase;
 pub use two_phase::Transactions;

@@ -255,6 +255,19 @@ impl Node {
         self.served(at.region()).ok_or(FsError::WrongEpoch)?.read(at, into)
     }
 
+    /// Where bytes of a region served here lie in the pool. They may not cross a segment. While this node runs, a segment's
+    /// bytes lie nowhere else, and no other segment of the region gets its offsets.
+    pub fn locate(&self, at: Gpa, len: usize) -> Result<u64, FsError> {
+        let served = self.served(at.region()).ok_or(FsError::WrongEpoch)?;
+        Ok(served.locate(at, len)?.0)
+    }
+
+    /// The pool, for internal clients to read what they have located: as with a one-sided read, the file's tail tells
+    /// whether the bytes were its.
+    pub fn pool(&self) -> &Pmem {
+        &self.pmem
+    }
+
     /// Direct access for internal clients: writes to delegated space of a region served here, durably.
     pub fn write_gpa(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
         self.served(at.region())

@@ -8,6 +8,7 @@ use crate::turn::Turn;
 use polvo_cluster::Links;
 use polvo_format::{NodeId, RegionId, SessionId, Tail};
 use polvo_proto::{Answer, Call, Cred, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_region::FileView;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,6 +49,23 @@ impl Node {
         Turn::new(self, links, &session, epoch, cred)
             .write(inode, offset, append, known, bytes)
             .await
+    }
+
+    /// A file's mapping, up to date, for a caller inside this process who has the file open.
+    ///
+    /// # Errors
+    /// ESTALE when the file is gone; EBUSY when a transaction holds it for longer than requests wait.
+    pub async fn file_view(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        session: SessionId,
+        cred: &Cred,
+        inode: InodeRef,
+    ) -> Result<Arc<FileView>, FsError> {
+        let session = self.sessions.get(session)?;
+        let epoch = self.map().epoch;
+        let turn = Turn::new(self, links, &session, epoch, cred);
+        turn.on(inode.ino.region(), |region| region.file_view(inode)).await
     }
 
     /// Opens or rejoins a session.

@@ -11,7 +11,8 @@ use std::collections::hash_map::Entry;
 const INODES_MAX: usize = 1 << 16;
 /// Most weight kept (see [`Inode::weight`]): about 1 GiB.
 const WEIGHT_MAX: usize = 10_000_000;
-/// The inodes of the last so many uses are never dropped: a transaction finds there what it has just looked at.
+/// The inodes of the last so many uses are never dropped: a transaction finds there what it has just looked at. Nor are those
+/// whose mapping is shared with readers.
 const RECENT: u64 = 1024;
 /// Loads between two looks at the weight.
 const LOADS_PER_WEIGHING: u32 = 1024;
@@ -70,7 +71,7 @@ impl Cache {
             let (_, &mut median, _) = stamps.select_nth_unstable(middle);
             let recent = self.clock.saturating_sub(RECENT);
             self.inodes
-                .retain(|_, inode| inode.stamp >= median || inode.stamp >= recent);
+                .retain(|_, inode| inode.stamp >= median || inode.stamp >= recent || inode.is_shared());
         }
     }
 }

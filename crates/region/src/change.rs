@@ -1,12 +1,11 @@
 //! Changes of one inode: attributes, bytes, mapping, extended attributes. Each is one commit of the inode's log,
 //! durable on return; on error nothing changed.
 
-use crate::file_index::FileIndex;
 use crate::inode::{Body, Inode};
 use crate::read::PLACEMENT_XATTR;
 use crate::space::Run;
 use crate::store::{Store, Urgency};
-use crate::{Region, RegionError};
+use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, AttrChange, Entry, FileKind, INLINE_MAX, LINE, NAME_MAX, PAGE, SessionId, Tail};
 use polvo_proto::{
     EAGER_MAX, FILE_SIZE_MAX, FallocateMode, FsError, InodeRef, Placement, RUNS_MAX, SetAttr, TimeChange, WriteRun,
@@ -138,7 +137,7 @@ impl Region {
             let (store, inode) = region.inode(inode)?;
             let size = inode.attr.size;
             let offset = if append { size } else { offset };
-            let index = inode.file_body()?;
+            let view = inode.file_body()?;
             if bytes.len() > EAGER_MAX {
                 return Err(invalid(format!("eager write of {} bytes", bytes.len())));
             }
@@ -152,7 +151,7 @@ impl Region {
             let before = inode.tail;
             let mut entries = std::mem::take(&mut store.entries);
             entries.clear();
-            let placed = place_bytes(store, index, offset, size, bytes, now_ns, &mut entries);
+            let placed = place_bytes(store, view, offset, size, bytes, now_ns, &mut entries);
             let appended = placed.and_then(|placed| match store.append(inode, &entries, Urgency::Normal) {
                 Ok(()) => Ok(placed),
                 Err(e) => {
@@ -350,9 +349,9 @@ impl Inode {
     }
 
     /// The mapping of a file whose bytes can be written.
-    fn file_body(&self) -> Result<&FileIndex, RegionError> {
+    fn file_body(&self) -> Result<&FileView, RegionError> {
         match &self.body {
-            Body::File(index) if self.attr.kind != FileKind::Symlink => Ok(index),
+            Body::File(view) if self.attr.kind != FileKind::Symlink => Ok(view),
             Body::Directory(_) | Body::Counted(_) => Err(FsError::IsDirectory.into()),
             _ => Err(invalid("not a regular file")),
         }
@@ -394,7 +393,7 @@ struct Placed {
 /// Stores a small write's bytes (streaming; the commit's first fence makes them durable) and makes the entries.
 fn place_bytes(
     store: &mut Store,
-    index: &FileIndex,
+    view: &FileView,
     offset: u64,
     size: u64,
     bytes: &[u8],
@@ -412,9 +411,8 @@ fn place_bytes(
         return Ok(Placed::default());
     }
     // the place right behind the last extent, when the file ends there
-    let behind = index
-        .last()
-        .filter(|(at, e)| offset == size && at + e.len == size && !e.inline);
+    let last = if offset == size { view.read().index.last() } else { None };
+    let behind = last.filter(|(at, e)| at + e.len == size && !e.inline);
     let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
     let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
     let fill = room.min(len);

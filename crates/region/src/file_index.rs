@@ -30,6 +30,11 @@ impl FileIndex {
         self.mapped
     }
 
+    /// Bytes that lie in log entries.
+    pub fn inline(&self) -> u64 {
+        self.inline
+    }
+
     /// Log units (about) that a compact log of this mapping would take.
     pub fn live_units(&self) -> u64 {
         self.extents.len() as u64 + self.inline / 64

@@ -118,11 +118,12 @@ impl Region {
         let old_pages = std::mem::replace(&mut inode.pages, layout.new_pages);
         self.store.retire_pages(&old_pages);
         self.store.log_resized(old_pages.len(), inode.pages.len());
-        inode.tail = layout.tail;
-        let places = inline_places(&self.store, inode, &layout.bytes);
-        if let Body::File(index) = &mut inode.body {
-            index.move_inline(places);
-        }
+        let store = &self.store;
+        inode.change(layout.tail, |inode, index| {
+            if let Some(index) = index.filter(|index| index.inline() > 0) {
+                index.move_inline(inline_places(store, inode, &layout.bytes));
+            }
+        });
         Ok(looked_at)
     }
 }
@@ -162,9 +163,9 @@ fn checkpoint(store: &Store, inode: &Inode) -> Vec<u8> {
         });
     }
     match &inode.body {
-        Body::File(index) => {
+        Body::File(view) => {
             let mut bytes = Vec::new();
-            for (offset, extent) in index.iter() {
+            for (offset, extent) in view.read().index.iter() {
                 if extent.inline {
                     bytes.resize(extent.len as usize, 0);
                     store.read(extent.gpa.offset().0, &mut bytes);

@@ -3,16 +3,18 @@
 
 use crate::directory::{Dentry, Directory, Tally};
 use crate::file_index::{FileIndex, Mapped};
+use crate::file_view::FileView;
 use polvo_format::{
     Attr, Entry, FileKind, Gpa, INODE_SIZE, Ino, InodeHead, LogEntries, Record, RegionId, RegionOffset, Tail, UnitPlace,
 };
 use polvo_proto::{InodeRef, Placement};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What is behind an inode of a kind.
 pub(crate) enum Body {
     /// file, object, symbolic link (its target is its content)
-    File(FileIndex),
+    File(Arc<FileView>),
     Directory(Directory),
     /// directory of which recovery keeps no names; never in the cache
     Counted(Tally),
@@ -24,7 +26,7 @@ impl Body {
     /// Same mapping, same names?
     pub fn is_same(&self, other: &Body) -> bool {
         match (self, other) {
-            (Body::File(a), Body::File(b)) => a.iter().eq(b.iter()),
+            (Body::File(a), Body::File(b)) => a.read().index.iter().eq(b.read().index.iter()),
             (Body::Directory(a), Body::Directory(b)) => a.next_cookie() == b.next_cookie() && a.after(0).eq(b.after(0)),
             (Body::Special, Body::Special) => true,
             _ => false,
@@ -80,7 +82,7 @@ impl Inode {
             placement: Placement::Hash,
             linkable: false,
             body: match kind {
-                FileKind::File | FileKind::Object | FileKind::Symlink => Body::File(FileIndex::default()),
+                FileKind::File | FileKind::Object | FileKind::Symlink => Body::File(Arc::default()),
                 FileKind::Directory => Body::Directory(Directory::default()),
                 _ => Body::Special,
             },
@@ -114,7 +116,7 @@ impl Inode {
     /// Log units (about) that a compact log would take.
     pub fn live_units(&self) -> u64 {
         let body = match &self.body {
-            Body::File(index) => index.live_units(),
+            Body::File(view) => view.read().index.live_units(),
             Body::Directory(directory) => directory.live_units(),
             Body::Counted(tally) => tally.live_units(),
             Body::Special => 0,
@@ -130,7 +132,7 @@ impl Inode {
     /// How much DRAM it takes, about, in units of 100 bytes.
     pub fn weight(&self) -> usize {
         let body = match &self.body {
-            Body::File(index) => index.len(),
+            Body::File(view) => view.read().index.len(),
             Body::Directory(directory) => directory.len() * 2,
             Body::Counted(_) | Body::Special => 0,
         };
@@ -142,32 +144,64 @@ impl Inode {
         unit_offset(self.slot, &self.pages, position)
     }
 
-    /// Applies whole entries that lie from `start` on (their checksums are right or were just made). What they hide of
-    /// the file's mapping is appended to `hidden`.
+    /// Applies whole entries that lie behind the tail (their checksums are right or were just made) and moves it to `tail`.
+    /// What they hide of the file's mapping is appended to `hidden`.
     pub fn apply_all(
         &mut self,
         region: RegionId,
         shift: u32,
-        start: u64,
+        tail: Tail,
         units: &[u8],
         hidden: &mut Vec<Mapped>,
     ) -> Result<(), String> {
-        for record in LogEntries::unsealed(start, units) {
-            let record = record.map_err(|e| e.to_string())?;
-            self.apply(region, shift, &record, hidden).map_err(str::to_string)?;
-        }
-        self.derive();
-        Ok(())
+        let start = self.tail.units();
+        self.change(tail, |inode, mut index| {
+            for record in LogEntries::unsealed(start, units) {
+                let record = record.map_err(|e| e.to_string())?;
+                let applied = inode.apply(region, shift, &record, index.as_deref_mut(), hidden);
+                applied.map_err(str::to_string)?;
+            }
+            Ok(())
+        })
     }
 
-    /// Applies one entry, but for the attributes that follow from the body (see [`Self::derive`]).
+    /// Does a change that ends with this tail; of a file, with its mapping in hand. Readers of the mapping see all of it or
+    /// nothing.
+    pub fn change<T>(&mut self, tail: Tail, with: impl FnOnce(&mut Inode, Option<&mut FileIndex>) -> T) -> T {
+        self.tail = tail;
+        if !matches!(self.body, Body::File(_)) {
+            let done = with(self, None);
+            self.derive();
+            return done;
+        }
+        let body = std::mem::replace(&mut self.body, Body::Special);
+        let Body::File(view) = &body else {
+            unreachable!("it is one")
+        };
+        let mut mapping = view.write();
+        let done = with(self, Some(&mut mapping.index));
+        (mapping.tail, mapping.size) = (tail, self.attr.size);
+        self.attr.blocks = mapping.index.mapped().div_ceil(512);
+        drop(mapping);
+        self.body = body;
+        done
+    }
+
+    /// Somebody else has the file's mapping too.
+    pub fn is_shared(&self) -> bool {
+        matches!(&self.body, Body::File(view) if Arc::strong_count(view) > 1)
+    }
+
+    /// Applies one entry (of a file with its mapping in hand), but for the attributes that follow from the body (see [`Self::derive`]).
     pub fn apply(
         &mut self,
         region: RegionId,
         shift: u32,
         record: &Record,
+        index: Option<&mut FileIndex>,
         hidden: &mut Vec<Mapped>,
     ) -> Result<(), &'static str> {
+        let file = || index.ok_or("mapping of something that is no file");
         match record.entry {
             Entry::Pad | Entry::SetAttr(_) | Entry::Parent { .. } => {}
             Entry::Init(init) => {
@@ -186,7 +220,7 @@ impl Inode {
                     gpa,
                     inline: false,
                 };
-                self.file()?.insert(offset, new, shift, hidden);
+                file()?.insert(offset, new, shift, hidden);
             }
             Entry::Inline { offset, bytes, .. } => {
                 let at = self.unit_offset(record.position) + Record::INLINE_BYTES;
@@ -195,10 +229,10 @@ impl Inode {
                     gpa: Gpa::new(region, RegionOffset(at)),
                     inline: true,
                 };
-                self.file()?.insert(offset, new, shift, hidden);
+                file()?.insert(offset, new, shift, hidden);
             }
-            Entry::Truncate { size, .. } => self.file()?.remove(size, u64::MAX, hidden),
-            Entry::Hole { offset, len, .. } => self.file()?.remove(offset, len, hidden),
+            Entry::Truncate { size, .. } => file()?.remove(size, u64::MAX, hidden),
+            Entry::Hole { offset, len, .. } => file()?.remove(offset, len, hidden),
             Entry::SetXattr { name, value, .. } => {
                 self.forget_xattr(name);
                 self.xattr_units += record.units;
@@ -249,18 +283,11 @@ impl Inode {
         }
     }
 
-    fn file(&mut self) -> Result<&mut FileIndex, &'static str> {
-        match &mut self.body {
-            Body::File(index) => Ok(index),
-            _ => Err("mapping of something that is no file"),
-        }
-    }
-
     /// Attributes that follow from the body.
     pub fn derive(&mut self) {
         let (names, subdirectories) = match &self.body {
-            Body::File(index) => {
-                self.attr.blocks = index.mapped().div_ceil(512);
+            Body::File(view) => {
+                self.attr.blocks = view.read().index.mapped().div_ceil(512);
                 return;
             }
             Body::Directory(directory) => (directory.len() as u64, directory.subdirectories()),

@@ -16,6 +16,7 @@ mod directory;
 mod error;
 mod extents;
 mod file_index;
+mod file_view;
 mod flipped_bit;
 mod gc;
 mod hash;
@@ -43,6 +44,7 @@ mod transaction;
 
 pub use check::{CheckReport, Finding};
 pub use error::RegionError;
+pub use file_view::{FileView, Part, ReadPlan, Unchanged};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
 pub use pool::{FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
 pub use recovery::Recovery;

@@ -113,8 +113,6 @@ impl Store {
         if whole == Whole::Must {
             applied?;
         }
-        inode.tail = head.tail;
-        inode.derive();
         self.check_mapping(&inode)?;
         Ok(inode)
     }
@@ -128,17 +126,20 @@ impl Store {
         offset: u64,
     ) -> Result<(), RegionError> {
         let mut hidden = Vec::new();
-        for record in LogEntries::new(inode.attr.ino, tail.version(), start, units) {
-            let record = record.map_err(|e| self.corrupt("log", offset, e))?;
-            if (record.position == 0) != matches!(record.entry, polvo_format::Entry::Init(_)) {
-                return Err(self.corrupt("log", offset, "checkpoint is not the first entry"));
+        let (ino, shift) = (inode.attr.ino, self.segment_shift());
+        inode.change(tail, |inode, mut index| {
+            for record in LogEntries::new(ino, tail.version(), start, units) {
+                let record = record.map_err(|e| self.corrupt("log", offset, e))?;
+                if (record.position == 0) != matches!(record.entry, polvo_format::Entry::Init(_)) {
+                    return Err(self.corrupt("log", offset, "checkpoint is not the first entry"));
+                }
+                inode
+                    .apply(self.region, shift, &record, index.as_deref_mut(), &mut hidden)
+                    .map_err(|e| self.corrupt("log", offset, format!("{e} at position {}", record.position)))?;
+                hidden.clear();
             }
-            inode
-                .apply(self.region, self.segment_shift(), &record, &mut hidden)
-                .map_err(|e| self.corrupt("log", offset, format!("{e} at position {}", record.position)))?;
-            hidden.clear();
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The pages of a log: the first `needed` must be there; what is linked behind them is taken along.
@@ -178,10 +179,10 @@ impl Store {
     }
 
     fn check_mapping(&self, inode: &Inode) -> Result<(), RegionError> {
-        let Body::File(index) = &inode.body else {
+        let Body::File(view) = &inode.body else {
             return Ok(());
         };
-        for (offset, extent) in index.iter().filter(|(_, e)| !e.inline) {
+        for (offset, extent) in view.read().index.iter().filter(|(_, e)| !e.inline) {
             if self.data_from_media(extent.gpa, extent.len).is_none() {
                 let why = format!(
                     "{} bytes at offset {offset} mapped to {:?}, which holds no data",

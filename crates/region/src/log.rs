@@ -207,9 +207,8 @@ impl Store {
     /// Applies sealed units behind the tail to the inode in DRAM.
     pub fn apply(&mut self, inode: &mut Inode, units: &[u8], tail: Tail, hidden: &mut Vec<Mapped>) {
         inode
-            .apply_all(self.region, self.segment_shift(), inode.tail.units(), units, hidden)
+            .apply_all(self.region, self.segment_shift(), tail, units, hidden)
             .expect("entries were checked before they were made");
-        inode.tail = tail;
         if inode.is_garbage() {
             self.garbage.insert(inode.slot);
         }

@@ -1,9 +1,10 @@
 //! Reading: attributes, names, mappings, bytes, extended attributes.
 
 use crate::inode::{Body, Inode};
-use crate::{Region, RegionError};
+use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, RegionOffset, Tail, UnitPlace};
 use polvo_proto::{DirEntry, Extent, FileMap, FsError, InodeRef, LogCursor, Placement};
+use std::sync::Arc;
 
 /// Most extents in one answer.
 const EXTENTS_MAX: usize = 1000;
@@ -92,8 +93,9 @@ impl Region {
         let (_, inode) = self.inode(inode)?;
         let mut extents = Vec::new();
         let mut more = false;
-        if let Body::File(index) = &inode.body {
-            let mut mapped = index.from(from);
+        if let Body::File(view) = &inode.body {
+            let mapping = view.read();
+            let mut mapped = mapping.index.from(from);
             extents.extend(mapped.by_ref().take(EXTENTS_MAX).map(|(offset, e)| Extent {
                 offset,
                 len: e.len,
@@ -109,11 +111,24 @@ impl Region {
         })
     }
 
+    /// A file's mapping, up to date, to be shared with readers inside the node.
+    ///
+    /// # Errors
+    /// EISDIR, EINVAL for what has no bytes.
+    pub fn file_view(&mut self, inode: InodeRef) -> Result<Arc<FileView>, RegionError> {
+        let (_, inode) = self.inode(inode)?;
+        match &inode.body {
+            Body::File(view) => Ok(view.clone()),
+            Body::Directory(_) | Body::Counted(_) => Err(FsError::IsDirectory.into()),
+            Body::Special => Err(FsError::Invalid("not a regular file".into()).into()),
+        }
+    }
+
     /// Reads file bytes at the primary; short at end of file.
     pub fn read(&mut self, inode: InodeRef, offset: u64, into: &mut [u8]) -> Result<usize, RegionError> {
         let (store, inode) = self.inode(inode)?;
-        let index = match &inode.body {
-            Body::File(index) => index,
+        let mapping = match &inode.body {
+            Body::File(view) => view.read(),
             Body::Directory(_) | Body::Counted(_) => return Err(FsError::IsDirectory.into()),
             Body::Special => return Err(FsError::Invalid("not a regular file".into()).into()),
         };
@@ -121,7 +136,7 @@ impl Region {
         let end = offset + len;
         let into = &mut into[..len as usize];
         let mut done = offset;
-        for (at, extent) in index.from(offset).take_while(|(at, _)| *at < end) {
+        for (at, extent) in mapping.index.from(offset).take_while(|(at, _)| *at < end) {
             let (start, stop) = (at.max(offset), (at + extent.len).min(end));
             into[(done - offset) as usize..(start - offset) as usize].fill(0);
             let bytes = &mut into[(start - offset) as usize..(stop - offset) as usize];

@@ -263,8 +263,8 @@ impl Region {
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);
         self.inodes -= 1;
-        if let crate::inode::Body::File(index) = &inode.body {
-            for (_, extent) in index.iter().filter(|(_, e)| !e.inline) {
+        if let crate::inode::Body::File(view) = &inode.body {
+            for (_, extent) in view.read().index.iter().filter(|(_, e)| !e.inline) {
                 self.store.space.unmap(extent.gpa.offset().0, extent.len);
             }
         }

@@ -87,15 +87,15 @@ impl Region {
     /// EISDIR; EINVAL: not a regular file.
     pub fn begin_read(&mut self, inode: InodeRef, offset: u64, len: u64) -> Result<Snapshot, RegionError> {
         let (store, inode) = self.inode(inode)?;
-        let index = match &inode.body {
-            Body::File(index) => index,
+        let mapping = match &inode.body {
+            Body::File(view) => view.read(),
             Body::Directory(_) | Body::Counted(_) => return Err(FsError::IsDirectory.into()),
             Body::Special => return Err(FsError::Invalid("not a regular file".into()).into()),
         };
         let end = offset.saturating_add(len).min(inode.attr.size).max(offset);
         let mut pieces = Vec::new();
         let mut done = offset;
-        for (at, extent) in index.from(offset).take_while(|(at, _)| *at < end) {
+        for (at, extent) in mapping.index.from(offset).take_while(|(at, _)| *at < end) {
             if pieces.len() + 2 > PIECES_MAX {
                 break;
             }

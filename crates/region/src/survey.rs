@@ -183,7 +183,7 @@ impl Survey {
     fn claim(&mut self, store: &Store, inode: &Inode) -> Result<(), String> {
         self.claim_pages(store, inode.attr.ino, &inode.pages);
         match &inode.body {
-            Body::File(index) => self.claim_data(store, index.iter().map(|(_, e)| e)),
+            Body::File(view) => self.claim_data(store, view.read().index.iter().map(|(_, e)| e)),
             _ => Ok(()),
         }
     }

@@ -35,10 +35,10 @@ impl Region {
         for page in reading.inode.pages.iter().filter(|page| **page != 0) {
             space.mark(space.page_run(*page, 1));
         }
-        let Body::File(index) = &reading.inode.body else {
+        let Body::File(view) = &reading.inode.body else {
             return;
         };
-        for (_, extent) in index.iter().filter(|(_, e)| !e.inline) {
+        for (_, extent) in view.read().index.iter().filter(|(_, e)| !e.inline) {
             each_page(extent.gpa.offset().0, extent.len, |page, _| {
                 space.mark(space.page_run(page * PAGE as u64, 1));
             });
@@ -96,12 +96,13 @@ impl Region {
 
     /// Copies all data of a file to fresh pages: those it has belong to another file too.
     pub(super) fn separate(&mut self, mut inode: Inode) -> Result<(), RegionError> {
-        let Body::File(index) = &mut inode.body else {
+        let Body::File(view) = &inode.body else {
             return Ok(());
         };
+        let view = view.clone();
         let store = &mut self.store;
         let (shift, mut hidden, mut taken) = (store.segment_shift(), Vec::new(), Vec::new());
-        let extents: Vec<(u64, Mapped)> = index.iter().filter(|(_, e)| !e.inline).collect();
+        let extents: Vec<(u64, Mapped)> = view.read().index.iter().filter(|(_, e)| !e.inline).collect();
         let copy = || {
             for (offset, extent) in extents {
                 let mut done = 0;
@@ -118,7 +119,7 @@ impl Region {
                         gpa: store.gpa(at),
                         inline: false,
                     };
-                    index.insert(offset + done, new, shift, &mut hidden);
+                    view.write().index.insert(offset + done, new, shift, &mut hidden);
                     done += len;
                 }
             }

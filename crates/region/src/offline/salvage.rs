@@ -270,7 +270,10 @@ impl Reading {
         }
         let mut hidden: Vec<Mapped> = Vec::new();
         let shift = store.segment_shift();
-        if self.inode.apply(store.region, shift, record, &mut hidden).is_ok() {
+        let applied = self.inode.change(self.inode.tail, |inode, index| {
+            inode.apply(store.region, shift, record, index, &mut hidden)
+        });
+        if applied.is_ok() {
             return;
         }
         self.lost += 1;
@@ -304,9 +307,10 @@ impl Reading {
 
     /// Mappings of what is no data space of the region go.
     fn drop_strays(&mut self, store: &Store) {
-        let Body::File(index) = &mut self.inode.body else {
+        let Body::File(view) = &self.inode.body else {
             return;
         };
+        let index = &mut view.write().index;
         let strays: Vec<(u64, Mapped)> = index
             .iter()
             .filter(|(_, e)| !e.inline && store.data_from_media(e.gpa, e.len).is_none())

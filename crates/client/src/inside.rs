@@ -1,0 +1,162 @@
+//! Reading a file of a region that the node around us serves: with loads, by the mapping that the region itself has
+//! (`polvo_node::FileView`). There is no index here to follow the log, and readers wait for nobody.
+//!
+//! As with a one-sided read, the log's tail is looked at after the copy: unmoved, it proves that the bytes were the file's.
+//! Where writers are too quick for that, the copy is made with the mapping held, for which a writer has to wait a moment;
+//! then entering the region once shows that what was read is durable.
+
+use crate::holds::Held;
+use crate::inode::tail_at;
+use crate::local::LocalClient;
+use polvo_format::{Gpa, RegionId, SEGMENT_SHIFT_MIN, Tail};
+use polvo_node::{FileView, Node, Part};
+use polvo_proto::FsError;
+use std::sync::Arc;
+
+/// Most parts of one copy: as many reads go on in one batch elsewhere.
+const PARTS: usize = 256;
+/// Copies that writers may spoil before one is made with the mapping held.
+const QUICK_TRIES: u32 = 3;
+
+/// A file that lies in the node around us.
+pub(crate) struct Inside {
+    view: Arc<FileView>,
+    /// Pool offset of the log's tail.
+    tail_at: u64,
+}
+
+impl Inside {
+    /// The log's tail as of the last change.
+    pub(crate) fn tail(&self) -> Tail {
+        self.view.tail()
+    }
+}
+
+/// How a copy went.
+enum Copied {
+    /// Bytes, and whether there may be more before the end of the file.
+    Valid(usize, bool),
+    /// The same, made with the mapping held: valid if the file is still there.
+    IfThere(usize, bool),
+    Spoiled,
+}
+
+impl LocalClient {
+    /// Reads as many bytes as one copy may have parts for. Says whether there may be more before the end of the file.
+    pub(crate) async fn read_inside(
+        &self,
+        node: &Arc<Node>,
+        held: &Held,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(usize, bool), FsError> {
+        if let Some(inside) = held.inside.get()
+            && let Copied::Valid(len, more) = self.copy(node, held, inside, offset, into, false)?
+        {
+            return Ok((len, more));
+        }
+        self.read_inside_slowly(node, held, offset, into).await
+    }
+
+    #[cold]
+    async fn read_inside_slowly(
+        &self,
+        node: &Arc<Node>,
+        held: &Held,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(usize, bool), FsError> {
+        let mut inside = self.look_inside(node, held).await?;
+        for tries in 0.. {
+            let copied = self.copy(node, held, &inside, offset, into, tries >= QUICK_TRIES)?;
+            if let Copied::Valid(len, more) = copied {
+                return Ok((len, more));
+            }
+            let now = self.look_inside(node, held).await?;
+            let same = Arc::ptr_eq(&now.view, &inside.view);
+            if let (Copied::IfThere(len, more), true) = (copied, same) {
+                return Ok((len, more));
+            }
+            inside = now;
+        }
+        unreachable!("a mapping that is held is read at the last try")
+    }
+
+    /// Gets a file's mapping, or brings it up to date.
+    async fn look_inside(&self, node: &Arc<Node>, held: &Held) -> Result<Inside, FsError> {
+        let at = tail_at(held.inode.ino).ok_or(FsError::Stale)?;
+        let inside = Inside {
+            view: self.file_view(node, held.inode).await?,
+            tail_at: self.pool_offset(node, at)?,
+        };
+        let known = held.inside.get_or_init(|| Inside {
+            view: inside.view.clone(),
+            ..inside
+        });
+        debug_assert!(
+            Arc::ptr_eq(&known.view, &inside.view),
+            "a region keeps a view that is shared"
+        );
+        Ok(inside)
+    }
+
+    fn copy(
+        &self,
+        node: &Node,
+        held: &Held,
+        inside: &Inside,
+        offset: u64,
+        into: &mut [u8],
+        hold: bool,
+    ) -> Result<Copied, FsError> {
+        let parts = &mut *self.parts.borrow_mut();
+        let (plan, unchanged) = inside.view.plan(offset, into.len(), PARTS, parts);
+        let unchanged = hold.then_some(unchanged);
+        let region = held.inode.ino.region();
+        let mut rest = &mut into[..plan.len];
+        for Part { len, at } in parts {
+            let (now, later) = rest.split_at_mut(*len);
+            rest = later;
+            match at {
+                Some(at) => node.pool().read(self.pool_offset(node, Gpa::new(region, *at))?, now),
+                None => now.fill(0),
+            }
+        }
+        let is_current = Tail(node.pool().read_u64(inside.tail_at)) == plan.tail;
+        Ok(match unchanged {
+            _ if is_current => Copied::Valid(plan.len, plan.cut),
+            Some(_) => Copied::IfThere(plan.len, plan.cut),
+            None => Copied::Spoiled,
+        })
+    }
+
+    /// Where an address in the node around us lies in its pool. Remembered by this thread, so that threads do not meet at
+    /// a lock: what a region's offsets stand for never changes while the node runs.
+    pub(crate) fn pool_offset(&self, node: &Node, at: Gpa) -> Result<u64, FsError> {
+        let (unit, within) = (
+            at.offset().0 >> SEGMENT_SHIFT_MIN,
+            at.offset().0 & ((1 << SEGMENT_SHIFT_MIN) - 1),
+        );
+        let mut bases = self.bases.borrow_mut();
+        let of_region = bases.entry(at.region()).or_default();
+        match of_region.get(unit as usize) {
+            Some(Some(base)) => Ok(base + within),
+            _ => Ok(locate(node, of_region, at.region(), unit)? + within),
+        }
+    }
+}
+
+#[cold]
+fn locate(node: &Node, bases: &mut Vec<Option<u64>>, region: RegionId, unit: u64) -> Result<u64, FsError> {
+    let base = node.locate(
+        Gpa(Gpa::new(region, Default::default()).0 + (unit << SEGMENT_SHIFT_MIN)),
+        1,
+    )?;
+    // it is a segment of the region, so there are not many more
+    let unit = unit as usize;
+    if bases.len() <= unit {
+        bases.resize(unit + 1, None);
+    }
+    bases[unit] = Some(base);
+    Ok(base)
+}
