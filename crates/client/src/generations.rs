@@ -1,7 +1,7 @@
 //! Generations of inodes seen: for callers that know a file by its number only.
 
 use foldhash::HashMap;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use polvo_format::{Generation, Ino};
 use polvo_proto::InodeRef;
 
@@ -12,16 +12,20 @@ const SHARD_MAX: usize = 1 << 16;
 /// The generation last seen of each inode number. Bounded; what is forgotten is looked up again.
 #[derive(Default)]
 pub(crate) struct Generations {
-    shards: [Mutex<HashMap<Ino, Generation>>; SHARDS],
+    shards: [RwLock<HashMap<Ino, Generation>>; SHARDS],
 }
 
 impl Generations {
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Generation>> {
+    fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Generation>> {
         &self.shards[(ino.0 ^ ino.0 >> 48) as usize % SHARDS]
     }
 
     pub(crate) fn note(&self, inode: InodeRef) {
-        let mut shard = self.shard(inode.ino).lock();
+        // most inodes are looked at again and again: nobody waits for that
+        if self.get(inode.ino) == Some(inode) {
+            return;
+        }
+        let mut shard = self.shard(inode.ino).write();
         if shard.len() >= SHARD_MAX && !shard.contains_key(&inode.ino) {
             shard.clear();
         }
@@ -29,7 +33,7 @@ impl Generations {
     }
 
     pub(crate) fn get(&self, ino: Ino) -> Option<InodeRef> {
-        let generation = *self.shard(ino).lock().get(&ino)?;
+        let generation = *self.shard(ino).read().get(&ino)?;
         Some(InodeRef { ino, generation })
     }
 }
@@ -54,6 +58,6 @@ mod tests {
                 generation: Generation(1),
             });
         }
-        assert!(seen.shards.iter().all(|shard| shard.lock().len() <= SHARD_MAX));
+        assert!(seen.shards.iter().all(|shard| shard.read().len() <= SHARD_MAX));
     }
 }

@@ -15,9 +15,13 @@ const TORN_TRIES: u32 = 4;
 pub(crate) const STATE_SIZE: usize = 16;
 
 /// What one one-sided read of an inode showed.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly always the large one, and soon done with"
+)]
 pub(crate) enum Seen {
     /// It is well and nobody changes it.
-    Inode(Box<InodeView>),
+    Inode(InodeView),
     /// It was read while it changed: read it again.
     Torn,
     /// A transaction holds it (or it is damaged): the primary knows more.
@@ -57,7 +61,7 @@ pub(crate) fn tail_at(ino: Ino) -> Option<Gpa> {
 /// Judges the bytes of an inode.
 pub(crate) fn judge(bytes: &[u8; INODE_SIZE], ino: Ino) -> Seen {
     match InodeView::decode(bytes, ino) {
-        Ok(view) if view.lock == 0 => Seen::Inode(Box::new(view)),
+        Ok(view) if view.lock == 0 => Seen::Inode(view),
         Err(FormatError::Torn) => Seen::Torn,
         // decided elsewhere, perhaps, and not dispatched yet: its name may be there already
         Err(FormatError::Free) if is_locked(bytes) => Seen::Locked,
@@ -147,7 +151,7 @@ impl LocalClient {
         for _ in 0..TORN_TRIES {
             match self.see(ino).await? {
                 Seen::Inode(view) => {
-                    let current = Current::from(&*view);
+                    let current = Current::from(&view);
                     // dead: whether it is still there depends on who holds it. If we do, it is
                     if current.attr.nlink == 0 && self.client.holds.get(current.inode()).is_none() {
                         break;

@@ -104,7 +104,7 @@ impl LocalClient {
     fn usable(&self, seen: &Seen, inode: InodeRef) -> Option<Attr> {
         match seen {
             Seen::Inode(view) if view.attr.nlink > 0 => self
-                .accept(Current::from(&**view), Some(inode.generation))
+                .accept(Current::from(view), Some(inode.generation))
                 .ok()
                 .map(|current| current.attr),
             _ => None,
@@ -147,7 +147,7 @@ impl LocalClient {
                 return Err(FsError::NotFound);
             };
             let found = match seen {
-                Seen::Inode(view) => self.accept(Current::from(&*view), Some(child.generation)),
+                Seen::Inode(view) => self.accept(Current::from(&view), Some(child.generation)),
                 Seen::Torn | Seen::Locked => self.current(child.ino, Some(child.generation)).await,
                 Seen::Nothing => Err(FsError::Stale),
             };

@@ -10,9 +10,10 @@
 //! pages of a listing, which carry no tail, can be cached.
 
 use foldhash::HashMap;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use polvo_format::{FileKind, Ino, RegionOffset, Tail};
 use polvo_proto::InodeRef;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SHARDS: usize = 8;
 /// Most names kept in all; beyond, the directories used longest ago are forgotten.
@@ -61,19 +62,21 @@ struct DirNames {
     names: HashMap<Box<[u8]>, Option<Child>>,
     /// All names up to this listing position are in `names`; `u64::MAX` when the listing was seen to its end.
     listed_to: u64,
-    used: u64,
+    /// The shard's clock when it was last used.
+    used: AtomicU64,
 }
 
 #[derive(Default)]
 struct Shard {
     dirs: HashMap<InodeRef, DirNames>,
     names: usize,
+    /// Directories that were begun to be cached.
     clock: u64,
 }
 
 /// Names of directories. Sharded short locks; bounded.
 pub(crate) struct NameCache {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [RwLock<Shard>; SHARDS],
     shard_max: usize,
 }
 
@@ -89,18 +92,19 @@ impl NameCache {
         }
     }
 
-    fn shard(&self, dir: InodeRef) -> &Mutex<Shard> {
+    fn shard(&self, dir: InodeRef) -> &RwLock<Shard> {
         let Ino(number) = dir.ino;
         &self.shards[(number ^ number >> 48) as usize % SHARDS]
     }
 
     /// The log as of which the directory is known, and what is known of the name. `None`: the directory is not cached.
     pub(crate) fn find(&self, dir: InodeRef, name: &[u8]) -> Option<(DirLog, Known)> {
-        let mut shard = self.shard(dir).lock();
-        shard.clock += 1;
-        let clock = shard.clock;
-        let names = shard.dirs.get_mut(&dir)?;
-        names.used = clock;
+        let shard = self.shard(dir).read();
+        let names = shard.dirs.get(&dir)?;
+        // who only looks changes nothing that others look at
+        if names.used.load(Relaxed) != shard.clock {
+            names.used.store(shard.clock, Relaxed);
+        }
         let known = match names.names.get(name) {
             Some(Some(child)) => Known::Child(*child),
             Some(None) => Known::Absent,
@@ -112,12 +116,12 @@ impl NameCache {
 
     /// The log as of which the directory is known: the basis of what is about to be asked.
     pub(crate) fn basis(&self, dir: InodeRef) -> Option<DirLog> {
-        self.shard(dir).lock().dirs.get(&dir).map(|names| names.log)
+        self.shard(dir).read().dirs.get(&dir).map(|names| names.log)
     }
 
     /// Starts caching a directory whose log is known to be at `log`; keeps what is there, unless the log was rewritten.
     pub(crate) fn seed(&self, dir: InodeRef, log: DirLog) {
-        let mut shard = self.shard(dir).lock();
+        let mut shard = self.shard(dir).write();
         match shard.dirs.get_mut(&dir) {
             Some(names) if names.log.tail.version() >= log.tail.version() => {
                 if names.log.tail == log.tail && names.log.page.is_none() {
@@ -130,7 +134,7 @@ impl NameCache {
 
     /// A directory that this client has just made: known to be empty.
     pub(crate) fn seed_empty(&self, dir: InodeRef, log: DirLog) {
-        let mut shard = self.shard(dir).lock();
+        let mut shard = self.shard(dir).write();
         shard.reset(dir, log);
         if let Some(names) = shard.dirs.get_mut(&dir) {
             names.listed_to = u64::MAX;
@@ -140,7 +144,7 @@ impl NameCache {
     /// Enters what a call answered about a name (`None`: it does not exist), if the directory is still known as of the
     /// basis, the tail it was known at before the call.
     pub(crate) fn enter(&self, dir: InodeRef, basis: Tail, name: &[u8], child: Option<Child>) {
-        let mut shard = self.shard(dir).lock();
+        let mut shard = self.shard(dir).write();
         if shard.at(dir, basis).is_some() {
             shard.set(dir, name, child);
             self.bound(&mut shard, dir);
@@ -149,14 +153,14 @@ impl NameCache {
 
     /// The directory's log is at `to` now and all that happened since the basis has been entered.
     pub(crate) fn advance(&self, dir: InodeRef, basis: Tail, to: DirLog) {
-        if let Some(names) = self.shard(dir).lock().at(dir, basis) {
+        if let Some(names) = self.shard(dir).write().at(dir, basis) {
             names.log = to;
         }
     }
 
     /// Applies what the directory's log says between the basis and `to`.
     pub(crate) fn apply(&self, dir: InodeRef, basis: Tail, changes: Vec<NameChange>, to: DirLog) {
-        let mut shard = self.shard(dir).lock();
+        let mut shard = self.shard(dir).write();
         if shard.at(dir, basis).is_none() {
             return;
         }
@@ -182,7 +186,7 @@ impl NameCache {
         to: u64,
         entries: impl Iterator<Item = (&'a [u8], Child)>,
     ) {
-        let mut shard = self.shard(dir).lock();
+        let mut shard = self.shard(dir).write();
         if shard.at(dir, basis).is_none() {
             return;
         }
@@ -199,13 +203,13 @@ impl NameCache {
 
     /// Drops all names of a directory.
     pub(crate) fn forget(&self, dir: InodeRef) {
-        self.shard(dir).lock().remove(dir);
+        self.shard(dir).write().remove(dir);
     }
 
     /// Drops everything in directories for which `gone` says so.
     pub(crate) fn forget_where(&self, gone: impl Fn(InodeRef) -> bool) {
         for shard in &self.shards {
-            let mut shard = shard.lock();
+            let mut shard = shard.write();
             let dirs: Vec<InodeRef> = shard.dirs.keys().copied().filter(|dir| gone(*dir)).collect();
             for dir in dirs {
                 shard.remove(dir);
@@ -220,7 +224,7 @@ impl NameCache {
                 .dirs
                 .iter()
                 .filter(|(dir, _)| **dir != keep)
-                .min_by_key(|(_, names)| names.used);
+                .min_by_key(|(dir, names)| (names.used.load(Relaxed), **dir));
             match oldest.map(|(dir, _)| *dir) {
                 Some(dir) => shard.remove(dir),
                 None => {
@@ -262,7 +266,7 @@ impl Shard {
                 log,
                 names: HashMap::default(),
                 listed_to: 0,
-                used,
+                used: AtomicU64::new(used),
             },
         );
     }
@@ -379,7 +383,7 @@ mod tests {
                 cache.enter(inode(8 * dir), log(1).tail, &n.to_le_bytes(), Some(child(n)));
             }
         }
-        let shard = cache.shards[0].lock();
+        let shard = cache.shards[0].read();
         assert!(shard.names <= 100);
         assert_eq!(
             shard.names,
@@ -393,6 +397,6 @@ mod tests {
         }
         let last = cache.find(inode(8), &5u64.to_le_bytes()).map(|f| f.1);
         assert_eq!(last, Some(Known::Nothing), "what was cut is unknown, not absent");
-        assert!(cache.shards[0].lock().names <= 100);
+        assert!(cache.shards[0].read().names <= 100);
     }
 }
