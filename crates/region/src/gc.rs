@@ -11,6 +11,7 @@ use crate::log::{Layout, LogEnd};
 use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX, raised};
 use crate::store::{Store, Urgency};
+use crate::writes::Writes;
 use polvo_format::{
     Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, LogEntries, Record, RegionOffset,
     TxnId, encode_attributes,
@@ -107,8 +108,8 @@ impl Region {
             tail: layout.tail,
             ..inode.head()
         };
-        let head = head.encode(inode.attr.ino, &attributes).to_vec();
-        let writes = [(inode_offset + INODE_ATTRIBUTES, lines), (inode_offset, head)];
+        let mut writes = Writes::one(inode_offset + INODE_ATTRIBUTES, &lines);
+        writes.push(inode_offset, &head.encode(inode.attr.ino, &attributes));
         if let Err(e) = self.redo(TxnId::default(), &writes, &[]) {
             self.store.give_pages(&layout.new_pages);
             return Err(e);

@@ -41,6 +41,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod writes;
 
 pub use check::{CheckReport, Finding};
 pub use error::RegionError;

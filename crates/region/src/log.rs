@@ -37,7 +37,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.bytes.clear();
         self.pieces.clear();
         self.new_pages.clear();

@@ -6,6 +6,7 @@ use crate::planted::{Planted, planted};
 use crate::session::Sessions;
 use crate::store::{Store, Urgency};
 use crate::transaction::Held;
+use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
     Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
@@ -196,13 +197,13 @@ impl Region {
     pub(crate) fn redo(
         &self,
         txn: TxnId,
-        writes: &[(u64, Vec<u8>)],
+        writes: &Writes,
         remote: &[RemotePart],
     ) -> Result<Option<RedoId>, RegionError> {
         let store = &self.store;
         let local: Vec<(Gpa, &[u8])> = writes
             .iter()
-            .map(|(offset, bytes)| (store.gpa(*offset), &bytes[..]))
+            .map(|(offset, bytes)| (store.gpa(offset), bytes))
             .collect();
         if planted(Planted::NamesChangedInPlace) || planted(Planted::LogsOneAfterTheOther) {
             planted_in_place(store, writes);
@@ -216,19 +217,19 @@ impl Region {
         if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
             store.pool.applied(record);
         }
-        for (offset, bytes) in writes {
-            let in_slot = (store.class(*offset) == SegmentClass::Inodes).then_some(offset % INODE_SIZE as u64);
+        for (offset, bytes) in writes.iter() {
+            let in_slot = (store.class(offset) == SegmentClass::Inodes).then_some(offset % INODE_SIZE as u64);
             if in_slot == Some(0) && bytes.len() == INODE_HEAD_SIZE {
                 // who reads just the tail must find everything else in place; one write-back for the line
                 let (before, tail) = bytes.split_at(INODE_TAIL as usize);
-                store.pmem.write(store.at(*offset), before);
+                store.pmem.write(store.at(offset), before);
                 let tail = u64::from_le_bytes(tail.try_into().expect("the tail ends the head"));
                 store.write_word(offset + INODE_TAIL, tail);
             } else if in_slot == Some(INODE_ATTRIBUTES) && bytes.len() == LINE {
                 // a cache, which recovery does not believe
-                store.pmem.write(store.at(*offset), bytes);
+                store.pmem.write(store.at(offset), bytes);
             } else {
-                store.write(*offset, bytes);
+                store.write(offset, bytes);
             }
         }
         store.pmem.fence();
@@ -244,8 +245,8 @@ impl Region {
             Some(inode) => inode,
             None => Box::new(self.store.load(slot, &mut 0)?),
         };
-        let freed = (slot * INODE_SIZE as u64, freed_head(&inode));
-        match self.redo(TxnId::default(), &[freed], &[]) {
+        let freed = Writes::one(slot * INODE_SIZE as u64, &freed_head(&inode));
+        match self.redo(TxnId::default(), &freed, &[]) {
             Ok(_) => {
                 self.forget(inode);
                 Ok(())
@@ -279,9 +280,9 @@ impl Region {
 
 /// Two of Chipmunk's: a change of several inodes without a redo record; each log by itself.
 #[cold]
-fn planted_in_place(store: &Store, writes: &[(u64, Vec<u8>)]) {
+fn planted_in_place(store: &Store, writes: &Writes) {
     for (offset, bytes) in writes.iter().rev() {
-        store.write(*offset, bytes);
+        store.write(offset, bytes);
         if planted(Planted::LogsOneAfterTheOther) && bytes.len() == INODE_HEAD_SIZE {
             store.pmem.fence();
         }
@@ -300,13 +301,13 @@ pub(crate) fn is_worn(generation: Generation, tail: Tail) -> bool {
 }
 
 /// Line 0 of the slot once the inode is gone: generation and version stay.
-pub(crate) fn freed_head(inode: &Inode) -> Vec<u8> {
+pub(crate) fn freed_head(inode: &Inode) -> [u8; INODE_HEAD_SIZE] {
     let head = InodeHead {
         generation: inode.attr.generation,
         tail: raised(inode.tail),
         ..InodeHead::UNUSED
     };
-    head.encode(inode.attr.ino, &[0; INODE_ATTRIBUTES as usize]).to_vec()
+    head.encode(inode.attr.ino, &[0; INODE_ATTRIBUTES as usize])
 }
 
 /// The address of a slot's lock word.

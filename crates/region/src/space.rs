@@ -225,11 +225,14 @@ impl Space {
     /// Gives a run back at once: nobody can know of it any more.
     pub fn give(&mut self, run: Run) {
         let (class, bitmap) = self.segment_mut(run.segment);
+        let was_full = bitmap.free() == 0;
         bitmap.give(run.start, run.len);
         let class = *class;
         let of_class = &mut self.classes[class_at(class)];
         of_class.free += u64::from(run.len);
-        of_class.open.insert(run.segment);
+        if was_full {
+            of_class.open.insert(run.segment);
+        }
     }
 
     /// The run of pages that begins at a region offset.

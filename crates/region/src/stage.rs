@@ -21,7 +21,7 @@ const ENTRIES_LEN: usize = 4 * LINE;
 const LINKS_MAX: u32 = 65_000;
 
 /// An inode as it would be.
-pub(crate) struct Staged {
+pub(crate) struct Staged<'a> {
     pub inode: InodeRef,
     pub attr: Attr,
     /// the log's end before
@@ -35,12 +35,12 @@ pub(crate) struct Staged {
     pub linkable: bool,
     /// unsealed log entries
     pub entries: Vec<u8>,
-    names: Vec<(Box<[u8]>, Option<Dentry>)>,
+    names: Vec<(&'a [u8], Option<Dentry>)>,
     next_cookie: u64,
 }
 
-impl Staged {
-    fn of(inode: &Inode) -> Staged {
+impl<'a> Staged<'a> {
+    fn of(inode: &Inode) -> Staged<'a> {
         Staged {
             inode: inode.inode_ref(),
             attr: inode.attr,
@@ -105,8 +105,8 @@ impl Staged {
 
 /// Everything that a list of intents would do.
 #[derive(Default)]
-pub(crate) struct Stage {
-    pub inodes: Vec<Staged>,
+pub(crate) struct Stage<'a> {
+    pub inodes: Vec<Staged<'a>>,
     /// for each intent, which of `inodes` it is about
     pub about: Vec<usize>,
     made: Option<InodeRef>,
@@ -128,7 +128,7 @@ fn check_name(name: &[u8]) -> Result<(), RegionError> {
 
 impl Region {
     /// Works out what the intents would do. On error nothing is taken.
-    pub(crate) fn stage(&mut self, intents: &[Intent], now_ns: i64) -> Result<Stage, RegionError> {
+    pub(crate) fn stage<'a>(&mut self, intents: &'a [Intent], now_ns: i64) -> Result<Stage<'a>, RegionError> {
         let mut stage = Stage::default();
         for intent in intents {
             match self.stage_one(&mut stage, intent, now_ns) {
@@ -165,7 +165,7 @@ impl Region {
         if frees { Urgency::Frees } else { Urgency::Normal }
     }
 
-    fn stage_one(&mut self, stage: &mut Stage, intent: &Intent, now_ns: i64) -> Result<usize, RegionError> {
+    fn stage_one<'a>(&mut self, stage: &mut Stage<'a>, intent: &'a Intent, now_ns: i64) -> Result<usize, RegionError> {
         match intent {
             Intent::NewInode {
                 file,
@@ -199,7 +199,7 @@ impl Region {
                 };
                 staged.next_cookie += 1;
                 staged.push(&dentry_entry(name, dentry, now_ns));
-                staged.names.push((name[..].into(), Some(dentry)));
+                staged.names.push((&name[..], Some(dentry)));
                 staged.names_changed(1, is_directory(*kind), now_ns);
                 Ok(at)
             }
@@ -218,7 +218,7 @@ impl Region {
                     cookie: old.cookie,
                     time_ns: now_ns,
                 });
-                staged.names.push((name[..].into(), None));
+                staged.names.push((&name[..], None));
                 staged.names_changed(-1, -is_directory(old.kind), now_ns);
                 Ok(at)
             }
@@ -241,7 +241,7 @@ impl Region {
                     kind: *kind,
                 };
                 staged.push(&dentry_entry(name, dentry, now_ns));
-                staged.names.push((name[..].into(), Some(dentry)));
+                staged.names.push((&name[..], Some(dentry)));
                 staged.names_changed(0, is_directory(*kind) - is_directory(known.kind), now_ns);
                 Ok(at)
             }
@@ -324,7 +324,7 @@ impl Region {
     /// What a name stands for after the intents so far.
     fn staged_name(&mut self, stage: &Stage, at: usize, name: &[u8]) -> Result<Option<Dentry>, RegionError> {
         let staged = &stage.inodes[at];
-        if let Some((_, known)) = staged.names.iter().rev().find(|(n, _)| **n == *name) {
+        if let Some((_, known)) = staged.names.iter().rev().find(|(n, _)| *n == name) {
             return Ok(*known);
         }
         if staged.fresh {

@@ -8,6 +8,7 @@ use crate::hash::NumberMap;
 use crate::log::Layout;
 use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
+use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
 use polvo_format::{Gpa, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
@@ -53,6 +54,9 @@ pub(crate) struct Store {
     log_lengths: BTreeMap<usize, u32>,
     /// scratch of `append`
     pub layout: Layout,
+    /// scratch of transactions: a layout for each inode, and what goes into the redo record
+    pub layouts: Vec<Layout>,
+    pub writes: Writes,
     /// scratch of `commit`: what it has hidden of a file's mapping
     pub hidden: Vec<Mapped>,
     /// scratch of whoever makes entries
@@ -81,6 +85,8 @@ impl Store {
             damaged: NumberMap::default(),
             log_lengths: BTreeMap::new(),
             layout: Layout::default(),
+            layouts: Vec::new(),
+            writes: Writes::default(),
             hidden: Vec::new(),
             entries: Vec::new(),
         })

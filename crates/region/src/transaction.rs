@@ -232,16 +232,16 @@ impl Region {
             let stage = region.stage(intents, now_ns)?;
             let mut layouts = region.lay_out_stage(&stage, intents)?;
             if remote.is_empty() && region.decide_single(&stage, &layouts) {
-                return Ok(Decided {
-                    record: None,
-                    outcomes: outcomes(&stage, &layouts),
-                });
+                let outcomes = outcomes(&stage, &layouts);
+                region.store.layouts = layouts;
+                return Ok(Decided { record: None, outcomes });
             }
 
             // inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens
             let mut freed: Vec<Box<Inode>> = Vec::new();
-            let mut writes = Vec::with_capacity(4 * layouts.len());
-            let mut heads = Vec::with_capacity(layouts.len());
+            let mut writes = std::mem::take(&mut region.store.writes);
+            writes.clear();
+            let mut heads = Vec::with_capacity(stage.inodes.len());
             for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
                 if staged.entries.is_empty() {
                     continue;
@@ -273,27 +273,30 @@ impl Region {
                     tail: staged.tail,
                     pages,
                 };
-                writes.extend(
-                    layout
-                        .pieces
-                        .iter()
-                        .map(|(at, range)| (*at, layout.bytes[range.clone()].to_vec())),
-                );
-                writes.extend(layout.headers(end).map(|(at, header)| (at, header.to_vec())));
+                for (at, range) in &layout.pieces {
+                    writes.push(*at, &layout.bytes[range.clone()]);
+                }
+                for (at, header) in layout.headers(end) {
+                    writes.push(at, &header);
+                }
                 if let Some((at, next)) = layout.link(end).filter(|_| !pages.is_empty()) {
-                    writes.push((at, next.to_le_bytes().to_vec()));
+                    writes.push(at, &next.to_le_bytes());
                 }
                 let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
                 let attributes = encode_attributes(&staged.attr);
                 let head = staged
                     .head(first_page, layout.tail)
                     .encode(staged.inode.ino, &attributes);
-                writes.push((offset + INODE_ATTRIBUTES, attributes.to_vec()));
-                heads.push((offset, head.to_vec()));
+                writes.push(offset + INODE_ATTRIBUTES, &attributes);
+                heads.push((offset, head));
             }
-            writes.extend(heads);
+            for (offset, head) in heads {
+                writes.push(offset, &head);
+            }
 
-            let record = match region.redo(txn, &writes, remote) {
+            let logged = region.redo(txn, &writes, remote);
+            region.store.writes = writes;
+            let record = match logged {
                 Ok(record) => record,
                 Err(e) => {
                     region.drop_stage(&stage, &layouts);
@@ -307,16 +310,15 @@ impl Region {
             for (staged, layout) in stage.inodes.iter().zip(&layouts) {
                 region.take_over(staged, layout);
             }
-            Ok(Decided {
-                record,
-                outcomes: outcomes(&stage, &layouts),
-            })
+            let outcomes = outcomes(&stage, &layouts);
+            region.store.layouts = layouts;
+            Ok(Decided { record, outcomes })
         })
     }
 
     /// A change of one inode needs no redo record. True when this was one and is done.
     fn decide_single(&mut self, stage: &Stage, layouts: &[Layout]) -> bool {
-        let ([staged], [layout]) = (&stage.inodes[..], layouts) else {
+        let ([staged], [layout, ..]) = (&stage.inodes[..], layouts) else {
             return stage.inodes.iter().all(|s| s.entries.is_empty());
         };
         if staged.entries.is_empty() {
@@ -363,19 +365,23 @@ impl Region {
         }
     }
 
-    /// Lays out the entries of every staged inode. On error everything staged is given back.
+    /// Lays out the entries of every staged inode; there may be more layouts than inodes. On error everything staged is
+    /// given back.
     fn lay_out_stage(&mut self, stage: &Stage, intents: &[Intent]) -> Result<Vec<Layout>, RegionError> {
         let urgency = Self::urgency(intents);
-        let mut layouts: Vec<Layout> = Vec::with_capacity(stage.inodes.len());
-        for staged in &stage.inodes {
-            let mut layout = Layout::default();
+        let mut layouts = std::mem::take(&mut self.store.layouts);
+        layouts.iter_mut().for_each(Layout::clear);
+        if layouts.len() < stage.inodes.len() {
+            layouts.resize_with(stage.inodes.len(), Layout::default);
+        }
+        for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
             let laid_out = if staged.fresh {
                 let end = LogEnd {
                     ino: staged.inode.ino,
                     tail: staged.tail,
                     pages: &[],
                 };
-                self.store.lay_out(end, &staged.entries, urgency, &mut layout)
+                self.store.lay_out(end, &staged.entries, urgency, layout)
             } else {
                 match self.cache.get(&self.store, staged.slot()) {
                     Ok(inode) => {
@@ -384,12 +390,11 @@ impl Region {
                             tail: staged.tail,
                             pages: &inode.pages,
                         };
-                        self.store.lay_out(end, &staged.entries, urgency, &mut layout)
+                        self.store.lay_out(end, &staged.entries, urgency, layout)
                     }
                     Err(e) => Err(e),
                 }
             };
-            layouts.push(layout);
             if let Err(e) = laid_out {
                 self.drop_stage(stage, &layouts);
                 return Err(e);

@@ -9,6 +9,7 @@ use crate::inode::{Body, Inode};
 use crate::region::VERSION_MAX;
 use crate::space::each_page;
 use crate::store::Urgency;
+use crate::writes::Writes;
 use crate::{Region, RegionError};
 use polvo_format::{Entry, FileKind, Generation, INODE_ATTRIBUTES, INODE_SIZE, Ino, InodeHead, PAGE, Tail, TxnId};
 use polvo_proto::{FsError, InodeRef, Intent};
@@ -86,10 +87,9 @@ impl Region {
             tail: Tail::new(VERSION_MAX, 0),
             ..InodeHead::UNUSED
         };
-        let head = head
-            .encode(self.store.ino(slot), &[0; INODE_ATTRIBUTES as usize])
-            .to_vec();
-        self.redo(TxnId::default(), &[(slot * INODE_SIZE as u64, head)], &[])?;
+        let head = head.encode(self.store.ino(slot), &[0; INODE_ATTRIBUTES as usize]);
+        let retired = Writes::one(slot * INODE_SIZE as u64, &head);
+        self.redo(TxnId::default(), &retired, &[])?;
         self.store.damaged.remove(&slot);
         Ok(())
     }
