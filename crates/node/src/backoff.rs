@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// Attempts that only let others run, before the first sleep.
-const YIELDS: u32 = 16;
+const YIELDS: u32 = 64;
 /// Longest sleep.
 const SLEEP_MAX: Duration = Duration::from_millis(16);
 /// Where something is held for a moment only.

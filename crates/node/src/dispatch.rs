@@ -2,18 +2,23 @@
 //! go by one-sided compare-and-swap. A decided transaction is dispatched until every participant has its part,
 //! whatever happens to the request that began it.
 
+use crate::backoff::Backoff;
 use crate::node::Node;
 use crate::probe::Phase;
-use crate::turn::Turn;
-use crate::two_phase;
+use crate::turn::{self, Turn};
+use crate::two_phase::{self, Transactions};
 use polvo_cluster::{Links, RegionVerb, join_all};
 use polvo_format::TxnId;
 use polvo_proto::{Cred, FsError, Reply, Request};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{RedoId, RemotePart, Undispatched};
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::time::Duration;
+use tokio::time::Instant;
 
 struct PartToDo {
     part: RemotePart,
@@ -56,6 +61,7 @@ pub(crate) struct Dispatching {
 
 impl Dispatching {
     pub fn new(node: &Arc<Node>, dispatch: Dispatch) -> Dispatching {
+        node.dispatching.fetch_add(1, Relaxed);
         Dispatching {
             node: node.clone(),
             dispatch: Some(dispatch),
@@ -106,6 +112,27 @@ impl Dispatching {
         self.dispatch = None;
         Ok(())
     }
+
+    /// Attempts until there is nothing left to do, or `backoff` is used up.
+    async fn until_done(mut self, links: Rc<Links>, mut backoff: Backoff, deadline: Instant) -> Result<(), FsError> {
+        let txn = self.dispatch.as_ref().map(|dispatch| dispatch.txn);
+        self.node.probe.reached(Phase::Decided).await;
+        loop {
+            let Err(error) = self.attempt(&links, turn::call_limit(deadline)).await else {
+                return Ok(());
+            };
+            tracing::debug!(?txn, %error, "dispatch failed, trying again");
+            if backoff.wait().await.is_err() {
+                tracing::warn!(?txn, %error, "dispatch goes on in the background");
+                let node = match error {
+                    FsError::Unreachable { node, .. } => node,
+                    _ => u16::MAX,
+                };
+                let why = format!("the operation is committed, but a node it concerns cannot be reached: {error}");
+                return Err(FsError::Unreachable { node, why });
+            }
+        }
+    }
 }
 
 impl Drop for Dispatching {
@@ -113,29 +140,28 @@ impl Drop for Dispatching {
         if let Some(dispatch) = self.dispatch.take() {
             self.node.undispatched.lock().push(dispatch);
         }
+        self.node.dispatching.fetch_sub(1, Relaxed);
     }
 }
 
-/// Dispatches what a request has decided. When a participant does not answer, housekeeping goes on with it and the
-/// caller learns that its operation is done but not seen everywhere.
+/// Dispatches what a request has decided. Whoever asked over a connection is answered as soon as that is on its way: the
+/// decision is durable, and until the locks are let go whoever looks at what they protect waits for it. Others wait here:
+/// their thread may have nothing to do for us afterwards. So does two-phase commit, whose participants have to act first.
+///
+/// # Errors
+/// A participant does not answer: the operation is done but not seen everywhere, and housekeeping goes on with it.
 pub(crate) async fn finish(turn: &Turn<'_>, dispatch: Dispatch) -> Result<(), FsError> {
-    let txn = dispatch.txn;
-    let mut dispatching = Dispatching::new(turn.node, dispatch);
-    turn.node.probe.reached(Phase::Decided).await;
-    let mut backoff = turn.backoff();
-    loop {
-        let Err(error) = dispatching.attempt(turn.links, turn.call_limit()).await else {
-            return Ok(());
-        };
-        tracing::debug!(?txn, %error, "dispatch failed, trying again");
-        if backoff.wait().await.is_err() {
-            tracing::warn!(?txn, %error, "dispatch goes on in the background");
-            let node = match error {
-                FsError::Unreachable { node, .. } => node,
-                _ => u16::MAX,
-            };
-            let why = format!("the operation is committed, but a node it concerns cannot be reached: {error}");
-            return Err(FsError::Unreachable { node, why });
+    let by_reactor = turn.pair.is_some() && turn.node.config.transactions == Transactions::CollectDispatch;
+    let dispatching = Dispatching::new(turn.node, dispatch);
+    let mut to_do = Box::pin(dispatching.until_done(turn.links.clone(), turn.backoff(), turn.deadline()));
+    if !by_reactor {
+        return to_do.await;
+    }
+    match poll_fn(|cx| Poll::Ready(to_do.as_mut().poll(cx))).await {
+        Poll::Ready(ended) => ended,
+        Poll::Pending => {
+            tokio::task::spawn_local(to_do);
+            Ok(())
         }
     }
 }

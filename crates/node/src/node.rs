@@ -89,6 +89,8 @@ pub struct Node {
     pub(crate) stopping: watch::Sender<bool>,
     /// Requests under way.
     pub(crate) under_way: AtomicU64,
+    /// Decided transactions that are being dispatched.
+    pub(crate) dispatching: AtomicU64,
     /// Where `serve` listens.
     pub(crate) bound: Mutex<Vec<Address>>,
     rename_lock: RenameLock,
@@ -220,6 +222,7 @@ impl Node {
             tick: AtomicU64::new(1),
             stopping: watch::channel(false).0,
             under_way: AtomicU64::new(0),
+            dispatching: AtomicU64::new(0),
             bound: Mutex::default(),
             rename_lock: RenameLock::new(),
             context,

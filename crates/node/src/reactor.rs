@@ -100,7 +100,10 @@ impl Node {
         // an error means that the node is gone, and with it the sender: then there is nothing to serve either
         let _stopped = stopping.wait_for(|stop| *stop).await;
         let drained = async {
-            while self.under_way.load(Relaxed) > 0 || !self.undispatched.lock().is_empty() {
+            while self.under_way.load(Relaxed) > 0
+                || self.dispatching.load(Relaxed) > 0
+                || !self.undispatched.lock().is_empty()
+            {
                 tokio::time::sleep(DRAIN_LOOK).await;
             }
         };

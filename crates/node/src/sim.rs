@@ -27,6 +27,7 @@ use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
@@ -350,6 +351,7 @@ impl Cluster {
             .all(|running| {
                 let node = &running.node;
                 node.undecided.count() == 0
+                    && node.dispatching.load(Relaxed) == 0
                     && node.undispatched.lock().is_empty()
                     && node.prepared.waiting().is_empty()
                     && node

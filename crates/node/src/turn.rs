@@ -20,6 +20,11 @@ use tokio::time::Instant;
 /// After so long a wait for a held inode, the coordinator of the transaction that holds it is asked.
 const ASK_AFTER: Duration = Duration::from_millis(50);
 
+/// How long a call to another node may take on behalf of somebody who waits until `deadline`.
+pub(crate) fn call_limit(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
+}
+
 /// One request in the making.
 pub(crate) struct Turn<'a> {
     pub node: &'a Arc<Node>,
@@ -76,7 +81,7 @@ impl<'a> Turn<'a> {
 
     /// How long a call to another node may take.
     pub fn call_limit(&self) -> Duration {
-        self.deadline().saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
+        call_limit(self.deadline())
     }
 
     /// A backoff whose jitter is this request's own.
