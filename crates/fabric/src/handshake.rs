@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Raised whenever anything on the wire changes its meaning.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// Handshakes under way at a listener; further connections wait in the kernel's queue.
 pub(crate) const MAX_HANDSHAKES: usize = 64;

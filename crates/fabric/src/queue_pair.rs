@@ -2,7 +2,7 @@
 
 use crate::completion::{Counters, OpId};
 use crate::poller;
-use crate::provider::{Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::spin::{Next, Spin, spin_limit};
 use crate::waiters::{Hub, Place};
 use crate::{Event, FabricError, MAX_SEND, Role, Verb};
@@ -55,11 +55,23 @@ impl QueuePair {
     /// As [`QueuePair::execute_unsignaled`], but a peer that sleeps learns of it only when a wait for events of this queue pair
     /// begins, or by [`QueuePair::settle`]: several batches then cost one look at the peer.
     pub async fn execute_quietly(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
+        self.execute_unawaited(verbs, Completion::Unsignaled).await
+    }
+
+    /// As [`QueuePair::execute_unsignaled`], for memory that the peer may take back at any time: a failure at the target ends
+    /// the batch, and the connection goes on. Where the initiator does the work itself it is told of the failure.
+    pub async fn execute_unreported(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
+        self.execute_unawaited(verbs, Completion::Unreported).await?;
+        self.settle();
+        Ok(())
+    }
+
+    async fn execute_unawaited(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<(), FabricError> {
         assert!(
             !verbs.iter().any(Verb::is_answered),
             "whoever reads waits for the completion"
         );
-        Execute::new(self, verbs, Completion::Unsignaled).await
+        Execute::new(self, verbs, completion).await
     }
 
     /// Sees to it that a peer that sleeps learns of what was executed quietly.
@@ -274,12 +286,6 @@ impl Drop for Events {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Completion {
-    Signaled,
-    Unsignaled,
-}
-
 enum Stage {
     Unposted,
     Posted(OpId),
@@ -321,9 +327,8 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             return Poll::Pending;
         }
         let provider = &self.qp.provider;
-        let is_signaled = self.completion == Completion::Signaled;
-        let posted = provider.post(self.verbs, is_signaled);
-        if is_signaled {
+        let posted = provider.post(self.verbs, self.completion);
+        if self.completion == Completion::Signaled {
             provider.settle();
         }
         match posted? {

@@ -765,6 +765,35 @@ fn an_unsignaled_failure_ends_the_connection() {
 }
 
 #[test]
+fn a_failure_that_is_not_reported_ends_its_batch_alone() {
+    on_every_provider(async |pair: Pair| {
+        let (buffer, key) = pair.buffer(1 << 20, Access::ALL);
+        let (gone, revoked) = pair.buffer(1 << 20, Access::ALL);
+        pair.server_regions.deregister(revoked);
+        for len in [1, 5000, 300_000] {
+            let bytes = pattern(len, 3);
+            let mut batch = [(key, 0), (revoked, 0), (key, 500_000)].map(|(key, offset)| Verb::Write {
+                to: at(key, offset),
+                bytes: &bytes,
+            });
+            // Where the initiator does the work itself it knows at once.
+            if let Err(error) = pair.client.execute_unreported(&mut batch).await {
+                assert_eq!(error, FabricError::BadKey { key: revoked.0 });
+            }
+            // whatever comes later is behind it
+            pair.client
+                .execute(&mut [Verb::Flush { at: at(key, 0), len: 8 }])
+                .await
+                .unwrap();
+            assert!(bytes_of(&buffer, 0, len) == bytes, "{len}");
+            assert!(bytes_of(&buffer, 500_000, len) == vec![0; len], "{len}");
+            assert!(bytes_of(&gone, 0, len) == vec![0; len], "{len}");
+        }
+        assert!(pair.events.is_empty());
+    });
+}
+
+#[test]
 fn closing_ends_both_sides() {
     on_every_provider(async |pair: Pair| {
         let (_, key) = pair.buffer(1 << 20, Access::ALL);

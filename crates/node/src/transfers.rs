@@ -28,7 +28,8 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// Most verbs of a batch.
 const BATCH_VERBS: usize = 256;
 /// Reads up to here are put into the caller's memory without waiting for completions: the answer comes behind them over the
-/// same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then.
+/// same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then. Nothing is reported, since the
+/// memory of a caller that has given its read up is taken back meanwhile.
 const UNSIGNALED_MAX: u64 = 64 << 10;
 /// What holes are made of.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -146,7 +147,7 @@ impl<'t, 'v> Batches<'t, 'v> {
         let limit = self.turn.call_limit();
         let moved = match self.signaled {
             true => within(self.pair, limit, self.pair.execute(&mut self.verbs)).await,
-            false => within(self.pair, limit, self.pair.execute_unsignaled(&mut self.verbs)).await,
+            false => within(self.pair, limit, self.pair.execute_unreported(&mut self.verbs)).await,
         };
         self.verbs.clear();
         self.bytes = 0;

@@ -7,6 +7,17 @@ pub(crate) mod tcp;
 use crate::completion::{OpId, Shared};
 use crate::{FabricError, Verb};
 
+/// What its initiator wants to know of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Completion {
+    /// How it ended.
+    Signaled,
+    /// Nothing: a failure at the target ends the connection.
+    Unsignaled,
+    /// Nothing, and a failure at the target ends the batch alone.
+    Unreported,
+}
+
 /// What became of a batch that was to be posted.
 pub(crate) enum Posted {
     /// It is complete.
@@ -31,12 +42,11 @@ pub(crate) trait Provider {
     /// State common to all providers.
     fn shared(&self) -> &Shared;
 
-    /// Posts a batch. With `signaled` false nobody waits for its completion and the caller's memory is not touched after
-    /// the return; a failure at the target then ends the connection.
+    /// Posts a batch. Unless it is signaled the caller's memory is not touched after the return.
     ///
     /// When it is pending, the provider keeps pointers to the caller's memory until the operation is complete or
     /// abandoned.
-    fn post(&self, verbs: &mut [Verb<'_>], signaled: bool) -> Result<Posted, FabricError>;
+    fn post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<Posted, FabricError>;
 
     /// Does what can be done without waiting: sends, receives, serves the peer, completes operations. A bounded amount.
     fn progress(&self) -> Progress;

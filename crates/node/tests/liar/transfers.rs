@@ -49,7 +49,7 @@ fn at(window: Window, offset: u64) -> Window {
 }
 
 /// A read of few bytes is answered without waiting for completions: who lies about where they are to go may hear that they
-/// are there before it loses its connection.
+/// are there.
 fn is_refused(answer: &Answer) -> bool {
     matches!(
         answer,
@@ -176,6 +176,51 @@ fn memory_that_is_taken_away_while_it_is_read() {
             let answer = s.say(request).await;
             assert!(is_refused(&answer), "{answer:?}");
         }
+    });
+}
+
+/// Which is no lie: whoever drops a read takes its memory back.
+#[test]
+fn a_read_that_is_given_up_costs_no_connection() {
+    let options = ClusterOptions {
+        seed: 64,
+        nodes: 1,
+        regions_per_node: 1,
+        ..ClusterOptions::default()
+    };
+    run(options, async |cluster| {
+        let client = Caller::new(cluster, "client");
+        let file = client.create(ROOT, "file").await.unwrap();
+        client.write_active(file, 0, &pattern(60_000, 7)).await.unwrap();
+        let link = client
+            .links
+            .to(cluster.map().primary(file.ino.region()).unwrap())
+            .await
+            .unwrap();
+        let memory = client.links.context().memory();
+        for after in 0..100 {
+            let buffer = Buffer::new(60_000);
+            let key = memory.register(Memory::Buffer(buffer.clone()), 0, 60_000, Access::WRITE);
+            let window = Window { key: key.0, offset: 0 };
+            let reading = client.ask(file.ino.region(), read(file, 60_000, Some(window)));
+            let done = tokio::time::timeout(Duration::from_micros(50 * after), reading)
+                .await
+                .is_ok();
+            memory.deregister(key);
+            let bytes = || {
+                let mut bytes = vec![0; 60_000];
+                buffer.read(0, &mut bytes);
+                bytes
+            };
+            let then = bytes();
+            cluster.sleep(Duration::from_millis(20)).await;
+            assert!(bytes() == then, "{after}");
+            assert!(!link.is_closed(), "{after}: {:?}", link.rpc.queue_pair().lost());
+            if done {
+                return;
+            }
+        }
+        panic!("it takes no longer than that");
     });
 }
 

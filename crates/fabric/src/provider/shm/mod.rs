@@ -17,7 +17,7 @@ pub(crate) use listen::{ShmListening, connect};
 
 use crate::completion::{OpId, Shared};
 use crate::key_table::{PeerKeys, Slot};
-use crate::provider::{Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::{Want, check};
 use crate::{FabricError, Memory, MemoryRegions, Remote, Role, Verb};
@@ -430,13 +430,13 @@ impl Provider for Shm {
         &self.shared
     }
 
-    fn post(&self, verbs: &mut [Verb<'_>], signaled: bool) -> Result<Posted, FabricError> {
+    fn post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<Posted, FabricError> {
         check_batch(verbs)?;
         match self.try_post(verbs) {
             Ok(true) => Ok(Posted::Done),
             Ok(false) => Ok(Posted::Full),
             Err(Stopped::Failed(error)) => {
-                if !signaled {
+                if completion == Completion::Unsignaled {
                     self.lose(&format!("an unsignaled operation failed: {error}"));
                 }
                 Err(error)

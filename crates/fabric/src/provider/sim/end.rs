@@ -2,7 +2,7 @@
 
 use super::network::Network;
 use crate::completion::{OpId, Shared};
-use crate::provider::{Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::Want;
 use crate::{Event, FabricError, MemoryRegions, Remote, Role, Verb};
@@ -89,8 +89,12 @@ pub(super) enum Found {
 
 /// What travels.
 pub(super) enum Message {
-    /// A batch; `None`: unsignaled.
-    Batch { op: Option<OpId>, verbs: Vec<Owned> },
+    /// A batch; without an operation it is not signaled.
+    Batch {
+        op: Option<OpId>,
+        completion: Completion,
+        verbs: Vec<Owned>,
+    },
     /// Its completion.
     Completion {
         op: Option<OpId>,
@@ -153,10 +157,15 @@ impl End {
         self.shared.note_activity();
         match message {
             Message::Closed { why } => self.lose(&why),
-            Message::Batch { op, verbs } => {
+            Message::Batch { op, completion, verbs } => {
                 let mut found = Vec::new();
                 let result = verbs.into_iter().try_for_each(|verb| self.serve(verb, &mut found));
-                if op.is_some() || result.is_err() {
+                let wanted = match completion {
+                    Completion::Signaled => true,
+                    Completion::Unsignaled => result.is_err(),
+                    Completion::Unreported => false,
+                };
+                if wanted {
                     self.send(Message::Completion { op, result, found });
                 }
             }
@@ -235,7 +244,8 @@ impl Provider for End {
         &self.shared
     }
 
-    fn post(&self, verbs: &mut [Verb<'_>], signaled: bool) -> Result<Posted, FabricError> {
+    fn post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<Posted, FabricError> {
+        let signaled = completion == Completion::Signaled;
         check_batch(verbs)?;
         if verbs.is_empty() {
             return Ok(Posted::Done);
@@ -246,7 +256,11 @@ impl Provider for End {
         }
         let owned = verbs.iter().map(Owned::of).collect();
         let op = signaled.then(|| self.shared.ops.borrow_mut().begin(verbs));
-        self.send(Message::Batch { op, verbs: owned });
+        self.send(Message::Batch {
+            op,
+            completion,
+            verbs: owned,
+        });
         Ok(op.map_or(Posted::Done, Posted::Pending))
     }
 

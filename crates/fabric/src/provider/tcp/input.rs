@@ -157,6 +157,7 @@ impl Input {
     /// Handles one thing that lies in the buffer: a frame, or a part of a payload. False if more must be received first,
     /// or if it has to wait.
     fn handle_buffered(&mut self, around: &Around<'_>, output: &mut Output) -> Result<bool, Ended> {
+        self.stop_if_revoked(around);
         if let Some(payload) = &mut self.payload {
             let here = &self.buffer[self.start..self.end];
             let take = here.len().min(payload.frame.payload() - payload.done);
@@ -231,7 +232,7 @@ impl Input {
     }
 
     fn enter_batch(&mut self, frame: &Frame) -> Result<(), Ended> {
-        if frame.is_unsignaled() != (frame.op() == NO_OP) {
+        if frame.is_unsignaled() != (frame.op() == NO_OP) || frame.is_unreported() && !frame.is_unsignaled() {
             return Err("an unsignaled batch with an operation id".into());
         }
         match &self.batch {
@@ -289,6 +290,22 @@ impl Input {
             .regions
             .resolve(frame.key(), frame.offset(), frame.a(), Want::Write);
         Ok(self.note(resolved))
+    }
+
+    /// The owner of the memory that a large payload goes to may have taken it back since its first part came: what is still
+    /// to come is no longer brought there.
+    fn stop_if_revoked(&mut self, around: &Around<'_>) {
+        let Some(Payload { frame, sink, .. }) = &mut self.payload else {
+            return;
+        };
+        let Sink::Memory { .. } = sink else { return };
+        let resolved = around
+            .regions
+            .resolve(frame.key(), frame.offset(), frame.payload() as u64, Want::Write);
+        if let Err(error) = resolved {
+            *sink = Sink::Discard;
+            self.note::<()>(Err(error));
+        }
     }
 
     /// A frame whose payload lies in the buffer.
@@ -385,7 +402,11 @@ impl Input {
             return Ok(());
         }
         let failed = self.batch.take().and_then(|batch| batch.failed);
-        if failed.is_none() && (answered || frame.is_unsignaled()) {
+        let wanted = match failed {
+            None => !answered && !frame.is_unsignaled(),
+            Some(_) => !frame.is_unreported(),
+        };
+        if !wanted {
             return Ok(());
         }
         let complete = Frame::new(Opcode::Complete, frame.op());
@@ -475,6 +496,7 @@ impl Input {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        self.stop_if_revoked(around);
         let direct = match &mut self.payload {
             Some(payload) => payload.place(around.shared)?,
             None => None,

@@ -13,7 +13,7 @@ mod wire;
 pub(crate) use listen::{TcpListening, connect};
 
 use crate::completion::{OpId, Shared};
-use crate::provider::{Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::{FabricError, Local, MemoryRegions, Role, Verb};
 use input::{Around, Ended, Input, Received};
@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tokio::io::unix::AsyncFd;
-use wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNSIGNALED};
+use wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNREPORTED, UNSIGNALED};
 use zerocopy::IntoBytes;
 
 /// Copied output beyond which nothing more is posted, bytes.
@@ -223,7 +223,8 @@ impl Provider for Tcp {
         &self.shared
     }
 
-    fn post(&self, verbs: &mut [Verb<'_>], signaled: bool) -> Result<Posted, FabricError> {
+    fn post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<Posted, FabricError> {
+        let signaled = completion == Completion::Signaled;
         check_batch(verbs)?;
         if verbs.is_empty() {
             return Ok(Posted::Done);
@@ -244,6 +245,9 @@ impl Provider for Tcp {
         };
         let frame = match op {
             Some(op) => Frame::new(Opcode::Read, op.0),
+            None if completion == Completion::Unreported => {
+                Frame::new(Opcode::Read, NO_OP).flags(UNSIGNALED | UNREPORTED)
+            }
             None => Frame::new(Opcode::Read, NO_OP).flags(UNSIGNALED),
         };
         let (count, mut destination) = (verbs.len(), 0);

@@ -1,6 +1,6 @@
 //! What a peer that knows the secret but not the manners can do: nothing.
 
-use super::wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNSIGNALED};
+use super::wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNREPORTED, UNSIGNALED};
 use crate::{
     Access, Address, Buffer, Event, Identity, Listener, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Role,
     Verb, connect, handshake,
@@ -325,5 +325,47 @@ fn a_flood_of_events_waits_until_they_are_taken() {
             }
         };
         tokio::join!(flood, taking);
+    });
+}
+
+#[test]
+fn nothing_lands_in_memory_that_was_taken_back_in_the_middle_of_a_write() {
+    run(async {
+        let mut rude = rude().await;
+        let write = |op: u32, flags: u8| {
+            let frame = Frame::new(Opcode::Write, op).flags(LAST | flags).at(rude.key.0, 0);
+            frame.with(LEN as u64, 0).with_payload(LEN)
+        };
+        let (unreported, signaled) = (write(NO_OP, UNSIGNALED | UNREPORTED), write(1, 0));
+        let victim = rude.victim.clone();
+        let serving = async { assert_eq!(victim.next_event().await, None) };
+        let (buffer, regions, key) = (rude.buffer.clone(), rude.regions.clone(), rude.key);
+        let writing = async {
+            rude.stream.write_all(unreported.as_bytes()).await.unwrap();
+            rude.stream.write_all(&[1; LEN / 2]).await.unwrap();
+            let mut byte = [0];
+            while byte == [0] {
+                tokio::task::yield_now().await;
+                buffer.read(LEN + LEN / 2 - 1, &mut byte);
+            }
+            regions.deregister(key);
+            rude.stream.write_all(&[1; LEN / 2]).await.unwrap();
+            rude.stream.write_all(signaled.as_bytes()).await.unwrap();
+            rude.stream.write_all(&[2; LEN]).await.unwrap();
+            let mut answer = [0; 48];
+            rude.stream.read_exact(&mut answer).await.unwrap();
+            let (opcode, frame) = Frame::parse(&answer).unwrap();
+            assert_eq!(
+                (opcode, frame.op()),
+                (Opcode::Complete, 1),
+                "only what was to be reported"
+            );
+            assert_ne!(frame.aux(), 0);
+            let mut bytes = [0; LEN];
+            buffer.read(LEN, &mut bytes);
+            assert!(bytes[..LEN / 2] == [1; LEN / 2] && bytes[LEN / 2..] == [0; LEN / 2]);
+            rude.stream.shutdown().await.unwrap();
+        };
+        tokio::join!(serving, writing);
     });
 }

@@ -20,6 +20,8 @@ pub(crate) const HEADER: usize = size_of::<Frame>();
 pub(crate) const LAST: u8 = 1;
 /// No completion is wanted unless the batch fails.
 pub(crate) const UNSIGNALED: u8 = 2;
+/// Nor if it fails.
+pub(crate) const UNREPORTED: u8 = 4;
 
 /// Operation id of unsignaled batches.
 pub(crate) const NO_OP: u32 = u32::MAX;
@@ -174,7 +176,7 @@ impl Frame {
             return Err("a frame that does not begin as one");
         }
         let opcode = Opcode::of(frame.opcode).ok_or("a frame with an unknown opcode")?;
-        if frame.flags & !(LAST | UNSIGNALED) != 0 {
+        if frame.flags & !(LAST | UNSIGNALED | UNREPORTED) != 0 {
             return Err("a frame with unknown flags");
         }
         if frame.payload() > opcode.max_payload() {
@@ -189,6 +191,10 @@ impl Frame {
 
     pub(crate) fn is_unsignaled(&self) -> bool {
         self.flags & UNSIGNALED != 0
+    }
+
+    pub(crate) fn is_unreported(&self) -> bool {
+        self.flags & UNREPORTED != 0
     }
 
     /// Bytes of the payload that follows.
@@ -250,7 +256,7 @@ mod tests {
         let good = Frame::new(Opcode::Read, 1);
         assert!(Frame::parse(good.as_bytes()).is_ok());
         assert!(Frame::parse(&good.as_bytes()[..47]).is_err());
-        for (at, byte) in [(0, 0), (1, 0), (2, 0), (2, 8), (2, 99), (3, 4), (4, 1), (7, 1)] {
+        for (at, byte) in [(0, 0), (1, 0), (2, 0), (2, 8), (2, 99), (3, 8), (4, 1), (7, 1)] {
             let mut bytes = [0; HEADER];
             bytes.copy_from_slice(good.as_bytes());
             bytes[at] = byte;
