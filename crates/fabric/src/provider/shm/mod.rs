@@ -9,6 +9,7 @@
 //! An operation that passes its check while the key is being revoked, or within a millisecond after the peer has died, may
 //! still take effect.
 
+mod first_touch;
 mod listen;
 mod ring;
 mod socket;
@@ -213,7 +214,7 @@ impl Shm {
         };
         let mapped = match socket::map(message, fd) {
             // its file could be made shorter under us
-            Ok(PeerMemory::Mapped(Memory::Pool(_))) if self.shared.peer == Role::Client => PeerMemory::Unreachable,
+            Ok(PeerMemory::Mapped(Memory::Pool(_), _)) if self.shared.peer == Role::Client => PeerMemory::Unreachable,
             Ok(mapped) => mapped,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return self.broken("memory that is not what it says");
@@ -304,7 +305,7 @@ impl Shm {
             let slot: Slot = self.keys.look_up(key)?;
             check(key, slot.len, slot.access, at.offset, len, want)?;
             match memories.iter().find(|(number, _)| *number == slot.memory) {
-                Some((_, Known::Here(PeerMemory::Mapped(memory)))) => {
+                Some((_, Known::Here(PeerMemory::Mapped(memory, first_touch)))) => {
                     let (start, end) = (slot.start, slot.start.checked_add(slot.len));
                     if end.is_none_or(|end| end > memory.len()) {
                         return Err(Stopped::Broken("a key beyond its memory"));
@@ -312,7 +313,11 @@ impl Shm {
                     if want == Want::Atomic && !start.is_multiple_of(8) {
                         return Err(Stopped::Broken("a misaligned key for atomics"));
                     }
-                    Ok((memory, start + at.offset))
+                    let place = start + at.offset;
+                    if let (Want::Write, Memory::Pool(pool), Some(first_touch)) = (want, memory, first_touch) {
+                        first_touch.before_store(pool, place, len);
+                    }
+                    Ok((memory, place))
                 }
                 Some((_, Known::Here(PeerMemory::Unreachable))) => Err(FabricError::Denied { key }.into()),
                 // Revoked, and its place taken by another key, since we looked; keys are never used again.

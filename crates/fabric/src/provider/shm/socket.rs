@@ -1,6 +1,7 @@
 //! What peers on a host tell each other over the UNIX socket they met at: descriptors of memory, and by its closing that
 //! they are gone. Messages have a fixed size; a descriptor travels with the message it belongs to.
 
+use super::first_touch::FirstTouch;
 use crate::Memory;
 use crate::key_table::check_sealed;
 use crate::memory::{Buffer, Mapping};
@@ -118,33 +119,50 @@ impl Message {
 
 /// Memory of a peer, mapped here.
 pub(super) enum PeerMemory {
-    Mapped(Memory),
+    Mapped(Memory, Option<Arc<FirstTouch>>),
     Unreachable,
 }
 
-/// Pools mapped by this process, by device and inode: one mapping serves all its queue pairs.
-static POOLS: Mutex<Vec<(File, Weak<Pmem>)>> = Mutex::new(Vec::new());
+/// A pool mapped by this process.
+struct MappedPool {
+    file: File,
+    pool: Weak<Pmem>,
+    first_touch: Option<Arc<FirstTouch>>,
+}
+
+/// One mapping serves all queue pairs of the process.
+static POOLS: Mutex<Vec<MappedPool>> = Mutex::new(Vec::new());
 
 /// Device and inode.
 type File = (u64, u64);
 
-fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium) -> io::Result<Arc<Pmem>> {
+fn map_pool(
+    fd: OwnedFd,
+    len: u64,
+    persistence: Persistence,
+    medium: Medium,
+) -> io::Result<(Arc<Pmem>, Option<Arc<FirstTouch>>)> {
     let stat = rustix::fs::fstat(&fd)?;
     let file = (stat.st_dev, stat.st_ino);
     let mut pools = POOLS.lock().expect("nobody panics holding this lock");
-    pools.retain(|(_, pool)| pool.strong_count() > 0);
+    pools.retain(|mapped| mapped.pool.strong_count() > 0);
     let fits = |pool: &Arc<Pmem>| pool.len() == len && pool.persistence() == persistence && pool.medium() == medium;
     let mapped = pools
         .iter()
-        .filter(|(of, _)| *of == file)
-        .find_map(|(_, pool)| pool.upgrade().filter(fits));
-    if let Some(pool) = mapped {
-        return Ok(pool);
+        .filter(|mapped| mapped.file == file)
+        .find_map(|mapped| Some((mapped.pool.upgrade().filter(fits)?, mapped.first_touch.clone())));
+    if let Some(mapped) = mapped {
+        return Ok(mapped);
     }
     let pool = Pmem::from_fd(fd, len, persistence, medium)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-    pools.push((file, Arc::downgrade(&pool)));
-    Ok(pool)
+    let first_touch = FirstTouch::new(&pool).map(Arc::new);
+    pools.push(MappedPool {
+        file,
+        pool: Arc::downgrade(&pool),
+        first_touch: first_touch.clone(),
+    });
+    Ok((pool, first_touch))
 }
 
 /// Maps memory that came with a message.
@@ -159,12 +177,10 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
                 ..
             },
             Some(fd),
-        ) => Ok(PeerMemory::Mapped(Memory::Pool(map_pool(
-            fd,
-            len,
-            persistence,
-            medium,
-        )?))),
+        ) => {
+            let (pool, first_touch) = map_pool(fd, len, persistence, medium)?;
+            Ok(PeerMemory::Mapped(Memory::Pool(pool), first_touch))
+        }
         (Message::Buffer { len, .. }, Some(fd)) => {
             let len = usize::try_from(len).map_err(|_| wrong("a buffer of impossible size"))?;
             let mapped = len
@@ -173,9 +189,8 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
                 .ok_or_else(|| wrong("a buffer of impossible size"))?;
             check_sealed(fd.as_fd(), mapped)?;
             let map = Mapping::new(fd.as_fd(), mapped, true)?;
-            Ok(PeerMemory::Mapped(Memory::Buffer(Arc::new(Buffer::of_peer(
-                map, len, fd,
-            )))))
+            let buffer = Memory::Buffer(Arc::new(Buffer::of_peer(map, len, fd)));
+            Ok(PeerMemory::Mapped(buffer, None))
         }
         _ => Ok(PeerMemory::Unreachable),
     }
@@ -275,7 +290,7 @@ mod tests {
         assert_eq!(next(&mut incoming).unwrap().0, Message::Want(3));
         let (found, mut fds) = next(&mut incoming).unwrap();
         assert_eq!(found, sent);
-        let Ok(PeerMemory::Mapped(memory)) = map(found, fds.pop()) else {
+        let Ok(PeerMemory::Mapped(memory, _)) = map(found, fds.pop()) else {
             panic!("a buffer is mapped")
         };
         let mut bytes = [0; 10];
@@ -316,10 +331,10 @@ mod tests {
         let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
         let (persistence, medium) = (pool.persistence(), pool.medium());
         let fd = || pool.fd().unwrap().try_clone_to_owned().unwrap();
-        let first = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
-        let second = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
-        let shorter = map_pool(fd(), 1 << 19, persistence, medium).unwrap();
+        let (first, touched) = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        let (second, again) = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        assert!(Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&touched.unwrap(), &again.unwrap()));
+        let (shorter, _) = map_pool(fd(), 1 << 19, persistence, medium).unwrap();
         assert!(!Arc::ptr_eq(&first, &shorter));
         assert!(map_pool(fd(), 1 << 21, persistence, medium).is_err());
         pool.write(77, b"seen");
