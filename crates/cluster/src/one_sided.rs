@@ -6,10 +6,11 @@ use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, RegionId, RegionOffset};
 use polvo_proto::{FsError, SegmentMap, SegmentPlace};
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
+use tokio::time::Sleep;
 
 /// A one-sided operation addressed by GPA.
 pub enum RegionVerb<'a> {
@@ -193,28 +194,28 @@ fn translate<'v>(maps: &Maps, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<
 }
 
 /// Runs a batch of a queue pair, bounded in time: when that is over the connection is closed. A batch that completes at once
-/// (as over shared memory) costs no timer.
+/// (as over shared memory) costs no timer. Each poll polls the batch once, since it uses its turn to spin.
 pub async fn within(
     pair: &QueuePair,
     limit: Duration,
     batch: impl Future<Output = Result<(), FabricError>>,
 ) -> Result<(), FabricError> {
     let mut batch = pin!(batch);
-    let at_once = poll_fn(|cx| match batch.as_mut().poll(cx) {
-        Poll::Ready(result) => Poll::Ready(Some(result)),
-        Poll::Pending => Poll::Ready(None),
-    });
-    if let Some(result) = at_once.await {
-        return result;
-    }
-    tokio::time::timeout(limit, batch).await.unwrap_or_else(|_| {
+    let mut timer: Option<Pin<Box<Sleep>>> = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(result) = batch.as_mut().poll(cx) {
+            return Poll::Ready(result);
+        }
+        let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        ready!(timer.as_mut().poll(cx));
         let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         pair.close(); // nothing of the batch may take effect after we have given it up
-        Err(FabricError::TimedOut {
+        Poll::Ready(Err(FabricError::TimedOut {
             peer: pair.peer_name().to_owned(),
             ms,
-        })
+        }))
     })
+    .await
 }
 
 impl Links {
