@@ -69,6 +69,11 @@ impl KeyTable {
         self.map.word(at + KEY).store(key, Ordering::Release);
     }
 
+    /// Whether a key is entered.
+    pub(crate) fn holds(&self, key: u64) -> bool {
+        key != 0 && self.map.word(slot_of(key) * SLOT + KEY).load(Ordering::Acquire) == key
+    }
+
     /// Removes a key.
     pub(crate) fn remove(&self, key: u64) {
         self.map.word(slot_of(key) * SLOT + KEY).store(0, Ordering::Relaxed);

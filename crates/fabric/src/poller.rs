@@ -5,7 +5,7 @@
 //! A thread may run several runtimes in turn, each with a poller or not. Whoever would leave the looking to a poller therefore
 //! lets it have a turn first, and goes to sleep only when it has looked meanwhile: then it runs wherever the wait does.
 
-use crate::provider::{Look, Progress, Provider};
+use crate::provider::{Look, News, Progress, Provider};
 use crate::spin;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -17,16 +17,35 @@ use std::time::{Duration, Instant};
 /// Within one poll, before others on the thread get their turn. The runtime asks the kernel every 61 turns or so.
 const TURN: Duration = Duration::from_micros(2);
 
+/// Looks between two at all that can be known of each queue pair; the others are at their news alone, a word each, so that
+/// hundreds of idle connections cost next to nothing.
+const NEWS_LOOKS: u64 = 16;
+
+struct Polled {
+    news: Option<News>,
+    provider: Rc<dyn Provider>,
+}
+
+impl Polled {
+    fn has_news(&self) -> bool {
+        // SAFETY: they came from the provider beside them, which lives as long as they do.
+        self.news.as_ref().is_none_or(|news| unsafe { news.are_there() })
+    }
+}
+
 struct Thread {
     pollers: Cell<usize>,
     /// Pollers that have nothing to look at, by their numbers. Each takes itself out when it ends: a waker keeps a runtime alive.
     idle: RefCell<Vec<(u64, Waker)>>,
     next_number: Cell<u64>,
-    polled: RefCell<Vec<Rc<dyn Provider>>>,
+    polled: RefCell<Vec<Polled>>,
+    /// Settled with the next look.
+    unsettled: RefCell<Vec<Rc<dyn Provider>>>,
     /// Until then the kernel is asked again and again on behalf of queue pairs that sleep in it.
     awake: Cell<Option<Instant>>,
-    /// How often all queue pairs were looked at.
+    /// How often all queue pairs were looked at, and when last.
     looks: Cell<u64>,
+    last_look: Cell<Option<Instant>>,
 }
 
 thread_local! {
@@ -36,8 +55,10 @@ thread_local! {
             idle: RefCell::new(Vec::new()),
             next_number: Cell::new(0),
             polled: RefCell::new(Vec::new()),
+            unsettled: RefCell::new(Vec::new()),
             awake: Cell::new(None),
             looks: Cell::new(0),
+            last_look: Cell::new(None),
         }
     };
 }
@@ -64,9 +85,23 @@ pub(crate) fn looks() -> u64 {
     THREAD.with(|thread| thread.looks.get())
 }
 
-/// Has a poller look once, if one runs.
-pub(crate) fn call() {
-    THREAD.with(Thread::wake);
+/// When the poller looked last, if it looks at this queue pair again and again.
+pub(crate) fn shared_since(provider: &Rc<dyn Provider>) -> Option<Instant> {
+    THREAD.with(|thread| {
+        let is_shared = match provider.looks() {
+            Look::AtMemory => provider.shared().hub.is_polled(),
+            _ => thread.awake.get().is_some(),
+        };
+        thread.last_look.get().filter(|_| is_shared)
+    })
+}
+
+/// Has a poller look once, if one runs, and settle this queue pair before.
+pub(crate) fn call(provider: &Rc<dyn Provider>) {
+    THREAD.with(|thread| {
+        thread.unsettled.borrow_mut().push(provider.clone());
+        thread.wake();
+    });
 }
 
 /// Has the poller look at a queue pair until then, longer if that was said before. Where a look is a system call the queue
@@ -79,11 +114,15 @@ pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
             let before = shared.polled_until.replace(shared.polled_until.get().max(Some(until)));
             if before.is_none() {
                 shared.hub.set_polled(true);
-                thread.polled.borrow_mut().push(provider.clone());
+                thread.polled.borrow_mut().push(Polled {
+                    news: None,
+                    provider: provider.clone(),
+                });
             }
         } else {
             thread.awake.set(thread.awake.get().max(Some(until)));
         }
+        thread.unsettled.borrow_mut().push(provider.clone());
         thread.wake();
     });
 }
@@ -103,20 +142,33 @@ impl Thread {
 
     /// Looks at all queue pairs once. True if something has moved.
     fn look(&self, now: Instant) -> bool {
-        self.looks.set(self.looks.get() + 1);
+        let looks = self.looks.get();
+        self.looks.set(looks + 1);
+        self.last_look.set(Some(now));
+        let news_alone = !looks.is_multiple_of(NEWS_LOOKS);
+        self.unsettled
+            .borrow_mut()
+            .drain(..)
+            .for_each(|provider| provider.settle());
         let mut polled = self.polled.borrow_mut();
         let (mut moved, mut at) = (false, 0);
-        while let Some(provider) = polled.get(at) {
-            provider.settle();
+        while let Some(queue_pair) = polled.get_mut(at) {
+            if news_alone && !queue_pair.has_news() {
+                at += 1;
+                continue;
+            }
+            let provider = &queue_pair.provider;
             let shared = provider.shared();
             if provider.may_have_come() {
                 let before = shared.activity();
                 moved |= provider.progress() == Progress::More || shared.activity() != before;
             }
+            provider.settle();
             if shared.polled_until.get() <= Some(now) || shared.is_closed() {
-                leave_alone(polled.swap_remove(at));
+                leave_alone(polled.swap_remove(at).provider);
                 moved = true;
             } else {
+                queue_pair.news = queue_pair.provider.news();
                 at += 1;
             }
         }
@@ -172,8 +224,17 @@ impl Drop for Poller {
                 .extract_if(.., |(other, _)| *other == number)
                 .collect::<Vec<_>>();
             drop(ended);
+            thread
+                .unsettled
+                .take()
+                .into_iter()
+                .for_each(|provider| provider.settle());
             // whoever still needs one shares again
-            thread.polled.take().into_iter().for_each(leave_alone);
+            thread
+                .polled
+                .take()
+                .into_iter()
+                .for_each(|polled| leave_alone(polled.provider));
         });
     }
 }
@@ -192,7 +253,7 @@ mod tests {
             tasks.spawn_local(poller());
             tasks.block_on(&runtime, async {
                 tokio::task::yield_now().await;
-                call();
+                THREAD.with(Thread::wake);
                 tokio::task::yield_now().await;
             });
             assert!(THREAD.with(|thread| thread.idle.borrow().len()) <= 2);

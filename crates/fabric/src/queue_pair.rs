@@ -241,9 +241,9 @@ fn rest(provider: &Rc<dyn Provider>, spin: &mut Spin, progress: Progress) -> Res
         return Rest::Armed;
     }
     let is_polled = || provider.shared().hub.is_polled();
-    let next = spin.next();
-    // whoever has called the poller comes back, and may find that it has settled this as well
-    if !matches!(next, Next::Call) {
+    let next = spin.next(poller::shared_since(provider));
+    // the poller settles for all who leave the looking to it
+    if !matches!(next, Next::Call | Next::Share(_)) {
         provider.settle();
     }
     match next {
@@ -258,7 +258,7 @@ fn rest(provider: &Rc<dyn Provider>, spin: &mut Spin, progress: Progress) -> Res
         }
         Next::Yield => Rest::Turn,
         Next::Call => {
-            poller::call();
+            poller::call(provider);
             Rest::Turn
         }
         Next::Share(until) => {

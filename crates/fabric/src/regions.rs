@@ -144,7 +144,22 @@ struct Table {
     next_number: u64,
 }
 
+/// A memory region that was resolved.
+pub(crate) struct Known {
+    key: u64,
+    memory: Memory,
+    slot: Slot,
+}
+
 impl Table {
+    fn get(&self, key: u64) -> Result<&Entry, FabricError> {
+        self.slots
+            .get(slot_of(key))
+            .and_then(Option::as_ref)
+            .filter(|entry| entry.key == key)
+            .ok_or(FabricError::BadKey { key })
+    }
+
     /// The number of a memory that one more region lies in.
     fn hold(&mut self, memory: &Memory) -> u64 {
         let next = self.next_number;
@@ -267,15 +282,35 @@ impl MemoryRegions {
             .cloned()
     }
 
+    /// As [`MemoryRegions::resolve`], for who asks for the same memory region again and again: what is `known` of it is believed as
+    /// long as its key is valid. To be used when the table was shared with a peer.
+    pub(crate) fn resolve_again<'k>(
+        &self,
+        known: &'k mut Option<Known>,
+        key: u64,
+        offset: u64,
+        len: u64,
+        want: Want,
+    ) -> Result<(&'k Memory, u64), FabricError> {
+        let is_valid = self.shared.get().is_some_and(|shared| shared.holds(key));
+        if !is_valid || known.as_ref().is_none_or(|known| known.key != key) {
+            let table = self.table.read().expect("nobody panics holding this lock");
+            let entry = table.get(key)?;
+            *known = Some(Known {
+                key,
+                memory: entry.memory.clone(),
+                slot: entry.slot(),
+            });
+        }
+        let Known { memory, slot, .. } = known.as_ref().expect("just made");
+        check(key, slot.len, slot.access, offset, len, want)?;
+        Ok((memory, slot.start + offset))
+    }
+
     /// The memory behind `len` bytes at `offset` of a memory region, and where in that memory they begin.
     pub(crate) fn resolve(&self, key: u64, offset: u64, len: u64, want: Want) -> Result<(Memory, u64), FabricError> {
         let table = self.table.read().expect("nobody panics holding this lock");
-        let entry = table
-            .slots
-            .get(slot_of(key))
-            .and_then(Option::as_ref)
-            .filter(|entry| entry.key == key)
-            .ok_or(FabricError::BadKey { key })?;
+        let entry = table.get(key)?;
         check(key, entry.len, entry.access, offset, len, want)?;
         Ok((entry.memory.clone(), entry.start + offset))
     }
@@ -314,6 +349,32 @@ mod tests {
             assert_eq!(error, FabricError::OutOfRange { key, offset, len });
         }
         assert!(regions.resolve(key, 4, 8, Want::Atomic).is_err(), "atomics are aligned");
+    }
+
+    #[test]
+    fn what_is_known_of_a_region_is_believed_while_its_key_is_valid() {
+        let (regions, key) = region(100, Access::WRITE);
+        regions.share().unwrap();
+        let mut known = None;
+        let mut again = |key, offset, len, want| {
+            regions
+                .resolve_again(&mut known, key, offset, len, want)
+                .map(|(_, at)| at)
+        };
+        for _ in 0..2 {
+            assert_eq!(again(key, 3, 97, Want::Write), Ok(67));
+            assert!(again(key, 3, 98, Want::Write).is_err());
+            assert_eq!(again(key, 3, 8, Want::Read), Err(FabricError::Denied { key }));
+            assert!(again(key ^ 1 << 40, 0, 8, Want::Write).is_err());
+        }
+        assert!(again(key, 0, 8, Want::Write).is_ok());
+        regions.deregister(RemoteKey(key));
+        assert_eq!(again(key, 0, 8, Want::Write), Err(FabricError::BadKey { key }));
+        let other = Memory::Buffer(Buffer::new(8));
+        let fresh = regions.register(other, 0, 8, Access::ALL).0;
+        assert_eq!(slot_of(fresh), slot_of(key));
+        assert!(again(key, 0, 8, Want::Write).is_err());
+        assert_eq!(again(fresh, 0, 8, Want::Write), Ok(0));
     }
 
     #[test]

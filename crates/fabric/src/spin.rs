@@ -122,7 +122,7 @@ pub(crate) enum Next {
     Yield,
     /// Others of this thread look again and again as well: call the poller, let it have its turn, and look again.
     Call,
-    /// It has come: have it look until then, and sleep.
+    /// It has come, or is at it already: have it look until then, and sleep.
     Share(Instant),
     /// Sleep.
     Sleep,
@@ -146,18 +146,21 @@ impl Spin {
         }
     }
 
-    pub(crate) fn next(&mut self) -> Next {
+    /// `shared_since`: when the poller looked last, if it looks for what is waited for.
+    pub(crate) fn next(&mut self, shared_since: Option<Instant>) -> Next {
         match &mut self.state {
             State::Over => Next::Sleep,
             State::Fresh { limit } => {
+                let counted = Counted::new();
+                let end = shared_since.filter(|_| !Counted::is_alone()).map(|last| last + *limit);
                 self.state = State::Active {
                     limit: *limit,
-                    end: None,
+                    end,
                     turn: None,
-                    called: None,
-                    counted: Counted::new(),
+                    called: end.map(|_| poller::looks()),
+                    counted,
                 };
-                Next::Look
+                end.map_or(Next::Look, Next::Share)
             }
             State::Active {
                 limit,

@@ -58,7 +58,8 @@ pub enum Verb<'a> {
         /// What.
         from: Local<'a>,
     },
-    /// Write, then an event with `imm` at the peer. `to.key == RemoteKey(0)` with empty bytes sends the immediate alone.
+    /// Write, then an event with `imm` at the peer. `to.key == RemoteKey(0)` with empty bytes sends the immediate alone. Unsignaled
+    /// its bytes are there when the event is, which may be after what is posted later has taken effect.
     WriteImm {
         /// Where.
         to: Remote,

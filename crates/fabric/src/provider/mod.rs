@@ -6,6 +6,8 @@ pub(crate) mod tcp;
 
 use crate::completion::{OpId, Shared};
 use crate::{FabricError, Verb};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What its initiator wants to know of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +39,31 @@ pub(crate) enum Progress {
     More,
 }
 
+/// A word in memory of a provider that is another one when an event has come. It may be for another reason too.
+pub(crate) struct News {
+    word: NonNull<AtomicU64>,
+    nothing: u64,
+}
+
+impl News {
+    /// `nothing`: what the word is while there is no event.
+    pub(crate) fn new(word: &AtomicU64, nothing: u64) -> News {
+        News {
+            word: NonNull::from(word),
+            nothing,
+        }
+    }
+
+    /// True if one may have come.
+    ///
+    /// # Safety
+    /// The provider that it came from still lives.
+    pub(crate) unsafe fn are_there(&self) -> bool {
+        // SAFETY: a provider keeps the memory of its words as long as it lives.
+        unsafe { self.word.as_ref() }.load(Ordering::Relaxed) != self.nothing
+    }
+}
+
 /// One end of a queue pair.
 pub(crate) trait Provider {
     /// State common to all providers.
@@ -50,6 +77,11 @@ pub(crate) trait Provider {
 
     /// Does what can be done without waiting: sends, receives, serves the peer, completes operations. A bounded amount.
     fn progress(&self) -> Progress;
+
+    /// Where it shows that an event has come, for who looks at many queue pairs; asked anew after each `progress`.
+    fn news(&self) -> Option<News> {
+        None
+    }
 
     /// False if `progress` would find nothing new, where that is known by a load.
     fn may_have_come(&self) -> bool {

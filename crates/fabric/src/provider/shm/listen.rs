@@ -32,7 +32,7 @@ pub(super) struct Meeting {
 }
 
 /// Exchanges rings, doorbells and key tables with a peer that has proved who it is.
-async fn exchange(stream: UnixStream, role: Role, regions: &MemoryRegions) -> Result<Meeting, Failure> {
+pub(super) async fn exchange(stream: UnixStream, role: Role, regions: &MemoryRegions) -> Result<Meeting, Failure> {
     let reader = Reader::new()?;
     let doorbell =
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;

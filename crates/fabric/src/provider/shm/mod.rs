@@ -6,6 +6,10 @@
 //! (`key_table`), so a revoked key is seen at once. Immediates and messages go through a ring in shared memory for each
 //! direction, with a doorbell that is rung only for a peer that sleeps.
 //!
+//! There is one exception: an unsignaled write-with-immediate of a few bytes to a buffer travels in the ring along with its
+//! immediate, which saves moving lines of their own for it; the peer checks it once more and carries it out when it takes the
+//! event. So its bytes are there when the event is, and not before.
+//!
 //! An operation that passes its check while the key is being revoked, or within a millisecond after the peer has died, may
 //! still take effect.
 
@@ -13,17 +17,19 @@ mod first_touch;
 mod listen;
 mod ring;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use listen::{ShmListening, connect};
 
 use crate::completion::{OpId, Shared};
 use crate::key_table::{PeerKeys, Slot};
-use crate::provider::{Completion, Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Look, News, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
-use crate::regions::{Want, check};
-use crate::{FabricError, Memory, MemoryRegions, Remote, Role, Verb};
+use crate::regions::{self, Want, check};
+use crate::{Event, FabricError, Memory, MemoryRegions, Remote, Role, Verb};
 use listen::Meeting;
-use ring::{Nonsense, Reader, Room, Writer};
+use ring::{Nonsense, Reader, Room, Taken, WRITE_MAX, Writer};
 use socket::{Ended, Incoming, Message, PeerMemory};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -75,6 +81,8 @@ pub(crate) struct Shm {
     writer: RefCell<Writer>,
     keys: PeerKeys,
     incoming: RefCell<Incoming>,
+    /// Memory region of ours that the peer wrote to last by way of the ring.
+    written: RefCell<Option<regions::Known>>,
     /// Memories of the peer by their number; few.
     memories: RefCell<Vec<(u64, Known)>>,
     requested: Cell<usize>,
@@ -123,6 +131,7 @@ impl Shm {
             writer: RefCell::new(meeting.writer),
             keys: meeting.keys,
             incoming: RefCell::new(meeting.incoming),
+            written: RefCell::default(),
             memories: RefCell::default(),
             requested: Cell::new(0),
             unsettled: Cell::new(false),
@@ -298,7 +307,7 @@ impl Shm {
     }
 
     /// Does the verbs, one after the other.
-    fn run(&self, verbs: &mut [Verb<'_>]) -> Result<(), Stopped> {
+    fn run(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<(), Stopped> {
         let memories = self.memories.borrow();
         let resolve = |at: &Remote, len: u64, want: Want| -> Result<(&Memory, u64), Stopped> {
             let key = at.key.0;
@@ -344,12 +353,19 @@ impl Shm {
                     memory.copy_from(at, from.memory, from.offset, from.len);
                 }
                 Verb::WriteImm { to, bytes, imm } => {
+                    self.unsettled.set(true);
                     if to.key.0 != 0 || !bytes.is_empty() {
                         let (memory, at) = resolve(to, bytes.len() as u64, Want::Write)?;
+                        let is_carried = completion == Completion::Unsignaled
+                            && bytes.len() <= WRITE_MAX
+                            && matches!(memory, Memory::Buffer(_));
+                        if is_carried {
+                            writer.write(to.key.0, to.offset, bytes, *imm);
+                            continue;
+                        }
                         memory.write(at, bytes);
                     }
                     writer.immediate(*imm);
-                    self.unsettled.set(true);
                 }
                 Verb::CompareSwap { at, expect, new, found } => {
                     let (memory, at) = resolve(at, 8, Want::Atomic)?;
@@ -372,21 +388,40 @@ impl Shm {
         Ok(())
     }
 
-    fn try_post(&self, verbs: &mut [Verb<'_>]) -> Result<bool, Stopped> {
+    fn try_post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<bool, Stopped> {
         if !self.is_ready(verbs)? {
             self.shared.lost().map_or(Ok(()), Err)?;
             return Ok(false);
         }
         self.look_for_life()?;
-        self.run(verbs).map(|()| true)
+        self.run(verbs, completion).map(|()| true)
     }
 
     /// The peer has gone: what it had sent before is delivered. As much as the ring holds, whatever the limit.
     fn take_last_events(&self) {
         let mut reader = self.reader.borrow_mut();
-        while let Ok(Some(event)) = reader.next() {
-            self.shared.push_event(event);
+        while let Ok(Some(taken)) = reader.next() {
+            if self.deliver(taken).is_err() {
+                break;
+            }
         }
+    }
+
+    fn deliver(&self, taken: Taken) -> Result<(), FabricError> {
+        let event = match taken {
+            Taken::Event(event) => event,
+            Taken::Write(write) => {
+                let (bytes, mut written) = (write.bytes(), self.written.borrow_mut());
+                let resolved =
+                    self.regions
+                        .resolve_again(&mut written, write.key, write.offset, bytes.len() as u64, Want::Write);
+                let (memory, at) = resolved?;
+                memory.write(at, bytes);
+                Event::Immediate(write.imm)
+            }
+        };
+        self.shared.push_event(event);
+        Ok(())
     }
 
     fn take_events(&self) -> Result<Progress, Nonsense> {
@@ -397,7 +432,12 @@ impl Shm {
                 break;
             }
             match reader.next()? {
-                Some(event) => self.shared.push_event(event),
+                Some(taken) => {
+                    if let Err(error) = self.deliver(taken) {
+                        self.lose(&format!("an unsignaled operation of the peer failed: {error}"));
+                        return Ok(Progress::Idle);
+                    }
+                }
                 None => break,
             }
             taken += 1;
@@ -437,7 +477,7 @@ impl Provider for Shm {
 
     fn post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<Posted, FabricError> {
         check_batch(verbs)?;
-        match self.try_post(verbs) {
+        match self.try_post(verbs, completion) {
             Ok(true) => Ok(Posted::Done),
             Ok(false) => Ok(Posted::Full),
             Err(Stopped::Failed(error)) => {
@@ -485,6 +525,12 @@ impl Provider for Shm {
         if sleeps || waits {
             self.ring_doorbell();
         }
+    }
+
+    fn news(&self) -> Option<News> {
+        let reader = self.reader.borrow();
+        let (word, nothing) = reader.next_word();
+        Some(News::new(word, nothing))
     }
 
     fn may_have_come(&self) -> bool {

@@ -1,8 +1,10 @@
 //! Messages to a peer on this host: a ring in shared memory with one writer and one reader.
 //!
-//! The reader makes it (a sealed memfd), the writer maps it. An entry is one word, and says by its lap that it is new: whoever
-//! polls for it sees it in the line that carries it, with no position to be read before. The bytes of messages lie in a ring
-//! of their own, so that nothing that a writer sends can be taken for an entry. The reader publishes how far it has read; the
+//! The reader makes it (a sealed memfd), the writer maps it. The first word of an entry says by its lap that it is new: whoever
+//! polls for it sees it in the line that carries it, with no position to be read before. What is short travels in the entry, two
+//! lines in all: a message, or a write-with-immediate that the reader carries out when it takes it (as a software RNIC would). The
+//! bytes of longer messages lie in a ring of their own. A first word is never among bytes that a writer sends, so that none of
+//! them can be taken for one. The reader publishes how far it has read; the
 //! writer looks at that only when it knows of no more room, so that the line moves between the two once a lap rather than
 //! once an entry. What either reads of the other is checked, since it may lie. A reader that sleeps says so, a writer that
 //! waits for room as well; only then the other one rings the doorbell (an eventfd).
@@ -16,15 +18,17 @@ use std::ops::AddAssign;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Entries in the ring: with the positions and flags before them they lie in one page, of which a thread with many peers has
-/// many.
-const ENTRIES: usize = 256;
+/// Entries in the ring: few, since a thread with many peers has many rings in its cache.
+const ENTRIES: usize = 64;
+
+/// Bytes of an entry: two cache lines, which a processor fetches together.
+const ENTRY: usize = 128;
 
 /// Bytes of messages in the ring.
 const BYTES: usize = 1 << 20;
 
 /// By which a peer of another layout is told.
-pub(super) const LAYOUT: u64 = (3 << 48) | (ENTRIES as u64) << 24 | BYTES as u64;
+pub(super) const LAYOUT: u64 = (4 << 48) | (ENTRIES as u64) << 24 | BYTES as u64;
 
 /// Positions and flags, each in a cache line of its own (and the one that is fetched along with it), then entries and bytes.
 const ENTRIES_READ: usize = 0;
@@ -32,13 +36,48 @@ const BYTES_READ: usize = 8;
 const SLEEPS: usize = 128;
 const WAITS: usize = 256;
 const FIRST_ENTRY: usize = 512;
-const FIRST_BYTE: usize = 4096;
+const FIRST_BYTE: usize = (FIRST_ENTRY + ENTRIES * ENTRY).next_multiple_of(4096);
 const SIZE: usize = FIRST_BYTE + BYTES;
-const _: () = assert!(FIRST_ENTRY + ENTRIES * 8 <= FIRST_BYTE);
 
-/// Kinds of messages.
+/// Kinds of entries; value; what follows the first word.
+/// The immediate.
 const IMMEDIATE: u8 = 1;
+/// Its length; the message is in the ring of bytes.
 const MESSAGE: u8 = 2;
+/// Its length; the message.
+const SHORT_MESSAGE: u8 = 3;
+/// The immediate; key, offset, length, bytes.
+const WRITE: u8 = 4;
+
+/// Where an entry's bytes begin, and how many there may be.
+const SHORT_MESSAGE_AT: usize = 8;
+const SHORT_MESSAGE_MAX: usize = ENTRY - SHORT_MESSAGE_AT;
+const WRITE_AT: usize = 32;
+/// Longest write-with-immediate that travels in an entry, bytes.
+pub(super) const WRITE_MAX: usize = ENTRY - WRITE_AT;
+
+/// A write-with-immediate that travelled in its entry, to be carried out by who takes it. Not checked, but for its length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Write {
+    pub(super) key: u64,
+    pub(super) offset: u64,
+    pub(super) imm: u32,
+    len: usize,
+    bytes: [u8; WRITE_MAX],
+}
+
+impl Write {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// What comes out of a ring.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Taken {
+    Event(Event),
+    Write(Write),
+}
 
 /// The peer has published nonsense.
 #[derive(Debug)]
@@ -62,7 +101,7 @@ impl Room {
     pub(super) fn message(len: usize) -> Room {
         Room {
             entries: 1,
-            bytes: padded(len),
+            bytes: if is_short(len) { 0 } else { padded(len) },
         }
     }
 
@@ -87,11 +126,16 @@ impl AddAssign for Room {
     }
 }
 
+/// Whether a message travels in its entry.
+fn is_short(len: usize) -> bool {
+    len <= SHORT_MESSAGE_MAX
+}
+
 fn padded(len: usize) -> usize {
     len.next_multiple_of(8)
 }
 
-/// An entry as it lies in the ring: kind, lap, value.
+/// The first word of an entry as it lies in the ring: kind, lap, value.
 #[derive(Clone, Copy)]
 struct Entry(u64);
 
@@ -121,7 +165,7 @@ impl Entry {
 
     /// Where the entry of a position lies.
     fn place(position: u64) -> usize {
-        FIRST_ENTRY + position as usize % ENTRIES * 8
+        FIRST_ENTRY + position as usize % ENTRIES * ENTRY
     }
 }
 
@@ -177,13 +221,32 @@ impl Reader {
         !matches!(self.entry(), Ok(None))
     }
 
-    /// The next event.
-    pub(super) fn next(&mut self) -> Result<Option<Event>, Nonsense> {
+    /// The word that changes when there is something to read, and what it is as long as there is nothing.
+    pub(super) fn next_word(&self) -> (&AtomicU64, u64) {
+        let word = self.map.word(Entry::place(self.entries));
+        let now = word.load(Ordering::Relaxed);
+        let has_come = Entry(now).lap() == Entry::lap_at(self.entries);
+        (word, if has_come { !now } else { now })
+    }
+
+    /// The next entry.
+    pub(super) fn next(&mut self) -> Result<Option<Taken>, Nonsense> {
         let Some(entry) = self.entry()? else {
             return Ok(None);
         };
-        let event = match entry.kind() {
-            IMMEDIATE => Event::Immediate(entry.value()),
+        let place = Entry::place(self.entries);
+        let taken = match entry.kind() {
+            IMMEDIATE => Taken::Event(Event::Immediate(entry.value())),
+            WRITE => Taken::Write(self.write(place, entry.value())?),
+            SHORT_MESSAGE => {
+                let len = entry.value() as usize;
+                if !is_short(len) {
+                    return Err(Nonsense("a message beyond its entry"));
+                }
+                let mut bytes = vec![0; len];
+                self.map.read(place + SHORT_MESSAGE_AT, &mut bytes);
+                Taken::Event(Event::Message(bytes))
+            }
             MESSAGE => {
                 let len = entry.value() as usize;
                 if len > MAX_SEND {
@@ -196,13 +259,30 @@ impl Reader {
                 self.map.read(FIRST_BYTE, &mut bytes[first..]);
                 self.bytes += padded(len) as u64;
                 self.map.word(BYTES_READ).store(self.bytes, Ordering::Release);
-                Event::Message(bytes)
+                Taken::Event(Event::Message(bytes))
             }
             _ => return Err(Nonsense("a message of an unknown kind")),
         };
         self.entries += 1;
         self.map.word(ENTRIES_READ).store(self.entries, Ordering::Release);
-        Ok(Some(event))
+        Ok(Some(taken))
+    }
+
+    fn write(&self, place: usize, imm: u32) -> Result<Write, Nonsense> {
+        let word = |at: usize| self.map.word(place + at).load(Ordering::Relaxed);
+        let (key, offset, len) = (word(8), word(16), word(24));
+        if len > WRITE_MAX as u64 {
+            return Err(Nonsense("a write beyond its entry"));
+        }
+        let (len, mut bytes) = (len as usize, [0; WRITE_MAX]);
+        self.map.read(place + WRITE_AT, &mut bytes[..len]);
+        Ok(Write {
+            key,
+            offset,
+            imm,
+            len,
+            bytes,
+        })
     }
 
     /// True if the writer waits for room, and has to be told that there is some. A fence comes between the reading and this.
@@ -279,13 +359,28 @@ impl Writer {
         self.publish(IMMEDIATE, imm, Room::IMMEDIATE);
     }
 
+    /// Writes a write-with-immediate of at most [`WRITE_MAX`] bytes; there is room.
+    pub(super) fn write(&mut self, key: u64, offset: u64, bytes: &[u8], imm: u32) {
+        let place = Entry::place(self.entries);
+        for (at, value) in [(8, key), (16, offset), (24, bytes.len() as u64)] {
+            self.word(place + at).store(value, Ordering::Relaxed);
+        }
+        self.map.write(place + WRITE_AT, bytes);
+        self.publish(WRITE, imm, Room::IMMEDIATE);
+    }
+
     /// Writes a message; there is room.
     pub(super) fn message(&mut self, bytes: &[u8]) {
+        let room = Room::message(bytes.len());
+        if is_short(bytes.len()) {
+            self.map.write(Entry::place(self.entries) + SHORT_MESSAGE_AT, bytes);
+            return self.publish(SHORT_MESSAGE, bytes.len() as u32, room);
+        }
         let start = self.bytes as usize % BYTES;
         let first = bytes.len().min(BYTES - start);
         self.map.write(FIRST_BYTE + start, &bytes[..first]);
         self.map.write(FIRST_BYTE, &bytes[first..]);
-        self.publish(MESSAGE, bytes.len() as u32, Room::message(bytes.len()));
+        self.publish(MESSAGE, bytes.len() as u32, room);
     }
 
     fn publish(&mut self, kind: u8, value: u32, room: Room) {
@@ -306,6 +401,10 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn event(event: Event) -> Option<Taken> {
+        Some(Taken::Event(event))
+    }
 
     fn ring() -> (Reader, Writer) {
         let reader = Reader::new().unwrap();
@@ -329,8 +428,8 @@ mod tests {
                 writer.immediate(sent);
                 sent += 1;
             }
-            assert_eq!(reader.next().unwrap(), Some(Event::Message(message(received))));
-            assert_eq!(reader.next().unwrap(), Some(Event::Immediate(received)));
+            assert_eq!(reader.next().unwrap(), event(Event::Message(message(received))));
+            assert_eq!(reader.next().unwrap(), event(Event::Immediate(received)));
             received += 1;
         }
         assert_eq!(reader.next().unwrap(), None);
@@ -343,8 +442,34 @@ mod tests {
             assert_eq!(reader.next().unwrap(), None);
             assert!(writer.has_room(Room::IMMEDIATE).unwrap());
             writer.immediate(n);
-            assert_eq!(reader.next().unwrap(), Some(Event::Immediate(n)));
+            assert_eq!(reader.next().unwrap(), event(Event::Immediate(n)));
         }
+    }
+
+    #[test]
+    fn what_is_short_travels_in_its_entry() {
+        let (mut reader, mut writer) = ring();
+        for len in (0..=WRITE_MAX).rev().cycle().take(5 * ENTRIES) {
+            // bytes that look like entries
+            let bytes: Vec<u8> = (0..len)
+                .map(|at| Entry::new(IMMEDIATE, 1, 7).0.to_le_bytes()[at % 8])
+                .collect();
+            let (key, offset, imm) = (u64::MAX - len as u64, len as u64 * 3, len as u32);
+            writer.has_room(Room::IMMEDIATE).unwrap();
+            writer.write(key, offset, &bytes, imm);
+            writer.has_room(Room::message(len)).unwrap();
+            writer.message(&bytes);
+            let Some(Taken::Write(write)) = reader.next().unwrap() else {
+                panic!("it was written as such")
+            };
+            assert_eq!(
+                (write.key, write.offset, write.imm, write.bytes()),
+                (key, offset, imm, &bytes[..])
+            );
+            assert_eq!(reader.next().unwrap(), event(Event::Message(bytes)));
+            assert_eq!(reader.next().unwrap(), None);
+        }
+        assert_eq!(writer.bytes, 0, "the ring of bytes was not needed");
     }
 
     #[test]
@@ -400,10 +525,18 @@ mod tests {
             Entry::new(IMMEDIATE, (LAPS - 2) * ENTRIES as u64, 0),
             Entry::new(MESSAGE, 0, MAX_SEND as u32 + 1),
             Entry::new(MESSAGE, 0, u32::MAX),
+            Entry::new(SHORT_MESSAGE, 0, SHORT_MESSAGE_MAX as u32 + 1),
+            Entry::new(SHORT_MESSAGE, 0, u32::MAX),
         ] {
             let (mut reader, writer) = ring();
             writer.word(Entry::place(0)).store(entry.0, Ordering::Relaxed);
             assert!(reader.next().is_err(), "{:#x}", entry.0);
+        }
+        for len in [WRITE_MAX as u64 + 1, u64::MAX] {
+            let (mut reader, mut writer) = ring();
+            writer.write(1, 2, &[], 3);
+            writer.word(Entry::place(0) + 24).store(len, Ordering::Relaxed);
+            assert!(reader.next().is_err(), "{len}");
         }
     }
 
