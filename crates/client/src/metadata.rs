@@ -8,7 +8,7 @@ use crate::names::{Child, DirLog, Known};
 use crate::open::OpenFile;
 use crate::pull::growth;
 use polvo_cluster::join_all;
-use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX};
+use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail};
 use polvo_proto::{
     Answer, DirEntry, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, Reply, Request, SetAttr, Usage,
     XATTR_VALUE_MAX, XattrMode,
@@ -96,39 +96,41 @@ impl LocalClient {
             target: current.inode(),
             kind,
         };
-        let after = DirLog {
-            tail: made.dir_tail,
-            page: None,
-        };
         match basis {
             None => {
+                let after = DirLog {
+                    tail: made.dir_tail,
+                    page: None,
+                };
                 names.seed(dir, after);
                 names.enter(dir, after.tail, name, Some(child));
             }
             Some(basis) => {
                 names.enter(dir, basis.tail, name, Some(child));
-                let entry = Entry::DentryAdd {
-                    name,
-                    target: child.target.ino,
-                    generation: child.target.generation,
-                    kind,
-                    cookie: 0,
-                    time_ns: 0,
-                };
-                self.advance_names(dir, basis, &entry, after);
+                self.advance_names(dir, basis, name, made.dir_tail);
             }
         }
         Ok(made)
     }
 
-    /// Our own entry in a directory's log: when it is all that came since `basis`, the cache has caught up with it.
-    fn advance_names(&self, dir: InodeRef, basis: DirLog, entry: &Entry<'_>, after: DirLog) {
-        let grown = growth(basis.tail, entry.units());
-        let alone = basis.tail.version() == after.tail.version() && basis.tail.units() + grown == after.tail.units();
-        if alone {
+    /// Our own entry in a directory's log, which adds a name or removes one: when it is all that came since `basis`, the
+    /// cache has caught up with it.
+    fn advance_names(&self, dir: InodeRef, basis: DirLog, name: &[u8], tail: Tail) {
+        // an entry that adds a name is as long
+        let removal = Entry::DentryDel {
+            name,
+            target: dir.ino,
+            generation: dir.generation,
+            kind: FileKind::File,
+            cookie: 0,
+            time_ns: 0,
+        };
+        let units = removal.units();
+        let grown = growth(basis.tail, units);
+        if basis.tail.version() == tail.version() && basis.tail.units() + grown == tail.units() {
             // the same page goes on holding the tail unless the entry began a new one
-            let page = basis.page.filter(|_| grown == entry.units());
-            self.client.names.advance(dir, basis.tail, DirLog { page, ..after });
+            let page = basis.page.filter(|_| grown == units);
+            self.client.names.advance(dir, basis.tail, DirLog { tail, page });
         }
     }
 
@@ -181,9 +183,13 @@ impl LocalClient {
         check_name(name)?;
         let victim = self.cached(dir, name);
         let basis = self.client.names.basis(dir);
-        done(self.call(dir.ino.region(), request).await?)?;
+        let tail = match self.call(dir.ino.region(), request).await? {
+            Reply::Attr { tail, .. } => tail,
+            other => return Err(unexpected(&other)),
+        };
         if let Some(basis) = basis {
             self.client.names.enter(dir, basis.tail, name, None);
+            self.advance_names(dir, basis, name, tail);
         }
         self.bury(victim);
         Ok(())

@@ -13,10 +13,11 @@ use foldhash::HashMap;
 use parking_lot::RwLock;
 use polvo_format::{FileKind, Ino, RegionOffset, Tail};
 use polvo_proto::InodeRef;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 8;
-/// Most names kept in all; beyond, the directories used longest ago are forgotten.
+/// Most names kept in all; beyond, the directories used longest ago are forgotten, in shards that have more than their
+/// share. (So there are less than twice as many, whichever shards they are in.)
 const NAMES_MAX: usize = 1 << 19;
 
 /// What a name stands for.
@@ -77,7 +78,9 @@ struct Shard {
 /// Names of directories. Sharded short locks; bounded.
 pub(crate) struct NameCache {
     shards: [RwLock<Shard>; SHARDS],
-    shard_max: usize,
+    /// In all shards.
+    names: AtomicUsize,
+    max: usize,
 }
 
 impl NameCache {
@@ -88,13 +91,28 @@ impl NameCache {
     fn with_limit(names: usize) -> NameCache {
         NameCache {
             shards: Default::default(),
-            shard_max: names / SHARDS,
+            names: AtomicUsize::new(0),
+            max: names,
         }
     }
 
     fn shard(&self, dir: InodeRef) -> &RwLock<Shard> {
         let Ino(number) = dir.ino;
         &self.shards[(number ^ number >> 48) as usize % SHARDS]
+    }
+
+    /// Changes the shard of a directory and keeps within the limit; that directory is forgotten last.
+    fn change(&self, dir: InodeRef, with: impl FnOnce(&mut Shard)) {
+        let mut shard = self.shard(dir).write();
+        let before = shard.names;
+        with(&mut shard);
+        let elsewhere = self.names.load(Relaxed).saturating_sub(before);
+        shard.bound(dir, self.max.saturating_sub(elsewhere).max(self.max / SHARDS));
+        if shard.names >= before {
+            self.names.fetch_add(shard.names - before, Relaxed);
+        } else {
+            self.names.fetch_sub(before - shard.names, Relaxed);
+        }
     }
 
     /// The log as of which the directory is known, and what is known of the name. `None`: the directory is not cached.
@@ -121,34 +139,34 @@ impl NameCache {
 
     /// Starts caching a directory whose log is known to be at `log`; keeps what is there, unless the log was rewritten.
     pub(crate) fn seed(&self, dir: InodeRef, log: DirLog) {
-        let mut shard = self.shard(dir).write();
-        match shard.dirs.get_mut(&dir) {
+        self.change(dir, |shard| match shard.dirs.get_mut(&dir) {
             Some(names) if names.log.tail.version() >= log.tail.version() => {
                 if names.log.tail == log.tail && names.log.page.is_none() {
                     names.log.page = log.page;
                 }
             }
             _ => shard.reset(dir, log),
-        }
+        });
     }
 
     /// A directory that this client has just made: known to be empty.
     pub(crate) fn seed_empty(&self, dir: InodeRef, log: DirLog) {
-        let mut shard = self.shard(dir).write();
-        shard.reset(dir, log);
-        if let Some(names) = shard.dirs.get_mut(&dir) {
-            names.listed_to = u64::MAX;
-        }
+        self.change(dir, |shard| {
+            shard.reset(dir, log);
+            if let Some(names) = shard.dirs.get_mut(&dir) {
+                names.listed_to = u64::MAX;
+            }
+        });
     }
 
     /// Enters what a call answered about a name (`None`: it does not exist), if the directory is still known as of the
     /// basis, the tail it was known at before the call.
     pub(crate) fn enter(&self, dir: InodeRef, basis: Tail, name: &[u8], child: Option<Child>) {
-        let mut shard = self.shard(dir).write();
-        if shard.at(dir, basis).is_some() {
-            shard.set(dir, name, child);
-            self.bound(&mut shard, dir);
-        }
+        self.change(dir, |shard| {
+            if shard.at(dir, basis).is_some() {
+                shard.set(dir, name, child);
+            }
+        });
     }
 
     /// The directory's log is at `to` now and all that happened since the basis has been entered.
@@ -160,20 +178,20 @@ impl NameCache {
 
     /// Applies what the directory's log says between the basis and `to`.
     pub(crate) fn apply(&self, dir: InodeRef, basis: Tail, changes: Vec<NameChange>, to: DirLog) {
-        let mut shard = self.shard(dir).write();
-        if shard.at(dir, basis).is_none() {
-            return;
-        }
-        for change in changes {
-            match change {
-                NameChange::Set(name, child) => shard.set(dir, &name, Some(child)),
-                NameChange::Gone(name) => shard.set(dir, &name, None),
+        self.change(dir, |shard| {
+            if shard.at(dir, basis).is_none() {
+                return;
             }
-        }
-        if let Some(names) = shard.dirs.get_mut(&dir) {
-            names.log = to;
-        }
-        self.bound(&mut shard, dir);
+            for change in changes {
+                match change {
+                    NameChange::Set(name, child) => shard.set(dir, &name, Some(child)),
+                    NameChange::Gone(name) => shard.set(dir, &name, None),
+                }
+            }
+            if let Some(names) = shard.dirs.get_mut(&dir) {
+                names.log = to;
+            }
+        });
     }
 
     /// Enters a page of a listing: the entries that follow position `after`, up to position `to` (`u64::MAX` when there
@@ -186,55 +204,32 @@ impl NameCache {
         to: u64,
         entries: impl Iterator<Item = (&'a [u8], Child)>,
     ) {
-        let mut shard = self.shard(dir).write();
-        if shard.at(dir, basis).is_none() {
-            return;
-        }
-        for (name, child) in entries {
-            shard.set(dir, name, Some(child));
-        }
-        if let Some(names) = shard.dirs.get_mut(&dir)
-            && after <= names.listed_to
-        {
-            names.listed_to = names.listed_to.max(to);
-        }
-        self.bound(&mut shard, dir);
+        self.change(dir, |shard| {
+            if shard.at(dir, basis).is_none() {
+                return;
+            }
+            for (name, child) in entries {
+                shard.set(dir, name, Some(child));
+            }
+            if let Some(names) = shard.dirs.get_mut(&dir)
+                && after <= names.listed_to
+            {
+                names.listed_to = names.listed_to.max(to);
+            }
+        });
     }
 
     /// Drops all names of a directory.
     pub(crate) fn forget(&self, dir: InodeRef) {
-        self.shard(dir).write().remove(dir);
+        self.change(dir, |shard| shard.remove(dir));
     }
 
     /// Drops everything in directories for which `gone` says so.
     pub(crate) fn forget_where(&self, gone: impl Fn(InodeRef) -> bool) {
         for shard in &self.shards {
-            let mut shard = shard.write();
-            let dirs: Vec<InodeRef> = shard.dirs.keys().copied().filter(|dir| gone(*dir)).collect();
+            let dirs: Vec<InodeRef> = shard.read().dirs.keys().copied().filter(|dir| gone(*dir)).collect();
             for dir in dirs {
-                shard.remove(dir);
-            }
-        }
-    }
-
-    /// Keeps the shard within its limit: forgets directories used longest ago, `keep` last.
-    fn bound(&self, shard: &mut Shard, keep: InodeRef) {
-        while shard.names > self.shard_max {
-            let oldest = shard
-                .dirs
-                .iter()
-                .filter(|(dir, _)| **dir != keep)
-                .min_by_key(|(dir, names)| (names.used.load(Relaxed), **dir));
-            match oldest.map(|(dir, _)| *dir) {
-                Some(dir) => shard.remove(dir),
-                None => {
-                    if let Some(names) = shard.dirs.get_mut(&keep) {
-                        names.names = HashMap::default();
-                        names.listed_to = 0;
-                    }
-                    // the directory itself is all that is left in this shard
-                    shard.names = 1;
-                }
+                self.forget(dir);
             }
         }
     }
@@ -269,6 +264,25 @@ impl Shard {
                 used: AtomicU64::new(used),
             },
         );
+    }
+
+    /// Keeps the shard within a limit: forgets directories used longest ago, `keep` last.
+    fn bound(&mut self, keep: InodeRef, max: usize) {
+        while self.names > max {
+            let others = self.dirs.iter().filter(|(dir, _)| **dir != keep);
+            let oldest = others.min_by_key(|(dir, names)| (names.used.load(Relaxed), **dir));
+            match oldest.map(|(dir, _)| *dir) {
+                Some(dir) => self.remove(dir),
+                None => {
+                    if let Some(names) = self.dirs.get_mut(&keep) {
+                        names.names = HashMap::default();
+                        names.listed_to = 0;
+                    }
+                    // the directory itself is all that is left in this shard
+                    self.names = 1;
+                }
+            }
+        }
     }
 
     /// A directory counts as one name itself, so that empty ones are bounded too.
@@ -376,7 +390,7 @@ mod tests {
 
     #[test]
     fn bounded() {
-        let cache = NameCache::with_limit(SHARDS * 100);
+        let cache = NameCache::with_limit(100);
         for dir in 0..40 {
             cache.seed(inode(8 * dir), log(1));
             for n in 0..30u64 {
@@ -398,5 +412,27 @@ mod tests {
         let last = cache.find(inode(8), &5u64.to_le_bytes()).map(|f| f.1);
         assert_eq!(last, Some(Known::Nothing), "what was cut is unknown, not absent");
         assert!(cache.shards[0].read().names <= 100);
+        assert_eq!(cache.names.load(Relaxed), cache.shards[0].read().names);
+        cache.forget_where(|_| true);
+        assert_eq!(cache.names.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn one_directory_may_have_what_others_leave() {
+        let cache = NameCache::with_limit(800);
+        cache.seed_empty(inode(8), log(1));
+        let enter = |dir, n: u64| cache.enter(inode(dir), log(1).tail, &n.to_le_bytes(), Some(child(n)));
+        (0..700).for_each(|n| enter(8, n));
+        assert_eq!(
+            cache.find(inode(8), &0u64.to_le_bytes()).map(|f| f.1),
+            Some(Known::Child(child(0)))
+        );
+        // another shard keeps its share whatever the first one has, and no more
+        cache.seed_empty(inode(1), log(1));
+        (0..99).for_each(|n| enter(1, n));
+        assert_eq!(cache.shards[1].read().names, 100);
+        (99..200).for_each(|n| enter(1, n));
+        assert!(cache.shards[1].read().names <= 100);
+        assert!(cache.names.load(Relaxed) <= 900);
     }
 }

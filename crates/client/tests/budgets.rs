@@ -83,6 +83,13 @@ fn names_and_attributes() {
         drop(opened);
         let (_, unlink) = cost(&client, async || client.unlink(dir, b"one").await.expect("unlink")).await;
         assert_eq!((unlink.rpcs, unlink.batches), (1, 0), "unlink");
+        let (gone, lookup) = cost(&client, async || client.lookup(dir, b"one").await).await;
+        assert!(gone.is_err());
+        assert_eq!(
+            (lookup.rpcs, lookup.batches, lookup.bytes),
+            (0, 1, 16),
+            "what we have removed ourselves need not be pulled"
+        );
 
         let listed = client.read_dir(dir, 0, 200).await.expect("read_dir");
         let all: Vec<_> = listed.iter().map(|entry| entry.target).collect();

@@ -308,7 +308,10 @@ impl Turn<'_> {
             };
             plan.want(inode.ino.region(), drop);
             match transact(self, plan.clone(), false, None).await {
-                Ok(_) => return Ok(Reply::Done),
+                Ok(outcomes) => {
+                    let Outcome { attr, tail } = outcomes.of(dir.ino)?;
+                    return Ok(Reply::Attr { attr, tail });
+                }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => looks.after(plan, error)?,
             }

@@ -455,7 +455,7 @@ pub enum Request {
         /// what
         file: NewFile,
     },
-    /// Removes a name of something that is no directory.
+    /// Removes a name of something that is no directory; the answer is the directory's `Attr`.
     Unlink {
         /// directory
         dir: InodeRef,
@@ -463,7 +463,7 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
-    /// Removes an empty directory.
+    /// Removes an empty directory; the answer is its parent's `Attr`.
     Rmdir {
         /// its parent
         dir: InodeRef,
