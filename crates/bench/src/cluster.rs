@@ -90,6 +90,8 @@ pub struct BenchNode {
     timeouts: Timeouts,
     addresses: Vec<Address>,
     reactor: JoinHandle<Result<(), String>>,
+    /// What the kernel says of the reactor's thread.
+    schedstat: PathBuf,
     pool: PathBuf,
 }
 
@@ -183,11 +185,11 @@ impl ClusterPlan<'_> {
         let reactor = std::thread::Builder::new().name(name).spawn(move || {
             let on_thread = OnThread::new().map_err(|why| why.to_string())?;
             let serve = served.serve(move |addresses| {
-                let _ = ready.send(addresses.to_vec());
+                let _ = ready.send((addresses.to_vec(), rustix::thread::gettid()));
             });
             on_thread.run(serve).map_err(|e| e.to_string())
         })?;
-        let addresses = bound
+        let (addresses, thread) = bound
             .recv_timeout(Duration::from_secs(10))
             .map_err(|_| "the node did not start to listen")?;
         Ok(BenchNode {
@@ -196,6 +198,7 @@ impl ClusterPlan<'_> {
             timeouts,
             addresses,
             reactor,
+            schedstat: format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero()).into(),
             pool,
         })
     }
@@ -229,6 +232,14 @@ impl BenchNode {
     /// The node itself.
     pub fn node(&self) -> &Arc<Node> {
         &self.node
+    }
+
+    /// Time of a processor that the node's reactor has used so far. What it has used since it last went to sleep may be
+    /// missing, up to a tick of the kernel.
+    pub fn processor_time(&self) -> Result<Duration, BenchError> {
+        let stat = std::fs::read_to_string(&self.schedstat)?;
+        let ns = stat.split_whitespace().next().ok_or("an empty schedstat")?;
+        Ok(Duration::from_nanos(ns.parse()?))
     }
 
     /// A client inside the node.

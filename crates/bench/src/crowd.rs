@@ -7,7 +7,8 @@ use crate::on_thread::OnThread;
 use crate::samples::{Samples, Timed};
 use crate::suite::Context;
 use polvo_client::{Buffer, Client, LocalClient, OpenFile, Transfers};
-use polvo_proto::FsError;
+use polvo_format::FileKind;
+use polvo_proto::{FsError, InodeRef, NewFile, XattrMode};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ struct Member {
 pub struct Taken {
     /// From the first to the last.
     pub time: Duration,
-    /// Time of a processor that the node's reactor used meanwhile.
+    /// Time of a processor that the node's reactor used for them. A tick of its housekeeping may have fallen into it.
     pub server: Duration,
     /// How many.
     pub ops: usize,
@@ -85,63 +86,68 @@ impl Taken {
     }
 
     /// Nanoseconds of the reactor's processor an operation.
-    pub fn server_ns(&self) -> f64 {
+    pub fn server_ns_per_op(&self) -> f64 {
         self.server.as_nanos() as f64 / self.ops as f64
     }
 }
 
-/// Processor time that threads called `reactor` of this process have used, from `/proc`.
-fn reactor_time() -> Result<Duration, BenchError> {
-    let mut sum = 0;
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let task = task?.path();
-        if std::fs::read_to_string(task.join("comm"))?.trim() == "reactor" {
-            let stat = std::fs::read_to_string(task.join("schedstat"))?;
-            let ns = stat.split_whitespace().next().ok_or("an empty schedstat")?;
-            sum += ns.parse::<u64>()?;
-        }
-    }
-    Ok(Duration::from_nanos(sum))
-}
-
-/// Touches all of a node's pool: a mapping's first touch of a page is a fault of the operating system, which is not what is
-/// measured.
-pub fn touch(node: &BenchNode, pool_len: u64) -> Result<(), BenchError> {
-    let client = node.internal();
-    let dir = root(&client)?;
-    client.run(|c| async move {
-        let (_, file) = c.create_open(dir, b"touch", new_file()).await?;
-        let chunk = vec![1u8; MIB];
-        for at in (0..pool_len * 9 / 10).step_by(chunk.len()) {
-            match c.write(&file, at, &chunk).await {
-                Ok(_) => {}
-                Err(FsError::NoSpace) => break,
-                Err(error) => return Err(error),
+/// Touches nearly all of the pools of a cluster: a mapping's first touch of a page is a fault of the operating system, which
+/// is not what is measured.
+pub fn touch(nodes: &[BenchNode], pool_len: u64) -> Result<(), BenchError> {
+    for node in nodes {
+        let client = node.internal();
+        let top = root(&client)?;
+        client.run(|c| async move {
+            let directory = NewFile {
+                kind: FileKind::Directory,
+                mode: 0o755,
+                ..new_file()
+            };
+            let made = c.create(top, b"touch", directory).await?;
+            let dir = InodeRef {
+                ino: made.ino,
+                generation: made.generation,
+            };
+            // inodes, and with them data, go to the node that the client is inside of
+            c.set_xattr(dir, b"polvo.placement", b"local", XattrMode::Any).await?;
+            let (_, file) = c.create_open(dir, b"touch", new_file()).await?;
+            let chunk = vec![1u8; MIB];
+            for at in (0..pool_len * 9 / 10).step_by(chunk.len()) {
+                match c.write(&file, at, &chunk).await {
+                    Ok(_) => {}
+                    Err(FsError::NoSpace) => break,
+                    Err(error) => return Err(error),
+                }
             }
-        }
-        drop(file);
-        c.unlink(dir, b"touch").await
-    })?;
-    client.shutdown();
+            drop(file);
+            c.unlink(dir, b"touch").await?;
+            c.rmdir(top, b"touch").await
+        })?;
+        client.shutdown();
+    }
     Ok(())
 }
 
 /// The clients.
-pub struct Crowd {
+pub struct Crowd<'a> {
+    node: &'a BenchNode,
     here: OnThread,
     members: Vec<Member>,
     file_len: u64,
 }
 
-impl Crowd {
+/// A server that has answered its last request has gone to sleep.
+const CALM: Duration = Duration::from_millis(2);
+
+impl<'a> Crowd<'a> {
     /// So many clients over `tcp` or `shm`, each with a file of `file_len` bytes.
     pub fn new(
-        node: &BenchNode,
+        node: &'a BenchNode,
         provider: &str,
         clients: usize,
         transfers: Transfers,
         file_len: u64,
-    ) -> Result<Crowd, BenchError> {
+    ) -> Result<Crowd<'a>, BenchError> {
         let here = OnThread::new()?;
         let mut members = Vec::with_capacity(clients);
         for number in 0..clients {
@@ -169,6 +175,7 @@ impl Crowd {
             });
         }
         Ok(Crowd {
+            node,
             here,
             members,
             file_len,
@@ -179,7 +186,7 @@ impl Crowd {
     pub fn run(&self, access: Access, bytes: Bytes, size: usize, ops: usize) -> Result<Taken, BenchError> {
         let each = ops.div_ceil(self.members.len());
         let places = (self.file_len / size as u64).max(1);
-        let server = reactor_time()?;
+        let server = self.node.processor_time()?;
         let start = Instant::now();
         let ops = self.here.run(async {
             let working: Vec<_> = self
@@ -218,9 +225,11 @@ impl Crowd {
             }
             Ok::<_, BenchError>(done)
         })?;
+        let time = start.elapsed();
+        std::thread::sleep(CALM);
         Ok(Taken {
-            time: start.elapsed(),
-            server: reactor_time()?.saturating_sub(server),
+            time,
+            server: self.node.processor_time()?.saturating_sub(server),
             ops,
         })
     }

@@ -10,7 +10,7 @@ use polvo_pmem::Pmem;
 use polvo_proto::{FsError, InodeRef, NewFile};
 use polvo_region::{PoolSpace, Region};
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::Stdio,
     sync::Arc,
@@ -25,8 +25,8 @@ const SESSIONS: usize = 1000;
 /// What this does in a process that it kills.
 pub const PART: &str = "limits-fill";
 
-/// Fills a pool below `scratch` in a process of its own, kills that, and recovers the pool.
-pub fn run(scratch: &Path, entries: usize) -> Result<(), BenchError> {
+/// Fills a pool below `scratch` in a process of its own, kills that, and recovers the pool; says on `out` what each took.
+pub fn run(scratch: &Path, entries: usize, out: &mut dyn Write) -> Result<(), BenchError> {
     let scratch = Scratch::new(scratch)?;
     let mut child = part::command(scratch.path(), PART, &[entries])?
         .stdin(Stdio::piped())
@@ -40,17 +40,17 @@ pub fn run(scratch: &Path, entries: usize) -> Result<(), BenchError> {
             filled = true;
             break;
         }
-        println!("{line}");
+        writeln!(out, "{line}")?;
     }
     child.kill()?;
     child.wait()?;
     if !filled {
         return Err("the limits were not reached".into());
     }
-    recover(scratch.path(), entries)
+    recover(scratch.path(), entries, out)
 }
 
-fn recover(dir: &Path, entries: usize) -> Result<(), BenchError> {
+fn recover(dir: &Path, entries: usize, out: &mut dyn Write) -> Result<(), BenchError> {
     let before = resident_bytes()?;
     let start = Instant::now();
     let space = PoolSpace::open(Pmem::open(&dir.join("pool"), None)?)?;
@@ -63,11 +63,12 @@ fn recover(dir: &Path, entries: usize) -> Result<(), BenchError> {
         regions.push(region);
     }
     let took = start.elapsed();
-    println!(
+    writeln!(
+        out,
         "recovery after kill -9: {inodes} inodes in {:.2} s, {bytes_read} bytes read, {} bytes of memory",
         took.as_secs_f64(),
         resident_bytes()?.saturating_sub(before)
-    );
+    )?;
     if inodes < entries as u64 {
         return Err(format!("{inodes} inodes of {entries} are there").into());
     }
@@ -78,7 +79,7 @@ fn recover(dir: &Path, entries: usize) -> Result<(), BenchError> {
             return Err(format!("{:?}", &report.findings[..report.findings.len().min(5)]).into());
         }
     }
-    println!("check: clean in {:.2} s", start.elapsed().as_secs_f64());
+    writeln!(out, "check: clean in {:.2} s", start.elapsed().as_secs_f64())?;
     Ok(())
 }
 

@@ -1,31 +1,12 @@
-//! The benchmark suite (`make bench`, `polvo bench`): every figure is measured beside the baseline that it could at best
-//! equal, in one run, and reported as a ratio, since absolute values drift from machine to machine and from hour to hour.
-//!
-//! A run goes through experiments (`experiments`), which put rows, plots and notes into a report (`report`): a JSON file
-//! whose rows are `name, value, unit, baseline, ratio, target, met`, and a page to be read. A further experiment is a file
-//! in `experiments` and a line in `suite`.
+//! The suite's command line: see the library beside it.
 #![forbid(unsafe_code)]
 
-mod baseline;
-mod cluster;
-mod crowd;
-mod echo;
-mod experiments;
-mod limits;
-mod on_thread;
-mod part;
-mod report;
-mod requester;
-mod samples;
-mod suite;
-
 use clap::Parser;
+use polvo_bench::suite::{self, COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
+use polvo_bench::{BenchError, experiments, limits};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use suite::{COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
-
-/// Any failure of a measurement.
-pub type BenchError = Box<dyn std::error::Error>;
 
 const HELP: &str = "\
 Writes the report as JSON, as one HTML page beside it (report.html), and each plot as an SVG file. The machine should do
@@ -91,6 +72,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
         Ok(code) => code,
+        // the reader of a pipe has had enough: no failure of ours
+        Err(why) if is_broken_pipe(&why) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("polvo bench: {why}");
             ExitCode::FAILURE
@@ -98,7 +81,13 @@ fn main() -> ExitCode {
     }
 }
 
+fn is_broken_pipe(why: &BenchError) -> bool {
+    why.downcast_ref::<io::Error>()
+        .is_some_and(|why| why.kind() == io::ErrorKind::BrokenPipe)
+}
+
 fn run(args: &Args) -> Result<ExitCode, BenchError> {
+    let out = &mut io::stdout();
     if let Some((what, values)) = args.part.split_first() {
         return match what.as_str() {
             limits::PART => limits::fill(&args.scratch, values),
@@ -109,12 +98,12 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     }
     if args.list {
         for experiment in EXPERIMENTS {
-            println!("{:<16} {}", experiment.name, experiment.title);
+            writeln!(out, "{:<16} {}", experiment.name, experiment.title)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(files) = args.limits {
-        return limits::run(&args.scratch, files).map(|()| ExitCode::SUCCESS);
+        return limits::run(&args.scratch, files, out).map(|()| ExitCode::SUCCESS);
     }
     let experiments = match chosen(args) {
         Ok(experiments) => experiments,
@@ -141,16 +130,20 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
             .collect::<Vec<String>>()
             .join(" "),
     };
-    let report = suite::run(&plan)?;
+    let report = suite::run(&plan, out)?;
     report.write(&args.report)?;
-    let (met, all) = report.targets();
-    println!(
-        "{met} of {all} targets met; {} and {}",
+    let (met, all) = report.goals_met();
+    writeln!(
+        out,
+        "{met} of {all} goals met; {} and {}",
         args.report.display(),
         args.report.with_extension("html").display()
-    );
+    )?;
     if report.machine.was_busy() {
-        println!("something else was running when this began: these figures are no results");
+        writeln!(
+            out,
+            "something else was running when this began: these figures are no results"
+        )?;
     }
     let failed = report.sections.iter().any(|section| section.failure.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

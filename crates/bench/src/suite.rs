@@ -3,7 +3,8 @@
 use crate::BenchError;
 use crate::cluster::Scratch;
 use crate::experiments;
-use crate::report::{Findings, Machine, Report};
+use crate::report::{Findings, Machine, Report, outcomes};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -50,6 +51,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::library::EXPERIMENT,
     &experiments::network::EXPERIMENT,
     &experiments::octopus_fig7::BANDWIDTH,
+    &experiments::scaling::EXPERIMENT,
     &experiments::octopus_fig12::THROUGHPUT,
     &experiments::octopus_fig7::COPY,
     &experiments::octopus_fig12::COMPARED,
@@ -60,6 +62,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::log_garbage::EXPERIMENT,
     &experiments::carns::BANDWIDTH,
     &experiments::carns::LATENCY,
+    &experiments::thresholds::EXPERIMENT,
     &experiments::mount::EXPERIMENT,
     &experiments::memory::EXPERIMENT,
     &experiments::flat::EXPERIMENT,
@@ -86,16 +89,18 @@ pub struct Plan<'a> {
     pub command: String,
 }
 
-/// Runs the experiments, printing what each finds. One that fails is in the report with its failure; the others go on.
+/// Runs the experiments and says on `out` what each finds: its tables, or its rows where it has none. One that fails is in
+/// the report with its failure; the others go on.
 ///
 /// # Errors
-/// The scratch directory cannot be made.
-pub fn run(plan: &Plan<'_>) -> Result<Report, BenchError> {
+/// The scratch directory cannot be made, or nobody reads `out` any more.
+pub fn run(plan: &Plan<'_>, out: &mut dyn Write) -> Result<Report, BenchError> {
     let scratch = Scratch::new(&plan.scratch)?;
     let mut report = Report {
         machine: Machine::this(scratch.path()),
         command: plan.command.clone(),
         rounds: plan.effort.rounds,
+        goals: Vec::new(),
         rows: Vec::new(),
         sections: Vec::new(),
     };
@@ -107,24 +112,28 @@ pub fn run(plan: &Plan<'_>) -> Result<Report, BenchError> {
         compared: plan.compared.as_deref(),
     };
     for experiment in &plan.experiments {
-        println!("{}: {}", experiment.name, experiment.title);
+        writeln!(out, "{}: {}", experiment.name, experiment.title)?;
         let start = Instant::now();
         let mut found = Findings::new(experiment.name, &report.rows);
         let failure = (experiment.run)(&context, &mut found).err().map(|why| why.to_string());
         let (rows, mut section) = found.finish(experiment.title, experiment.about);
-        Report::print_rows(&rows);
+        match section.tables.is_empty() {
+            true => Report::show_rows(out, &rows)?,
+            false => section.tables.iter().try_for_each(|table| write!(out, "{table}"))?,
+        }
         for note in &section.notes {
-            println!("  note: {note}");
+            writeln!(out, "  note: {note}")?;
         }
         if let Some(why) = &failure {
-            println!("  FAILED: {why}");
+            writeln!(out, "  FAILED: {why}")?;
         }
         section.seconds = start.elapsed().as_secs_f64();
         section.failure = failure;
-        println!("  {:.1} s", section.seconds);
+        writeln!(out, "  {:.1} s", section.seconds)?;
         report.rows.extend(rows);
         report.sections.push(section);
     }
+    report.goals = outcomes(&report.rows);
     Ok(report)
 }
 
@@ -173,8 +182,41 @@ mod tests {
             compared: None,
             command: "polvo bench".into(),
         };
-        let report = run(&plan).unwrap();
+        let mut said = Vec::new();
+        let report = run(&plan, &mut said).unwrap();
         assert_eq!(report.sections[0].failure.as_deref(), Some("no luck"));
         assert_eq!(report.sections[1].notes, ["was here"]);
+        let said = String::from_utf8(said).unwrap();
+        assert!(
+            said.contains("FAILED: no luck") && said.contains("note: was here"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_run_ends_when_nobody_listens() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let plan = Plan {
+            experiments: vec![&EXPERIMENTS[0]],
+            scratch: std::env::temp_dir(),
+            effort: Effort {
+                rounds: 1,
+                ops: 1,
+                file_len: 1 << 20,
+            },
+            clients: vec![1],
+            sizes: vec![16],
+            compared: None,
+            command: "polvo bench".into(),
+        };
+        assert!(run(&plan, &mut Gone).is_err());
     }
 }

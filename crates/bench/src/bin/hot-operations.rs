@@ -1,23 +1,15 @@
 //! Carries out one of the hottest operations again and again through a client inside a node, for profilers and instruction
 //! counters. Only [`measured`] is to be counted: `valgrind --tool=callgrind --toggle-collect=measured`.
 
-#[path = "../cluster.rs"]
-#[allow(dead_code)]
-mod cluster;
-#[path = "../on_thread.rs"]
-mod on_thread;
-
 use clap::{Parser, ValueEnum};
-use cluster::{BenchNode, Scratch, new_file, tick};
+use polvo_bench::BenchError;
+use polvo_bench::cluster::{BenchNode, Scratch, new_file, pool_len, tick};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::Ino;
 use polvo_proto::{FsError, InodeRef};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Any failure: it ends the program.
-pub type BenchError = Box<dyn std::error::Error>;
 
 /// Carries out one operation again and again.
 #[derive(Parser)]
@@ -143,7 +135,7 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
 fn main() -> Result<(), BenchError> {
     let args = Args::parse();
     let scratch = Scratch::new(&args.scratch)?;
-    let node = BenchNode::start(scratch.path(), cluster::pool_len(args.file))?;
+    let node = BenchNode::start(scratch.path(), pool_len(args.file))?;
     let client = node.internal();
     let served = node.node();
     let done: Result<(), BenchError> = client.run(|client| async move {
@@ -151,7 +143,7 @@ fn main() -> Result<(), BenchError> {
         let (_, file) = client.create_open(root, b"file", new_file()).await?;
         let bytes = vec![7; 1 << 20];
         // the whole pool is touched: first touches are faults of the operating system
-        for at in (0..cluster::pool_len(args.file)).step_by(bytes.len()) {
+        for at in (0..pool_len(args.file)).step_by(bytes.len()) {
             client.write(&file, at % args.file, &bytes).await?;
         }
         // and the file lies as scattered as overwriting leaves it

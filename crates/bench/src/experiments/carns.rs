@@ -5,9 +5,8 @@ use crate::baseline::memory::{DurableMemory, Memory};
 use crate::baseline::socket;
 use crate::cluster::{BenchNode, pool_len};
 use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
-use crate::report::Target::AtMost;
 use crate::report::plot::{Axis, Plot, Series};
-use crate::report::{Findings, Unit};
+use crate::report::{Findings, Table, Unit, figure};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Thresholds, Transfers};
@@ -75,7 +74,7 @@ const WAYS: [(&str, Option<Thresholds>, Bytes); 4] = [
 fn latency(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let len = pool_len(4 * FILE);
     let node = BenchNode::start(context.scratch, len)?;
-    touch(&node, len)?;
+    touch(std::slice::from_ref(&node), len)?;
     for provider in ["shm", "tcp"] {
         let crowds = WAYS
             .iter()
@@ -126,10 +125,17 @@ fn report(found: &mut Findings<'_>, provider: &str, access: Access, curves: &[Ve
     let [eager, pooled, zero_copy, automatic] = curves else {
         unreachable!("one for each way")
     };
+    let mut table = Table::new(
+        format!("{what}s, ns"),
+        &["bytes", "eager", "pooled", "zero-copy", "automatic", "of the best"],
+    );
     for size in SIZES {
+        let mut cells = vec![shown(size)];
         let mut best: Option<(f64, String)> = None;
         for ((way, ..), curve) in WAYS.iter().zip(curves).take(3) {
-            if let Some((_, took)) = curve.iter().find(|(of, _)| *of == size) {
+            let took = curve.iter().find(|(of, _)| *of == size).map(|(_, took)| took);
+            cells.push(took.map_or("-".into(), |took| figure(took.median())));
+            if let Some(took) = took {
                 let name = format!("{what} {}, {way}", shown(size));
                 found.figure(&name, Unit::Ns, took);
                 if best.as_ref().is_none_or(|(ns, _)| took.median() < *ns) {
@@ -139,9 +145,12 @@ fn report(found: &mut Findings<'_>, provider: &str, access: Access, curves: &[Ve
         }
         if let (Some((_, took)), Some((_, best))) = (automatic.iter().find(|(of, _)| *of == size), best) {
             let name = format!("{what} {}, automatic", shown(size));
-            found.against(&name, Unit::Ns, took, &best, Some(AtMost(1.25)));
+            let row = found.against(&name, Unit::Ns, took, &best, None);
+            cells.extend([figure(took.median()), row.ratio_shown()]);
+            table.line(cells);
         }
     }
+    found.table(table);
     let faster = |a: &[(usize, Samples)], b: &[(usize, Samples)], size| at(a, size) < at(b, size);
     let c1 = SIZES
         .iter()
@@ -153,11 +162,10 @@ fn report(found: &mut Findings<'_>, provider: &str, access: Access, curves: &[Ve
         .last();
     for (name, size) in [("C1", c1), ("C2", c2)] {
         match size {
-            Some(size) => found.figure(
-                &format!("{what} crossover {name}"),
-                Unit::Bytes,
-                &Samples::exact(*size as f64),
-            ),
+            Some(size) => {
+                let name = format!("{what} crossover {name}");
+                found.figure(&name, Unit::Bytes, &Samples::exact(*size as f64));
+            }
             None => found.note(format!(
                 "{what}: no crossover {name} up to {}",
                 shown(SIZES[SIZES.len() - 1])
@@ -187,7 +195,7 @@ fn bandwidth(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Benc
     let effort = context.effort;
     let len = pool_len(CLIENTS.iter().sum::<usize>() as u64 * EACH);
     let node = BenchNode::start(context.scratch, len)?;
-    touch(&node, len)?;
+    touch(std::slice::from_ref(&node), len)?;
     let (memory, durable) = (Memory::new(FILE), DurableMemory::new(context.scratch, FILE, None)?);
     let ops = ops_of(MIB, effort.ops, effort.file_len / 2);
     for provider in ["shm", "tcp"] {

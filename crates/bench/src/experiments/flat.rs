@@ -3,6 +3,7 @@
 use crate::BenchError;
 use crate::baseline::pages;
 use crate::cluster::{BenchNode, new_file, root, tick, used_bytes};
+use crate::crowd::touch;
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
 use crate::samples::in_turn;
@@ -12,7 +13,7 @@ use polvo_format::FileKind;
 use polvo_proto::{FsError, InodeRef, NewFile};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -52,37 +53,16 @@ impl Place {
         let dir = context.scratch.join(name);
         std::fs::create_dir(&dir)?;
         let node = BenchNode::start(&dir, pool_len)?;
+        touch(std::slice::from_ref(&node), pool_len)?;
         let client = node.internal();
         client.start_maintenance();
-        let place = Place { node, client, dir };
-        place.touch(pool_len)?;
-        Ok(place)
-    }
-
-    /// Writes to most of the pool once: a mapping's first touch of a page is a fault of the operating system.
-    fn touch(&self, pool_len: u64) -> Result<(), BenchError> {
-        let (top, file) = (root(&self.client)?, self.file("touch")?);
-        self.client.run(|c| async move {
-            let chunk = vec![5u8; MIB as usize];
-            for at in (0..pool_len / 10 * 9).step_by(chunk.len()) {
-                c.write(&file, at, &chunk).await?;
-            }
-            drop(file);
-            c.unlink(top, b"touch").await
-        })?;
-        self.wait_for_space(pool_len / 2)
-    }
-
-    /// What was removed is free a moment after it was closed.
-    fn wait_for_space(&self, bytes: u64) -> Result<(), BenchError> {
-        for _ in 0..500 {
-            self.client.run(|c| async move { tick(&c, self.node.node()).await });
-            if used_bytes(&self.client)? < bytes {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        // once the session has been seen, what was freed before may be used again
+        let served = node.node();
+        client.run(|c| async move { tick(&c, served).await });
+        if used_bytes(&client)? > pool_len / 2 {
+            return Err("the space of a removed file does not come back".into());
         }
-        Err("the space of a removed file does not come back".into())
+        Ok(Place { node, client, dir })
     }
 
     fn directory(&self, name: &'static str, files: usize) -> Result<InodeRef, BenchError> {

@@ -84,31 +84,41 @@ impl Committer {
         Ok(())
     }
 
-    /// A commit that carries its bytes.
+    /// A commit that carries its bytes, [`SMALL`] of them.
     pub async fn small(&self, offset: u64, append: bool) -> Result<(), FsError> {
+        self.eager(offset, SMALL, append).await
+    }
+
+    /// A commit that carries its bytes, at most [`polvo_proto::EAGER_MAX`].
+    pub async fn eager(&self, offset: u64, len: usize, append: bool) -> Result<(), FsError> {
         let request = Request::Write {
             inode: self.inode,
             offset,
             append,
             known: self.known.get(),
-            bytes: vec![7; SMALL],
+            bytes: vec![7; len],
         };
         self.written(self.requester.ask(request).await?)
     }
 
     /// A page written one-sided, and its commit.
     pub async fn page(&self, offset: u64) -> Result<(), FsError> {
+        self.placed(offset, PAGE).await
+    }
+
+    /// Bytes of one page, written one-sided, and their commit.
+    pub async fn placed(&self, offset: u64, len: usize) -> Result<(), FsError> {
         let (links, region) = (self.requester.links(), self.inode.ino.region());
         let gpa = self.next_page().await?;
-        let bytes = [7; PAGE];
-        let mut write = [RegionVerb::WriteData { at: gpa, bytes: &bytes }];
+        let bytes = &[7; PAGE][..len];
+        let mut write = [RegionVerb::WriteData { at: gpa, bytes }];
         links.one_sided(region, &mut write).await?;
         let low = self.space.borrow().is_empty();
         let request = Request::Commit {
             inode: self.inode,
             runs: vec![WriteRun {
                 offset,
-                len: PAGE as u64,
+                len: len as u64,
                 gpa,
             }],
             append: false,

@@ -15,6 +15,8 @@ pub mod octopus_fig15;
 pub mod octopus_fig7;
 pub mod orion_fig4_10;
 pub mod orion_fig4_7;
+pub mod scaling;
+pub mod thresholds;
 
 mod log_commits;
 mod system_calls;

@@ -9,10 +9,11 @@ use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};
 use crate::suite::{Context, Effort, Experiment};
-use polvo_fabric::{QueuePair, Remote, RemoteKey, Verb, serve_spin_limit, set_serve_spin_limit};
+use crate::wakefulness::Wakefulness;
+use polvo_fabric::{QueuePair, Remote, RemoteKey, Verb};
 use polvo_rpc::scheme::SelfIdentified;
 use polvo_rpc::{RpcClient, SLOTS};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -26,33 +27,34 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// How long the server polls where it is to be awake.
-const AWAKE: Duration = Duration::from_millis(5);
 /// Clients that keep all their slots filled.
 const CLIENTS: usize = 8;
 const MIB: usize = 1 << 20;
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let before = serve_spin_limit();
-    let measured = shm(context, found).and_then(|()| tcp(context, found));
-    set_serve_spin_limit(before);
-    measured
+    shm(context, found)?;
+    tcp(context, found)
 }
 
 /// A client of a server that waits as it is told, both there for the time of the measurement.
 struct Peers {
+    _waits: Wakefulness,
     server: EchoServer<SelfIdentified>,
     here: OnThread,
     client: RpcClient,
 }
 
 impl Peers {
-    fn new(provider: &str, context: &Context<'_>, serve_spin: Duration) -> Result<Peers, BenchError> {
-        set_serve_spin_limit(serve_spin);
+    fn new(provider: &str, context: &Context<'_>, waits: Wakefulness) -> Result<Peers, BenchError> {
         let server = EchoServer::start(echo::address(provider, context.scratch))?;
         let here = OnThread::new()?;
         let client = here.run(server.client())?;
-        Ok(Peers { server, here, client })
+        Ok(Peers {
+            _waits: waits,
+            server,
+            here,
+            client,
+        })
     }
 
     fn pair(&self) -> &QueuePair {
@@ -60,7 +62,9 @@ impl Peers {
     }
 
     fn stop(self) -> Result<(), BenchError> {
-        let Peers { server, here, client } = self;
+        let Peers {
+            server, here, client, ..
+        } = self;
         here.run(async { client.queue_pair().close() });
         drop(client);
         server.stop()
@@ -190,7 +194,7 @@ fn at(key: RemoteKey, offset: usize) -> Remote {
 
 fn shm(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (n, ops) = (context.effort.rounds, context.effort.ops);
-    let peers = Peers::new("shm", context, Duration::ZERO)?;
+    let peers = Peers::new("shm", context, Wakefulness::asleep())?;
     let asleep = repeated(n, || peers.calls(ops))?;
     let [word, page, swap] = in_turn(
         n,
@@ -201,7 +205,7 @@ fn shm(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         ],
     )?;
     peers.stop()?;
-    let peers = Peers::new("shm", context, AWAKE)?;
+    let peers = Peers::new("shm", context, Wakefulness::awake())?;
     let [ping_pong, awake] = in_turn(n, [&mut || ping_pong::shared_memory(64, ops), &mut || peers.calls(ops)])?;
     let many = repeated(n, || peers.batched_calls(ops * 10))?;
     peers.stop()?;
@@ -219,11 +223,11 @@ fn shm(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 
 fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (n, ops) = (context.effort.rounds, context.effort.ops);
-    for (waits, serve_spin, state) in [
-        (Waits::BothSpin, AWAKE, "awake"),
-        (Waits::ClientSpins, Duration::ZERO, "asleep"),
+    for (waits, server, state) in [
+        (Waits::BothSpin, Wakefulness::awake as fn() -> Wakefulness, "awake"),
+        (Waits::ClientSpins, Wakefulness::asleep, "asleep"),
     ] {
-        let peers = Peers::new("tcp", context, serve_spin)?;
+        let peers = Peers::new("tcp", context, server())?;
         let [small, call, large, read] = in_turn(
             n,
             [
@@ -243,7 +247,7 @@ fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         pair("RPC 64 B", "64 B", &small, &call);
         pair("one-sided read 4 KiB", "64 B / 4 KiB", &large, &read);
     }
-    let peers = Peers::new("tcp", context, Duration::ZERO)?;
+    let peers = Peers::new("tcp", context, Wakefulness::asleep())?;
     for (what, writing) in [("reads", false), ("writes", true)] {
         let [base, value] = in_turn(
             n,

@@ -8,9 +8,9 @@ use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, rate, repeated};
 use crate::suite::{Context, Experiment};
-use polvo_fabric::{serve_spin_limit, set_serve_spin_limit};
+use crate::wakefulness::Wakefulness;
 use polvo_rpc::scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -27,18 +27,14 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Calls under way at a time, for throughput.
 const UNDER_WAY: usize = 8;
-const AWAKE: Duration = Duration::from_millis(5);
 /// Size of messages where the number of clients varies, bytes.
 const SIZE: usize = 64;
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let before = serve_spin_limit();
-    set_serve_spin_limit(AWAKE);
-    let measured = ["shm", "tcp"]
+    let _awake = Wakefulness::awake();
+    ["shm", "tcp"]
         .into_iter()
-        .try_for_each(|provider| over(provider, context, found));
-    set_serve_spin_limit(before);
-    measured
+        .try_for_each(|provider| over(provider, context, found))
 }
 
 /// A server and its clients.
@@ -135,7 +131,7 @@ fn curves<S: Scheme>(
         match index {
             0 => found.figure(&name(clients), Unit::PerS, &calls),
             _ => found.against(&name(clients), Unit::PerS, &calls, &name(context.clients[0]), flat),
-        }
+        };
         curves.over_clients.push((clients as f64, calls.median()));
     }
     let crowd = Crowd::<S>::new(provider, most(context), context)?;

@@ -40,7 +40,7 @@ fn with_node(
 ) -> Result<(), BenchError> {
     let len = pool_len(FILE);
     let node = BenchNode::start(context.scratch, len)?;
-    touch(&node, len)?;
+    touch(std::slice::from_ref(&node), len)?;
     measure(&node)?;
     node.stop()
 }

@@ -1,10 +1,14 @@
 //! What a run has found: rows, plots and notes of each experiment, and the machine they were found on.
 
+mod goals;
 mod machine;
 pub mod page;
 pub mod plot;
+mod table;
 
+pub use goals::{Outcome, outcomes};
 pub use machine::Machine;
+pub use table::Table;
 
 use crate::samples::Samples;
 use plot::Plot;
@@ -108,6 +112,20 @@ impl Row {
         self.ratio.map(|ratio| self.as_advantage(ratio))
     }
 
+    /// The ratio in a cell; nothing where there is none.
+    pub fn ratio_shown(&self) -> String {
+        self.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}x"))
+    }
+
+    /// Whether the target is met, in a cell; nothing where there is none.
+    pub fn met_shown(&self) -> String {
+        match self.met {
+            Some(true) => "met".into(),
+            Some(false) => "MISSED".into(),
+            None => String::new(),
+        }
+    }
+
     /// The same scale for a ratio that is aimed at.
     pub fn as_advantage(&self, ratio: f64) -> f64 {
         if self.unit.counts_down() { 1.0 / ratio } else { ratio }
@@ -125,6 +143,8 @@ pub struct Section {
     pub about: &'static str,
     /// What a reader has to know about this run of it.
     pub notes: Vec<String>,
+    /// What compares its rows; none where the rows are few.
+    pub tables: Vec<Table>,
     /// Its plots.
     pub plots: Vec<Plot>,
     /// How long it took, seconds.
@@ -139,6 +159,7 @@ pub struct Findings<'a> {
     earlier: &'a [Row],
     rows: Vec<Row>,
     notes: Vec<String>,
+    tables: Vec<Table>,
     plots: Vec<Plot>,
 }
 
@@ -150,28 +171,36 @@ impl<'a> Findings<'a> {
             earlier,
             rows: Vec::new(),
             notes: Vec::new(),
+            tables: Vec::new(),
             plots: Vec::new(),
         }
     }
 
     /// A figure on its own: a baseline, or something that nothing can be compared with.
-    pub fn figure(&mut self, name: &str, unit: Unit, samples: &Samples) {
-        self.add(name, unit, samples, "", None, None);
+    pub fn figure(&mut self, name: &str, unit: Unit, samples: &Samples) -> &Row {
+        self.add(name, unit, samples, "", None, None)
     }
 
     /// A figure that has to be so large or so small.
-    pub fn bounded(&mut self, name: &str, unit: Unit, samples: &Samples, target: Target) {
+    pub fn bounded(&mut self, name: &str, unit: Unit, samples: &Samples, target: Target) -> &Row {
         let met = target.is_met_by(samples.median());
         let text = match target {
             Target::AtMost(limit) => format!("<= {} {unit}", figure(limit)),
             Target::AtLeast(limit) => format!(">= {} {unit}", figure(limit)),
         };
-        self.add(name, unit, samples, "", None, Some((text, met, target.limit())));
+        self.add(name, unit, samples, "", None, Some((text, met, target.limit())))
     }
 
     /// A figure beside a baseline, which is a row found before (here, or in an earlier experiment) in the same unit. Without
     /// that row there is no ratio, and the target is not judged.
-    pub fn against(&mut self, name: &str, unit: Unit, samples: &Samples, baseline: &str, target: Option<Target>) {
+    pub fn against(
+        &mut self,
+        name: &str,
+        unit: Unit,
+        samples: &Samples,
+        baseline: &str,
+        target: Option<Target>,
+    ) -> &Row {
         let base = self
             .rows
             .iter()
@@ -185,7 +214,7 @@ impl<'a> Findings<'a> {
             };
             (text, target.is_met_by(ratio), target.limit())
         });
-        self.add(name, unit, samples, baseline, ratio, judged);
+        self.add(name, unit, samples, baseline, ratio, judged)
     }
 
     fn add(
@@ -196,7 +225,7 @@ impl<'a> Findings<'a> {
         baseline: &str,
         ratio: Option<f64>,
         judged: Option<(String, bool, f64)>,
-    ) {
+    ) -> &Row {
         let (target, met, limit) = match judged {
             Some((text, met, limit)) => (Some(text), Some(met), Some(limit)),
             None => (None, None, None),
@@ -214,11 +243,17 @@ impl<'a> Findings<'a> {
             met,
             limit,
         });
+        self.rows.last().expect("one was added")
     }
 
     /// Something that a reader has to know.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
+    }
+
+    /// Figures side by side, shown on terminals in place of the rows.
+    pub fn table(&mut self, table: Table) {
+        self.tables.push(table);
     }
 
     /// A plot of its own; an experiment without any gets one of its ratios.
@@ -238,6 +273,7 @@ impl<'a> Findings<'a> {
             title,
             about,
             notes: self.notes,
+            tables: self.tables,
             plots: self.plots,
             seconds: 0.0,
             failure: None,
@@ -255,6 +291,8 @@ pub struct Report {
     pub command: String,
     /// Repetitions of each measurement.
     pub rounds: usize,
+    /// How near it has come to what the suite judges.
+    pub goals: Vec<Outcome>,
     /// All figures, experiment by experiment.
     pub rows: Vec<Row>,
     /// The experiments.
@@ -278,32 +316,27 @@ impl Report {
         Ok(())
     }
 
-    /// How many targets were met, and how many there are.
-    pub fn targets(&self) -> (usize, usize) {
-        let judged = self.rows.iter().filter_map(|row| row.met);
-        (judged.clone().filter(|met| *met).count(), judged.count())
+    /// How many goals were met, and how many the run has figures for.
+    pub fn goals_met(&self) -> (usize, usize) {
+        (self.goals.iter().filter(|goal| goal.is_met()).count(), self.goals.len())
     }
 
-    /// Prints the rows of an experiment as a table.
-    pub fn print_rows(rows: &[Row]) {
+    /// Shows the rows of an experiment on a terminal.
+    pub fn show_rows(out: &mut dyn io::Write, rows: &[Row]) -> io::Result<()> {
         for row in rows {
-            let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}x"));
-            let met = match row.met {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "",
-            };
             let line = format!(
-                "  {:<50} {:>12} {:<5} {:>8}  {:<38} {:<12} {met}",
+                "  {:<50} {:>12} {:<5} {:>8}  {:<38} {:<12} {}",
                 row.name,
                 figure(row.value),
                 row.unit,
-                ratio,
+                row.ratio_shown(),
                 row.baseline,
                 row.target.as_deref().unwrap_or_default(),
+                row.met_shown(),
             );
-            println!("{}", line.trim_end());
+            writeln!(out, "{}", line.trim_end())?;
         }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The report as one page that needs nothing else.
 
 use super::plot::escaped;
-use super::{Report, Row, Section, figure};
+use super::{Outcome, Report, Row, Section, Table, figure};
 use std::fmt::Write;
 
 const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -12,7 +12,7 @@ table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-num
 overflow-x:auto}td,th{padding:.2rem .6rem;border-bottom:1px solid #8884;text-align:left;white-space:nowrap}\
 td.n,th.n{text-align:right}.met{color:#009e73;font-weight:600}.missed{color:#d55e00;font-weight:600}\
 .warn{border-left:4px solid #d55e00;padding:.2rem .8rem}code{background:#8882;padding:.1rem .3rem;border-radius:3px}\
-svg{max-width:100%;height:auto}small{opacity:.75}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}\
+.goals td{white-space:normal}h3{font-size:1rem;margin:1.2rem 0 0}summary{cursor:pointer;opacity:.75}svg{max-width:100%;height:auto}small{opacity:.75}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}\
 dd{margin:0}</style></head><body>\n";
 
 /// Writing to a string cannot fail.
@@ -25,25 +25,25 @@ macro_rules! put {
 /// The page.
 pub fn of(report: &Report) -> String {
     let mut page = String::from(HEAD);
-    let (met, all) = report.targets();
+    let (met, all) = report.goals_met();
     put!(page, "<h1>PolvoFS benchmarks</h1>");
+    machine(&mut page, report);
     put!(
         page,
-        "<p>{met} of {all} targets met. Every figure is the median of {} measurements, taken in turn with those of",
+        "<p>Every figure is the median of {} measurements, taken in turn with those of the baseline that it could at best",
         report.rounds
     );
     put!(
         page,
-        "the baseline that it could at best equal, in one run. Absolute values drift from machine to machine and from"
+        "equal, in one run. Absolute values drift from machine to machine and from hour to hour: compare ratios. For times"
     );
     put!(
         page,
-        "hour to hour: compare ratios. For times and sizes a ratio below 1 is better than the baseline, for rates above 1.</p>"
+        "and sizes a ratio below 1 is better than the baseline, for rates above 1.</p>"
     );
-    machine(&mut page, report);
     if all > 0 {
-        put!(page, "<h2 id=\"targets\">Targets</h2>");
-        table(&mut page, report.rows.iter().filter(|row| row.met.is_some()), true);
+        put!(page, "<h2 id=\"targets\">Targets: {met} of {all} met</h2>");
+        goals(&mut page, &report.goals);
     }
     for section in &report.sections {
         experiment(&mut page, report, section);
@@ -94,6 +94,81 @@ fn machine(page: &mut String, report: &Report) {
     }
 }
 
+fn goals(page: &mut String, goals: &[Outcome]) {
+    put!(
+        page,
+        "<table class=\"goals\"><tr><th>what</th><th>target</th><th>measured</th><th></th></tr>"
+    );
+    for goal in goals {
+        let (class, word) = match goal.is_met() {
+            true => ("met", "met".to_owned()),
+            false if goal.met == 0 => ("missed", "missed".to_owned()),
+            false => ("missed", format!("{} of {} met", goal.met, goal.rows)),
+        };
+        put!(
+            page,
+            "<tr><td><a href=\"#{}\">{}</a></td><td>{}</td><td>{}</td><td class=\"{class}\">{word}</td></tr>",
+            goal.experiment,
+            escaped(goal.what),
+            escaped(goal.target),
+            escaped(&goal.measured),
+        );
+    }
+    put!(page, "</table>");
+}
+
+/// What an experiment shows, as far as its targets say it.
+fn verdict(page: &mut String, rows: &[&Row]) {
+    let judged = rows.iter().filter(|row| row.met.is_some()).count();
+    let missed: Vec<String> = rows
+        .iter()
+        .filter(|row| row.met == Some(false))
+        .map(|row| {
+            let value = match row.ratio {
+                Some(ratio) => format!("{ratio:.2}x"),
+                None => format!("{} {}", figure(row.value), row.unit),
+            };
+            let target = row.target.as_deref().unwrap_or_default();
+            escaped(&format!("{}: {value} ({target})", row.name))
+        })
+        .collect();
+    if judged == 0 {
+        return;
+    }
+    put!(
+        page,
+        "<p><b>{} of {judged} figures that have a target meet it.</b>",
+        judged - missed.len()
+    );
+    if !missed.is_empty() {
+        put!(page, "Not: {}.", missed.join("; "));
+    }
+    put!(page, "</p>");
+}
+
+fn compared(page: &mut String, table: &Table) {
+    put!(page, "<h3>{}</h3><table><tr>", escaped(&table.title));
+    for (index, name) in table.columns.iter().enumerate() {
+        let class = if index > 0 { " class=\"n\"" } else { "" };
+        put!(page, "<th{class}>{}</th>", escaped(name));
+    }
+    put!(page, "</tr>");
+    for line in &table.lines {
+        put!(page, "<tr>");
+        for (index, cell) in line.iter().enumerate() {
+            let class = match (index, &**cell) {
+                (_, "met") => "met",
+                (_, "MISSED") => "missed",
+                (0, _) => "",
+                _ => "n",
+            };
+            put!(page, "<td class=\"{class}\">{}</td>", escaped(cell));
+        }
+        put!(page, "</tr>");
+    }
+    put!(page, "</table>");
+}
+
 fn experiment(page: &mut String, report: &Report, section: &Section) {
     put!(
         page,
@@ -113,9 +188,19 @@ fn experiment(page: &mut String, report: &Report, section: &Section) {
     for plot in &section.plots {
         page.push_str(&plot.to_svg());
     }
-    let rows = report.rows.iter().filter(|row| row.experiment == section.name);
-    if rows.clone().next().is_some() {
-        table(page, rows, false);
+    let rows: Vec<&Row> = report
+        .rows
+        .iter()
+        .filter(|row| row.experiment == section.name)
+        .collect();
+    verdict(page, &rows);
+    section.tables.iter().for_each(|table| compared(page, table));
+    if !rows.is_empty() {
+        // where tables say it, the rows are for who looks for one
+        let open = if section.tables.is_empty() { " open" } else { "" };
+        put!(page, "<details{open}><summary>All {} figures</summary>", rows.len());
+        table(page, &rows);
+        put!(page, "</details>");
     }
     put!(
         page,
@@ -125,19 +210,13 @@ fn experiment(page: &mut String, report: &Report, section: &Section) {
     );
 }
 
-fn table<'a>(page: &mut String, rows: impl Iterator<Item = &'a Row>, with_experiment: bool) {
+fn table(page: &mut String, rows: &[&Row]) {
     put!(
         page,
-        "<table><tr>{}<th>name</th><th class=\"n\">value</th><th>unit</th><th class=\"n\">smallest, largest</th>\
-         <th class=\"n\">ratio</th><th>of</th><th>target</th><th></th></tr>",
-        if with_experiment { "<th>experiment</th>" } else { "" }
+        "<table><tr><th>name</th><th class=\"n\">value</th><th>unit</th><th class=\"n\">smallest, largest</th>\
+         <th class=\"n\">ratio</th><th>of</th><th>target</th><th></th></tr>"
     );
     for row in rows {
-        let link = if with_experiment {
-            format!("<td><a href=\"#{0}\">{0}</a></td>", row.experiment)
-        } else {
-            String::new()
-        };
         let (class, word) = match row.met {
             Some(true) => ("met", "met"),
             Some(false) => ("missed", "missed"),
@@ -150,7 +229,7 @@ fn table<'a>(page: &mut String, rows: impl Iterator<Item = &'a Row>, with_experi
         };
         put!(
             page,
-            "<tr>{link}<td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{spread}</td>\
+            "<tr><td>{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{spread}</td>\
              <td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"{class}\">{word}</td></tr>",
             escaped(&row.name),
             figure(row.value),
@@ -166,7 +245,7 @@ fn table<'a>(page: &mut String, rows: impl Iterator<Item = &'a Row>, with_experi
 #[cfg(test)]
 mod tests {
     use crate::report::plot::{Axis, Plot, Series};
-    use crate::report::{Findings, Machine, Report, Target, Unit};
+    use crate::report::{Findings, Machine, Report, Table, Target, Unit, outcomes};
     use crate::samples::Samples;
 
     #[test]
@@ -188,6 +267,9 @@ mod tests {
             Some(Target::AtMost(2.5)),
         );
         found.note("a note");
+        let mut table = Table::new("by size", &["bytes", "ns"]);
+        table.line(vec!["64".into(), "90".into()]);
+        found.table(table);
         found.plot(Plot::Lines {
             name: "octopus-fig13-a".into(),
             title: "Throughput".into(),
@@ -199,17 +281,22 @@ mod tests {
             }],
         });
         let (rows, section) = found.finish("RPCs compared", "what\n\nhow");
+        let goals = outcomes(&rows);
         let report = Report {
+            goals,
             machine: Machine::this(std::path::Path::new("/")),
             command: "polvo bench".into(),
             rounds: 5,
             rows,
             sections: vec![section],
         };
-        assert_eq!(report.targets(), (1, 2));
+        assert_eq!(report.goals_met(), (0, 1));
         let page = super::of(&report);
         for part in [
-            "1 of 2 targets met",
+            "Targets: 0 of 1 met",
+            "1 of 2 figures that have a target meet it",
+            "bad: 3.00x (&lt;= 2.50x)",
+            ">by size<",
             "base &lt;raw&gt;",
             ">met<",
             ">missed<",

@@ -90,6 +90,24 @@ const STYLE: &str = "<style>.t{fill:#1a1a1a}.g{stroke:#c8c8c8}.a{stroke:#1a1a1a}
     @media(prefers-color-scheme:dark){.t{fill:#e6e6e6}.g{stroke:#4a4a4a}.a{stroke:#e6e6e6}.b{fill:#56b4e9}\
     .m{fill:#ff8c42}}text{font:13px system-ui,sans-serif}.h{font-weight:600;font-size:15px}.s{font-size:12px}</style>";
 
+/// Characters that there is room for beside the bars.
+const LABEL: usize = 84;
+
+/// What, and beside what: of the baseline's name without what both begin with, and not longer than there is room for.
+fn label(name: &str, baseline: &str) -> String {
+    let shared: usize = name
+        .split_inclusive(' ')
+        .zip(baseline.split_inclusive(' '))
+        .take_while(|(ours, theirs)| ours == theirs)
+        .map(|(word, _)| word.len())
+        .sum();
+    let all = format!("{name} : {}", &baseline[shared..]);
+    match all.char_indices().nth(LABEL) {
+        Some((end, _)) => format!("{}…", &all[..end]),
+        None => all,
+    }
+}
+
 /// Text as it may stand in XML.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -112,7 +130,7 @@ impl Plot {
             .iter()
             .filter_map(|row| {
                 Some(Bar {
-                    label: format!("{} : {}", row.name, row.baseline),
+                    label: label(&row.name, &row.baseline),
                     advantage: row.advantage()?,
                     target: row.limit.map(|limit| row.as_advantage(limit)),
                     met: row.met,
@@ -267,7 +285,7 @@ fn lines(svg: &mut String, title: &str, x: &Axis, y: &Axis, series: &[Series]) {
     let mut last = f64::NEG_INFINITY;
     for value in values {
         let at = across.at(value);
-        if at - last < 34.0 {
+        if at - last < 46.0 {
             continue;
         }
         last = at;
@@ -278,7 +296,10 @@ fn lines(svg: &mut String, title: &str, x: &Axis, y: &Axis, series: &[Series]) {
             HEIGHT - 56.0,
             HEIGHT - 51.0,
             HEIGHT - 36.0,
-            short(value)
+            match &*x.label {
+                "bytes" => crate::crowd::shown(value as usize),
+                _ => short(value),
+            }
         );
     }
     put!(
@@ -430,6 +451,19 @@ mod tests {
             assert!((3..=15).contains(&ticks.len()), "{from}..{to}: {ticks:?}");
             assert!(ticks.iter().all(|t| *t >= from * 0.99 && *t <= to * 1.01), "{ticks:?}");
         }
+    }
+
+    #[test]
+    fn labels_say_once_what_both_have_in_common_and_fit() {
+        assert_eq!(
+            label("library read", "memcpy of pages"),
+            "library read : memcpy of pages"
+        );
+        assert_eq!(
+            label("tcp create, ours", "tcp create, theirs"),
+            "tcp create, ours : theirs"
+        );
+        assert_eq!(label(&"x".repeat(200), "y").chars().count(), LABEL + 1);
     }
 
     #[test]

@@ -1,0 +1,27 @@
+//! The benchmark suite (`make bench`, `polvo bench`): every figure is measured beside the baseline that it could at best
+//! equal, in one run, and reported as a ratio, since absolute values drift from machine to machine and from hour to hour.
+//!
+//! A run (`suite`) goes through experiments (`experiments`), which put rows, plots and notes into a report (`report`): a
+//! JSON file whose rows are `name, value, unit, baseline, ratio, target, met`, and a page to be read. A further experiment
+//! is a file in `experiments` and a line in `suite`.
+//!
+//! Two programs use this: `polvo-bench`, the suite's command line, and `hot-operations`, whose instructions are counted.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod experiments;
+pub mod limits;
+pub mod on_thread;
+pub mod part;
+pub mod report;
+pub mod suite;
+
+mod baseline;
+mod crowd;
+mod echo;
+mod requester;
+mod samples;
+mod wakefulness;
+
+/// Any failure of a measurement.
+pub type BenchError = Box<dyn std::error::Error>;

@@ -1,0 +1,258 @@
+//! What the suite was written to judge: each goal over the rows that bear on it, however many those are.
+
+use super::{Row, figure};
+use serde::Serialize;
+
+/// Something that has to be so.
+struct Goal {
+    what: &'static str,
+    target: &'static str,
+    experiment: &'static str,
+    /// The rows with a target of that experiment whose names hold one of these.
+    rows: &'static [&'static str],
+}
+
+/// In the order in which a reader meets them.
+const GOALS: [Goal; 22] = [
+    Goal {
+        what: "library in the node, 4 KiB random read",
+        target: "at most 1.5 times a copy of pages that are in no cache, at most half of pread on tmpfs",
+        experiment: "library",
+        rows: &["4 KiB random read"],
+    },
+    Goal {
+        what: "library in the node, 4 KiB durable overwrite",
+        target: "at most twice a durable copy, at most pwrite on tmpfs",
+        experiment: "library",
+        rows: &["4 KiB durable overwrite"],
+    },
+    Goal {
+        what: "library in the node, 1 MiB reads and writes",
+        target: "at least 0.9 of memcpy, of a durable copy",
+        experiment: "library",
+        rows: &["1 MiB"],
+    },
+    Goal {
+        what: "library in the node, create, stat and unlink",
+        target: "at least twice tmpfs",
+        experiment: "library",
+        rows: &["create", "stat", "unlink"],
+    },
+    Goal {
+        what: "one-sided 8 B read and compare-and-swap over shm",
+        target: "at most 100 ns",
+        experiment: "network",
+        rows: &["read 8 B", "compare-and-swap"],
+    },
+    Goal {
+        what: "RPC over shm, both sides awake",
+        target: "at most 2.5 times a bare ping-pong",
+        experiment: "network",
+        rows: &["shm RPC 64 B, awake"],
+    },
+    Goal {
+        what: "one reactor, 8 clients",
+        target: "at least 1,000,000 requests a second",
+        experiment: "network",
+        rows: &["all slots filled"],
+    },
+    Goal {
+        what: "RPC and 4 KiB one-sided read over tcp",
+        target: "at most 1.25 times a raw socket that waits the same way",
+        experiment: "network",
+        rows: &["tcp RPC", "tcp one-sided read 4 KiB"],
+    },
+    Goal {
+        what: "1 MiB one-sided read and write over tcp",
+        target: "at least 0.95 of a raw socket, at least libfabric",
+        experiment: "network",
+        rows: &["tcp 1 MiB"],
+    },
+    Goal {
+        what: "one client beside the raw link, 1 MiB (Octopus, Fig. 7b)",
+        target: "at least 0.96 for reads, 0.89 for writes",
+        experiment: "octopus-fig7",
+        rows: &[""],
+    },
+    Goal {
+        what: "one more copy shows at 1 MiB (Octopus, Fig. 11)",
+        target: "at most 0.97",
+        experiment: "octopus-fig11",
+        rows: &[""],
+    },
+    Goal {
+        what: "client-active against server-active, up to 16 KiB, 8 clients",
+        target: "higher throughput",
+        experiment: "octopus-fig12",
+        rows: &["client-active"],
+    },
+    Goal {
+        what: "node's processor for a client-active read over shm",
+        target: "none",
+        experiment: "octopus-fig12",
+        rows: &["node's CPU"],
+    },
+    Goal {
+        what: "self-identified RPC, 1 to 100 clients (Octopus, Fig. 13)",
+        target: "throughput flat within a tenth",
+        experiment: "octopus-fig13",
+        rows: &[""],
+    },
+    Goal {
+        what: "collect-dispatch against two-phase commit, latency (Octopus, Fig. 15)",
+        target: "at most 0.7",
+        experiment: "octopus-fig15",
+        rows: &["latency"],
+    },
+    Goal {
+        what: "collect-dispatch against two-phase commit, throughput",
+        target: "at least 1.5",
+        experiment: "octopus-fig15",
+        rows: &["throughput"],
+    },
+    Goal {
+        what: "one-sided reads and log commits over 1 to 8 clients (Orion, Fig. 4.10)",
+        target: "no less throughput, within a tenth",
+        experiment: "orion-fig4.10",
+        rows: &[""],
+    },
+    Goal {
+        what: "an empty file not open",
+        target: "at most 400 bytes of persistent memory and 200 of DRAM",
+        experiment: "memory",
+        rows: &["persistent memory of an empty file", "DRAM of a file not open"],
+    },
+    Goal {
+        what: "DRAM after opening a pool",
+        target: "independent of the number of files, within a tenth",
+        experiment: "memory",
+        rows: &["DRAM after opening"],
+    },
+    Goal {
+        what: "cost over the size of directories",
+        target: "flat within a tenth",
+        experiment: "flat",
+        rows: &["directory"],
+    },
+    Goal {
+        what: "cost over the size of files",
+        target: "flat within a tenth",
+        experiment: "flat",
+        rows: &["in a sparse file"],
+    },
+    Goal {
+        what: "cost over sessions, and over how full the pool is",
+        target: "flat within a tenth",
+        experiment: "flat",
+        rows: &["sessions", "full"],
+    },
+];
+
+/// A goal, and how near a run has come to it.
+#[derive(Serialize, Debug)]
+pub struct Outcome {
+    /// What it is about.
+    pub what: &'static str,
+    /// What has to be, in words.
+    pub target: &'static str,
+    /// The experiment whose rows judge it.
+    pub experiment: &'static str,
+    /// What was measured, in words: each figure where they are few, else the ends of their range.
+    pub measured: String,
+    /// Rows that met their part.
+    pub met: usize,
+    /// Rows that bear on it; at least one.
+    pub rows: usize,
+}
+
+impl Outcome {
+    /// Whether every row met its part.
+    pub fn is_met(&self) -> bool {
+        self.met == self.rows
+    }
+}
+
+/// The goals that a run has figures for.
+pub fn outcomes(rows: &[Row]) -> Vec<Outcome> {
+    GOALS.iter().filter_map(|goal| outcome(goal, rows)).collect()
+}
+
+fn outcome(goal: &Goal, rows: &[Row]) -> Option<Outcome> {
+    let of_goal = |row: &&Row| {
+        let processor = "node's CPU";
+        row.met.is_some()
+            && row.experiment == goal.experiment
+            && goal.rows.iter().any(|part| row.name.contains(part))
+            // a figure of another kind among the rows of its experiment
+            && (goal.rows.contains(&processor) || !row.name.contains(processor))
+    };
+    let mut rows: Vec<&Row> = rows.iter().filter(of_goal).collect();
+    rows.sort_by(|a, b| judged(a).total_cmp(&judged(b)));
+    let (first, last) = (rows.first()?, rows.last()?);
+    let measured = match rows.len() {
+        1..=4 => rows.iter().map(|row| shown(row)).collect::<Vec<_>>().join(", "),
+        all => format!("{} to {}, {all} figures", shown(first), shown(last)),
+    };
+    Some(Outcome {
+        what: goal.what,
+        target: goal.target,
+        experiment: goal.experiment,
+        measured,
+        met: rows.iter().filter(|row| row.met == Some(true)).count(),
+        rows: rows.len(),
+    })
+}
+
+/// The number that the target is about.
+fn judged(row: &Row) -> f64 {
+    row.ratio.unwrap_or(row.value)
+}
+
+fn shown(row: &Row) -> String {
+    match row.ratio {
+        Some(ratio) => format!("{ratio:.2}x"),
+        None => format!("{} {}", figure(row.value), row.unit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Findings, Target, Unit};
+    use crate::samples::Samples;
+    use crate::suite::EXPERIMENTS;
+
+    #[test]
+    fn every_goal_is_of_an_experiment() {
+        for goal in &GOALS {
+            let known = EXPERIMENTS.iter().any(|experiment| experiment.name == goal.experiment);
+            assert!(known, "{}", goal.experiment);
+        }
+    }
+
+    #[test]
+    fn a_goal_is_met_when_all_of_its_rows_are_and_left_out_without_any() {
+        let exact = Samples::exact;
+        let mut found = Findings::new("octopus-fig12", &[]);
+        found.figure("a, server-active", Unit::PerS, &exact(10.0));
+        for (name, value) in [("a, client-active", 20.0), ("b, client-active", 5.0)] {
+            found.against(
+                name,
+                Unit::PerS,
+                &exact(value),
+                "a, server-active",
+                Some(Target::AtLeast(1.0)),
+            );
+        }
+        let cpu = "a, client-active: node's CPU";
+        found.bounded(cpu, Unit::Ns, &exact(0.0), Target::AtMost(10.0));
+        let (rows, _) = found.finish("t", "a");
+        let [throughput, processor] = &outcomes(&rows)[..] else {
+            panic!("two goals have rows")
+        };
+        assert_eq!((throughput.met, throughput.rows, throughput.is_met()), (1, 2, false));
+        assert_eq!(throughput.measured, "0.50x, 2.00x");
+        assert_eq!((processor.rows, processor.is_met()), (1, true));
+        assert_eq!(processor.measured, "0.00 ns");
+    }
+}

@@ -1,0 +1,79 @@
+//! How the threads of this process wait: awake, polling for what comes next, or asleep in the kernel.
+//!
+//! A thread that polls without a core of its own takes one from those that have work, so an experiment says how many
+//! threads it runs, and they are kept awake only where there are as many cores.
+
+use polvo_fabric::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
+use std::time::Duration;
+
+/// How long a server that is awake polls for the next request: longer than anything that a client does in between.
+const AWAKE: Duration = Duration::from_millis(5);
+
+/// Processors that this program may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// How threads wait until this is dropped; then as before.
+#[must_use = "when it is dropped, threads wait as before"]
+pub struct Wakefulness {
+    serving: Duration,
+    waiting: Duration,
+}
+
+impl Wakefulness {
+    /// Servers that are busy: they poll for the next request.
+    pub fn awake() -> Wakefulness {
+        Wakefulness::set(AWAKE, spin_limit())
+    }
+
+    /// Servers that are idle: they sleep until a request comes. Who waits for an answer polls for it, as ever.
+    pub fn asleep() -> Wakefulness {
+        Wakefulness::set(Duration::ZERO, spin_limit())
+    }
+
+    /// So many busy threads: awake where each has a core; else none of them polls, neither for requests nor for answers.
+    pub fn of(threads: usize) -> Wakefulness {
+        match threads <= cores() {
+            true => Wakefulness::awake(),
+            false => Wakefulness::set(Duration::ZERO, Duration::ZERO),
+        }
+    }
+
+    fn set(serving: Duration, waiting: Duration) -> Wakefulness {
+        let before = Wakefulness {
+            serving: serve_spin_limit(),
+            waiting: spin_limit(),
+        };
+        set_serve_spin_limit(serving);
+        set_spin_limit(waiting);
+        before
+    }
+}
+
+impl Drop for Wakefulness {
+    fn drop(&mut self) {
+        set_serve_spin_limit(self.serving);
+        set_spin_limit(self.waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_polls_where_cores_are_lacking_and_all_is_as_before_in_the_end() {
+        let before = (serve_spin_limit(), spin_limit());
+        {
+            let _crowded = Wakefulness::of(cores() + 1);
+            assert_eq!((serve_spin_limit(), spin_limit()), (Duration::ZERO, Duration::ZERO));
+            {
+                let _enough = Wakefulness::of(cores());
+                assert_eq!(serve_spin_limit(), AWAKE);
+            }
+            assert_eq!((serve_spin_limit(), spin_limit()), (Duration::ZERO, Duration::ZERO));
+        }
+        assert_eq!((serve_spin_limit(), spin_limit()), before);
+    }
+}
