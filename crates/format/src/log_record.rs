@@ -11,13 +11,23 @@ pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
 }
 
 fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
-    let mut seed = Aligned([0; 24]);
-    let seed = &mut seed.0;
+    const SEED: usize = 24;
+    const BODY: usize = LINE - 8;
+    let mut bytes = Aligned([0; SEED + BODY]);
+    let (seed, body) = bytes.0.split_at_mut(SEED);
     seed[..8].copy_from_slice(&ino.0.to_le_bytes());
     seed[8..16].copy_from_slice(&position.to_le_bytes());
     seed[16..20].copy_from_slice(&version.to_le_bytes());
     seed[20..].copy_from_slice(&entry[..4]);
-    checksum::crc32c_append(checksum::crc32c(seed), &entry[8..])
+    // most entries are one line: summed up in one go
+    let (line, rest) = entry[8..].split_at(BODY);
+    body.copy_from_slice(line);
+    let crc = checksum::crc32c(&bytes.0);
+    if rest.is_empty() {
+        crc
+    } else {
+        checksum::crc32c_append(crc, rest)
+    }
 }
 
 /// Units of the (not necessarily sealed) entry at the start of `bytes`; `None` where that is nonsense.
