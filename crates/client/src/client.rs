@@ -62,6 +62,8 @@ pub struct Client {
     pub(crate) node: Option<Arc<Node>>,
     /// The session is known to that node.
     pub(crate) attached_inside: AtomicBool,
+    /// The session's number there.
+    pub(crate) number_inside: AtomicU64,
     /// Grace tick that node said at the last renewal: by the next one no read begun before is still under way.
     pub(crate) tick_inside: AtomicU64,
     pub(crate) cred: Cred,
@@ -156,6 +158,7 @@ impl Client {
             context: context.clone(),
             node,
             attached_inside: AtomicBool::new(false),
+            number_inside: AtomicU64::new(0),
             tick_inside: AtomicU64::new(0),
             cred,
             transfers,

@@ -138,9 +138,9 @@ impl LocalClient {
         };
         let call = self.links.make_call(self.client.cred.clone(), request);
         match node.handle(&self.links, call).await? {
-            Reply::Attached { resumed, map, .. } => {
+            Reply::Attached { number, map, .. } => {
                 self.client.context.map().offer(map);
-                if !resumed {
+                if self.client.number_inside.swap(number, Ordering::AcqRel) != number {
                     self.client.lost(node.id());
                 }
                 self.client.attached_inside.store(true, Ordering::Release);

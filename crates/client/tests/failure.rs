@@ -2,7 +2,8 @@
 
 mod common;
 use common::*;
-use polvo_cluster::Timeouts;
+use polvo_cluster::{MapCell, SessionContext, Timeouts};
+use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FsError, InodeRef};
 use std::time::Duration;
@@ -493,5 +494,35 @@ fn neither_the_end_nor_the_lease_waits_for_a_node_that_is_away() {
         assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
         waiting.abort();
         cluster.restart(2).await.expect("restart");
+    });
+}
+
+/// A node that has forgotten a session says so when it is attached again; whoever gets no answer and asks once more is told
+/// the same.
+#[test]
+fn a_forgotten_session_is_noticed_even_if_the_answer_that_said_so_was_lost() {
+    with_cluster(76, async |cluster| {
+        let (_, made) = home_on(cluster, 1).await;
+        let client = external(cluster, "client");
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(1, 50_000)).await.expect("write");
+        cluster.crash(1).await;
+        cluster.restart(1).await.expect("restart");
+        let unheard = SessionContext::new(
+            MapCell::new(cluster.map().clone()),
+            cluster.client_identity(),
+            client.client().session(),
+            "client".into(),
+            None,
+            cluster.timeouts(),
+            None,
+        );
+        cluster.network().place(unheard.memory(), "client");
+        unheard.links().to(NodeId(1)).await.expect("attach");
+        client
+            .write(&open, 0, &pattern(2, 60_000))
+            .await
+            .expect("with space that was given to the session as it is now");
+        assert!(content(&client, &open).await == pattern(2, 60_000));
     });
 }

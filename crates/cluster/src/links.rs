@@ -246,7 +246,7 @@ impl Links {
             tick,
             map,
             node,
-            resumed,
+            number,
             needs_sync,
             one_sided,
             ..
@@ -260,10 +260,7 @@ impl Links {
         }
         context.map.offer(map);
         link.tick.set(tick);
-        context.note_attached(node);
-        if !resumed {
-            context.note_reset(node);
-        }
+        context.note_session(node, number);
         Ok((needs_sync, one_sided))
     }
 

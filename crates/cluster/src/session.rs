@@ -25,13 +25,21 @@ pub struct SessionContext {
     /// Ours that peers may reach: what RPC needs for its replies, and what the process has registered besides.
     pub(crate) memory: Arc<MemoryRegions>,
     pub(crate) counters: CounterSet,
-    /// Nodes that know of the session, as far as we have heard (those whose lease is to be renewed), each with how
-    /// often it turned out not to know it.
-    attached: Mutex<BTreeMap<NodeId, u64>>,
+    /// Nodes that know of the session, as far as we have heard (those whose lease is to be renewed).
+    attached: Mutex<BTreeMap<NodeId, Attached>>,
     pub(crate) absences: Absences,
     /// How long operations wait for a node that is away.
     patience: RwLock<Duration>,
     on_reset: RwLock<Option<ResetHook>>,
+}
+
+/// What is known of the session at a node.
+#[derive(Clone, Copy, Default)]
+struct Attached {
+    /// its number there, once a node has said it
+    number: Option<u64>,
+    /// how often it was another one than before
+    resets: u64,
 }
 
 impl SessionContext {
@@ -149,11 +157,21 @@ impl SessionContext {
 
     /// How often that node turned out not to know the session.
     pub(crate) fn resets(&self, node: NodeId) -> u64 {
-        self.attached.lock().get(&node).copied().unwrap_or(0)
+        self.attached.lock().get(&node).map_or(0, |attached| attached.resets)
     }
 
-    pub(crate) fn note_reset(&self, node: NodeId) {
-        *self.attached.lock().entry(node).or_default() += 1;
+    /// The node has said by what number it knows the session. If that is not the one known, what was there is gone: that an
+    /// answer has said so before and was lost makes no difference.
+    pub(crate) fn note_session(&self, node: NodeId, number: u64) {
+        {
+            let mut all = self.attached.lock();
+            let attached = all.entry(node).or_default();
+            if attached.number == Some(number) {
+                return;
+            }
+            attached.number = Some(number);
+            attached.resets += 1;
+        }
         if let Some(hook) = &*self.on_reset.read() {
             hook(node);
         }

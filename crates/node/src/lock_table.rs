@@ -536,8 +536,8 @@ mod tests {
 
     fn session(n: u64) -> Arc<Session> {
         let sessions = Sessions::default();
-        let attached = sessions.attach(SessionId(n), Party::Client, String::new(), None, 0);
-        attached.expect("a fresh session").0
+        let attached = sessions.attach(SessionId(n), || n, Party::Client, String::new(), None, 0);
+        attached.expect("a fresh session")
     }
 
     fn granted(asked: Result<Asked, FsError>) -> bool {

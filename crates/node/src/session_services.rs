@@ -84,13 +84,16 @@ impl Node {
             )));
         }
         let tick = self.tick.load(Relaxed);
-        let (session, resumed) = self.sessions.attach(session, party, name, home, tick)?;
+        // another pool in the place of this one would count from the beginning
+        let pool = u64::from_le_bytes(*self.space.identity().pool.first_chunk().expect("an id is 16 bytes"));
+        let number = || (pool ^ self.space.next_sequence()).max(1);
+        let session = self.sessions.attach(session, number, party, name, home, tick)?;
         let reply = Reply::Attached {
             lease_ms: u64::try_from(self.config.timeouts.lease.as_millis()).unwrap_or(u64::MAX),
             tick,
             map: (*self.map()).clone(),
             node: self.id(),
-            resumed,
+            number: session.number,
             needs_sync: self.needs_sync(),
             one_sided: self.gives_one_sided(party),
         };

@@ -25,6 +25,8 @@ pub(crate) enum Party {
 /// A session at this node.
 pub(crate) struct Session {
     pub id: SessionId,
+    /// No other session here, of this run or another, has that number; 0 until it is attached.
+    pub number: u64,
     pub party: Party,
     pub name: String,
     pub home: Option<NodeId>,
@@ -35,15 +37,14 @@ pub(crate) struct Session {
     tick: AtomicU64,
     seen: Mutex<Instant>,
     ended: AtomicBool,
-    /// Not attached yet: another node made and opened a file here for it.
-    implicit: bool,
 }
 
 impl Session {
-    fn new(id: SessionId, party: Party, name: String, home: Option<NodeId>, tick: u64, implicit: bool) -> Session {
+    fn new(id: SessionId, number: u64, party: Party, name: String, home: Option<NodeId>, tick: u64) -> Session {
         let now = Instant::now();
         Session {
             id,
+            number,
             party,
             name,
             home,
@@ -52,8 +53,12 @@ impl Session {
             tick: AtomicU64::new(tick),
             seen: Mutex::new(now),
             ended: AtomicBool::new(false),
-            implicit,
         }
+    }
+
+    /// False as long as all that is known of it is that another node made and opened a file here for it.
+    fn is_attached(&self) -> bool {
+        self.number != 0
     }
 
     /// Renews the lease; the session has no read under way that began before `tick`.
@@ -80,35 +85,36 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// Opens a session, or rejoins it; says whether it was there.
+    /// Opens a session, or rejoins it. `number` is for one that is opened.
     pub fn attach(
         &self,
         id: SessionId,
+        number: impl FnOnce() -> u64,
         party: Party,
         name: String,
         home: Option<NodeId>,
         tick: u64,
-    ) -> Result<(Arc<Session>, bool), FsError> {
+    ) -> Result<Arc<Session>, FsError> {
         if id == SessionId(0) {
             return Err(FsError::Invalid("a session has a number other than 0".into()));
         }
         let mut by_id = self.by_id.lock();
         if let Some(known) = by_id.get(&id) {
-            if !known.implicit {
+            if known.is_attached() {
                 if known.party != party {
                     return Err(FsError::NotPermitted);
                 }
                 known.renew(0);
-                return Ok((known.clone(), true));
+                return Ok(known.clone());
             }
         } else if by_id.len() >= SESSIONS_MAX {
             return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
         }
         // What another node had made and opened here for it stays held. But whatever it had here itself, before this node
         // started, is gone, and so are the answers it was given: it is a new session that its client has to hear of
-        let session = Arc::new(Session::new(id, party, name, home, tick, false));
+        let session = Arc::new(Session::new(id, number(), party, name, home, tick));
         by_id.insert(id, session.clone());
-        Ok((session, false))
+        Ok(session)
     }
 
     /// Makes sure that a session for which something is held here is known, so that it can expire.
@@ -120,7 +126,7 @@ impl Sessions {
             }
             by_id.insert(
                 id,
-                Arc::new(Session::new(id, Party::Client, String::new(), None, tick, true)),
+                Arc::new(Session::new(id, 0, Party::Client, String::new(), None, tick)),
             );
         }
         Ok(())

@@ -767,8 +767,8 @@ pub enum Reply {
         map: ClusterMap,
         /// the node that answers
         node: NodeId,
-        /// false: there was no such session at this node (anything held here before is gone)
-        resumed: bool,
+        /// the session's number at this node, never 0; another than before: anything held here before is gone
+        number: u64,
         /// `Sync` is needed for durability against power loss
         needs_sync: bool,
         /// the caller may read and write file data one-sided; else the node moves it (`Read`, `WriteFrom`)
