@@ -113,7 +113,10 @@ impl Served {
     /// Takes over segments that the region has got since, with a key to write to those that hold data, and one to read the
     /// others where clients may read only those.
     fn update_places(&self) {
-        let region = self.region.lock();
+        self.take_over_segments(&self.region.lock());
+    }
+
+    fn take_over_segments(&self, region: &Region) {
         let mut places = self.places.write();
         for (index, pool_offset, class) in region.segments() {
             if index < places.next {
@@ -145,13 +148,14 @@ impl Served {
     /// Gives data segments that hold nothing back to the pool, their keys taken away first; returns how many.
     pub fn release_segments(&self) -> u32 {
         let mut region = self.region.lock();
+        // those that came before one that goes are not to be missed
+        self.take_over_segments(&region);
         region.release_segments(|index| {
             let mut places = self.places.write();
             if let Ok(at) = places.known.binary_search_by_key(&index, |place| place.index) {
                 let place = places.known.remove(at);
                 self.memory.deregister(RemoteKey(place.write_key));
             }
-            places.next = places.next.max(index + 1);
         })
     }
 
@@ -275,5 +279,39 @@ impl Served {
     /// `enter`, for who does not wait for held inodes.
     pub fn enter_at_once<T>(&self, f: impl FnOnce(&mut Region) -> Result<T, RegionError>) -> Result<T, FsError> {
         self.enter(f).map_err(to_fs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::NodeId;
+    use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
+
+    #[test]
+    fn a_segment_that_goes_hides_none_that_came_before_it() {
+        let pmem = Pmem::simulated(8 << 20);
+        let params = FormatParams {
+            identity: PoolIdentity {
+                cluster: [1; 16],
+                pool: [2; 16],
+                node: NodeId(1),
+            },
+            segment_shift: Some(18),
+        };
+        PoolSpace::format(&pmem, &params).unwrap();
+        let region = Region::create(&PoolSpace::open(pmem.clone()).unwrap(), RegionId(0), 0).unwrap();
+        let served = Served::new(region, Epoch(1), 1 << 18, &pmem, &MemoryRegions::new(), OneSided::All);
+        let delegate = |session| served.enter(|region| region.delegate(SessionId(session), 64).unwrap());
+        let index = |run: &PageRun| (run.gpa.offset().0 >> 18) as u32;
+        let (kept, given_up) = (delegate(7), delegate(8));
+        let (kept_at, last) = (index(&kept[0]), index(given_up.last().unwrap()));
+        assert!(kept_at < last, "segments of their own");
+        served.enter(|region| region.return_space(SessionId(8), &given_up));
+        assert!(served.release_segments() > 0);
+        let keys = PoolKeys { read: 1, node: 0 };
+        let known = served.segment_map(0, keys).segments;
+        let known: Vec<u32> = known.iter().map(|place| place.index).collect();
+        assert!(known.contains(&kept_at) && !known.contains(&last), "{known:?}");
     }
 }

@@ -17,6 +17,19 @@ fn who_waited_for_the_rename_lock_looks_again() {
     as_promised(19545);
 }
 
+/// A client went on to use space of a session that a node had forgotten: the answer that said so was lost with its connection, and
+/// the next said that the session was known.
+#[test]
+fn who_did_not_hear_that_its_session_is_new_is_told_again() {
+    as_promised(1536);
+}
+
+/// A segment given back hid the one before it, which had not been entered in the map yet, from all clients.
+#[test]
+fn a_segment_that_goes_hides_no_other() {
+    as_promised(8653);
+}
+
 fn as_promised(seed: u64) {
     assert_eq!(simulate(&Plan::of(seed, &Limits::default())).failure, None);
 }
