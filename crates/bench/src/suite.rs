@@ -169,8 +169,21 @@ mod tests {
             about: "",
             run: |_, _| Err("no luck".into()),
         };
-        let plan = Plan {
-            experiments: vec![&BAD, &GOOD],
+        let mut said = Vec::new();
+        let report = run(&plan(vec![&BAD, &GOOD]), &mut said).unwrap();
+        assert_eq!(report.sections[0].failure.as_deref(), Some("no luck"));
+        assert_eq!(report.sections[1].notes, ["was here"]);
+        let said = String::from_utf8(said).unwrap();
+        assert!(
+            said.contains("FAILED: no luck") && said.contains("note: was here"),
+            "{said}"
+        );
+    }
+
+    /// As little of them as can be.
+    fn plan(experiments: Vec<&Experiment>) -> Plan<'_> {
+        Plan {
+            experiments,
             scratch: std::env::temp_dir(),
             effort: Effort {
                 rounds: 1,
@@ -181,16 +194,7 @@ mod tests {
             sizes: vec![16],
             compared: None,
             command: "polvo bench".into(),
-        };
-        let mut said = Vec::new();
-        let report = run(&plan, &mut said).unwrap();
-        assert_eq!(report.sections[0].failure.as_deref(), Some("no luck"));
-        assert_eq!(report.sections[1].notes, ["was here"]);
-        let said = String::from_utf8(said).unwrap();
-        assert!(
-            said.contains("FAILED: no luck") && said.contains("note: was here"),
-            "{said}"
-        );
+        }
     }
 
     #[test]
@@ -204,19 +208,6 @@ mod tests {
                 Ok(())
             }
         }
-        let plan = Plan {
-            experiments: vec![&EXPERIMENTS[0]],
-            scratch: std::env::temp_dir(),
-            effort: Effort {
-                rounds: 1,
-                ops: 1,
-                file_len: 1 << 20,
-            },
-            clients: vec![1],
-            sizes: vec![16],
-            compared: None,
-            command: "polvo bench".into(),
-        };
-        assert!(run(&plan, &mut Gone).is_err());
+        assert!(run(&plan(vec![&EXPERIMENTS[0]]), &mut Gone).is_err());
     }
 }
