@@ -67,6 +67,15 @@ impl RegionVerb<'_> {
     }
 }
 
+/// What a batch is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// Its completion.
+    Complete,
+    /// That it is on its way.
+    Posted,
+}
+
 /// Why verbs could not be made of operations.
 enum Untranslatable {
     /// The map at hand of this region lacks a segment, or the key to write to it: the region has grown since.
@@ -227,6 +236,17 @@ impl Links {
         self.one_sided_while(region, ops, || true).await
     }
 
+    /// Posts one batch of writes and does not wait for it (Octopus, section 3.3.2: nobody waits for a dispatch): it takes effect
+    /// as a whole and in order, and before whatever this thread asks of that node next, unless the connection is lost. It is
+    /// never repeated. True if it has taken effect already.
+    ///
+    /// # Errors
+    /// It could not be posted; it may have taken effect all the same, but nothing of it will from now on.
+    pub async fn post_writes(&self, region: RegionId, writes: &mut [RegionVerb<'_>]) -> Result<bool, FsError> {
+        let link = self.batch(region, writes, || true, Wait::Posted).await?;
+        Ok(link.rpc.queue_pair().is_immediate())
+    }
+
     /// As [`Links::one_sided`], for writes to what a session was given: nothing is posted once it is not `ours` any more.
     /// Connecting may find out that the node was started anew, and knows nothing of what it had given to whom; the keys
     /// that it hands out then would open what it has given to others since.
@@ -239,8 +259,18 @@ impl Links {
         ops: &mut [RegionVerb<'_>],
         ours: impl Fn() -> bool,
     ) -> Result<(), FsError> {
+        self.batch(region, ops, ours, Wait::Complete).await.map(drop)
+    }
+
+    async fn batch(
+        &self,
+        region: RegionId,
+        ops: &mut [RegionVerb<'_>],
+        ours: impl Fn() -> bool,
+        wait: Wait,
+    ) -> Result<Rc<Link>, FsError> {
         let bytes = ops.iter().map(RegionVerb::len).sum();
-        let repeatable = !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
+        let repeatable = wait == Wait::Complete && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
         let limit = self.context().timeouts().rpc;
         // each region's map is fetched again at most once
         let (mut refreshed, mut repeated) = (0, false);
@@ -268,8 +298,12 @@ impl Links {
             };
             self.counters().count_batch(bytes);
             let pair = link.rpc.queue_pair();
-            let error = match within(pair, limit, pair.execute(&mut verbs)).await {
-                Ok(()) => return Ok(()),
+            let ended = match wait {
+                Wait::Complete => within(pair, limit, pair.execute(&mut verbs)).await,
+                Wait::Posted => within(pair, limit, pair.execute_unsignaled(&mut verbs)).await,
+            };
+            let error = match ended {
+                Ok(()) => return Ok(link),
                 Err(FabricError::Disconnected { .. }) if repeatable && !repeated => {
                     repeated = true;
                     continue;

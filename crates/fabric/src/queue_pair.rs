@@ -104,6 +104,11 @@ impl QueuePair {
         self.provider.look();
     }
 
+    /// True if one-sided operations take effect while they are posted (`shm`), so that nobody has to wait for them.
+    pub fn is_immediate(&self) -> bool {
+        self.provider.is_immediate()
+    }
+
     /// Who is at the other end.
     pub fn peer(&self) -> Role {
         self.provider.shared().peer.clone()

@@ -1,7 +1,7 @@
 //! What a node does unasked: leases, grace ticks, transactions left over by others or by a run before, usage of the
 //! other nodes, log garbage collection.
 
-use crate::dispatch::Dispatching;
+use crate::dispatch;
 use crate::node::Node;
 use crate::reactor::Connections;
 use polvo_cluster::{Links, Timeouts, join_all};
@@ -48,7 +48,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
             if node.fullness.take_used() || round % USAGE_EVERY_IDLE == 0 {
                 exchange_usage(&node, &links).await;
             }
-            dispatch_left_over(&node, &links).await;
+            dispatch::dispatch_left_over(&node, &links).await;
         };
         tokio::join!(settled, rest);
         collect_garbage(&node).await;
@@ -89,23 +89,6 @@ async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(
     join_all(late.into_iter().map(|(region, txn)| async move {
         if let Some(served) = node.served(region) {
             node.resolve(links, served, txn).await;
-        }
-    }))
-    .await;
-}
-
-/// One more attempt at every decided transaction that somebody still waits for.
-async fn dispatch_left_over(node: &Arc<Node>, links: &Rc<Links>) {
-    let left_over = std::mem::take(&mut *node.undispatched.lock());
-    join_all(left_over.into_iter().map(|dispatch| async move {
-        let txn = dispatch.txn;
-        // what fails goes back to where it was
-        match Dispatching::new(node, dispatch)
-            .attempt(links, Timeouts::DISPATCH)
-            .await
-        {
-            Ok(()) => tracing::info!(?txn, "dispatched late"),
-            Err(error) => tracing::debug!(?txn, %error, "still to be dispatched"),
         }
     }))
     .await;

@@ -1,6 +1,7 @@
 //! The reactor: listens, accepts, and serves each connection, all on one thread.
 
 use crate::deadlocks;
+use crate::dispatch;
 use crate::housekeeping;
 use crate::node::Node;
 use crate::sessions::{Party, Session};
@@ -105,6 +106,7 @@ impl Node {
                 || !self.undispatched.lock().is_empty()
             {
                 tokio::time::sleep(DRAIN_LOOK).await;
+                dispatch::look(&self, &links, Timeouts::DRAIN).await;
             }
         };
         if tokio::time::timeout(Timeouts::DRAIN, drained).await.is_err() {

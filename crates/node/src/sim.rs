@@ -146,7 +146,7 @@ impl Cluster {
     pub async fn start(options: ClusterOptions) -> Cluster {
         let network = Network::new(options.seed);
         let entered = network.enter();
-        network.heal_all(); // its task is to run here, not in the LocalSet of a node
+        network.deliver_here(); // a node's LocalSet ends with it
         let info = |node: u16| NodeInfo {
             id: NodeId(node),
             host: host_name(node),

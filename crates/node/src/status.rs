@@ -176,7 +176,7 @@ impl Node {
             },
             transactions: Transactions {
                 undecided: self.undecided.count(),
-                undispatched: self.undispatched.lock().len(),
+                undispatched: self.in_doubt(),
             },
             rpc: Rpc {
                 total: self.counters.total(),

@@ -95,12 +95,15 @@ fn coordinator_dies(phase: Phase, power: Option<u64>) {
     run(options(11), async |cluster| {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
+        cluster.rest().await;
         cluster.node(0).stop_coordinator_at(phase);
         let asking = {
             let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
             spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
         };
         until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        // what was posted arrives
+        cluster.sleep(Duration::from_millis(100)).await;
         match power {
             None => cluster.crash(0).await,
             Some(seed) => cluster.power_cut(0, seed).await,
@@ -306,6 +309,44 @@ fn what_is_decided_is_waited_for_by_those_who_look() {
             assert!(matches!(seen, Err(FsError::NotFound | FsError::Stale)), "{seen:?}");
         }
         assert!(renamed(&other, &s).await);
+        healthy(cluster).await;
+    });
+}
+
+/// A thread of the coordinator's process posts its dispatch and goes on, and is never heard of again.
+#[test]
+fn a_thread_inside_the_coordinator_does_not_wait_for_the_dispatch() {
+    sim::run(options(23), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let s = stage(cluster, &c).await;
+        let inside = Caller::inside(cluster, "thread", 0).await;
+        assert_eq!(inside.rename(s.old_dir, "source", s.new_dir, "dest").await, Ok(()));
+        assert!(!cluster.is_at_rest(), "it is on its way");
+        drop(inside);
+        assert_eq!(c.find(s.old_dir, "source").await, Err(FsError::NotFound));
+        assert!(renamed(&c, &s).await);
+        healthy(cluster).await;
+    });
+}
+
+/// More than the redo log holds, before housekeeping comes by.
+#[test]
+fn what_was_posted_is_retired_by_those_who_come_next() {
+    sim::run(options(29), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let s = stage(cluster, &c).await;
+        let inside = Caller::inside(cluster, "thread", 0).await;
+        let start = tokio::time::Instant::now();
+        for n in 0..50 {
+            let (from, to) = (format!("f{n}"), format!("t{n}"));
+            let made = inside.create(s.new_dir, &from).await.unwrap();
+            inside.rename(s.new_dir, &from, s.new_dir, &to).await.unwrap();
+            if primary(cluster, made) != 0 {
+                inside.unlink(s.new_dir, &to).await.unwrap();
+            }
+        }
+        let took = start.elapsed();
+        assert!(took < Duration::from_millis(500), "housekeeping came by: {took:?}");
         healthy(cluster).await;
     });
 }

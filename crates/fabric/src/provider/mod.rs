@@ -106,6 +106,11 @@ pub(crate) trait Provider {
     /// Ends the connection.
     fn close(&self, why: &str);
 
+    /// True if one-sided operations are complete when they are posted: the initiator's processor does them.
+    fn is_immediate(&self) -> bool {
+        false
+    }
+
     /// How it can be found out whether something has come.
     fn looks(&self) -> Look;
 }

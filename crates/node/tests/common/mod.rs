@@ -3,9 +3,11 @@
 
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Attr, FileKind, Generation, Ino, NodeId, RegionId, Tail};
+use polvo_node::Node;
 use polvo_node::sim::Cluster;
 use polvo_proto::*;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The root directory.
 pub const ROOT: InodeRef = InodeRef {
@@ -46,6 +48,8 @@ pub fn user(uid: u32) -> Cred {
 pub struct Caller {
     pub links: Rc<Links>,
     pub cred: Cred,
+    /// The node that it is inside of, if it is.
+    inside: Option<Arc<Node>>,
 }
 
 impl Caller {
@@ -53,6 +57,25 @@ impl Caller {
         Caller {
             links: cluster.client(name),
             cred: Cred::Kernel,
+            inside: None,
+        }
+    }
+
+    /// A thread of the node's own process, which calls it directly.
+    pub async fn inside(cluster: &Cluster, name: &str, node: u16) -> Caller {
+        let node = cluster.node(node).clone();
+        let links = node.client_context(cluster.next_session(), name.into()).links();
+        let request = Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: name.into(),
+            home: Some(node.id()),
+        };
+        let attached = node.handle(&links, links.make_call(Cred::Kernel, request)).await;
+        assert!(matches!(attached, Ok(Reply::Attached { .. })), "{attached:?}");
+        Caller {
+            links,
+            cred: Cred::Kernel,
+            inside: Some(node),
         }
     }
 
@@ -60,18 +83,22 @@ impl Caller {
         Caller {
             links: cluster.client_at(name, Some(NodeId(home))),
             cred: Cred::Kernel,
+            inside: None,
         }
     }
 
     /// The same session, other credentials.
     pub fn as_user(&self, cred: Cred) -> Caller {
-        Caller {
-            links: self.links.clone(),
-            cred,
-        }
+        Caller { cred, ..self.clone() }
     }
 
     pub async fn ask(&self, region: RegionId, request: Request) -> Answer {
+        if let Some(node) = &self.inside
+            && self.links.primary(region) == Ok(node.id())
+        {
+            let call = self.links.make_call(self.cred.clone(), request);
+            return node.handle(&self.links, call).await;
+        }
         self.links.call_region(region, self.cred.clone(), request).await
     }
 

@@ -600,6 +600,10 @@ impl Provider for Shm {
         self.lose(why);
     }
 
+    fn is_immediate(&self) -> bool {
+        true
+    }
+
     fn looks(&self) -> Look {
         Look::AtMemory
     }

@@ -295,8 +295,9 @@ impl Network {
         self.inner.changed.notify_one();
     }
 
-    /// Makes sure that the task that delivers messages runs, on the current `LocalSet`.
-    fn ensure_task(&self) {
+    /// Makes sure that the task that delivers messages runs; if it does not, on the current `LocalSet`. Nothing is delivered
+    /// any more once that is gone, until the next connection is made.
+    pub fn deliver_here(&self) {
         struct Running(Rc<Inner>);
         impl Drop for Running {
             fn drop(&mut self) {
@@ -433,7 +434,7 @@ pub(crate) async fn connect(
     regions: &Arc<MemoryRegions>,
 ) -> Result<Rc<dyn Provider>, FabricError> {
     let network = current(name)?;
-    network.ensure_task();
+    network.deliver_here();
     let peer = Address::Sim(name.to_owned()).to_string();
     let failed = |why: &str| FabricError::Connect {
         peer: peer.clone(),
@@ -509,7 +510,7 @@ pub(crate) struct SimListening {
 impl SimListening {
     pub(crate) fn bind(name: &str, me: &Identity, regions: &Arc<MemoryRegions>) -> Result<SimListening, FabricError> {
         let network = current(name)?;
-        network.ensure_task();
+        network.deliver_here();
         network.place(regions, name);
         let mut state = network.inner.state.borrow_mut();
         let host = state.hosts.get_mut(name).expect("just placed");
