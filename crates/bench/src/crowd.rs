@@ -286,3 +286,32 @@ pub fn shown(size: usize) -> String {
         _ => format!("{} MiB", size >> 20),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_client::Thresholds;
+
+    /// What a node's processor does shows, and what it does not do does not.
+    #[test]
+    fn a_nodes_processor_works_for_reads_that_it_directs_and_not_for_others() {
+        const OPS: usize = 400;
+        let scratch = std::env::temp_dir();
+        let node = BenchNode::start(&scratch, 64 << 20).unwrap();
+        let server_time = |transfers| {
+            let crowd = Crowd::new(&node, "shm", 2, transfers, MIB as u64).unwrap();
+            let taken = crowd.run(Access::Read, Bytes::Own, 16 << 10, OPS).unwrap();
+            assert_eq!(taken.ops, OPS);
+            crowd.stop().unwrap();
+            taken.server_ns_per_op()
+        };
+        let directed = server_time(Transfers::Server(Thresholds::default()));
+        let active = server_time(Transfers::Client);
+        // 16 KiB cannot be copied in less; a tick of housekeeping may have fallen into the other
+        assert!(
+            directed > 500.0 && active < directed / 2.0,
+            "{directed} ns, {active} ns"
+        );
+        node.stop().unwrap();
+    }
+}
