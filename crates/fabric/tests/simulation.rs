@@ -127,6 +127,27 @@ fn what_is_sent_into_a_partition_arrives_when_it_heals() {
 }
 
 #[test]
+fn messages_are_delivered_when_the_host_that_came_first_has_ended() {
+    let network = Network::new(5);
+    simulate(&network, async {
+        network.deliver_here();
+        let first = tokio::task::LocalSet::new();
+        let listens = async {
+            let (me, regions) = (identity(Role::Node(7)), MemoryRegions::new());
+            Listener::bind(&"sim://first".parse().unwrap(), &me, &regions)
+                .await
+                .map(drop)
+        };
+        first.run_until(listens).await.unwrap();
+        let pair = simulated_pair(&network).await;
+        drop(first);
+        let mut batch = [Verb::Send { bytes: b"still here" }];
+        let sending = pair.client.execute(&mut batch);
+        tokio::time::timeout(TIMEOUT, sending).await.unwrap().unwrap();
+    });
+}
+
+#[test]
 fn one_way_a_write_takes_effect_without_anybody_knowing() {
     let network = Network::new(5);
     simulate(&network, async {
