@@ -140,6 +140,11 @@ impl Thread {
         self.idle.borrow_mut().drain(..).for_each(|(_, waker)| waker.wake());
     }
 
+    /// Whether anybody has left the looking to the poller.
+    fn is_shared(&self) -> bool {
+        self.awake.get().is_some() || !self.polled.borrow().is_empty()
+    }
+
     /// Looks at all queue pairs once. True if something has moved.
     fn look(&self, now: Instant) -> bool {
         let looks = self.looks.get();
@@ -185,6 +190,8 @@ impl Future for Poller {
                 thread.pollers.set(thread.pollers.get() + 1);
                 thread.next_number.replace(thread.next_number.get() + 1)
             });
+            // who has only called it waits on
+            let was_shared = thread.is_shared();
             let start = Instant::now();
             let mut now = start;
             loop {
@@ -194,8 +201,10 @@ impl Future for Poller {
                     thread.awake.set(None);
                 }
                 let asks = thread.awake.get().is_some();
-                if !asks && thread.polled.borrow().is_empty() {
-                    spin::all_over();
+                if !thread.is_shared() {
+                    if was_shared {
+                        spin::all_over();
+                    }
                     let mut idle = thread.idle.borrow_mut();
                     idle.retain(|(other, _)| *other != number);
                     idle.push((number, cx.waker().clone()));
@@ -242,6 +251,28 @@ impl Drop for Poller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spin::{Next, Spin};
+
+    /// Or each of several waits would believe to be alone, keep the thread, and have its answer before the next one begins.
+    #[test]
+    fn a_poller_that_was_only_called_leaves_the_waits_counted() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let tasks = tokio::task::LocalSet::new();
+        tasks.spawn_local(poller());
+        tasks.block_on(&runtime, async {
+            tokio::task::yield_now().await;
+            let wait = || Spin::new(Duration::from_secs(1));
+            let (mut first, mut second, mut third) = (wait(), wait(), wait());
+            assert!(matches!(first.next(None), Next::Look), "alone");
+            assert!(matches!(second.next(None), Next::Call), "no longer alone");
+            THREAD.with(Thread::wake);
+            tokio::task::yield_now().await;
+            assert!(matches!(second.next(None), Next::Share(_)), "the poller has looked");
+            assert!(matches!(third.next(None), Next::Call), "the others wait on");
+            drop((first, second, third));
+            assert!(matches!(wait().next(None), Next::Look), "alone again");
+        });
+    }
 
     /// Or every runtime of a thread would stay, with its descriptors, as long as the thread.
     #[test]

@@ -180,7 +180,6 @@ impl Events {
         let provider = &*self.qp.provider;
         let shared = provider.shared();
         self.place.awake();
-        self.spin.poll();
         let mut armed = false;
         loop {
             if let Some(event) = shared.pop_event() {
@@ -370,7 +369,6 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
         let provider = &*self.qp.provider;
         let shared = provider.shared();
         self.place.awake();
-        self.spin.poll();
         loop {
             if let Poll::Ready(result) = self.look() {
                 return Poll::Ready(result);

@@ -17,7 +17,8 @@ static SERVE_LIMIT_NS: AtomicU64 = AtomicU64::new(0);
 /// Default where there is more than one core: about what a round trip to a sleeping peer takes.
 const DEFAULT: Duration = Duration::from_micros(50);
 
-/// Within one poll of a future, before others on the thread get their turn.
+/// For the waits of a thread, one after the other, before its other tasks get their turn. Were it counted anew for each wait, a
+/// task whose waits are all shorter would keep the thread, and what others have to post would not be under way meanwhile.
 const TURN: Duration = Duration::from_micros(8);
 
 /// Sets, for the whole process, how long a future that waits for a completion polls before it sleeps; zero: not at all.
@@ -58,6 +59,8 @@ struct Waits {
 
 thread_local! {
     static WAITS: Cell<Waits> = const { Cell::new(Waits { age: 0, count: 0 }) };
+    /// When the turn of those waits is over that poll by themselves.
+    static TURN_ENDS: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// One of them.
@@ -86,6 +89,17 @@ impl Drop for Counted {
     }
 }
 
+/// Whether others of this thread should have a turn; the next one begins with the next question.
+fn is_turn_over(now: Instant) -> bool {
+    let is_over = TURN_ENDS.get().is_some_and(|end| end <= now);
+    if is_over {
+        TURN_ENDS.set(None);
+    } else if TURN_ENDS.get().is_none() {
+        TURN_ENDS.set(Some(now + TURN));
+    }
+    is_over
+}
+
 /// The time of all waits that spun on this thread is over, though they do not know it yet.
 pub(crate) fn all_over() {
     let age = WAITS.get().age + 1;
@@ -105,7 +119,6 @@ enum State {
         limit: Duration,
         /// Known once the clock was read.
         end: Option<Instant>,
-        turn: Option<Instant>,
         /// How often the poller had looked when it was called.
         called: Option<u64>,
         #[allow(dead_code)] // held, not looked at
@@ -139,36 +152,27 @@ impl Spin {
         Spin { state }
     }
 
-    /// Begins a new poll of the future.
-    pub(crate) fn poll(&mut self) {
-        if let State::Active { turn, .. } = &mut self.state {
-            *turn = None;
-        }
-    }
-
     /// `shared_since`: when the poller looked last, if it looks for what is waited for.
     pub(crate) fn next(&mut self, shared_since: Option<Instant>) -> Next {
         match &mut self.state {
             State::Over => Next::Sleep,
             State::Fresh { limit } => {
                 let counted = Counted::new();
-                let end = shared_since.filter(|_| !Counted::is_alone()).map(|last| last + *limit);
+                let leaves = !Counted::is_alone() && poller::is_there();
+                let end = shared_since.filter(|_| leaves).map(|last| last + *limit);
                 self.state = State::Active {
                     limit: *limit,
                     end,
-                    turn: None,
-                    called: end.map(|_| poller::looks()),
+                    called: leaves.then(poller::looks),
                     counted,
                 };
-                end.map_or(Next::Look, Next::Share)
+                match end {
+                    Some(end) => Next::Share(end),
+                    None if leaves => Next::Call,
+                    None => Next::Look,
+                }
             }
-            State::Active {
-                limit,
-                end,
-                turn,
-                called,
-                ..
-            } => {
+            State::Active { limit, end, called, .. } => {
                 if called.is_none() && !Counted::is_alone() && poller::is_there() {
                     *called = Some(poller::looks());
                     return Next::Call;
@@ -180,11 +184,29 @@ impl Spin {
                     Next::Sleep
                 } else if called.is_some_and(|looks| looks != poller::looks()) {
                     Next::Share(end)
-                } else if now >= *turn.get_or_insert(now + TURN) {
+                } else if is_turn_over(now) {
                     Next::Yield
                 } else {
                     Next::Look
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_waits_one_after_the_other_let_others_have_a_turn() {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < Duration::from_secs(10), "the thread was kept");
+            let mut wait = Spin::new(Duration::from_secs(1));
+            assert!(matches!(wait.next(None), Next::Look));
+            if let Next::Yield = wait.next(None) {
+                break;
             }
         }
     }
