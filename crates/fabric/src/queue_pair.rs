@@ -74,6 +74,12 @@ impl QueuePair {
         Execute::new(self, verbs, completion).await
     }
 
+    /// Says that a message is about to be posted, after some tenths of a microsecond: where it costs time to get hold of the memory
+    /// that it is written to, that begins now.
+    pub fn will_post(&self) {
+        self.provider.will_post();
+    }
+
     /// Sees to it that a peer that sleeps learns of what was executed quietly.
     pub fn settle(&self) {
         self.provider.settle();

@@ -120,6 +120,7 @@ impl RpcClient {
             return Err(RpcError::TooLarge(request.len()));
         }
         reply.clear();
+        self.inner.qp.will_post();
         let now = Instant::now();
         self.inner.look_if_silent(now);
         let call = async {

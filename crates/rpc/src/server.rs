@@ -194,6 +194,7 @@ struct Burst {
 impl Connection {
     /// The request that an immediate announces, checked.
     fn request(&self, named: Immediate) -> Result<(usize, Vec<u8>), &'static str> {
+        self.qp.will_post();
         if named.client != self.client {
             return Err("a request in the name of another client");
         }

@@ -69,6 +69,9 @@ pub(crate) trait Provider {
     /// State common to all providers.
     fn shared(&self) -> &Shared;
 
+    /// A message is to be posted in a moment: what it is written to can be fetched meanwhile.
+    fn will_post(&self) {}
+
     /// Posts a batch. Unless it is signaled the caller's memory is not touched after the return.
     ///
     /// When it is pending, the provider keeps pointers to the caller's memory until the operation is complete or

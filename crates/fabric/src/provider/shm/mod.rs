@@ -475,6 +475,10 @@ impl Provider for Shm {
         &self.shared
     }
 
+    fn will_post(&self) {
+        self.writer.borrow().prefetch();
+    }
+
     fn post(&self, verbs: &mut [Verb<'_>], completion: Completion) -> Result<Posted, FabricError> {
         check_batch(verbs)?;
         match self.try_post(verbs, completion) {
