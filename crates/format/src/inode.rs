@@ -5,7 +5,6 @@
 //! `stat` by one one-sided read, with a checksum over both, so that a torn read is noticed. Lines 2 and 3 are the first
 //! two units of the log, so that a small file needs no log page. Recovery believes identity and log, never line 1.
 
-use crate::checksum::Aligned;
 use crate::{Attr, FileKind, FormatError, Generation, INODE_SIZE, Ino, LINE, RegionOffset, Tail, checksum};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -213,21 +212,21 @@ impl InodeHead {
 
 fn identity_crc(ino: Ino, raw: &RawHead) -> u32 {
     const LOG_PAGE: usize = INODE_LOG_PAGE as usize;
-    let mut bytes = Aligned([0; LOG_PAGE + 20]);
-    bytes.0[..8].copy_from_slice(&ino.0.to_le_bytes());
-    bytes.0[8..8 + LOG_PAGE].copy_from_slice(&raw.as_bytes()[..LOG_PAGE]);
-    bytes.0[8 + LOG_PAGE..16 + LOG_PAGE].copy_from_slice(raw.btime.as_bytes());
-    bytes.0[16 + LOG_PAGE..].copy_from_slice(raw.parent_generation.as_bytes());
-    checksum::crc32c(&bytes.0)
+    let mut bytes = [0; LOG_PAGE + 20];
+    bytes[..8].copy_from_slice(&ino.0.to_le_bytes());
+    bytes[8..8 + LOG_PAGE].copy_from_slice(&raw.as_bytes()[..LOG_PAGE]);
+    bytes[8 + LOG_PAGE..16 + LOG_PAGE].copy_from_slice(raw.btime.as_bytes());
+    bytes[16 + LOG_PAGE..].copy_from_slice(raw.parent_generation.as_bytes());
+    checksum::crc32c(&bytes)
 }
 
 fn attr_crc(generation: Generation, log_page: RegionOffset, tail: Tail, attributes: &[u8; LINE]) -> u32 {
-    let mut bytes = Aligned([0; 20 + LINE]);
-    bytes.0[..4].copy_from_slice(&generation.0.to_le_bytes());
-    bytes.0[4..12].copy_from_slice(&log_page.0.to_le_bytes());
-    bytes.0[12..20].copy_from_slice(&tail.0.to_le_bytes());
-    bytes.0[20..].copy_from_slice(attributes);
-    checksum::crc32c(&bytes.0)
+    let mut bytes = [0; 20 + LINE];
+    bytes[..4].copy_from_slice(&generation.0.to_le_bytes());
+    bytes[4..12].copy_from_slice(&log_page.0.to_le_bytes());
+    bytes[12..20].copy_from_slice(&tail.0.to_le_bytes());
+    bytes[20..].copy_from_slice(attributes);
+    checksum::crc32c(&bytes)
 }
 
 /// The 64 bytes of line 1.

@@ -1,6 +1,5 @@
 //! Entries at their places in a log: sealing, reading a run of units back, and what an entry does to the attributes.
 
-use crate::checksum::Aligned;
 use crate::log_entry::{INLINE_HEAD, WHAT};
 use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, PAGE_UNITS, UnitPlace, checksum};
 
@@ -13,8 +12,8 @@ pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
 fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
     const SEED: usize = 24;
     const BODY: usize = LINE - 8;
-    let mut bytes = Aligned([0; SEED + BODY]);
-    let (seed, body) = bytes.0.split_at_mut(SEED);
+    let mut bytes = [0; SEED + BODY];
+    let (seed, body) = bytes.split_at_mut(SEED);
     seed[..8].copy_from_slice(&ino.0.to_le_bytes());
     seed[8..16].copy_from_slice(&position.to_le_bytes());
     seed[16..20].copy_from_slice(&version.to_le_bytes());
@@ -22,7 +21,7 @@ fn checksum(entry: &[u8], ino: Ino, version: u32, position: u64) -> u32 {
     // most entries are one line: summed up in one go
     let (line, rest) = entry[8..].split_at(BODY);
     body.copy_from_slice(line);
-    let crc = checksum::crc32c(&bytes.0);
+    let crc = checksum::crc32c(&bytes);
     if rest.is_empty() {
         crc
     } else {

@@ -17,9 +17,10 @@
 //! assert_eq!(&found, b"octopus");
 //! ```
 //!
-//! Unsafe code: the mapping, copies into and out of it, and the cache instructions. Everything that can be reached from
+//! Unsafe code: the mapping, copies into and out of it, the cache instructions, and the one for checksums. Everything that can be reached from
 //! outside is safe, except the use of the pointer that [`Pmem::as_mut_ptr`] gives to the fabric's providers.
 
+mod checksum;
 mod copy;
 mod error;
 mod life;
@@ -28,6 +29,7 @@ mod persistence;
 mod pool;
 pub mod sim;
 
+pub use checksum::crc32c_append;
 pub use error::PmemError;
 pub use mapping::Medium;
 pub use persistence::Persistence;
