@@ -23,6 +23,7 @@
 mod checksum;
 mod copy;
 mod error;
+mod first_touch;
 mod life;
 mod mapping;
 mod persistence;

@@ -5,6 +5,7 @@
 //! leaves this process. So a client that outlives a killed daemon does not keep the pool locked.
 
 use crate::copy::Vector;
+use crate::first_touch::FirstTouch;
 use crate::{Persistence, PmemError};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -70,6 +71,8 @@ pub(crate) struct Mapping {
     pub(crate) vector: Vector,
     /// Shortest `write_streaming` that goes past the cache, bytes.
     pub(crate) streaming_from: usize,
+    /// Where it helps.
+    first_touch: Option<FirstTouch>,
     shared: OwnedFd,
     /// Held for its lock; `None` for mappings of a received descriptor.
     _lock: Option<OwnedFd>,
@@ -137,6 +140,7 @@ impl Mapping {
             persistence: Persistence::None,
             vector: Vector::detect(),
             streaming_from: STREAMING_FROM_VOLATILE,
+            first_touch: None,
             shared,
             _lock: Some(lock),
             path: path.to_owned(),
@@ -227,6 +231,7 @@ impl Mapping {
             persistence: Persistence::None,
             vector: Vector::detect(),
             streaming_from: STREAMING_FROM_VOLATILE,
+            first_touch: None,
             shared,
             _lock: lock,
             path: path.to_owned(),
@@ -244,6 +249,7 @@ impl Mapping {
             mapping.streaming_from = STREAMING_FROM_DURABLE;
         }
         if found == Medium::Tmpfs {
+            mapping.first_touch = Some(FirstTouch::new(len));
             // Advice only: where the administrator lets tmpfs have huge pages, fewer faults and TLB misses.
             // SAFETY: exactly the range mapped above; the advice changes no contents.
             let _ = unsafe { rustix::mm::madvise(base.cast(), len, rustix::mm::Advice::LinuxHugepage) };
@@ -262,6 +268,18 @@ impl Mapping {
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Has pages entered that are about to be stored to, many at a time, where that is faster than one by one.
+    ///
+    /// # Safety
+    /// `len` bytes at `at` lie within the mapping.
+    #[inline(always)]
+    pub(crate) unsafe fn enter_pages(&self, at: usize, len: usize) {
+        if let Some(first_touch) = &self.first_touch {
+            // SAFETY: the caller's; there is one for tmpfs only.
+            unsafe { first_touch.before_store(self.base, self.len, at, len) };
+        }
     }
 
     /// Descriptor without the lock.

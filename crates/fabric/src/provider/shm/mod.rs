@@ -13,7 +13,6 @@
 //! An operation that passes its check while the key is being revoked, or within a millisecond after the peer has died, may
 //! still take effect.
 
-mod first_touch;
 mod listen;
 mod ring;
 mod socket;
@@ -223,7 +222,7 @@ impl Shm {
         };
         let mapped = match socket::map(message, fd) {
             // its file could be made shorter under us
-            Ok(PeerMemory::Mapped(Memory::Pool(_), _)) if self.shared.peer == Role::Client => PeerMemory::Unreachable,
+            Ok(PeerMemory::Mapped(Memory::Pool(_))) if self.shared.peer == Role::Client => PeerMemory::Unreachable,
             Ok(mapped) => mapped,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return self.broken("memory that is not what it says");
@@ -314,7 +313,7 @@ impl Shm {
             let slot: Slot = self.keys.look_up(key)?;
             check(key, slot.len, slot.access, at.offset, len, want)?;
             match memories.iter().find(|(number, _)| *number == slot.memory) {
-                Some((_, Known::Here(PeerMemory::Mapped(memory, first_touch)))) => {
+                Some((_, Known::Here(PeerMemory::Mapped(memory)))) => {
                     let (start, end) = (slot.start, slot.start.checked_add(slot.len));
                     if end.is_none_or(|end| end > memory.len()) {
                         return Err(Stopped::Broken("a key beyond its memory"));
@@ -323,8 +322,8 @@ impl Shm {
                         return Err(Stopped::Broken("a misaligned key for atomics"));
                     }
                     let place = start + at.offset;
-                    if let (Want::Write, Memory::Pool(pool), Some(first_touch)) = (want, memory, first_touch) {
-                        first_touch.before_store(pool, place, len);
+                    if let (Want::Write, Memory::Pool(pool)) = (want, memory) {
+                        pool.enter_pages(place, len);
                     }
                     Ok((memory, place))
                 }

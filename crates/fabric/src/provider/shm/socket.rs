@@ -1,7 +1,6 @@
 //! What peers on a host tell each other over the UNIX socket they met at: descriptors of memory, and by its closing that
 //! they are gone. Messages have a fixed size; a descriptor travels with the message it belongs to.
 
-use super::first_touch::FirstTouch;
 use crate::Memory;
 use crate::key_table::check_sealed;
 use crate::memory::{Buffer, Mapping};
@@ -119,7 +118,7 @@ impl Message {
 
 /// Memory of a peer, mapped here.
 pub(super) enum PeerMemory {
-    Mapped(Memory, Option<Arc<FirstTouch>>),
+    Mapped(Memory),
     Unreachable,
 }
 
@@ -127,7 +126,6 @@ pub(super) enum PeerMemory {
 struct MappedPool {
     file: File,
     pool: Weak<Pmem>,
-    first_touch: Option<Arc<FirstTouch>>,
 }
 
 /// One mapping serves all queue pairs of the process.
@@ -136,12 +134,7 @@ static POOLS: Mutex<Vec<MappedPool>> = Mutex::new(Vec::new());
 /// Device and inode.
 type File = (u64, u64);
 
-fn map_pool(
-    fd: OwnedFd,
-    len: u64,
-    persistence: Persistence,
-    medium: Medium,
-) -> io::Result<(Arc<Pmem>, Option<Arc<FirstTouch>>)> {
+fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium) -> io::Result<Arc<Pmem>> {
     let stat = rustix::fs::fstat(&fd)?;
     let file = (stat.st_dev, stat.st_ino);
     let mut pools = POOLS.lock().expect("nobody panics holding this lock");
@@ -150,19 +143,17 @@ fn map_pool(
     let mapped = pools
         .iter()
         .filter(|mapped| mapped.file == file)
-        .find_map(|mapped| Some((mapped.pool.upgrade().filter(fits)?, mapped.first_touch.clone())));
+        .find_map(|mapped| mapped.pool.upgrade().filter(fits));
     if let Some(mapped) = mapped {
         return Ok(mapped);
     }
     let pool = Pmem::from_fd(fd, len, persistence, medium)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-    let first_touch = FirstTouch::new(&pool).map(Arc::new);
     pools.push(MappedPool {
         file,
         pool: Arc::downgrade(&pool),
-        first_touch: first_touch.clone(),
     });
-    Ok((pool, first_touch))
+    Ok(pool)
 }
 
 /// Maps memory that came with a message.
@@ -178,8 +169,8 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
             },
             Some(fd),
         ) => {
-            let (pool, first_touch) = map_pool(fd, len, persistence, medium)?;
-            Ok(PeerMemory::Mapped(Memory::Pool(pool), first_touch))
+            let pool = map_pool(fd, len, persistence, medium)?;
+            Ok(PeerMemory::Mapped(Memory::Pool(pool)))
         }
         (Message::Buffer { len, .. }, Some(fd)) => {
             let len = usize::try_from(len).map_err(|_| wrong("a buffer of impossible size"))?;
@@ -190,7 +181,7 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
             check_sealed(fd.as_fd(), mapped)?;
             let map = Mapping::new(fd.as_fd(), mapped, true)?;
             let buffer = Memory::Buffer(Arc::new(Buffer::of_peer(map, len, fd)));
-            Ok(PeerMemory::Mapped(buffer, None))
+            Ok(PeerMemory::Mapped(buffer))
         }
         _ => Ok(PeerMemory::Unreachable),
     }
@@ -290,7 +281,7 @@ mod tests {
         assert_eq!(next(&mut incoming).unwrap().0, Message::Want(3));
         let (found, mut fds) = next(&mut incoming).unwrap();
         assert_eq!(found, sent);
-        let Ok(PeerMemory::Mapped(memory, _)) = map(found, fds.pop()) else {
+        let Ok(PeerMemory::Mapped(memory)) = map(found, fds.pop()) else {
             panic!("a buffer is mapped")
         };
         let mut bytes = [0; 10];
@@ -331,10 +322,10 @@ mod tests {
         let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
         let (persistence, medium) = (pool.persistence(), pool.medium());
         let fd = || pool.fd().unwrap().try_clone_to_owned().unwrap();
-        let (first, touched) = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
-        let (second, again) = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
-        assert!(Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&touched.unwrap(), &again.unwrap()));
-        let (shorter, _) = map_pool(fd(), 1 << 19, persistence, medium).unwrap();
+        let first = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        let second = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        let shorter = map_pool(fd(), 1 << 19, persistence, medium).unwrap();
         assert!(!Arc::ptr_eq(&first, &shorter));
         assert!(map_pool(fd(), 1 << 21, persistence, medium).is_err());
         pool.write(77, b"seen");
