@@ -525,7 +525,16 @@ impl Input {
         // SAFETY: the first vector is the rest of a destination that its caller has lent us (`Payload::place`) or lies in
         // a mapping that the payload's sink keeps; the second one is our buffer. Nothing else runs on this thread
         // meanwhile, so the caller cannot go away.
-        let got = unsafe { libc::recvmsg(around.socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+        let got = unsafe {
+            match direct {
+                Some(_) => libc::recvmsg(around.socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT),
+                // the usual case, for which the kernel has less to copy and to check
+                None => {
+                    let [_, libc::iovec { iov_base, iov_len }] = vectors;
+                    libc::recv(around.socket.as_raw_fd(), iov_base, iov_len, libc::MSG_DONTWAIT)
+                }
+            }
+        };
         let Ok(got) = usize::try_from(got) else {
             let error = io::Error::last_os_error();
             return match error.kind() {

@@ -212,8 +212,14 @@ impl Output {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = vectors.as_mut_ptr();
         message.msg_iovlen = count;
+        let (socket, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         // SAFETY: each vector names bytes that live until they are sent (see `own_if`); the kernel only reads them.
-        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        let sent = unsafe {
+            match vectors[..count] {
+                [libc::iovec { iov_base, iov_len }] => libc::send(socket, iov_base, iov_len, flags),
+                _ => libc::sendmsg(socket, &message, flags),
+            }
+        };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
