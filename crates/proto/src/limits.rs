@@ -72,6 +72,16 @@ impl Intent {
     pub fn makes_inode(&self) -> bool {
         matches!(self, Intent::NewInode { .. })
     }
+
+    /// The name that is made, removed or pointed at something else.
+    pub fn name(&self) -> Option<&[u8]> {
+        match self {
+            Intent::AddName { name, .. } | Intent::RemoveName { name, .. } | Intent::ReplaceName { name, .. } => {
+                Some(name)
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Request {

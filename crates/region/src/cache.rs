@@ -28,7 +28,7 @@ impl Cache {
     /// The inode of a slot, from the media if need be.
     pub fn get(&mut self, store: &Store, slot: u64) -> Result<&mut Inode, RegionError> {
         self.clock += 1;
-        if !self.inodes.contains_key(&slot) {
+        if self.may_be_full() && !self.inodes.contains_key(&slot) {
             self.make_room();
         }
         let inode = match self.inodes.entry(slot) {
@@ -58,6 +58,10 @@ impl Cache {
         inode.stamp = self.clock;
         self.make_room();
         self.inodes.insert(inode.slot, inode);
+    }
+
+    fn may_be_full(&self) -> bool {
+        self.loads >= LOADS_PER_WEIGHING || self.inodes.len() >= INODES_MAX
     }
 
     fn make_room(&mut self) {

@@ -48,6 +48,8 @@ pub(crate) struct Inode {
     pub body: Body,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
     xattr_units: u64,
+    /// of the mapping, after the last change
+    mapping_units: u64,
     /// when last used, for the cache
     pub stamp: u64,
 }
@@ -88,6 +90,7 @@ impl Inode {
             },
             xattrs: BTreeMap::new(),
             xattr_units: 0,
+            mapping_units: 0,
             stamp: 0,
         }
     }
@@ -116,7 +119,7 @@ impl Inode {
     /// Log units (about) that a compact log would take.
     pub fn live_units(&self) -> u64 {
         let body = match &self.body {
-            Body::File(view) => view.read().index.live_units(),
+            Body::File(_) => self.mapping_units,
             Body::Directory(directory) => directory.live_units(),
             Body::Counted(tally) => tally.live_units(),
             Body::Special => 0,
@@ -145,7 +148,8 @@ impl Inode {
     }
 
     /// Applies whole entries that lie behind the tail (their checksums are right or were just made) and moves it to `tail`.
-    /// What they hide of the file's mapping is appended to `hidden`.
+    /// What they hide of the file's mapping is appended to `hidden`. `before_seen` is done before readers of the mapping see
+    /// the change.
     pub fn apply_all(
         &mut self,
         region: RegionId,
@@ -153,6 +157,7 @@ impl Inode {
         tail: Tail,
         units: &[u8],
         hidden: &mut Vec<Mapped>,
+        before_seen: impl FnOnce(),
     ) -> Result<(), String> {
         let start = self.tail.units();
         self.change(tail, |inode, mut index| {
@@ -161,6 +166,7 @@ impl Inode {
                 let applied = inode.apply(region, shift, &record, index.as_deref_mut(), hidden);
                 applied.map_err(str::to_string)?;
             }
+            before_seen();
             Ok(())
         })
     }
@@ -182,6 +188,7 @@ impl Inode {
         let done = with(self, Some(&mut mapping.index));
         (mapping.tail, mapping.size) = (tail, self.attr.size);
         self.attr.blocks = mapping.index.mapped().div_ceil(512);
+        self.mapping_units = mapping.index.live_units();
         drop(mapping);
         self.body = body;
         done

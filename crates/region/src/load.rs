@@ -99,12 +99,13 @@ impl Store {
 
         let here = INODE_UNITS as usize..INODE_UNITS as usize + units.min(INLINE_UNITS) as usize * UNIT;
         let mut applied = self.apply_units(&mut inode, head.tail, 0, &bytes[here], slot_offset);
-        let mut page = [0; PAGE];
+        let mut page = Vec::new();
         for n in 0..needed.min(inode.pages.len() as u64) {
             if applied.is_err() {
                 break;
             }
             let offset = inode.pages[n as usize];
+            page.resize(PAGE, 0);
             self.read(offset, &mut page);
             let start = INLINE_UNITS + n * PAGE_UNITS;
             let end = (units - start).min(PAGE_UNITS) as usize;

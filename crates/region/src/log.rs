@@ -2,7 +2,8 @@
 //!
 //! The commit of one inode takes two fences. Entries (and headers and links of new log pages, and whatever data the
 //! entries speak of) go out with the first; nobody can see them. Then attributes, checksums and the tail are stored and
-//! the tail's line goes out with the second. A link to a page whose header did not make it is recognised as none.
+//! the tail's line goes out with the second. A link to a page whose header did not make it is recognised as none. What is
+//! to be done in DRAM is done while stores are on their way, that is, before the fence that waits for them.
 
 use crate::RegionError;
 use crate::file_index::Mapped;
@@ -13,6 +14,7 @@ use polvo_format::{
     Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
     LOG_PAGE_NEXT, LogPage, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
 };
+use polvo_pmem::Pmem;
 use std::ops::Range;
 
 /// Where a log ends.
@@ -175,12 +177,13 @@ impl Store {
                 self.write_word(offset, next);
             }
         }
-        if !planted(Planted::NoFenceBeforeTail) {
-            self.pmem.fence();
-        }
-
+        // what is on its way is waited for no sooner than it has to be there: when others may see the mapping
         let mut hidden = std::mem::take(&mut self.hidden);
-        self.take_over(inode, layout, &mut hidden);
+        self.take_over(inode, layout, &mut hidden, |pmem| {
+            if !planted(Planted::NoFenceBeforeTail) {
+                pmem.fence();
+            }
+        });
         let attributes = encode_attributes(&inode.attr);
         let head = inode.head();
         let at = self.slot_at(inode.slot);
@@ -189,25 +192,42 @@ impl Store {
             .write_u64(at + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
         self.pmem.write_u64(at + INODE_TAIL, head.tail.0);
         self.pmem.flush(at, LINE as u64);
-        if !planted(Planted::TailNotFenced) {
-            self.pmem.fence();
-        }
+        // while the line is on its way: the region is entered, so nobody takes what this frees before
         self.unmap(&hidden);
         hidden.clear();
         self.hidden = hidden;
+        if !planted(Planted::TailNotFenced) {
+            self.pmem.fence();
+        }
     }
 
-    /// The DRAM side of a commit.
-    pub fn take_over(&mut self, inode: &mut Inode, layout: &Layout, hidden: &mut Vec<Mapped>) {
+    /// The DRAM side of a commit; `before_seen` as in [`Inode::apply_all`].
+    pub fn take_over(
+        &mut self,
+        inode: &mut Inode,
+        layout: &Layout,
+        hidden: &mut Vec<Mapped>,
+        before_seen: impl FnOnce(&Pmem),
+    ) {
         self.log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
         inode.pages.extend_from_slice(&layout.new_pages);
-        self.apply(inode, &layout.bytes, layout.tail, hidden);
+        self.apply(inode, &layout.bytes, layout.tail, hidden, before_seen);
     }
 
-    /// Applies sealed units behind the tail to the inode in DRAM.
-    pub fn apply(&mut self, inode: &mut Inode, units: &[u8], tail: Tail, hidden: &mut Vec<Mapped>) {
+    /// Applies sealed units behind the tail to the inode in DRAM; `before_seen` as in [`Inode::apply_all`].
+    pub fn apply(
+        &mut self,
+        inode: &mut Inode,
+        units: &[u8],
+        tail: Tail,
+        hidden: &mut Vec<Mapped>,
+        before_seen: impl FnOnce(&Pmem),
+    ) {
+        let pmem = &self.pmem;
         inode
-            .apply_all(self.region, self.segment_shift(), tail, units, hidden)
+            .apply_all(self.region, self.segment_shift(), tail, units, hidden, || {
+                before_seen(pmem)
+            })
             .expect("entries were checked before they were made");
         if inode.is_garbage() {
             self.garbage.insert(inode.slot);

@@ -4,6 +4,7 @@ use crate::cache::Cache;
 use crate::inode::Inode;
 use crate::planted::{Planted, planted};
 use crate::session::Sessions;
+use crate::stage::Stage;
 use crate::store::{Store, Urgency};
 use crate::transaction::Held;
 use crate::writes::Writes;
@@ -26,6 +27,8 @@ const COLLECTIONS_FOR_SPACE: u32 = 64;
 pub struct Region {
     pub(crate) store: Store,
     pub(crate) cache: Cache,
+    /// scratch of transactions
+    pub(crate) stage: Stage,
     pub(crate) held: Held,
     pub(crate) sessions: Sessions,
     /// inodes in use
@@ -80,6 +83,7 @@ impl Region {
         Region {
             store,
             cache: Cache::default(),
+            stage: Stage::default(),
             held: Held::default(),
             sessions: Sessions::default(),
             inodes: 0,
@@ -201,19 +205,16 @@ impl Region {
         remote: &[RemotePart],
     ) -> Result<Option<RedoId>, RegionError> {
         let store = &self.store;
-        let local: Vec<(Gpa, &[u8])> = writes
-            .iter()
-            .map(|(offset, bytes)| (store.gpa(offset), bytes))
-            .collect();
+        let local = writes.iter().map(|(offset, bytes)| (store.gpa(offset), bytes));
         if planted(Planted::NamesChangedInPlace) || planted(Planted::LogsOneAfterTheOther) {
             planted_in_place(store, writes);
         }
         if !remote.is_empty() && planted(Planted::DecidedWithoutRemotePart) {
             self.redo(txn, writes, &[])?;
-            let record = store.pool.log(txn, &[], remote)?;
+            let record = store.pool.log(txn, [], remote)?;
             return Ok(store.pool.applied(record));
         }
-        let record = store.pool.log(txn, &local, remote)?;
+        let record = store.pool.log(txn, local, remote)?;
         if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
             store.pool.applied(record);
         }

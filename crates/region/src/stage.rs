@@ -10,18 +10,16 @@ use crate::region::is_worn;
 use crate::store::Urgency;
 use crate::{Region, RegionError};
 use polvo_format::{
-    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, LINE, NAME_MAX,
+    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, NAME_MAX,
     RegionOffset, SYMLINK_MAX, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Intent, NewFile, Placement};
 
-/// Bytes of entries that most changes of an inode make: a name, a new inode.
-const ENTRIES_LEN: usize = 4 * LINE;
 /// Most names of an inode that is no directory.
 const LINKS_MAX: u32 = 65_000;
 
 /// An inode as it would be.
-pub(crate) struct Staged<'a> {
+pub(crate) struct Staged {
     pub inode: InodeRef,
     pub attr: Attr,
     /// the log's end before
@@ -35,12 +33,16 @@ pub(crate) struct Staged<'a> {
     pub linkable: bool,
     /// unsealed log entries
     pub entries: Vec<u8>,
-    names: Vec<(&'a [u8], Option<Dentry>)>,
+    /// what names stand for after the intent of that number
+    names: Vec<(usize, Option<Dentry>)>,
     next_cookie: u64,
 }
 
-impl<'a> Staged<'a> {
-    fn of(inode: &Inode) -> Staged<'a> {
+/// What a staged inode has allocated, empty.
+type Buffers = (Vec<u8>, Vec<(usize, Option<Dentry>)>);
+
+impl Staged {
+    fn of(inode: &Inode, (entries, names): Buffers) -> Staged {
         Staged {
             inode: inode.inode_ref(),
             attr: inode.attr,
@@ -50,8 +52,8 @@ impl<'a> Staged<'a> {
             fresh: false,
             dies: false,
             linkable: inode.linkable,
-            entries: Vec::with_capacity(ENTRIES_LEN),
-            names: Vec::new(),
+            entries,
+            names,
             next_cookie: inode.directory_body().map_or(0, |d| d.next_cookie()),
         }
     }
@@ -105,11 +107,27 @@ impl<'a> Staged<'a> {
 
 /// Everything that a list of intents would do.
 #[derive(Default)]
-pub(crate) struct Stage<'a> {
-    pub inodes: Vec<Staged<'a>>,
+pub(crate) struct Stage {
+    pub inodes: Vec<Staged>,
     /// for each intent, which of `inodes` it is about
     pub about: Vec<usize>,
     made: Option<InodeRef>,
+    /// of inodes staged before
+    spare: Vec<Buffers>,
+}
+
+impl Stage {
+    /// Nothing is staged any more; what it has allocated stays for the next time.
+    pub fn clear(&mut self) {
+        let buffers = |mut staged: Staged| {
+            staged.entries.clear();
+            staged.names.clear();
+            (staged.entries, staged.names)
+        };
+        self.spare.extend(self.inodes.drain(..).map(buffers));
+        self.about.clear();
+        self.made = None;
+    }
 }
 
 fn is_directory(kind: FileKind) -> i64 {
@@ -127,19 +145,26 @@ fn check_name(name: &[u8]) -> Result<(), RegionError> {
 }
 
 impl Region {
-    /// Works out what the intents would do. On error nothing is taken.
-    pub(crate) fn stage<'a>(&mut self, intents: &'a [Intent], now_ns: i64) -> Result<Stage<'a>, RegionError> {
-        let mut stage = Stage::default();
-        for intent in intents {
-            match self.stage_one(&mut stage, intent, now_ns) {
+    /// Works out what the intents would do. On error nothing is taken. To be given back by [`Self::stage_again`].
+    pub(crate) fn stage(&mut self, intents: &[Intent], now_ns: i64) -> Result<Stage, RegionError> {
+        let mut stage = std::mem::take(&mut self.stage);
+        for number in 0..intents.len() {
+            match self.stage_one(&mut stage, intents, number, now_ns) {
                 Ok(about) => stage.about.push(about),
                 Err(e) => {
                     self.unstage(&stage);
+                    self.stage_again(stage);
                     return Err(e);
                 }
             }
         }
         Ok(stage)
+    }
+
+    /// Keeps the memory of what was staged for the next time.
+    pub(crate) fn stage_again(&mut self, mut stage: Stage) {
+        stage.clear();
+        self.stage = stage;
     }
 
     /// Gives back what staging has taken.
@@ -165,8 +190,14 @@ impl Region {
         if frees { Urgency::Frees } else { Urgency::Normal }
     }
 
-    fn stage_one<'a>(&mut self, stage: &mut Stage<'a>, intent: &'a Intent, now_ns: i64) -> Result<usize, RegionError> {
-        match intent {
+    fn stage_one(
+        &mut self,
+        stage: &mut Stage,
+        intents: &[Intent],
+        number: usize,
+        now_ns: i64,
+    ) -> Result<usize, RegionError> {
+        match &intents[number] {
             Intent::NewInode {
                 file,
                 parent,
@@ -184,7 +215,7 @@ impl Region {
                     .or(stage.made)
                     .ok_or_else(|| FsError::Invalid("name of nothing".into()))?;
                 let at = self.stage_directory(stage, *dir)?;
-                if self.staged_name(stage, at, name)?.is_some() {
+                if self.staged_name(stage, intents, at, name)?.is_some() {
                     return Err(FsError::Exists.into());
                 }
                 let staged = &mut stage.inodes[at];
@@ -199,14 +230,14 @@ impl Region {
                 };
                 staged.next_cookie += 1;
                 staged.push(&dentry_entry(name, dentry, now_ns));
-                staged.names.push((&name[..], Some(dentry)));
+                staged.names.push((number, Some(dentry)));
                 staged.names_changed(1, is_directory(*kind), now_ns);
                 Ok(at)
             }
             Intent::RemoveName { dir, name, target } => {
                 let at = self.stage_directory(stage, *dir)?;
                 let old = self
-                    .staged_name(stage, at, name)?
+                    .staged_name(stage, intents, at, name)?
                     .filter(|d| d.target == *target)
                     .ok_or(FsError::NotFound)?;
                 let staged = &mut stage.inodes[at];
@@ -218,7 +249,7 @@ impl Region {
                     cookie: old.cookie,
                     time_ns: now_ns,
                 });
-                staged.names.push((&name[..], None));
+                staged.names.push((number, None));
                 staged.names_changed(-1, -is_directory(old.kind), now_ns);
                 Ok(at)
             }
@@ -231,7 +262,7 @@ impl Region {
             } => {
                 let at = self.stage_directory(stage, *dir)?;
                 let known = self
-                    .staged_name(stage, at, name)?
+                    .staged_name(stage, intents, at, name)?
                     .filter(|d| d.target == *old)
                     .ok_or(FsError::NotFound)?;
                 let staged = &mut stage.inodes[at];
@@ -241,7 +272,7 @@ impl Region {
                     kind: *kind,
                 };
                 staged.push(&dentry_entry(name, dentry, now_ns));
-                staged.names.push((&name[..], Some(dentry)));
+                staged.names.push((number, Some(dentry)));
                 staged.names_changed(0, is_directory(*kind) - is_directory(known.kind), now_ns);
                 Ok(at)
             }
@@ -307,7 +338,8 @@ impl Region {
             return if known { Ok(at) } else { Err(FsError::Stale.into()) };
         }
         let (_, found) = self.inode(inode)?;
-        stage.inodes.push(Staged::of(found));
+        let buffers = stage.spare.pop().unwrap_or_default();
+        stage.inodes.push(Staged::of(found, buffers));
         Ok(stage.inodes.len() - 1)
     }
 
@@ -322,9 +354,16 @@ impl Region {
     }
 
     /// What a name stands for after the intents so far.
-    fn staged_name(&mut self, stage: &Stage, at: usize, name: &[u8]) -> Result<Option<Dentry>, RegionError> {
+    fn staged_name(
+        &mut self,
+        stage: &Stage,
+        intents: &[Intent],
+        at: usize,
+        name: &[u8],
+    ) -> Result<Option<Dentry>, RegionError> {
         let staged = &stage.inodes[at];
-        if let Some((_, known)) = staged.names.iter().rev().find(|(n, _)| *n == name) {
+        let is_about = |(number, _): &&(usize, _)| intents[*number].name() == Some(name);
+        if let Some((_, known)) = staged.names.iter().rev().find(is_about) {
             return Ok(*known);
         }
         if staged.fresh {
@@ -396,6 +435,7 @@ impl Region {
             ino: polvo_format::Ino(0),
             generation: Generation(0),
         };
+        let (entries, names) = stage.spare.pop().unwrap_or_default();
         let mut staged = Staged {
             inode,
             attr: Attr {
@@ -420,8 +460,8 @@ impl Region {
             fresh: true,
             dies: false,
             linkable: unnamed,
-            entries: Vec::with_capacity(ENTRIES_LEN),
-            names: Vec::new(),
+            entries,
+            names,
             next_cookie: 1,
         };
         staged.push(&Entry::Init(init));

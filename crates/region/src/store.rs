@@ -10,7 +10,7 @@ use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{Gpa, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
+use polvo_format::{Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,9 +54,10 @@ pub(crate) struct Store {
     log_lengths: BTreeMap<usize, u32>,
     /// scratch of `append`
     pub layout: Layout,
-    /// scratch of transactions: a layout for each inode, and what goes into the redo record
+    /// scratch of transactions: a layout for each inode, what goes into the redo record, and what comes last in it
     pub layouts: Vec<Layout>,
     pub writes: Writes,
+    pub heads: Vec<(u64, [u8; INODE_HEAD_SIZE])>,
     /// scratch of `commit`: what it has hidden of a file's mapping
     pub hidden: Vec<Mapped>,
     /// scratch of whoever makes entries
@@ -87,6 +88,7 @@ impl Store {
             layout: Layout::default(),
             layouts: Vec::new(),
             writes: Writes::default(),
+            heads: Vec::new(),
             hidden: Vec::new(),
             entries: Vec::new(),
         })
@@ -274,6 +276,9 @@ impl Store {
 
     /// A log has another number of pages than before.
     pub fn log_resized(&mut self, before: usize, after: usize) {
+        if before == after {
+            return;
+        }
         if before > SHORT_LOG
             && let Some(logs) = self.log_lengths.get_mut(&before)
         {

@@ -194,7 +194,7 @@ impl Region {
             if !planted(Planted::LocksNotDurable) {
                 region.store.pmem.fence();
             }
-            for (staged, layout) in stage.inodes.into_iter().zip(layouts) {
+            for (staged, layout) in stage.inodes.iter().zip(layouts) {
                 let slot = staged.slot();
                 let fate = if staged.fresh {
                     region.inodes += 1;
@@ -211,6 +211,7 @@ impl Region {
                 };
                 region.held.add(txn, slot, fate);
             }
+            region.stage_again(stage);
             Ok(collected)
         })
     }
@@ -233,6 +234,7 @@ impl Region {
             let mut layouts = region.lay_out_stage(&stage, intents)?;
             if remote.is_empty() && region.decide_single(&stage, &layouts) {
                 let outcomes = outcomes(&stage, &layouts);
+                region.stage_again(stage);
                 region.store.layouts = layouts;
                 return Ok(Decided { record: None, outcomes });
             }
@@ -241,7 +243,8 @@ impl Region {
             let mut freed: Vec<Box<Inode>> = Vec::new();
             let mut writes = std::mem::take(&mut region.store.writes);
             writes.clear();
-            let mut heads = Vec::with_capacity(stage.inodes.len());
+            let mut heads = std::mem::take(&mut region.store.heads);
+            heads.clear();
             for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
                 if staged.entries.is_empty() {
                     continue;
@@ -290,9 +293,10 @@ impl Region {
                 writes.push(offset + INODE_ATTRIBUTES, &attributes);
                 heads.push((offset, head));
             }
-            for (offset, head) in heads {
-                writes.push(offset, &head);
+            for (offset, head) in &heads {
+                writes.push(*offset, head);
             }
+            region.store.heads = heads;
 
             let logged = region.redo(txn, &writes, remote);
             region.store.writes = writes;
@@ -311,6 +315,7 @@ impl Region {
                 region.take_over(staged, layout);
             }
             let outcomes = outcomes(&stage, &layouts);
+            region.stage_again(stage);
             region.store.layouts = layouts;
             Ok(Decided { record, outcomes })
         })
@@ -355,7 +360,7 @@ impl Region {
         if let Some(inode) = self.cache.known(slot) {
             let mut hidden = Vec::new();
             inode.parent = staged.parent;
-            self.store.take_over(inode, layout, &mut hidden);
+            self.store.take_over(inode, layout, &mut hidden, |_| ());
             self.store.unmap(&hidden);
         }
         if staged.attr.nlink == 0 {
@@ -537,7 +542,7 @@ impl Region {
                 if let Some(inode) = self.cache.known(slot).filter(|inode| inode.tail != tail) {
                     let mut hidden = Vec::new();
                     inode.parent = parent;
-                    self.store.apply(inode, &units, tail, &mut hidden);
+                    self.store.apply(inode, &units, tail, &mut hidden, |_| ());
                     self.store.unmap(&hidden);
                 }
             }

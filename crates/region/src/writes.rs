@@ -30,7 +30,7 @@ impl Writes {
     }
 
     /// Region offset and bytes of each.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &[u8])> + '_ {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &[u8])> + Clone + '_ {
         (0..self.places.len()).map(|n| {
             let start = n.checked_sub(1).map_or(0, |before| self.places[before].1);
             let (offset, end) = self.places[n];

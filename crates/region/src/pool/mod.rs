@@ -167,7 +167,12 @@ impl PoolSpace {
     ///
     /// # Errors
     /// EINVAL when it is too large; EBUSY when all slots (that a record with a remote part may take) are in use.
-    pub(crate) fn log(&self, txn: TxnId, local: &[(Gpa, &[u8])], remote: &[RemotePart]) -> Result<RedoId, RegionError> {
+    pub(crate) fn log<'a>(
+        &self,
+        txn: TxnId,
+        local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
+        remote: &[RemotePart],
+    ) -> Result<RedoId, RegionError> {
         self.redo.log(&self.pmem, &self.layout, txn, local, remote)
     }
 
@@ -184,7 +189,7 @@ impl PoolSpace {
     /// As [`Self::log`].
     pub fn log_prepared(&self, txn: TxnId, part: RemotePart) -> Result<Undispatched, RegionError> {
         let remote = vec![part];
-        let record = self.redo.log(&self.pmem, &self.layout, txn, &[], &remote)?;
+        let record = self.redo.log(&self.pmem, &self.layout, txn, [], &remote)?;
         self.redo.nothing_to_apply(record);
         Ok(Undispatched { record, txn, remote })
     }

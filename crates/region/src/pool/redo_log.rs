@@ -79,17 +79,18 @@ impl RedoLog {
         }
     }
 
-    pub fn log(
+    pub fn log<'a>(
         &self,
         pmem: &Pmem,
         layout: &PoolLayout,
         txn: TxnId,
-        local: &[(Gpa, &[u8])],
+        local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
         remote: &[RemotePart],
     ) -> Result<RedoId, RegionError> {
         let size = LINE
             + local
-                .iter()
+                .clone()
+                .into_iter()
                 .map(|(_, bytes)| RedoEncoder::write_size(bytes.len()))
                 .sum::<usize>()
             + remote
@@ -104,7 +105,7 @@ impl RedoLog {
         RECORD.with_borrow_mut(|buffer| {
             let mut encoder = RedoEncoder::new(buffer, id.number(), txn);
             for (gpa, bytes) in local {
-                encoder.local(*gpa, bytes);
+                encoder.local(gpa, bytes);
             }
             for part in remote {
                 let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));

@@ -171,7 +171,7 @@ fn one_damaged_superblock_is_written_anew_and_two_are_an_error() {
 fn format_cut_short_leaves_no_pool_or_the_empty_one() {
     let old = fresh();
     old.take_segment(R1, 0, SegmentClass::Data).unwrap();
-    old.log(txn(1), &[(gpa(R1, 0), b"before")], &[]).unwrap();
+    old.log(txn(1), [(gpa(R1, 0), &b"before"[..])], &[]).unwrap();
     let before = [
         CrashImage::zeroed(LEN),
         CrashImage::from_bytes(&vec![0xff; LEN as usize]),
@@ -342,7 +342,7 @@ fn part() -> RemotePart {
 fn run_record(space: &PoolSpace, number: u64, places: [u64; 2], value: u64, remote: &[RemotePart]) -> Option<RedoId> {
     let bytes = value.to_le_bytes();
     let local = [(word_of_r1(0), &bytes[..]), (word_of_r1(4096), &bytes[..])];
-    let record = space.log(txn(number), &local, remote).unwrap();
+    let record = space.log(txn(number), local.iter().copied(), remote).unwrap();
     assert!(space.is_logged(txn(number)));
     for place in places {
         space.pmem().write(place, &bytes);
@@ -402,8 +402,8 @@ fn a_record_happens_whole_or_not_at_all() {
 fn recovery_can_be_cut_short_too() {
     let (space, one, _) = with_words();
     let local = [(word_of_r1(0), &[7; 8][..]), (word_of_r1(4096), &[7; 8])];
-    space.log(txn(1), &local, &[part()]).unwrap();
-    space.log(txn(2), &[(gpa(R2, 0), &[8; 8])], &[]).unwrap();
+    space.log(txn(1), local.iter().copied(), &[part()]).unwrap();
+    space.log(txn(2), [(gpa(R2, 0), &[8; 8][..])], &[]).unwrap();
     let pmem = Pmem::simulated_from_image(&now(&space));
     let images = power_cuts(&pmem, || drop(PoolSpace::open(pmem.clone()).unwrap()));
     for image in images {
@@ -455,7 +455,7 @@ fn records_to_dispatch_leave_slots_for_local_ones() {
     let mut waiting = Vec::new();
     let mut number = 1;
     loop {
-        let record = match space.log(txn(number), &[], &[part()]) {
+        let record = match space.log(txn(number), [], &[part()]) {
             Ok(record) => record,
             Err(RegionError::Fs(FsError::Busy)) => break,
             Err(why) => panic!("{why}"),
@@ -468,7 +468,7 @@ fn records_to_dispatch_leave_slots_for_local_ones() {
         assert_eq!(run_record(&space, value, [one, one + 4096], value, &[]), None);
     }
     space.retire(waiting[0]);
-    let record = space.log(txn(500), &[], &[part()]).unwrap();
+    let record = space.log(txn(500), [], &[part()]).unwrap();
     space.retire(waiting[0]); // late: its slot has another record now
     assert!(space.is_logged(txn(500)));
     space.applied(record).unwrap();
@@ -480,18 +480,18 @@ fn a_record_too_large_for_a_slot_is_refused() {
     let (space, ..) = with_words();
     let overhead = LINE + 16;
     let fits = vec![3; REDO_RECORD_MAX - overhead];
-    let record = space.log(txn(1), &[(word_of_r1(0), &fits)], &[]).unwrap();
+    let record = space.log(txn(1), [(word_of_r1(0), &fits[..])], &[]).unwrap();
     assert_eq!(
         reopened(&now(&space)).pmem().read_u64(space.segments_of(R1)[0].1),
         u64::from_le_bytes([3; 8])
     );
     space.applied(record);
     let too_large = vec![3; REDO_RECORD_MAX - overhead + 1];
-    let why = error_of(space.log(txn(2), &[(word_of_r1(0), &too_large)], &[]));
+    let why = error_of(space.log(txn(2), [(word_of_r1(0), &too_large[..])], &[]));
     assert!(why.contains("redo record"), "{why}");
     let mut remote = part();
     remote.writes[0].1 = too_large;
-    let why = error_of(space.log(txn(2), &[], &[remote]));
+    let why = error_of(space.log(txn(2), [], &[remote]));
     assert!(why.contains("redo record"), "{why}");
     assert!(!space.is_logged(txn(2)));
 }
@@ -508,7 +508,7 @@ fn a_record_that_leaves_its_region_is_damage_and_nothing_is_written() {
     ] {
         let (space, one, _) = with_words();
         space
-            .log(txn(1), &[(word_of_r1(0), &[7; 8]), (bad, &[7; 8])], &[])
+            .log(txn(1), [(word_of_r1(0), &[7; 8][..]), (bad, &[7; 8][..])], &[])
             .unwrap();
         let image = now(&space);
         let why = error_of(PoolSpace::open(Pmem::simulated_from_image(&image)));
@@ -525,8 +525,8 @@ fn a_record_that_leaves_its_region_is_damage_and_nothing_is_written() {
 #[test]
 fn two_unapplied_records_of_a_region_are_damage() {
     let (space, ..) = with_words();
-    space.log(txn(1), &[(word_of_r1(0), &[7; 8])], &[]).unwrap();
-    space.log(txn(2), &[(word_of_r1(0), &[8; 8])], &[]).unwrap();
+    space.log(txn(1), [(word_of_r1(0), &[7; 8][..])], &[]).unwrap();
+    space.log(txn(2), [(word_of_r1(0), &[8; 8][..])], &[]).unwrap();
     let why = error_of(PoolSpace::open(Pmem::simulated_from_image(&now(&space))));
     assert!(why.contains("second unapplied record"), "{why}");
 }
@@ -617,7 +617,7 @@ fn threads_log_side_by_side() {
                 for round in 1..=200u64 {
                     let id = TxnId::new(NodeId(region.0), round);
                     let local = [(gpa(region, 0), &round.to_le_bytes()[..])];
-                    let record = space.log(id, &local, &[]).unwrap();
+                    let record = space.log(id, local.iter().copied(), &[]).unwrap();
                     space.pmem().write_u64(offset, round);
                     space.pmem().persist(offset, 8);
                     assert_eq!(space.applied(record), None);
