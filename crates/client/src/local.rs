@@ -6,10 +6,10 @@
 use crate::transfers::Pooled;
 use crate::{Client, inode::unexpected};
 use polvo_cluster::{Links, RegionVerb};
-use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN, Tail};
-use polvo_node::{FileView, Node, Part};
+use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
+use polvo_node::{FileView, Node, Part, Session};
 use polvo_proto::{Answer, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,6 +26,8 @@ pub struct LocalClient {
     learnt: RefCell<HashMap<RegionId, (u64, usize)>>,
     /// Where each 2 MiB of the regions of the node around us begin in its pool.
     pub(crate) bases: RefCell<foldhash::HashMap<RegionId, Vec<Option<u64>>>>,
+    /// Our session at the node around us, between two uses.
+    session_inside: Cell<Option<Arc<Session>>>,
     /// Scratch of whoever plans a read there.
     pub(crate) parts: RefCell<Vec<Part>>,
 }
@@ -38,6 +40,7 @@ impl LocalClient {
             pooled: Pooled::default(),
             learnt: RefCell::default(),
             bases: RefCell::default(),
+            session_inside: Cell::default(),
             parts: RefCell::default(),
         })
     }
@@ -93,28 +96,37 @@ impl LocalClient {
         }
     }
 
-    /// A small write to a region of the node around us: no request is made of it, the bytes are not copied but to where
-    /// they go. `SessionExpired`: there is a new session, and the write is to be repeated.
+    /// A small write to a region of the node around us, at an offset or (`None`) the end of the file; returns where the bytes
+    /// are. No request is made of it, the bytes are not copied but to where they go. `SessionExpired`: there is a new
+    /// session, and the write is to be repeated.
     pub(crate) async fn write_inside(
         &self,
         node: &Arc<Node>,
         inode: InodeRef,
-        offset: u64,
-        append: bool,
-        known: Tail,
+        offset: Option<u64>,
         bytes: &[u8],
-    ) -> Answer {
+    ) -> Result<u64, FsError> {
         if !self.client.attached_inside.load(Ordering::Acquire) {
             self.attach_inside(node).await?;
         }
-        let (session, cred) = (self.client.session(), &self.client.cred);
-        let answer = node
-            .write(&self.links, session, cred, inode, offset, append, known, bytes)
-            .await;
-        if let Err(FsError::SessionExpired) = answer {
+        // whoever comes while it is in use looks it up for himself
+        let session = match self.session_inside.take() {
+            Some(session) if !session.is_ended() => Ok(session),
+            _ => node.session(self.client.session()),
+        };
+        let written = match &session {
+            Ok(session) => {
+                let cred = &self.client.cred;
+                node.write(&self.links, session, cred, inode, offset, bytes).await
+            }
+            Err(error) => Err(error.clone()),
+        };
+        if let Err(FsError::SessionExpired) = written {
             self.attach_inside(node).await?;
+        } else {
+            self.session_inside.set(session.ok());
         }
-        answer
+        written
     }
 
     /// A file's mapping, up to date, from the node around us.

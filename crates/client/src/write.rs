@@ -184,36 +184,22 @@ impl LocalClient {
         let mut reclaimed = false;
         for _ in 0..SESSION_TRIES {
             self.keep(held).await?;
-            let known = self.known_log(held);
-            let (offset, append) = match at {
-                At::Offset(offset) => (offset, false),
-                At::End => (0, true),
-            };
-            let (inode, region, known_tail) = (held.inode, data_region(held), known.tail);
-            let answer = match self.inside(region) {
-                Some(node) => self.write_inside(node, inode, offset, append, known_tail, bytes).await,
-                None => {
-                    self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                    let request = Request::Write {
-                        inode,
-                        offset,
-                        append,
-                        known: known_tail,
-                        bytes: bytes.to_vec(),
+            let region = data_region(held);
+            let written = match self.inside(region) {
+                Some(node) => {
+                    let offset = match at {
+                        At::Offset(offset) => Some(offset),
+                        At::End => None,
                     };
-                    self.call(region, request).await
+                    self.write_inside(node, held.inode, offset, bytes).await
                 }
+                None => self.write_by_request(held, at, bytes).await,
             };
-            match answer {
-                Ok(Reply::Written(written)) => {
-                    let first = written.offset;
-                    self.apply_written(held, known, written);
-                    return Ok((first, bytes.len()));
-                }
-                Ok(other) => return Err(unexpected(&other)),
+            match written {
+                Ok(first) => return Ok((first, bytes.len())),
                 Err(FsError::SessionExpired) => {}
                 Err(FsError::NoSpace) if !std::mem::replace(&mut reclaimed, true) => {
-                    if !self.give_back_at(data_region(held), None).await {
+                    if !self.give_back_at(region, None).await {
                         return Err(FsError::NoSpace);
                     }
                 }
@@ -221,6 +207,26 @@ impl LocalClient {
             }
         }
         Err(FsError::SessionExpired)
+    }
+
+    async fn write_by_request(&self, held: &Held, at: At, bytes: &[u8]) -> Result<u64, FsError> {
+        let known = self.known_log(held);
+        self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let request = Request::Write {
+            inode: held.inode,
+            offset: at.offset(),
+            append: at == At::End,
+            known: known.tail,
+            bytes: bytes.to_vec(),
+        };
+        match self.call(data_region(held), request).await? {
+            Reply::Written(written) => {
+                let first = written.offset;
+                self.apply_written(held, known, written);
+                Ok(first)
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// The log as far as the index has followed it, if there is one. What comes after it is in the answer to a write.

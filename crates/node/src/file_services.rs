@@ -197,6 +197,17 @@ impl Turn<'_> {
         Ok(Reply::Written(written))
     }
 
+    /// As `write`, for who needs to know no more than where the bytes are; `offset` `None`: at the end.
+    pub async fn store(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
+        check_end(offset.unwrap_or(0), bytes.len() as u64)?;
+        self.on(inode.ino.region(), |r| {
+            self.before_write(r, inode)?;
+            let stored = r.store(inode, offset.unwrap_or(0), offset.is_none(), bytes, self.now_ns())?;
+            Ok(stored.offset)
+        })
+        .await
+    }
+
     pub async fn commit(
         &self,
         inode: InodeRef,

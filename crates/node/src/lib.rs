@@ -59,4 +59,5 @@ pub use node::{Node, NodeConfig, OneSided};
 pub use polvo_region::{FileView, Part};
 #[cfg(feature = "testing")]
 pub use probe::Phase;
+pub use sessions::Session;
 pub use two_phase::Transactions;

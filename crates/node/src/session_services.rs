@@ -6,13 +6,15 @@ use crate::rename::Rename;
 use crate::sessions::{Party, Session};
 use crate::turn::Turn;
 use polvo_cluster::Links;
-use polvo_format::{NodeId, RegionId, SessionId, Tail};
+use polvo_format::{Epoch, NodeId, RegionId, SessionId};
 use polvo_proto::{Answer, Call, Cred, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
 use polvo_region::FileView;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Whoever is inside shares the node's map, which is as new as what is served by it.
+const EPOCH_INSIDE: Epoch = Epoch(u64::MAX);
 /// Most inodes recalled in one answer.
 const RECALL_MAX: usize = 1024;
 
@@ -29,25 +31,34 @@ impl Node {
         turn.perform(call.request).await
     }
 
+    /// A session that is attached here, for callers inside this process that come back with it again and again.
+    ///
+    /// # Errors
+    /// [`FsError::SessionExpired`] when there is none of that number.
+    pub fn session(&self, id: SessionId) -> Result<Arc<Session>, FsError> {
+        self.sessions.get(id)
+    }
+
     /// A small write ([`Request::Write`]) of a caller inside this process, whose bytes need not be put into a request.
-    #[expect(clippy::too_many_arguments, reason = "those of the request, and on whose behalf")]
+    /// Returns where in the file they are; `offset` `None`: at its end.
+    ///
+    /// # Errors
+    /// [`FsError::SessionExpired`] when the session has ended; else those of the request.
     pub async fn write(
         self: &Arc<Self>,
         links: &Rc<Links>,
-        session: SessionId,
+        session: &Arc<Session>,
         cred: &Cred,
         inode: InodeRef,
-        offset: u64,
-        append: bool,
-        known: Tail,
+        offset: Option<u64>,
         bytes: &[u8],
-    ) -> Answer {
+    ) -> Result<u64, FsError> {
+        if session.is_ended() {
+            return Err(FsError::SessionExpired);
+        }
         self.counters.count_write();
-        let session = self.sessions.get(session)?;
-        // whoever is inside shares the node's map
-        let epoch = self.map().epoch;
-        Turn::new(self, links, &session, epoch, cred)
-            .write(inode, offset, append, known, bytes)
+        Turn::new(self, links, session, EPOCH_INSIDE, cred)
+            .store(inode, offset, bytes)
             .await
     }
 
@@ -63,8 +74,7 @@ impl Node {
         inode: InodeRef,
     ) -> Result<Arc<FileView>, FsError> {
         let session = self.sessions.get(session)?;
-        let epoch = self.map().epoch;
-        let turn = Turn::new(self, links, &session, epoch, cred);
+        let turn = Turn::new(self, links, &session, EPOCH_INSIDE, cred);
         turn.on(inode.ino.region(), |region| region.file_view(inode)).await
     }
 

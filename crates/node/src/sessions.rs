@@ -22,17 +22,17 @@ pub(crate) enum Party {
     Client,
 }
 
-/// A session at this node.
-pub(crate) struct Session {
-    pub id: SessionId,
+/// A session at a node.
+pub struct Session {
+    pub(crate) id: SessionId,
     /// No other session here, of this run or another, has that number; 0 until it is attached.
-    pub number: u64,
-    pub party: Party,
-    pub name: String,
-    pub home: Option<NodeId>,
+    pub(crate) number: u64,
+    pub(crate) party: Party,
+    pub(crate) name: String,
+    pub(crate) home: Option<NodeId>,
     /// Answers to the last changing requests.
-    pub replay: Replay,
-    pub since: Instant,
+    pub(crate) replay: Replay,
+    pub(crate) since: Instant,
     /// Newest grace tick after which the session has no read under way.
     tick: AtomicU64,
     seen: Mutex<Instant>,
@@ -62,13 +62,13 @@ impl Session {
     }
 
     /// Renews the lease; the session has no read under way that began before `tick`.
-    pub fn renew(&self, tick: u64) {
+    pub(crate) fn renew(&self, tick: u64) {
         self.tick.fetch_max(tick, Ordering::Relaxed);
         *self.seen.lock() = Instant::now();
     }
 
     /// What is left of a lease of that length.
-    pub fn lease_left(&self, lease: Duration) -> Duration {
+    pub(crate) fn lease_left(&self, lease: Duration) -> Duration {
         lease.saturating_sub(self.seen.lock().elapsed())
     }
 

@@ -20,6 +20,15 @@ const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
 /// Most bytes of extended attributes, names and values, of one inode.
 const XATTRS_MAX: usize = 64 << 10;
 
+/// A small write that was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stored {
+    /// Where in the file its bytes are.
+    pub offset: u64,
+    /// The log's tail before it.
+    before: Tail,
+}
+
 fn invalid(why: impl Into<String>) -> RegionError {
     FsError::Invalid(why.into()).into()
 }
@@ -120,10 +129,7 @@ impl Region {
         })
     }
 
-    /// Small write (at most [`EAGER_MAX`] bytes), bytes copied here. `known`: entries after it are in the answer.
-    ///
-    /// Bytes at the end of the file go on in the file's last page where that has room (nobody can see them there before
-    /// the tail moves); other small ones travel in the log entry; the rest gets a fresh page.
+    /// As [`Region::store`]; `known`: entries of the log after it are in the answer.
     pub fn write(
         &mut self,
         inode: InodeRef,
@@ -133,6 +139,23 @@ impl Region {
         known: Tail,
         now_ns: i64,
     ) -> Result<Written, RegionError> {
+        let Stored { offset, before } = self.store(inode, offset, append, bytes, now_ns)?;
+        let (store, inode) = self.inode(inode)?;
+        Ok(written(store, inode, offset, known, before))
+    }
+
+    /// Small write (at most [`EAGER_MAX`] bytes), bytes copied here.
+    ///
+    /// Bytes at the end of the file go on in the file's last page where that has room (nobody can see them there before
+    /// the tail moves); other small ones travel in the log entry; the rest gets a fresh page.
+    pub fn store(
+        &mut self,
+        inode: InodeRef,
+        offset: u64,
+        append: bool,
+        bytes: &[u8],
+        now_ns: i64,
+    ) -> Result<Stored, RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
             let size = inode.attr.size;
@@ -145,10 +168,10 @@ impl Region {
                 .checked_add(bytes.len() as u64)
                 .filter(|&end| end <= FILE_SIZE_MAX);
             end.ok_or(FsError::FileTooLarge)?;
-            if bytes.is_empty() {
-                return Ok(written(store, inode, offset, known, inode.tail));
-            }
             let before = inode.tail;
+            if bytes.is_empty() {
+                return Ok(Stored { offset, before });
+            }
             let mut entries = std::mem::take(&mut store.entries);
             entries.clear();
             let placed = place_bytes(store, view, offset, size, bytes, now_ns, &mut entries);
@@ -173,7 +196,7 @@ impl Region {
             if let Some((_, at, len)) = placed.fresh {
                 store.space.map_fresh(at, len);
             }
-            Ok(written(store, inode, offset, known, before))
+            Ok(Stored { offset, before })
         })
     }
 

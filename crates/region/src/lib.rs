@@ -43,6 +43,7 @@ mod tests;
 mod transaction;
 mod writes;
 
+pub use change::Stored;
 pub use check::{CheckReport, Finding};
 pub use error::RegionError;
 pub use file_view::{FileView, Part, ReadPlan, Unchanged};
