@@ -79,6 +79,31 @@ impl DurableMemory {
         start.elapsed().as_nanos() as f64 / ops as f64
     }
 
+    /// `ns` for the memory that a durable overwrite of a random page of a file touches, without a decision: the page's entry in
+    /// a table of them, read and changed; the page and the next line of one log, made durable together; an inode's
+    /// attributes, checksums and tail, of which the line with the tail is made durable.
+    pub fn overwrite_random_pages(&self, ops: usize) -> f64 {
+        let (page, line) = ([7u8; PAGE], [5u8; 64]);
+        let mut table = vec![[1u64; 3]; (self.len / PAGE as u64) as usize];
+        let inode = self.len;
+        let start = Instant::now();
+        for (index, at) in pages(self.len, ops).enumerate() {
+            let entry = &mut table[at as usize / PAGE];
+            std::hint::black_box(*entry);
+            *entry = [at, PAGE as u64, index as u64];
+            self.pool.write_streaming(at, &page);
+            let log = self.len + PAGE as u64 + index as u64 * 64 % (LOG - PAGE as u64);
+            self.pool.write(log, &line);
+            self.pool.flush(log, 64);
+            self.pool.fence();
+            self.pool.write(inode + 64, &line);
+            self.pool.write_u64(inode + 32, index as u64);
+            self.pool.write_u64(inode + 48, index as u64);
+            self.pool.persist(inode, 64);
+        }
+        start.elapsed().as_nanos() as f64 / ops as f64
+    }
+
     /// GB/s of non-temporal copies of 1 MiB, each fenced.
     pub fn copy_to_sequentially(&self) -> f64 {
         let chunk = vec![3u8; MIB];
