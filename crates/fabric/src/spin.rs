@@ -199,15 +199,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_waits_one_after_the_other_let_others_have_a_turn() {
+    fn a_turn_is_shared_by_all_waits_of_a_thread_and_ends() {
+        TURN_ENDS.set(None);
         let start = Instant::now();
-        loop {
-            assert!(start.elapsed() < Duration::from_secs(10), "the thread was kept");
-            let mut wait = Spin::new(Duration::from_secs(1));
-            assert!(matches!(wait.next(None), Next::Look));
-            if let Next::Yield = wait.next(None) {
-                break;
-            }
-        }
+        assert!(!is_turn_over(start), "it begins");
+        assert!(!is_turn_over(start + TURN / 2));
+        assert!(is_turn_over(start + TURN));
+        assert!(!is_turn_over(start + TURN), "the next one begins");
+        assert!(is_turn_over(start + 2 * TURN));
     }
 }
