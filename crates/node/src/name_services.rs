@@ -232,7 +232,7 @@ impl Turn<'_> {
                 },
             );
             plan(&mut all, region);
-            match transact(self, all, open, None).await {
+            match transact(self, &all, open, None).await {
                 Ok(mut outcomes) => {
                     let made = outcomes.made.take();
                     let made = made.ok_or_else(|| FsError::Io("a transaction made no inode".into()))?;
@@ -307,7 +307,7 @@ impl Turn<'_> {
                 Intent::DropLink { inode }
             };
             plan.want(inode.ino.region(), drop);
-            match transact(self, plan.clone(), false, None).await {
+            match transact(self, &plan, false, None).await {
                 Ok(outcomes) => {
                     let Outcome { attr, tail } = outcomes.of(dir.ino)?;
                     return Ok(Reply::Attr { attr, tail });
@@ -348,7 +348,7 @@ impl Turn<'_> {
                 },
             );
             plan.want(inode.ino.region(), Intent::AddLink { inode });
-            match transact(self, plan, false, None).await {
+            match transact(self, &plan, false, None).await {
                 Ok(outcomes) => {
                     let outcome = outcomes.of(inode.ino)?;
                     return Ok(Reply::Attr {

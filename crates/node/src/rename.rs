@@ -303,7 +303,7 @@ impl Turn<'_> {
             return Err(self.if_still(rename, look, FsError::NotEmpty).await);
         }
         let plan = plan(rename, look);
-        match transact(self, plan.clone(), false, hold).await {
+        match transact(self, &plan, false, hold).await {
             Ok(_) => Ok(()),
             Err(failure) => Err((Some(plan), failure)),
         }

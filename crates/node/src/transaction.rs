@@ -21,7 +21,7 @@ use std::collections::HashSet;
 const COLLECT_LOOKS: u32 = 8;
 
 /// What an operation wants of each region; the first part is the coordinator's own.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
     parts: Vec<(RegionId, Vec<Intent>)>,
 }
@@ -158,20 +158,24 @@ impl Node {
 /// `hold`, nothing is decided unless the rename lock is still ours.
 pub(crate) async fn transact(
     turn: &Turn<'_>,
-    mut plan: Plan,
+    plan: &Plan,
     open: bool,
     hold: Option<&RenameHold>,
 ) -> Result<Outcomes, Failure> {
-    let (own, own_intents) = plan.parts.swap_remove(0);
-    if plan.parts.is_empty() {
-        return local(turn, own, &own_intents, open, hold).await;
+    let [(own, own_intents), others @ ..] = plan.parts.as_slice() else {
+        return Err(Failure::Fs(FsError::Invalid("a plan without a part".into())));
+    };
+    let own = *own;
+    if others.is_empty() {
+        return local(turn, own, own_intents, open, hold).await;
     }
-    plan.parts.sort_unstable_by_key(|(region, _)| *region);
+    let mut others: Vec<&(RegionId, Vec<Intent>)> = others.iter().collect();
+    others.sort_unstable_by_key(|(region, _)| *region);
     let txn = turn.node.next_txn();
     let mut running = Some(turn.node.undecided.begin(txn));
-    let mut remote = Vec::with_capacity(plan.parts.len());
+    let mut remote = Vec::with_capacity(others.len());
     let mut outcomes = Outcomes::default();
-    for (region, intents) in &plan.parts {
+    for (region, intents) in others {
         match collect(turn, txn, *region, intents, open).await {
             Ok((part, collected)) => {
                 outcomes.take(intents, &collected);
@@ -210,7 +214,7 @@ async fn decide(
     turn: &Turn<'_>,
     txn: TxnId,
     own: RegionId,
-    intents: Vec<Intent>,
+    intents: &[Intent],
     remote: &[RemotePart],
     outcomes: &mut Outcomes,
     hold: Option<&RenameHold>,
@@ -218,7 +222,7 @@ async fn decide(
     if let Some(hold) = hold {
         hold.verify(turn).await?;
     }
-    let intents = completed(intents, outcomes);
+    let intents = completed(intents.to_vec(), outcomes);
     let now_ns = turn.now_ns();
     let decided = turn
         .served(own)?
