@@ -14,14 +14,35 @@ const WEIGHT_MAX: usize = 10_000_000;
 /// The inodes of the last so many uses are never dropped: a transaction finds there what it has just looked at. Nor are those
 /// whose mapping is shared with readers.
 const RECENT: u64 = 1024;
-/// Loads between two looks at the weight.
-const LOADS_PER_WEIGHING: u32 = 1024;
+/// Fewest loads between two looks at the weight, unless they weigh a lot.
+const LOADS_PER_WEIGHING: usize = 1024;
+/// A load pays for going over so many inodes: a look at the weight goes over all of them.
+const INODES_PER_LOAD: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct Cache {
     inodes: NumberMap<Box<Inode>>,
     clock: u64,
-    loads: u32,
+    since_weighing: Loads,
+}
+
+/// What has been loaded since the last look at the weight.
+#[derive(Default)]
+struct Loads {
+    count: usize,
+    weight: usize,
+}
+
+impl Loads {
+    fn add(&mut self, weight: usize) {
+        self.count += 1;
+        self.weight += weight;
+    }
+
+    /// Whether the weight of that many inodes is to be looked at.
+    fn are_many(&self, inodes: usize) -> bool {
+        self.count >= LOADS_PER_WEIGHING.max(inodes / INODES_PER_LOAD) || self.weight >= WEIGHT_MAX / 4
+    }
 }
 
 impl Cache {
@@ -34,8 +55,9 @@ impl Cache {
         let inode = match self.inodes.entry(slot) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
-                self.loads += 1;
-                place.insert(Box::new(store.load(slot, &mut 0)?))
+                let inode = Box::new(store.load(slot, &mut 0)?);
+                self.since_weighing.add(inode.weight());
+                place.insert(inode)
             }
         };
         inode.stamp = self.clock;
@@ -61,12 +83,12 @@ impl Cache {
     }
 
     fn may_be_full(&self) -> bool {
-        self.loads >= LOADS_PER_WEIGHING || self.inodes.len() >= INODES_MAX
+        self.since_weighing.are_many(self.inodes.len()) || self.inodes.len() >= INODES_MAX
     }
 
     fn make_room(&mut self) {
-        let heavy = self.loads >= LOADS_PER_WEIGHING && {
-            self.loads = 0;
+        let heavy = self.since_weighing.are_many(self.inodes.len()) && {
+            self.since_weighing = Loads::default();
             self.inodes.values().map(|i| i.weight()).sum::<usize>() > WEIGHT_MAX
         };
         if heavy || self.inodes.len() >= INODES_MAX {
@@ -77,5 +99,32 @@ impl Cache {
             self.inodes
                 .retain(|_, inode| inode.stamp >= median || inode.stamp >= recent || inode.is_shared());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Inodes gone over in so many loads of that weight, into a cache that is full.
+    fn gone_over(loads: usize, weight: usize) -> usize {
+        let (mut since, mut gone_over) = (Loads::default(), 0);
+        for _ in 0..loads {
+            if since.are_many(INODES_MAX) {
+                since = Loads::default();
+                gone_over += INODES_MAX;
+            }
+            since.add(weight);
+        }
+        gone_over
+    }
+
+    #[test]
+    fn what_looks_at_the_weight_cost_is_bounded_by_the_loads() {
+        const LOADS: usize = 1_000_000;
+        let light = gone_over(LOADS, 4);
+        assert!(light > 0 && light <= LOADS * INODES_PER_LOAD, "{light}");
+        // few heavy ones do not go unseen for long
+        assert!(gone_over(10, WEIGHT_MAX / 8) >= 4 * INODES_MAX);
     }
 }
