@@ -73,7 +73,7 @@ pub struct Node {
     pub(crate) locks: Locks,
     pub(crate) fullness: Fullness,
     pub(crate) undecided: Undecided,
-    /// Decided transactions whose request has ended before every participant had its part.
+    /// Decided transactions that nobody is at, of which it is not known that every participant has its part.
     pub(crate) undispatched: Mutex<Vec<Dispatch>>,
     pub(crate) prepared: Prepared,
     pub(crate) checks: CheckPages,

@@ -17,8 +17,8 @@
 //! assert_eq!(&found, b"octopus");
 //! ```
 //!
-//! Unsafe code: the mapping, copies into and out of it, the cache instructions, and the one for checksums. Everything that can be reached from
-//! outside is safe, except the use of the pointer that [`Pmem::as_mut_ptr`] gives to the fabric's providers.
+//! Unsafe code: the mapping, copies into and out of it, the cache instructions, and the one for checksums. Everything that can
+//! be reached from outside is safe, except the use of the pointer that [`Pmem::as_mut_ptr`] gives to the fabric's providers.
 
 mod checksum;
 mod copy;
