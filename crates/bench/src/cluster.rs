@@ -2,6 +2,7 @@
 //! by side, and nodes without the cost of processes.
 
 use crate::BenchError;
+use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::{Timeouts, initial_map};
@@ -107,6 +108,8 @@ pub struct ClusterPlan<'a> {
     pub provider: Option<&'a str>,
     /// How nodes carry out transactions.
     pub transactions: Transactions,
+    /// Core that the first reactor keeps to; the others follow. `None`: they run anywhere.
+    pub first_core: Option<usize>,
 }
 
 impl ClusterPlan<'_> {
@@ -182,8 +185,9 @@ impl ClusterPlan<'_> {
         let (ready, bound) = mpsc::channel();
         let served = node.clone();
         let name = format!("reactor{id}");
+        let core = self.first_core.map(|first| first + usize::from(id));
         let reactor = std::thread::Builder::new().name(name).spawn(move || {
-            let on_thread = OnThread::new().map_err(|why| why.to_string())?;
+            let on_thread = OnThread::on_core(core).map_err(|why| why.to_string())?;
             let serve = served.serve(move |addresses| {
                 let _ = ready.send((addresses.to_vec(), rustix::thread::gettid()));
             });
@@ -217,6 +221,7 @@ impl BenchNode {
             pool_len,
             provider: None,
             transactions: Transactions::default(),
+            first_core: Some(SERVING),
         };
         plan.start()?.pop().ok_or_else(|| "one node was asked for".into())
     }

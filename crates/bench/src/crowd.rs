@@ -3,6 +3,7 @@
 
 use crate::BenchError;
 use crate::cluster::{BenchNode, new_file, root};
+use crate::cores::MEASURING;
 use crate::on_thread::OnThread;
 use crate::samples::{Samples, Timed};
 use crate::suite::Context;
@@ -148,7 +149,7 @@ impl<'a> Crowd<'a> {
         transfers: Transfers,
         file_len: u64,
     ) -> Result<Crowd<'a>, BenchError> {
-        let here = OnThread::new()?;
+        let here = OnThread::on_core(Some(MEASURING))?;
         let mut members = Vec::with_capacity(clients);
         for number in 0..clients {
             let client = node.external_by(provider, transfers)?;

@@ -1,6 +1,7 @@
 //! A server on a thread of its own: memory that its clients may reach, and RPC that answers with the request.
 
 use crate::BenchError;
+use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_fabric::{
     Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, connect,
@@ -51,7 +52,7 @@ impl<S: Scheme> EchoServer<S> {
         let (ready, bound) = mpsc::channel();
         let (stop, mut stopped) = watch::channel(false);
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
-            let on_thread = OnThread::new().map_err(|why| why.to_string())?;
+            let on_thread = OnThread::on_core(Some(SERVING)).map_err(|why| why.to_string())?;
             on_thread.run(async move {
                 let regions = MemoryRegions::new();
                 let memory = Memory::Buffer(Buffer::new(MEMORY as usize));

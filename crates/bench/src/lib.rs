@@ -17,6 +17,7 @@ pub mod report;
 pub mod suite;
 
 mod baseline;
+mod cores;
 mod crowd;
 mod echo;
 mod requester;

@@ -3,16 +3,12 @@
 //! A thread that polls without a core of its own takes one from those that have work, so an experiment says how many
 //! threads it runs, and they are kept awake only where there are as many cores.
 
+use crate::cores::cores;
 use polvo_fabric::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
 use std::time::Duration;
 
 /// How long a server that is awake polls for the next request: longer than anything that a client does in between.
 const AWAKE: Duration = Duration::from_millis(5);
-
-/// Processors that this program may use.
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
 
 /// How threads wait until this is dropped; then as before.
 #[must_use = "when it is dropped, threads wait as before"]

@@ -1,6 +1,7 @@
 //! Two threads that spin on shared memory: the fastest way there is to ask another thread and get an answer.
 
 use crate::BenchError;
+use crate::cores::{MEASURING, SERVING, keep_to};
 use crate::samples::Timed;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,6 +72,7 @@ pub fn shared_memory(bytes: usize, ops: usize) -> Result<f64, BenchError> {
     let (there, back) = (Mailbox::new(), Mailbox::new());
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _core = keep_to(SERVING);
             let mut number = 1;
             while let Some(sum) = there.take(words, number) {
                 std::hint::black_box(sum);
@@ -78,6 +80,7 @@ pub fn shared_memory(bytes: usize, ops: usize) -> Result<f64, BenchError> {
                 number += 1;
             }
         });
+        let _core = keep_to(MEASURING);
         // the other thread has begun
         there.put(words, 1);
         std::hint::black_box(back.take(words, 1));

@@ -1,6 +1,7 @@
 //! A raw TCP socket on the loopback: what any protocol over it could at best equal.
 
 use crate::BenchError;
+use crate::cores::{MEASURING, SERVING, keep_to};
 use crate::samples::{Timed, gbps};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -81,12 +82,14 @@ fn connected(waits: Waits) -> io::Result<(End, End)> {
 pub fn round_trip(request: usize, answer: usize, waits: Waits, ops: usize) -> Result<f64, BenchError> {
     let (mut near, mut far) = connected(waits)?;
     let server = std::thread::spawn(move || -> io::Result<()> {
+        let _core = keep_to(SERVING);
         let (mut request, answer) = (vec![0; request], vec![0; answer]);
         while far.receive(&mut request)? {
             far.send(&answer)?;
         }
         Ok(())
     });
+    let _core = keep_to(MEASURING);
     let (request, mut answer) = (vec![0; request], vec![0; answer]);
     // the other thread has begun
     near.send(&request)?;
@@ -110,6 +113,7 @@ pub fn stream(total: u64, reading: bool) -> Result<f64, BenchError> {
     let messages = (total as usize / MESSAGE).max(1);
     let (mut near, mut far) = connected(Waits::ClientSpins)?;
     let server = std::thread::spawn(move || -> io::Result<()> {
+        let _core = keep_to(SERVING);
         let mut memory = vec![0u8; MEMORY];
         for message in 0..messages {
             let at = message * MESSAGE % MEMORY;
@@ -124,6 +128,7 @@ pub fn stream(total: u64, reading: bool) -> Result<f64, BenchError> {
         }
         Ok(())
     });
+    let _core = keep_to(MEASURING);
     let mut message = vec![5u8; MESSAGE];
     let start = Instant::now();
     for _ in 0..messages {

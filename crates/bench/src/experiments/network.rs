@@ -3,6 +3,7 @@
 use crate::BenchError;
 use crate::baseline::socket::{self, Waits};
 use crate::baseline::{libfabric, ping_pong};
+use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
 use crate::report::Target::{AtLeast, AtMost};
@@ -47,7 +48,7 @@ struct Peers {
 impl Peers {
     fn new(provider: &str, context: &Context<'_>, waits: Wakefulness) -> Result<Peers, BenchError> {
         let server = EchoServer::start(echo::address(provider, context.scratch))?;
-        let here = OnThread::new()?;
+        let here = OnThread::on_core(Some(MEASURING))?;
         let client = here.run(server.client())?;
         Ok(Peers {
             _waits: waits,

@@ -1,6 +1,7 @@
 //! Octopus, Fig. 13: raw RPC performance, over the number of clients and the size of messages.
 
 use crate::BenchError;
+use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast};
@@ -47,7 +48,7 @@ struct Crowd<S: Scheme> {
 impl<S: Scheme> Crowd<S> {
     fn new(provider: &str, clients: usize, context: &Context<'_>) -> Result<Crowd<S>, BenchError> {
         let server = EchoServer::start(echo::address(provider, context.scratch))?;
-        let here = OnThread::new()?;
+        let here = OnThread::on_core(Some(MEASURING))?;
         let clients = here.run(async {
             let mut all = Vec::with_capacity(clients);
             for _ in 0..clients {

@@ -3,13 +3,14 @@
 use super::log_commits::ROOT;
 use crate::BenchError;
 use crate::cluster::{BenchNode, ClusterPlan};
+use crate::cores::{MEASURING, cores};
 use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast, AtMost};
 use crate::report::{Findings, Table, Unit, figure};
 use crate::requester::Requester;
 use crate::samples::{Samples, rate};
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::{Wakefulness, cores};
+use crate::wakefulness::Wakefulness;
 use polvo_format::FileKind;
 use polvo_node::Transactions;
 use polvo_proto::{FsError, InodeRef};
@@ -204,15 +205,18 @@ impl Rig {
     ) -> Result<Rig, BenchError> {
         let dir = context.scratch.join(format!("{transactions:?}"));
         std::fs::create_dir_all(&dir)?;
+        let core = (usize::from(course.nodes) <= cores()).then_some(MEASURING);
         let plan = ClusterPlan {
             dir: &dir,
             nodes: course.nodes,
             pool_len: POOL_LEN,
             provider: Some(provider),
             transactions,
+            // who measures is inside the first node, whose reactor has nothing else to do
+            first_core: core,
         };
         let nodes = plan.start()?;
-        let here = OnThread::new()?;
+        let here = OnThread::on_core(core)?;
         let parties = Rc::new(here.run(Parties::new(&nodes))?);
         Ok(Rig {
             nodes,

@@ -3,6 +3,7 @@
 use super::log_commits::Committer;
 use crate::BenchError;
 use crate::cluster::BenchNode;
+use crate::cores::MEASURING;
 use crate::on_thread::OnThread;
 use crate::report::Target::AtLeast;
 use crate::report::plot::{Axis, Plot, Series};
@@ -112,7 +113,7 @@ async fn throughput(clients: &[Rc<Client>], operation: Operation, ops: usize) ->
 fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let effort = context.effort;
     let node = BenchNode::start(context.scratch, 1 << 30)?;
-    let here = OnThread::new()?;
+    let here = OnThread::on_core(Some(MEASURING))?;
     let all = here.run(clients(&node, provider))?;
     let mut series = Vec::new();
     for (operation, what) in OPERATIONS {

@@ -3,6 +3,7 @@
 use super::log_commits::{Committer, ns_per_op};
 use crate::BenchError;
 use crate::cluster::BenchNode;
+use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
 use crate::report::{Findings, Unit};
@@ -50,7 +51,7 @@ fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Resu
     let (rounds, ops) = (context.effort.rounds, context.effort.ops);
     let server = EchoServer::<MessageBased>::start(echo::address(provider, context.scratch))?;
     let node = BenchNode::start(context.scratch, 1 << 30)?;
-    let here = OnThread::new()?;
+    let here = OnThread::on_core(Some(MEASURING))?;
     let peer = here.run(server.client())?;
     let [end, middle, pages] = ["appended", "overwritten", "pages"]
         .map(|name| here.run(Committer::new(Requester::outside(&node, provider), name)));

@@ -2,13 +2,14 @@
 
 use crate::BenchError;
 use crate::cluster::{BenchNode, ClusterPlan, new_file, root};
+use crate::cores::cores;
 use crate::crowd::touch;
 use crate::on_thread::OnThread;
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Table, Unit, figure};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::{Wakefulness, cores};
+use crate::wakefulness::Wakefulness;
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind};
 use polvo_node::Transactions;
@@ -333,6 +334,7 @@ impl Rig {
             pool_len: POOLS / u64::from(nodes),
             provider: Some(provider),
             transactions: Transactions::default(),
+            first_core: None,
         };
         let nodes = plan.start()?;
         touch(&nodes, plan.pool_len)?;

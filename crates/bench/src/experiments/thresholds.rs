@@ -3,6 +3,7 @@
 use super::log_commits::{Committer, ns_per_op};
 use crate::BenchError;
 use crate::cluster::{BenchNode, pool_len};
+use crate::cores::MEASURING;
 use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
 use crate::on_thread::OnThread;
 use crate::report::{Findings, Table, Unit, figure};
@@ -49,7 +50,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 
 fn eager(node: &BenchNode, provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (rounds, ops) = (context.effort.rounds, context.effort.ops / 4);
-    let here = OnThread::new()?;
+    let here = OnThread::on_core(Some(MEASURING))?;
     let committer = |way: &str| {
         let requester = Requester::outside(node, provider);
         here.run(Committer::new(requester, &format!("{provider}-{way}")))
