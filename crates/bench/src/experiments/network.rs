@@ -24,7 +24,7 @@ pub const EXPERIMENT: Experiment = Experiment {
             threads that spin on a cache line, raw sockets that carry the same bytes and wait the same way, and libfabric's tcp \
             provider where it is installed (fi_pingpong).\n\n\
             Awake: the server polls for the next request, as a busy one does. Asleep: it waits in the kernel, as an idle one \
-            does. The client always polls for its answer.",
+            does. The client always polls for its answer. Both sides keep to a core each, as those of the baselines do.",
     run,
 };
 
