@@ -4,8 +4,8 @@ use crate::LocalClient;
 use crate::inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
 use crate::names::{Child, DirLog, Known};
 use polvo_cluster::{RegionVerb, join_all};
-use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, NAME_MAX, NodeId, RegionOffset, SYMLINK_MAX, Tail};
-use polvo_proto::{Cred, Found, FsError, InodeRef, LogCursor, Reply, Request};
+use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, NAME_MAX, NodeId, SYMLINK_MAX, Tail};
+use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, Reply, Request};
 use std::collections::BTreeMap;
 
 /// How often a lookup starts again because the directory changes under it, before the primary is asked.
@@ -203,23 +203,12 @@ impl LocalClient {
         Err(FsError::NotFound)
     }
 
-    fn enter_found(&self, dir: InodeRef, basis: Option<DirLog>, name: &[u8], child: Child, dir_tail: Tail) {
+    /// Enters a name that an answer has told, at the basis; `tail` is the directory's at the time.
+    pub(crate) fn enter_found(&self, dir: InodeRef, basis: Option<DirLog>, name: &[u8], child: Child, tail: Tail) {
         let names = &self.client.names;
-        match basis {
-            Some(basis) if basis.tail.version() == dir_tail.version() => {
-                names.enter(dir, basis.tail, name, Some(child));
-            }
-            _ => {
-                names.seed(
-                    dir,
-                    DirLog {
-                        tail: dir_tail,
-                        page: None,
-                    },
-                );
-                names.enter(dir, dir_tail, name, Some(child));
-            }
-        }
+        let basis = basis.unwrap_or(DirLog { tail, page: None });
+        names.seed(dir, basis);
+        names.enter(dir, basis.tail, name, Some(child));
     }
 
     /// Compares a cached directory with its inode, and reads the inode of a child along with it: in one batch where
@@ -276,35 +265,64 @@ impl LocalClient {
         if now.tail == log.tail {
             return Ok(Validity::Valid);
         }
-        if now.tail.version() == log.tail.version() {
-            let from = LogCursor {
-                tail: log.tail,
-                page: log.page.unwrap_or_default(),
-            };
-            if let Some(units) = self.pull(dir.ino, from, now.tail).await?
-                && let Ok(changes) = units.name_changes()
-            {
-                let page = (units.cursor.page != RegionOffset(0)).then_some(units.cursor.page);
-                names.apply(dir, log.tail, changes, DirLog { tail: now.tail, page });
-                return Ok(Validity::CaughtUp);
-            }
+        if now.tail.version() == log.tail.version() && self.pull_names(dir, log, now.tail).await? {
+            return Ok(Validity::CaughtUp);
         }
-        names.forget(dir);
-        // where a long log goes on is for the primary to say, so that next time it can be followed
-        if let Ok(Reply::FileMap(map)) = self
-            .call(dir.ino.region(), Request::Extents { inode: dir, from: 0 })
-            .await
-        {
-            let page = (map.cursor.page != RegionOffset(0)).then_some(map.cursor.page);
-            names.seed(
+        // a rewritten log, or a page that is not known: the primary says how it goes on
+        let request = Request::FollowLog { dir, known: log.tail };
+        let Ok(Reply::LogSequel(sequel)) = self.call(dir.ino.region(), request).await else {
+            return Ok(Validity::Ask);
+        };
+        if !self.follow_names(dir, log, sequel, now.tail).await? {
+            names.restart(
                 dir,
                 DirLog {
-                    tail: map.cursor.tail,
-                    page,
+                    tail: now.tail,
+                    page: None,
                 },
             );
+            return Ok(Validity::Ask);
         }
-        Ok(Validity::Ask)
+        Ok(Validity::CaughtUp)
+    }
+
+    /// Has a directory's names, known as of `log`, follow it to `to`, or to the beginning of a log that is newer still.
+    async fn follow_names(
+        &self,
+        dir: InodeRef,
+        log: DirLog,
+        sequel: Option<LogSequel>,
+        to: Tail,
+    ) -> Result<bool, FsError> {
+        let Some(LogSequel { known, rewritten }) = sequel.filter(|sequel| sequel.known.tail == log.tail) else {
+            return Ok(false);
+        };
+        let mut at = DirLog::from(known);
+        if let Some((end, from)) = rewritten {
+            if !self.pull_names(dir, at, end).await? {
+                return Ok(false);
+            }
+            at = DirLog::from(from);
+            self.client.names.advance(dir, end, at);
+        }
+        Ok(at.tail.version() > to.version() || self.pull_names(dir, at, to).await?)
+    }
+
+    /// Has a directory's names follow its log up to a tail that an answer has told, where the log was rewritten since: later
+    /// than now its old pages may be gone.
+    pub(crate) async fn follow_rewritten(&self, dir: InodeRef, tail: Tail) {
+        for _ in 0..VALIDATE_TRIES {
+            let behind = |known: &DirLog| known.tail.version() < tail.version();
+            let Some(log) = self.client.names.basis(dir).filter(behind) else {
+                return;
+            };
+            match self.catch_up_names(dir, log, LogState { tail, locked: false }).await {
+                Ok(Validity::CaughtUp) => {}
+                Ok(_) => return,
+                // what was to be done is done; whoever looks next asks again
+                Err(error) => return tracing::debug!(?dir, %error, "the directory's log is not followed"),
+            }
+        }
     }
 
     async fn parent(&self, dir: InodeRef) -> Result<Current, FsError> {

@@ -6,7 +6,7 @@ use crate::local::LocalClient;
 use crate::lookup::check_name;
 use crate::names::{Child, DirLog, Known};
 use crate::open::OpenFile;
-use crate::pull::growth;
+use crate::pull::{growth, is_one_page};
 use polvo_cluster::join_all;
 use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail};
 use polvo_proto::{
@@ -96,26 +96,19 @@ impl LocalClient {
             target: current.inode(),
             kind,
         };
-        match basis {
-            None => {
-                let after = DirLog {
-                    tail: made.dir_tail,
-                    page: None,
-                };
-                names.seed(dir, after);
-                names.enter(dir, after.tail, name, Some(child));
-            }
-            Some(basis) => {
-                names.enter(dir, basis.tail, name, Some(child));
-                self.advance_names(dir, basis, name, made.dir_tail);
-            }
+        self.enter_found(dir, basis, name, child, made.dir_tail);
+        if let Some(basis) = basis {
+            self.advance_names(dir, basis, name, made.dir_tail).await;
         }
         Ok(made)
     }
 
     /// Our own entry in a directory's log, which adds a name or removes one: when it is all that came since `basis`, the
     /// cache has caught up with it.
-    fn advance_names(&self, dir: InodeRef, basis: DirLog, name: &[u8], tail: Tail) {
+    async fn advance_names(&self, dir: InodeRef, basis: DirLog, name: &[u8], tail: Tail) {
+        if basis.tail.version() != tail.version() {
+            return self.follow_rewritten(dir, tail).await;
+        }
         // an entry that adds a name is as long
         let removal = Entry::DentryDel {
             name,
@@ -125,11 +118,8 @@ impl LocalClient {
             cookie: 0,
             time_ns: 0,
         };
-        let units = removal.units();
-        let grown = growth(basis.tail, units);
-        if basis.tail.version() == tail.version() && basis.tail.units() + grown == tail.units() {
-            // the same page goes on holding the tail unless the entry began a new one
-            let page = basis.page.filter(|_| grown == units);
+        if basis.tail.units() + growth(basis.tail, removal.units()) == tail.units() {
+            let page = basis.page.filter(|_| is_one_page(basis.tail, tail));
             self.client.names.advance(dir, basis.tail, DirLog { tail, page });
         }
     }
@@ -189,7 +179,7 @@ impl LocalClient {
         };
         if let Some(basis) = basis {
             self.client.names.enter(dir, basis.tail, name, None);
-            self.advance_names(dir, basis, name, tail);
+            self.advance_names(dir, basis, name, tail).await;
         }
         self.bury(victim);
         Ok(())

@@ -1,18 +1,20 @@
 //! The name cache: what names of a directory mean, as of a tail of the directory's log.
 //!
 //! Nothing here is believed without validation: a caller compares the directory's tail, freshly read, with the tail of
-//! the cached names. Equal tails mean equal directories. When the tail has moved a little, the caller pulls the new log
-//! entries and [`NameCache::apply`]s them; else the directory is forgotten.
+//! the cached names. Equal tails mean equal directories. When the tail has moved, the caller pulls the new log entries and
+//! [`NameCache::apply`]s them. When the log was rewritten, it asks where the new log says what the old one said at its end,
+//! and goes on from there ([`NameCache::advance`]). Where that does not work, the directory is forgotten.
 //!
 //! **Basis.** What an RPC answers may be entered at the tail that the cache had *before* the call (the basis), as long
 //! as the cache is still there when the answer comes: the answer was computed at that tail or at a later one, and if a
-//! later one, then replaying the entries in between over it ends in the right state. This is why negative answers and
-//! pages of a listing, which carry no tail, can be cached.
+//! later one, then replaying the entries in between over it ends in the right state (of a log that was rewritten: those up
+//! to the end of the old one, then those that the new one has got since). This is why negative answers and pages of a
+//! listing, which carry no tail, can be cached.
 
 use foldhash::HashMap;
 use parking_lot::RwLock;
 use polvo_format::{FileKind, Ino, RegionOffset, Tail};
-use polvo_proto::InodeRef;
+use polvo_proto::{InodeRef, LogCursor};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 8;
@@ -56,6 +58,24 @@ pub(crate) struct DirLog {
     pub(crate) tail: Tail,
     /// The log page that holds the position `tail` or the one before it; `None` when not known.
     pub(crate) page: Option<RegionOffset>,
+}
+
+impl From<LogCursor> for DirLog {
+    fn from(cursor: LogCursor) -> DirLog {
+        DirLog {
+            tail: cursor.tail,
+            page: (cursor.page != RegionOffset(0)).then_some(cursor.page),
+        }
+    }
+}
+
+impl From<DirLog> for LogCursor {
+    fn from(log: DirLog) -> LogCursor {
+        LogCursor {
+            tail: log.tail,
+            page: log.page.unwrap_or_default(),
+        }
+    }
 }
 
 struct DirNames {
@@ -137,16 +157,33 @@ impl NameCache {
         self.shard(dir).read().dirs.get(&dir).map(|names| names.log)
     }
 
-    /// Starts caching a directory whose log is known to be at `log`; keeps what is there, unless the log was rewritten.
+    /// How many names of the directory are known.
+    pub(crate) fn known(&self, dir: InodeRef) -> usize {
+        self.shard(dir)
+            .read()
+            .dirs
+            .get(&dir)
+            .map_or(0, |names| names.names.len())
+    }
+
+    /// Starts caching a directory whose log is known to be at `log`; keeps what is there, which is for the next look-up to
+    /// follow.
     pub(crate) fn seed(&self, dir: InodeRef, log: DirLog) {
+        let adds = |known: DirLog| known.tail == log.tail && known.page.is_none() && log.page.is_some();
+        // most directories are looked at again and again: nobody waits for that
+        if !self.basis(dir).is_none_or(adds) {
+            return;
+        }
         self.change(dir, |shard| match shard.dirs.get_mut(&dir) {
-            Some(names) if names.log.tail.version() >= log.tail.version() => {
-                if names.log.tail == log.tail && names.log.page.is_none() {
-                    names.log.page = log.page;
-                }
-            }
-            _ => shard.reset(dir, log),
+            Some(names) if adds(names.log) => names.log = log,
+            Some(_) => {}
+            None => shard.reset(dir, log),
         });
+    }
+
+    /// What is known cannot be brought up to `log`: forgets it and starts anew there.
+    pub(crate) fn restart(&self, dir: InodeRef, log: DirLog) {
+        self.change(dir, |shard| shard.reset(dir, log));
     }
 
     /// A directory that this client has just made: known to be empty.
@@ -169,7 +206,7 @@ impl NameCache {
         });
     }
 
-    /// The directory's log is at `to` now and all that happened since the basis has been entered.
+    /// All that the directory's log says up to `to` has been entered; or another log says it, up to there.
     pub(crate) fn advance(&self, dir: InodeRef, basis: Tail, to: DirLog) {
         if let Some(names) = self.shard(dir).write().at(dir, basis) {
             names.log = to;
@@ -368,24 +405,26 @@ mod tests {
     }
 
     #[test]
-    fn rewritten_log_resets() {
+    fn a_rewritten_log_is_followed_or_all_is_forgotten() {
         let cache = NameCache::new();
+        let rewritten = DirLog {
+            tail: Tail::new(2, 1),
+            page: None,
+        };
+        let absent = || cache.find(inode(1), b"a");
         cache.seed_empty(inode(1), log(1));
-        assert_eq!(cache.find(inode(1), b"a").map(|f| f.1), Some(Known::Absent));
-        cache.seed(
-            inode(1),
-            DirLog {
-                tail: Tail::new(2, 1),
-                page: None,
-            },
-        );
-        assert_eq!(cache.find(inode(1), b"a").map(|f| f.1), Some(Known::Nothing));
+        cache.seed(inode(1), rewritten);
+        assert_eq!(absent(), Some((log(1), Known::Absent)), "what is there is kept");
+        cache.advance(inode(1), log(1).tail, rewritten);
+        assert_eq!(absent(), Some((rewritten, Known::Absent)), "the same in another log");
         cache.seed(inode(1), log(9));
         assert_eq!(
-            cache.basis(inode(1)).map(|l| l.tail.version()),
-            Some(2),
+            absent(),
+            Some((rewritten, Known::Absent)),
             "an older version never comes back"
         );
+        cache.restart(inode(1), log(9));
+        assert_eq!(absent(), Some((log(9), Known::Nothing)));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use crate::LocalClient;
 use crate::index::MapChange;
-use crate::names::{Child, NameChange};
+use crate::names::{Child, DirLog, NameChange};
 use polvo_cluster::RegionVerb;
 use polvo_format::{
     Entry, FormatError, Gpa, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage,
@@ -17,6 +17,12 @@ use polvo_proto::{FsError, InodeRef, LogCursor, Written};
 
 /// Most log pages fetched in one go: beyond, asking the primary costs less.
 const PAGES_MAX: u64 = 16;
+
+/// As many pages of a directory's log are pulled in one go.
+const PAGES_AT_ONCE: u64 = PAGES_MAX / 2;
+/// Entries of a directory's log that are pulled at any rate. More of them only where more names are known: all that are
+/// looked up again would have to be asked for otherwise.
+const ENTRIES_PULLED: u64 = PAGES_AT_ONCE * PAGE_UNITS;
 
 /// Consecutive units of a log.
 pub(crate) struct Units {
@@ -147,6 +153,8 @@ impl Units {
                     changes.push(NameChange::Set(name.into(), child));
                 }
                 Entry::DentryDel { name, .. } => changes.push(NameChange::Gone(name.into())),
+                // the directory was removed, which is not for its names to tell
+                Entry::Links { nlink: 0, .. } => return Err(Unusable),
                 _ => {}
             }
         }
@@ -179,6 +187,17 @@ pub(crate) fn growth(tail: Tail, units: u64) -> u64 {
     if units <= room { units } else { room + units }
 }
 
+/// Which log page a position lies in; those in the inode count as the first page's.
+fn page_of(position: u64) -> u64 {
+    position.saturating_sub(INLINE_UNITS) / PAGE_UNITS
+}
+
+/// Do the units right before two tails lie in one log page?
+pub(crate) fn is_one_page(one: Tail, other: Tail) -> bool {
+    let last = |tail: Tail| page_of(tail.units().saturating_sub(1));
+    last(one) == last(other)
+}
+
 /// Address of a unit that lies in the inode itself.
 fn inode_place(ino: Ino, position: u64) -> Option<(u64, Gpa)> {
     let at = ino.offset()?.0 + INODE_UNITS + position * LINE as u64;
@@ -194,7 +213,6 @@ impl LocalClient {
             return Ok(None);
         }
         let from_units = from.tail.units();
-        let page_of = |position: u64| position.saturating_sub(INLINE_UNITS) / PAGE_UNITS;
         let first = if from.page.0 == 0 {
             0
         } else {
@@ -274,6 +292,32 @@ impl LocalClient {
         } else {
             None
         })
+    }
+
+    /// Applies what a directory's log says from `log` to a later tail of the same version to the names that are known as of
+    /// `log`. False when that does not work, or is not worth it; the names may be known as of a later tail then, too.
+    pub(crate) async fn pull_names(&self, dir: InodeRef, mut log: DirLog, to: Tail) -> Result<bool, FsError> {
+        let names = &self.client.names;
+        let worth = ENTRIES_PULLED.max(names.known(dir) as u64);
+        let way = to.units().checked_sub(log.tail.units());
+        if to.version() != log.tail.version() || way.is_none_or(|units| units > worth) {
+            return Ok(false);
+        }
+        while log.tail.units() < to.units() {
+            // no entry crosses the end of a page, so that is a tail, too
+            let stop = INLINE_UNITS + (page_of(log.tail.units()) + PAGES_AT_ONCE) * PAGE_UNITS;
+            let stop = Tail::new(to.version(), to.units().min(stop));
+            let Some(units) = self.pull(dir.ino, log.into(), stop).await? else {
+                return Ok(false);
+            };
+            let Ok(changes) = units.name_changes() else {
+                return Ok(false);
+            };
+            let next = DirLog::from(units.cursor);
+            names.apply(dir, log.tail, changes, next);
+            log = next;
+        }
+        Ok(true)
     }
 
     /// A log page's header and, in the same batch, units of it.

@@ -103,6 +103,16 @@ impl Turn<'_> {
         }))
     }
 
+    pub async fn follow_log(&self, dir: InodeRef, known: Tail) -> Answer {
+        let sequel = self
+            .on(dir.ino.region(), |r| {
+                self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, EXECUTE))?;
+                r.log_sequel(dir, known)
+            })
+            .await?;
+        Ok(Reply::LogSequel(sequel))
+    }
+
     pub async fn get_attr(&self, ino: Ino, generation: Option<Generation>) -> Answer {
         let (attr, tail) = self.on(ino.region(), |r| r.attr(ino, generation)).await?;
         Ok(Reply::Attr { attr, tail })

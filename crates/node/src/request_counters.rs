@@ -64,6 +64,7 @@ kinds!(
     WriteFrom,
     Prepare,
     Conclude,
+    FollowLog,
 );
 
 /// Requests by kind.

@@ -231,6 +231,7 @@ impl Turn<'_> {
                 intents,
             } => self.prepare(txn, region, on_behalf, open, &intents).await,
             Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
+            Request::FollowLog { dir, known } => self.follow_log(dir, known).await,
         }
     }
 

@@ -136,7 +136,8 @@ impl Request {
             | Request::LockWaits
             | Request::Accessed { .. }
             | Request::Read { .. }
-            | Request::Conclude { .. } => false,
+            | Request::Conclude { .. }
+            | Request::FollowLog { .. } => false,
         }
     }
 }

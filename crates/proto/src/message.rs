@@ -150,6 +150,15 @@ pub struct LogCursor {
     pub page: RegionOffset,
 }
 
+/// How a directory's log goes on for somebody who knows it as of a tail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogSequel {
+    /// What is known.
+    pub known: LogCursor,
+    /// The log was rewritten since: where it ended, and the new log, which says the same up to there.
+    pub rewritten: Option<(Tail, LogCursor)>,
+}
+
 /// A file's mapping as of a tail.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileMap {
@@ -750,6 +759,13 @@ pub enum Request {
         /// put it in place; else give it up
         commit: bool,
     },
+    /// Asks how a directory's log goes on: it was rewritten, or where its pages lie is not known.
+    FollowLog {
+        /// directory
+        dir: InodeRef,
+        /// the log as the caller knows it
+        known: Tail,
+    },
 }
 
 /// Answers.
@@ -844,6 +860,8 @@ pub enum Reply {
     },
     /// To `Prepare`: one result an intent; a vote for the transaction.
     Prepared(Vec<Outcome>),
+    /// To `FollowLog`; `None`: what is known is of no use any more, as far as is remembered.
+    LogSequel(Option<LogSequel>),
 }
 
 /// Space and inodes of one node.

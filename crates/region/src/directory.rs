@@ -2,8 +2,8 @@
 //! with it for life, so that a listing goes on where it stopped whatever happened in between.
 
 use foldhash::{HashMap, HashSet};
-use polvo_format::{Entry, FileKind};
-use polvo_proto::InodeRef;
+use polvo_format::{Entry, FileKind, Tail};
+use polvo_proto::{InodeRef, LogCursor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,9 +22,30 @@ pub(crate) struct Directory {
     next_cookie: u64,
     subdirectories: u32,
     live_units: u64,
+    rewritten: Option<Rewritten>,
+}
+
+/// The last rewriting of a directory's log: both logs name the same.
+pub(crate) struct Rewritten {
+    /// End of the log before.
+    pub before: Tail,
+    /// Its pages, as far as nobody has used them again.
+    pub pages: Vec<u64>,
+    /// End of the log after.
+    pub after: LogCursor,
 }
 
 impl Directory {
+    /// The last rewriting of the log since the directory was loaded.
+    pub fn rewritten(&self) -> Option<&Rewritten> {
+        self.rewritten.as_ref()
+    }
+
+    /// The log was rewritten.
+    pub fn set_rewritten(&mut self, rewritten: Rewritten) {
+        self.rewritten = Some(rewritten);
+    }
+
     /// Entries.
     pub fn len(&self) -> usize {
         self.order.len()

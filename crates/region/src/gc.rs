@@ -3,9 +3,12 @@
 //! The new log (a checkpoint, then what is live) goes to fresh pages that nobody can see; one redo record swaps it in
 //! together with the units that lie in the inode. The old pages go to quarantine: a client that is just reading them
 //! notices that the version has changed. A log whose version cannot be raised any more is left as it is.
+//!
+//! A directory in DRAM remembers where its old log ended and its new one began: who knows names as of the old log goes on
+//! from there ([`Region::log_sequel`]).
 
 use crate::RegionError;
-use crate::directory::dentry_entry;
+use crate::directory::{Rewritten, dentry_entry};
 use crate::inode::{Body, Inode};
 use crate::log::{Layout, LogEnd};
 use crate::planted::{Planted, planted};
@@ -120,11 +123,20 @@ impl Region {
         self.store.retire_pages(&old_pages);
         self.store.log_resized(old_pages.len(), inode.pages.len());
         let store = &self.store;
+        let before = inode.tail;
         inode.change(layout.tail, |inode, index| {
             if let Some(index) = index.filter(|index| index.inline() > 0) {
                 index.move_inline(inline_places(store, inode, &layout.bytes));
             }
         });
+        let after = inode.cursor();
+        if let Body::Directory(directory) = &mut inode.body {
+            directory.set_rewritten(Rewritten {
+                before,
+                pages: old_pages,
+                after,
+            });
+        }
         Ok(looked_at)
     }
 }

@@ -3,7 +3,7 @@
 use crate::inode::{Body, Inode};
 use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, RegionOffset, Tail, UnitPlace};
-use polvo_proto::{DirEntry, Extent, FileMap, FsError, InodeRef, LogCursor, Placement};
+use polvo_proto::{DirEntry, Extent, FileMap, FsError, InodeRef, LogCursor, LogSequel, Placement};
 use std::sync::Arc;
 
 /// Most extents in one answer.
@@ -61,6 +61,26 @@ impl Region {
                 name: name.to_vec(),
             })
             .collect())
+    }
+
+    /// How the log of a directory goes on for somebody who knows it as of a tail; `None` when that is not remembered.
+    ///
+    /// # Errors
+    /// ENOTDIR.
+    pub fn log_sequel(&mut self, dir: InodeRef, known: Tail) -> Result<Option<LogSequel>, RegionError> {
+        let (_, inode) = self.inode(dir)?;
+        let reaches = |end: Tail| known.version() == end.version() && known.units() <= end.units();
+        Ok(match inode.directory_body()?.rewritten() {
+            _ if reaches(inode.tail) => Some(LogSequel {
+                known: cursor(&inode.pages, known),
+                rewritten: None,
+            }),
+            Some(rewritten) if reaches(rewritten.before) => Some(LogSequel {
+                known: cursor(&rewritten.pages, known),
+                rewritten: Some((rewritten.before, rewritten.after)),
+            }),
+            _ => None,
+        })
     }
 
     /// Parent of a directory (the root's is the root).
@@ -186,17 +206,22 @@ impl Inode {
 
     /// Where the log goes on.
     pub(crate) fn cursor(&self) -> LogCursor {
-        let page = match UnitPlace::of(self.tail.units()) {
-            UnitPlace::Inode(_) => 0,
-            UnitPlace::Page { page, .. } => {
-                let last = self.pages.get(page as usize).or(self.pages.last());
-                last.copied().unwrap_or(0)
-            }
-        };
-        debug_assert!(page == 0 || page >= INODE_SIZE as u64);
-        LogCursor {
-            tail: self.tail,
-            page: RegionOffset(page),
+        cursor(&self.pages, self.tail)
+    }
+}
+
+/// Where a log of these pages goes on after a tail that it has reached.
+fn cursor(pages: &[u64], tail: Tail) -> LogCursor {
+    let page = match UnitPlace::of(tail.units()) {
+        UnitPlace::Inode(_) => 0,
+        UnitPlace::Page { page, .. } => {
+            let last = pages.get(page as usize).or(pages.last());
+            last.copied().unwrap_or(0)
         }
+    };
+    debug_assert!(page == 0 || page >= INODE_SIZE as u64);
+    LogCursor {
+        tail,
+        page: RegionOffset(page),
     }
 }

@@ -1,7 +1,7 @@
 //! Behaviour of a region as a whole, where it is not covered by the model and the power cuts in `tests/`.
 
-use crate::RegionError;
 use crate::testing::*;
+use crate::{Region, RegionError};
 use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, PAGE, SessionId, Tail};
 use polvo_proto::*;
 
@@ -144,6 +144,61 @@ fn half_of_a_dispatch_is_no_damage() {
         assert!(again.attr(file.ino, None).is_err());
         assert_eq!(findings(&mut again), [""; 0], "round {round}");
     }
+}
+
+#[test]
+fn a_rewritten_directory_log_says_where_it_goes_on() {
+    let mut r = region(4);
+    let dir = make(&mut r, ROOT, b"dir", FileKind::Directory).unwrap();
+    let tail = |r: &mut Region| r.attr(dir.ino, None).unwrap().1;
+    let sequel = |r: &mut Region, known| r.log_sequel(dir, known).unwrap();
+    let fill = |r: &mut Region| {
+        for n in 0..300u32 {
+            let name = format!("name-{n}").into_bytes();
+            make(r, dir, &name, FileKind::Fifo).unwrap();
+            unlink(r, dir, &name).unwrap();
+        }
+    };
+    fill(&mut r);
+    let before = tail(&mut r);
+    let early = Tail::new(before.version(), 70);
+    let pages = [early, before].map(|known| {
+        let sequel = sequel(&mut r, known).unwrap();
+        assert_eq!((sequel.known.tail, sequel.rewritten), (known, None), "the same log");
+        sequel.known.page
+    });
+    assert_ne!(pages[0], pages[1]);
+    let unheard_of = Tail::new(before.version(), before.units() + 1);
+    assert_eq!(sequel(&mut r, unheard_of), None);
+
+    while r.collect_garbage(NOW) {}
+    let after = tail(&mut r);
+    assert_eq!(after.version(), before.version() + 1);
+    make(&mut r, dir, b"later", FileKind::Fifo).unwrap();
+    for (known, page) in [early, before].into_iter().zip(pages) {
+        let sequel = sequel(&mut r, known).unwrap();
+        assert_eq!(sequel.known, LogCursor { tail: known, page }, "as of the log before");
+        let rewritten = sequel.rewritten.unwrap();
+        assert_eq!((rewritten.0, rewritten.1.tail), (before, after));
+    }
+    assert_eq!(sequel(&mut r, unheard_of), None, "not in the old log either");
+    assert_eq!(sequel(&mut r, after).map(|s| s.rewritten), Some(None));
+    let (mut again, _) = recovered(&r);
+    assert_eq!(sequel(&mut again, before), None, "not remembered over a restart");
+    assert!(sequel(&mut again, after).is_some());
+
+    // only the last time is remembered, and not when the directory has left the cache
+    fill(&mut r);
+    while r.collect_garbage(NOW) {}
+    assert_eq!(sequel(&mut r, before), None);
+    assert!(sequel(&mut r, after).is_some());
+    r.cache.take(dir.ino.slot());
+    assert_eq!(sequel(&mut r, after), None);
+    let file = make(&mut r, dir, b"file", FileKind::File).unwrap();
+    assert!(matches!(
+        r.log_sequel(file, after),
+        Err(RegionError::Fs(FsError::NotDirectory))
+    ));
 }
 
 #[test]

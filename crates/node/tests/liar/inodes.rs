@@ -60,6 +60,10 @@ fn about_directory(s: &Scene, dir: InodeRef) -> Vec<Request> {
     vec![
         Request::Lookup { dir, name: name() },
         Request::ReadDir { dir, after: 0, max: 9 },
+        Request::FollowLog {
+            dir,
+            known: Tail(u64::MAX),
+        },
         Request::Create {
             dir,
             name: name(),
