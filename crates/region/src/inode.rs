@@ -11,13 +11,13 @@ use polvo_proto::{InodeRef, Placement};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is behind an inode of a kind.
+/// What is behind an inode of a kind. Small: a change takes it out and puts it back.
 pub(crate) enum Body {
     /// file, object, symbolic link (its target is its content)
     File(Arc<FileView>),
-    Directory(Directory),
+    Directory(Box<Directory>),
     /// directory of which recovery keeps no names; never in the cache
-    Counted(Tally),
+    Counted(Box<Tally>),
     /// pipe, socket, device
     Special,
 }
@@ -85,7 +85,7 @@ impl Inode {
             linkable: false,
             body: match kind {
                 FileKind::File | FileKind::Object | FileKind::Symlink => Body::File(Arc::default()),
-                FileKind::Directory => Body::Directory(Directory::default()),
+                FileKind::Directory => Body::Directory(Box::default()),
                 _ => Body::Special,
             },
             xattrs: BTreeMap::new(),

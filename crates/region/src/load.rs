@@ -2,7 +2,6 @@
 //! checked: every page says whose it is and which, so a chain of pages cannot loop or stray into another log.
 
 use crate::RegionError;
-use crate::directory::Tally;
 use crate::inode::{Body, Inode};
 use crate::store::{Store, UNIT};
 use polvo_format::{
@@ -89,7 +88,7 @@ impl Store {
         }
         let needed = UnitPlace::pages(units);
         if names == Names::Counted && needed > COUNTED_PAGES_MIN && kind == FileKind::Directory {
-            inode.body = Body::Counted(Tally::default());
+            inode.body = Body::Counted(Box::default());
         }
         inode.pages = match self.follow_pages(ino, head, needed) {
             Err(_) if whole == Whole::AsFarAsItGoes => self.follow_pages(ino, head, 0)?,
