@@ -1,7 +1,6 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
 use crate::access_times::AccessTimes;
-use crate::generations::Generations;
 use crate::holds::Holds;
 use crate::local::LocalClient;
 use crate::locks::Locks;
@@ -73,7 +72,6 @@ pub struct Client {
     pub(crate) locks: Locks,
     pub(crate) access_times: AccessTimes,
     pub(crate) stocks: Stocks,
-    pub(crate) generations: Generations,
     pub(crate) eager_bytes: AtomicU64,
     incarnations: Incarnations,
     pub(crate) stop: Stop,
@@ -167,7 +165,6 @@ impl Client {
             locks: Locks::default(),
             access_times: AccessTimes::default(),
             stocks: Stocks::default(),
-            generations: Generations::default(),
             eager_bytes: AtomicU64::new(0),
             incarnations: Incarnations::default(),
             stop: Stop::default(),

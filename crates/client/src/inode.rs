@@ -1,11 +1,11 @@
-//! Looking at inodes from afar: one one-sided read of 256 bytes shows attributes, tail and lock word.
+//! Looking at inodes from afar: one one-sided read of two lines shows attributes, tail and lock word.
 
 use crate::LocalClient;
 use crate::names::DirLog;
 use polvo_cluster::RegionVerb;
 use polvo_format::{
-    Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_SIZE, INODE_TAIL, Ino, InodeView,
-    PAGE_UNITS, RegionOffset, Tail,
+    Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_TAIL, INODE_VIEW_SIZE, Ino,
+    InodeView, PAGE_UNITS, RegionOffset, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Reply, Request};
 
@@ -15,10 +15,6 @@ const TORN_TRIES: u32 = 4;
 pub(crate) const STATE_SIZE: usize = 16;
 
 /// What one one-sided read of an inode showed.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly always the large one, and soon done with"
-)]
 pub(crate) enum Seen {
     /// It is well and nobody changes it.
     Inode(InodeView),
@@ -59,7 +55,7 @@ pub(crate) fn tail_at(ino: Ino) -> Option<Gpa> {
 }
 
 /// Judges the bytes of an inode.
-pub(crate) fn judge(bytes: &[u8; INODE_SIZE], ino: Ino) -> Seen {
+pub(crate) fn judge(bytes: &[u8; INODE_VIEW_SIZE], ino: Ino) -> Seen {
     match InodeView::decode(bytes, ino) {
         Ok(view) if view.lock == 0 => Seen::Inode(view),
         Err(FormatError::Torn) => Seen::Torn,
@@ -70,7 +66,7 @@ pub(crate) fn judge(bytes: &[u8; INODE_SIZE], ino: Ino) -> Seen {
     }
 }
 
-fn is_locked(bytes: &[u8; INODE_SIZE]) -> bool {
+fn is_locked(bytes: &[u8; INODE_VIEW_SIZE]) -> bool {
     bytes[INODE_LOCK as usize..][..8] != [0; 8]
 }
 
@@ -115,7 +111,7 @@ impl LocalClient {
         let Some(at) = inode_at(ino) else {
             return Ok(Seen::Nothing);
         };
-        let mut bytes = [0; INODE_SIZE];
+        let mut bytes = [0; INODE_VIEW_SIZE];
         match self
             .one_sided(ino.region(), &mut [RegionVerb::Read { at, into: &mut bytes }])
             .await
@@ -128,7 +124,7 @@ impl LocalClient {
 
     /// Reads inodes that one node serves, once, in one batch. Empty when they cannot be read.
     pub(crate) async fn see_many(&self, inodes: &[Ino]) -> Vec<Seen> {
-        let mut bytes = vec![[0; INODE_SIZE]; inodes.len()];
+        let mut bytes = vec![[0; INODE_VIEW_SIZE]; inodes.len()];
         let Some(first) = inodes.first() else { return Vec::new() };
         let mut ops = Vec::with_capacity(inodes.len());
         for (ino, into) in inodes.iter().zip(&mut bytes) {
@@ -178,12 +174,10 @@ impl LocalClient {
         Ok(current)
     }
 
-    /// Remembers the generation, and starts to cache a directory.
+    /// Starts to cache a directory.
     pub(crate) fn note(&self, current: &Current) {
-        let inode = current.inode();
-        self.client.generations.note(inode);
         if current.attr.kind == FileKind::Directory {
-            self.client.names.seed(inode, current.log);
+            self.client.names.seed(current.inode(), current.log);
         }
     }
 
@@ -218,7 +212,7 @@ mod tests {
     #[test]
     fn a_free_slot_that_a_transaction_has_locked_may_be_an_inode_already() {
         let ino = Ino(7);
-        let mut bytes = [0; INODE_SIZE];
+        let mut bytes = [0; INODE_VIEW_SIZE];
         assert!(matches!(judge(&bytes, ino), Seen::Nothing));
         bytes[INODE_LOCK as usize] = 1;
         assert!(

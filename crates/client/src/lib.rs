@@ -15,9 +15,9 @@
 #![forbid(unsafe_code)]
 
 mod access_times;
+mod cached_name;
 mod client;
 mod face;
-mod generations;
 mod holds;
 mod index;
 mod inode;

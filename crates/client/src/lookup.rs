@@ -4,7 +4,7 @@ use crate::LocalClient;
 use crate::inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
 use crate::names::{Child, DirLog, Known};
 use polvo_cluster::{RegionVerb, join_all};
-use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, NAME_MAX, NodeId, SYMLINK_MAX, Tail};
+use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, NodeId, SYMLINK_MAX, Tail};
 use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, Reply, Request};
 use std::collections::BTreeMap;
 
@@ -111,15 +111,12 @@ impl LocalClient {
         }
     }
 
-    /// The inode of a number (FUSE knows no generation): the one last seen by this client, else the one there now.
+    /// The inode that has a number now.
     ///
     /// # Errors
     /// [`FsError::NotFound`] when there is none.
     pub async fn resolve(&self, ino: Ino) -> Result<InodeRef, FsError> {
-        match self.client.generations.get(ino) {
-            Some(inode) => Ok(inode),
-            None => Ok(self.current(ino, None).await?.inode()),
-        }
+        Ok(self.current(ino, None).await?.inode())
     }
 
     async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Current, FsError> {
@@ -135,7 +132,7 @@ impl LocalClient {
             let child = match known {
                 Known::Nothing => break,
                 Known::Absent => None,
-                Known::Child(child) => Some(child.target),
+                Known::Child(child) => Some(child.target()),
             };
             let (validity, seen) = self.validate_with(dir, log, child.map(|c| c.ino)).await?;
             match validity {
@@ -189,7 +186,7 @@ impl LocalClient {
                 dir_tail,
                 attr,
             } = found;
-            self.enter_found(dir, basis, name, Child { target, kind }, dir_tail);
+            self.enter_found(dir, basis, name, Child::new(target, kind), dir_tail);
             let current = match attr {
                 Some((attr, tail)) => self.accept(Current::new(attr, tail), Some(target.generation)),
                 None => self.current(target.ino, Some(target.generation)).await,
@@ -236,7 +233,7 @@ impl LocalClient {
                 let (Some(at), Some(child_at)) = (tail_at(dir.ino), inode_at(child)) else {
                     return Err(FsError::Stale);
                 };
-                let (mut state, mut bytes) = ([0; STATE_SIZE], [0; INODE_SIZE]);
+                let (mut state, mut bytes) = ([0; STATE_SIZE], [0; INODE_VIEW_SIZE]);
                 let mut ops = [
                     RegionVerb::Read { at, into: &mut state },
                     RegionVerb::Read {
@@ -411,8 +408,7 @@ impl LocalClient {
     }
 
     async fn root(&self) -> Result<Current, FsError> {
-        let generation: Option<Generation> = self.client.generations.get(Ino::ROOT).map(|root| root.generation);
-        self.current(Ino::ROOT, generation).await
+        self.current(Ino::ROOT, None).await
     }
 }
 
@@ -513,7 +509,7 @@ mod tests {
     fn search_permission_is_that_of_the_class_that_applies() {
         let attr = |mode| Attr {
             ino: Ino(9),
-            generation: Generation(1),
+            generation: polvo_format::Generation(1),
             kind: FileKind::Directory,
             mode,
             nlink: 2,

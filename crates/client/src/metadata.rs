@@ -92,10 +92,7 @@ impl LocalClient {
             names.seed_empty(current.inode(), current.log);
         }
         self.note(&current);
-        let child = Child {
-            target: current.inode(),
-            kind,
-        };
+        let child = Child::new(current.inode(), kind);
         self.enter_found(dir, basis, name, child, made.dir_tail);
         if let Some(basis) = basis {
             self.advance_names(dir, basis, name, made.dir_tail).await;
@@ -196,11 +193,8 @@ impl LocalClient {
     /// An inode has lost a name, and may be dead: our hold must not keep it.
     fn bury(&self, victim: Option<Child>) {
         match victim {
-            Some(Child {
-                target,
-                kind: FileKind::Directory,
-            }) => self.client.names.forget(target),
-            Some(Child { target, .. }) => self.client.holds.doom(target),
+            Some(child) if child.kind == FileKind::Directory => self.client.names.forget(child.target()),
+            Some(child) => self.client.holds.doom(child.target()),
             None => {}
         }
     }
@@ -223,10 +217,7 @@ impl LocalClient {
             )
             .await?;
         if let Some(basis) = basis {
-            let child = Child {
-                target: inode,
-                kind: attr.kind,
-            };
+            let child = Child::new(inode, attr.kind);
             self.client.names.enter(dir, basis.tail, name, Some(child));
         }
         Ok(attr)
@@ -296,19 +287,8 @@ impl LocalClient {
         {
             let to = entries.last().map_or(u64::MAX, |last| last.cookie);
             let known = entries.iter().filter(|e| e.name.len() <= NAME_MAX);
-            let known = known.map(|e| {
-                (
-                    e.name.as_slice(),
-                    Child {
-                        target: e.target,
-                        kind: e.kind,
-                    },
-                )
-            });
+            let known = known.map(|e| (e.name.as_slice(), Child::new(e.target, e.kind)));
             self.client.names.enter_page(dir, basis.tail, after, to, known);
-        }
-        for entry in &entries {
-            self.client.generations.note(entry.target);
         }
         Ok(entries)
     }

@@ -11,24 +11,42 @@
 //! to the end of the old one, then those that the new one has got since). This is why negative answers and pages of a
 //! listing, which carry no tail, can be cached.
 
+use crate::cached_name::CachedName;
 use foldhash::HashMap;
 use parking_lot::RwLock;
-use polvo_format::{FileKind, Ino, RegionOffset, Tail};
+use polvo_format::{FileKind, Generation, Ino, RegionOffset, Tail};
 use polvo_proto::{InodeRef, LogCursor};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 8;
-/// Most names kept in all; beyond, the directories used longest ago are forgotten, in shards that have more than their
-/// share. (So there are less than twice as many, whichever shards they are in.)
-const NAMES_MAX: usize = 1 << 19;
+/// Most names kept in all: of one directory, as many as a hash table of 2^21 places (86 MB) has. Beyond, the directories used
+/// longest ago are forgotten, in shards that have more than their share. (So there are less than twice as many, whichever
+/// shards they are in.)
+const NAMES_MAX: usize = 7 << 18;
 
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Child {
-    /// Which inode.
-    pub(crate) target: InodeRef,
+    ino: Ino,
+    generation: Generation,
     /// Its type.
     pub(crate) kind: FileKind,
+}
+
+// a place of the table is one and a half lines where they are cut like this, and there are many
+const _: () = assert!(size_of::<(CachedName, Option<Child>)>() == 40);
+
+impl Child {
+    pub(crate) fn new(target: InodeRef, kind: FileKind) -> Child {
+        let InodeRef { ino, generation } = target;
+        Child { ino, generation, kind }
+    }
+
+    /// Which inode.
+    pub(crate) fn target(&self) -> InodeRef {
+        let (ino, generation) = (self.ino, self.generation);
+        InodeRef { ino, generation }
+    }
 }
 
 /// What the cache knows of a name.
@@ -43,12 +61,12 @@ pub(crate) enum Known {
 }
 
 /// One effect of a directory's log entry.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) enum NameChange {
     /// The name now stands for this.
-    Set(Box<[u8]>, Child),
+    Set(CachedName, Child),
     /// The name is gone.
-    Gone(Box<[u8]>),
+    Gone(CachedName),
 }
 
 /// The directory's log as of which its names are known.
@@ -80,7 +98,7 @@ impl From<DirLog> for LogCursor {
 
 struct DirNames {
     log: DirLog,
-    names: HashMap<Box<[u8]>, Option<Child>>,
+    names: HashMap<CachedName, Option<Child>>,
     /// All names up to this listing position are in `names`; `u64::MAX` when the listing was seen to its end.
     listed_to: u64,
     /// The shard's clock when it was last used.
@@ -201,7 +219,7 @@ impl NameCache {
     pub(crate) fn enter(&self, dir: InodeRef, basis: Tail, name: &[u8], child: Option<Child>) {
         self.change(dir, |shard| {
             if shard.at(dir, basis).is_some() {
-                shard.set(dir, name, child);
+                shard.set(dir, name.into(), child);
             }
         });
     }
@@ -221,8 +239,8 @@ impl NameCache {
             }
             for change in changes {
                 match change {
-                    NameChange::Set(name, child) => shard.set(dir, &name, Some(child)),
-                    NameChange::Gone(name) => shard.set(dir, &name, None),
+                    NameChange::Set(name, child) => shard.set(dir, name, Some(child)),
+                    NameChange::Gone(name) => shard.set(dir, name, None),
                 }
             }
             if let Some(names) = shard.dirs.get_mut(&dir) {
@@ -246,7 +264,7 @@ impl NameCache {
                 return;
             }
             for (name, child) in entries {
-                shard.set(dir, name, Some(child));
+                shard.set(dir, name.into(), Some(child));
             }
             if let Some(names) = shard.dirs.get_mut(&dir)
                 && after <= names.listed_to
@@ -277,14 +295,16 @@ impl Shard {
         self.dirs.get_mut(&dir).filter(|names| names.log.tail == basis)
     }
 
-    fn set(&mut self, dir: InodeRef, name: &[u8], child: Option<Child>) {
+    fn set(&mut self, dir: InodeRef, name: CachedName, child: Option<Child>) {
         let Some(names) = self.dirs.get_mut(&dir) else { return };
-        if let Some(known) = names.names.get_mut(name) {
-            *known = child;
-        } else if child.is_some() || names.listed_to != u64::MAX {
-            names.names.insert(name.into(), child);
-            self.names += 1;
+        self.names -= names.names.len();
+        // where all names are known, one that is not among them is absent
+        if child.is_some() || names.listed_to != u64::MAX {
+            names.names.insert(name, child);
+        } else {
+            names.names.remove(&name);
         }
+        self.names += names.names.len();
     }
 
     fn reset(&mut self, dir: InodeRef, log: DirLog) {
@@ -311,12 +331,15 @@ impl Shard {
             match oldest.map(|(dir, _)| *dir) {
                 Some(dir) => self.remove(dir),
                 None => {
-                    if let Some(names) = self.dirs.get_mut(&keep) {
-                        names.names = HashMap::default();
-                        names.listed_to = 0;
-                    }
-                    // the directory itself is all that is left in this shard
-                    self.names = 1;
+                    // it is all that is left in this shard, and keeps every second name
+                    let Some(names) = self.dirs.get_mut(&keep) else { return };
+                    let mut keeps = true;
+                    names.names.retain(|_, _| {
+                        keeps = !keeps;
+                        keeps
+                    });
+                    names.listed_to = 0;
+                    self.names = 1 + names.names.len();
                 }
             }
         }
@@ -343,10 +366,7 @@ mod tests {
     }
 
     fn child(n: u64) -> Child {
-        Child {
-            target: inode(n),
-            kind: FileKind::File,
-        }
+        Child::new(inode(n), FileKind::File)
     }
 
     fn log(units: u64) -> DirLog {
@@ -367,7 +387,12 @@ mod tests {
         assert_eq!(cache.find(inode(1), b"a"), Some((log(1), Known::Child(child(2)))));
         assert_eq!(cache.find(inode(1), b"b"), Some((log(1), Known::Absent)));
         assert_eq!(cache.find(inode(1), b"c"), Some((log(1), Known::Nothing)));
-        cache.apply(inode(1), log(1).tail, vec![NameChange::Gone(b"a"[..].into())], log(2));
+        cache.apply(
+            inode(1),
+            log(1).tail,
+            vec![NameChange::Gone((&b"a"[..]).into())],
+            log(2),
+        );
         cache.enter(inode(1), log(1).tail, b"a", Some(child(2)));
         assert_eq!(cache.find(inode(1), b"a"), Some((log(2), Known::Absent)));
     }
@@ -398,10 +423,15 @@ mod tests {
         cache.apply(
             inode(1),
             log(1).tail,
-            vec![NameChange::Set(b"z"[..].into(), child(4))],
+            vec![NameChange::Set((&b"z"[..]).into(), child(4))],
             log(2),
         );
         assert_eq!(cache.find(inode(1), b"z").map(|f| f.1), Some(Known::Child(child(4))));
+        let names = || cache.shard(inode(1)).read().names;
+        let with = names();
+        cache.enter(inode(1), log(2).tail, b"z", None);
+        assert_eq!(cache.find(inode(1), b"z").map(|f| f.1), Some(Known::Absent));
+        assert_eq!(names(), with - 1, "that takes no place");
     }
 
     #[test]
@@ -448,8 +478,11 @@ mod tests {
         for n in 0..1000u64 {
             cache.enter(inode(8), log(1).tail, &n.to_le_bytes(), Some(child(n)));
         }
-        let last = cache.find(inode(8), &5u64.to_le_bytes()).map(|f| f.1);
-        assert_eq!(last, Some(Known::Nothing), "what was cut is unknown, not absent");
+        let known = |n: u64| cache.find(inode(8), &n.to_le_bytes()).map(|f| f.1);
+        let kept = (0..1000).filter(|n| known(*n) == Some(Known::Child(child(*n)))).count();
+        assert!((49..100).contains(&kept), "{kept}");
+        let unknown = (0..1000).filter(|n| known(*n) == Some(Known::Nothing)).count();
+        assert_eq!(kept + unknown, 1000, "what was cut is unknown, not absent");
         assert!(cache.shards[0].read().names <= 100);
         assert_eq!(cache.names.load(Relaxed), cache.shards[0].read().names);
         cache.forget_where(|_| true);

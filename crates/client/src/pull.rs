@@ -143,14 +143,11 @@ impl Units {
                     kind,
                     ..
                 } => {
-                    let child = Child {
-                        target: InodeRef {
-                            ino: target,
-                            generation,
-                        },
-                        kind,
+                    let target = InodeRef {
+                        ino: target,
+                        generation,
                     };
-                    changes.push(NameChange::Set(name.into(), child));
+                    changes.push(NameChange::Set(name.into(), Child::new(target, kind)));
                 }
                 Entry::DentryDel { name, .. } => changes.push(NameChange::Gone(name.into())),
                 // the directory was removed, which is not for its names to tell

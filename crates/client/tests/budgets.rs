@@ -74,12 +74,12 @@ fn names_and_attributes() {
             "a directory of our own is known to its last name"
         );
         let (_, stat) = cost(&client, async || client.get_attr(inode(&made)).await.expect("stat")).await;
-        assert_eq!((stat.rpcs, stat.batches, stat.bytes), (0, 1, 256), "stat");
+        assert_eq!((stat.rpcs, stat.batches, stat.bytes), (0, 1, 128), "stat");
         let (opened, open) = cost(&client, async || client.open(inode(&made)).await.expect("open")).await;
         assert_eq!(open.rpcs, 1, "first open");
         drop(opened);
         let (opened, open) = cost(&client, async || client.open(inode(&made)).await.expect("open")).await;
-        assert_eq!((open.rpcs, open.batches, open.bytes), (0, 1, 256), "open again");
+        assert_eq!((open.rpcs, open.batches, open.bytes), (0, 1, 128), "open again");
         drop(opened);
         let (_, unlink) = cost(&client, async || client.unlink(dir, b"one").await.expect("unlink")).await;
         assert_eq!((unlink.rpcs, unlink.batches), (1, 0), "unlink");

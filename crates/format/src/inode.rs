@@ -5,7 +5,7 @@
 //! `stat` by one one-sided read, with a checksum over both, so that a torn read is noticed. Lines 2 and 3 are the first
 //! two units of the log, so that a small file needs no log page. Recovery believes identity and log, never line 1.
 
-use crate::{Attr, FileKind, FormatError, Generation, INODE_SIZE, Ino, LINE, RegionOffset, Tail, checksum};
+use crate::{Attr, FileKind, FormatError, Generation, Ino, LINE, RegionOffset, Tail, checksum};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -29,6 +29,8 @@ pub const INODE_LOCK: u64 = 56;
 pub const INODE_ATTRIBUTES: u64 = 64;
 /// Offset of log position 0.
 pub const INODE_UNITS: u64 = 128;
+/// Bytes of an inode that say all but what its log says: lines 0 and 1.
+pub const INODE_VIEW_SIZE: usize = INODE_UNITS as usize;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -261,22 +263,24 @@ pub struct InodeView {
     pub parent_generation: Generation,
     /// First log page; 0 while the log fits the inode.
     pub log_page: RegionOffset,
-    /// Log positions 0 and 1.
-    pub units: [[u8; LINE]; 2],
 }
 
 impl InodeView {
-    /// Reads the 256 bytes of the inode with number `ino`. [`FormatError::Free`] when the slot holds none;
+    /// Reads lines 0 and 1 (what follows is left alone) of the inode with number `ino`. [`FormatError::Free`] when the slot holds none;
     /// [`FormatError::Torn`] when it was read while it changed (read it again; when that does not help it is damaged).
-    pub fn decode(bytes: &[u8; INODE_SIZE], ino: Ino) -> Result<InodeView, FormatError> {
-        let (raw, _) = RawHead::read_from_prefix(bytes).expect("an inode is larger than its first line");
+    pub fn decode(bytes: &[u8], ino: Ino) -> Result<InodeView, FormatError> {
+        let bytes = bytes.first_chunk::<INODE_VIEW_SIZE>().ok_or(FormatError::Short {
+            structure: WHAT,
+            len: bytes.len(),
+            need: INODE_VIEW_SIZE,
+        })?;
+        let (raw, _) = RawHead::read_from_prefix(bytes).expect("two lines are more than the first one");
         let head = match InodeHead::from_raw(&raw, ino) {
             Err(FormatError::Checksum(_)) => return Err(FormatError::Torn),
             other => other?,
         };
         let kind = head.kind.ok_or(FormatError::Free)?;
-        let line = |n: usize| -> [u8; LINE] { bytes[n * LINE..(n + 1) * LINE].try_into().expect("a line is 64 bytes") };
-        let attributes = line(1);
+        let attributes = *bytes.last_chunk::<LINE>().expect("the second line");
         if head.attr_crc(&attributes) != raw.attr_crc.get() {
             return Err(FormatError::Torn);
         }
@@ -303,7 +307,6 @@ impl InodeView {
             parent: head.parent,
             parent_generation: head.parent_generation,
             log_page: head.log_page,
-            units: [line(2), line(3)],
         })
     }
 }
@@ -343,8 +346,8 @@ mod tests {
         (ino, head, attr)
     }
 
-    fn image(ino: Ino, head: &InodeHead, attr: &Attr, lock: u64) -> [u8; INODE_SIZE] {
-        let mut bytes = [0; INODE_SIZE];
+    fn image(ino: Ino, head: &InodeHead, attr: &Attr, lock: u64) -> [u8; INODE_VIEW_SIZE] {
+        let mut bytes = [0; INODE_VIEW_SIZE];
         let attributes = encode_attributes(attr);
         bytes[..INODE_HEAD_SIZE].copy_from_slice(&head.encode(ino, &attributes));
         bytes[INODE_LOCK as usize..64].copy_from_slice(&lock.to_le_bytes());
@@ -394,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_slot_of_zeros_is_free() {
-        assert_eq!(InodeHead::decode(&[0; 256], Ino(9)), Ok(InodeHead::UNUSED));
-        assert_eq!(InodeView::decode(&[0; 256], Ino(9)), Err(FormatError::Free));
+        assert_eq!(InodeHead::decode(&[0; INODE_VIEW_SIZE], Ino(9)), Ok(InodeHead::UNUSED));
+        assert_eq!(InodeView::decode(&[0; INODE_VIEW_SIZE], Ino(9)), Err(FormatError::Free));
     }
 }

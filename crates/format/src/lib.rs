@@ -22,8 +22,8 @@ pub use attr::{Attr, FileKind};
 pub use error::FormatError;
 pub use ids::{Epoch, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId};
 pub use inode::{
-    INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS, InodeHead,
-    InodeView, TAIL, encode_attributes,
+    INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS,
+    INODE_VIEW_SIZE, InodeHead, InodeView, TAIL, encode_attributes,
 };
 pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
