@@ -126,3 +126,41 @@ impl DurableMemory {
         start.elapsed().as_nanos() as f64 / ops as f64
     }
 }
+
+/// What look-ups in a directory read of memory: a hash table of names, and inodes.
+pub struct NamesAndInodes {
+    /// Places of as many bytes as a client's name cache has, each with the number of an inode in its first word.
+    names: Vec<[u64; 5]>,
+    inodes: Arc<Pmem>,
+    files: usize,
+}
+
+impl NamesAndInodes {
+    const INODE: u64 = 256;
+
+    /// For that many files, with the inodes in a file below `dir`.
+    pub fn new(dir: &Path, files: usize) -> Result<NamesAndInodes, BenchError> {
+        let path = dir.join("names-and-inodes");
+        let len = files as u64 * NamesAndInodes::INODE;
+        let inodes = Pmem::create(&path, len, None)?;
+        std::fs::remove_file(&path)?; // the mapping keeps it
+        inodes.zero_streaming(0, len);
+        let places = (files + files / 7).next_power_of_two();
+        let names = (0..places).map(|place| [(place % files) as u64, 0, 0, 0, 0]).collect();
+        Ok(NamesAndInodes { names, inodes, files })
+    }
+
+    /// `ns` for the memory that a look-up of a random name reads, without a decision: a place in the table, then the two lines
+    /// of the inode that it says. No look-up begins before the one before has ended.
+    pub fn look_up(&self, ops: usize) -> f64 {
+        let mut zero = 0;
+        let start = Instant::now();
+        for at in pages((self.files * PAGE) as u64, ops) {
+            let hash = (at / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let place = &self.names[(hash + zero) as usize & (self.names.len() - 1)];
+            let inode = place[0] * NamesAndInodes::INODE;
+            zero = place[4] + self.inodes.read_u64(inode) + self.inodes.read_u64(inode + 64);
+        }
+        start.elapsed().as_nanos() as f64 / ops as f64 + zero as f64
+    }
+}

@@ -116,6 +116,8 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
             client.write(file, place(n, args.file, 1 << 20), bytes).await?;
         }
         Operation::Lookup => {
+            // in no order, as programs do: neighbours in the log would come by themselves
+            let name = &names[(n as usize).wrapping_mul(7919) % names.len()];
             client.lookup(*root, name).await?;
         }
         Operation::Stat => {

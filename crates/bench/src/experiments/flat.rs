@@ -1,6 +1,7 @@
 //! What an operation costs must not depend on how much there is.
 
 use crate::BenchError;
+use crate::baseline::memory::NamesAndInodes;
 use crate::baseline::pages;
 use crate::cluster::{BenchNode, new_file, root, tick, used_bytes};
 use crate::crowd::touch;
@@ -139,15 +140,30 @@ fn directories(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Be
     let place = Place::new(context, "flat-directories", 3 * GIB / 2)?;
     let small = place.directory("small", few)?;
     let large = place.directory("large", many)?;
-    let [few_looks, many_looks, few_goings, many_goings] = in_turn(
+    let few_touched = NamesAndInodes::new(&place.dir, few)?;
+    let many_touched = NamesAndInodes::new(&place.dir, many)?;
+    let [
+        few_touches,
+        many_touches,
+        few_looks,
+        many_looks,
+        few_goings,
+        many_goings,
+    ] = in_turn(
         rounds,
         [
+            &mut || Ok(few_touched.look_up(ops)),
+            &mut || Ok(many_touched.look_up(ops)),
             &mut || lookups(&place, small, few, ops),
             &mut || lookups(&place, large, many, ops),
             &mut || comings_and_goings(&place, small, ops),
             &mut || comings_and_goings(&place, large, ops),
         ],
     )?;
+    let base = format!("memory touched by a lookup in a directory of {few} files");
+    found.figure(&base, Unit::Ns, &few_touches);
+    let name = format!("memory touched by a lookup in a directory of {many} files");
+    found.against(&name, Unit::Ns, &many_touches, &base, None);
     for (what, less, more) in [
         ("lookup", &few_looks, &many_looks),
         ("create and unlink", &few_goings, &many_goings),
