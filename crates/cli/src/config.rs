@@ -289,7 +289,7 @@ impl Config {
             Some(list) => source.addresses(list)?,
         };
         let poll = match &raw.node.poll_us {
-            None => Duration::ZERO,
+            None => polvo_fabric::serve_spin_limit(),
             Some(us) if *us.as_ref() <= POLL_MAX_US => Duration::from_micros(*us.as_ref()),
             Some(us) => return Err(source.problem(us, format!("must be 0 to {POLL_MAX_US} microseconds"))),
         };
@@ -515,7 +515,7 @@ mod tests {
                 "cluster.regions_per_node",
                 "must be",
             ),
-            ("# poll_us = 0", "poll_us = 1000001", "node.poll_us", "microseconds"),
+            ("# poll_us = 100", "poll_us = 1000001", "node.poll_us", "microseconds"),
             (
                 "# lease_ms = 30000",
                 "lease_ms = 0",

@@ -5,7 +5,6 @@ use crate::{Event, FabricError, Memory, Role, Verb};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Batches that may be under way on a queue pair; further ones wait.
 pub(crate) const MAX_OUTSTANDING: usize = 256;
@@ -282,8 +281,6 @@ pub(crate) struct Shared {
     pub(crate) counters: Cell<Counters>,
     /// Changes whenever anything moves between the peers.
     activity: Cell<u64>,
-    /// Until then the thread's poller looks at it.
-    pub(crate) polled_until: Cell<Option<Instant>>,
 }
 
 impl Shared {
@@ -299,7 +296,6 @@ impl Shared {
             closed: Cell::new(false),
             counters: Cell::default(),
             activity: Cell::new(0),
-            polled_until: Cell::new(None),
         }
     }
 

@@ -39,6 +39,8 @@ struct Thread {
     idle: RefCell<Vec<(u64, Waker)>>,
     next_number: Cell<u64>,
     polled: RefCell<Vec<Polled>>,
+    /// Until then all of them are looked at: as long as one of them is worth it, the others cost a load each.
+    polled_until: Cell<Option<Instant>>,
     /// Settled with the next look.
     unsettled: RefCell<Vec<Rc<dyn Provider>>>,
     /// Until then the kernel is asked again and again on behalf of queue pairs that sleep in it.
@@ -55,6 +57,7 @@ thread_local! {
             idle: RefCell::new(Vec::new()),
             next_number: Cell::new(0),
             polled: RefCell::new(Vec::new()),
+            polled_until: Cell::new(None),
             unsettled: RefCell::new(Vec::new()),
             awake: Cell::new(None),
             looks: Cell::new(0),
@@ -85,6 +88,11 @@ pub(crate) fn looks() -> u64 {
     THREAD.with(|thread| thread.looks.get())
 }
 
+/// Whether a poller of this thread looks again and again on behalf of somebody.
+pub(crate) fn is_at_work() -> bool {
+    THREAD.with(Thread::is_shared)
+}
+
 /// When the poller looked last, if it looks at this queue pair again and again.
 pub(crate) fn shared_since(provider: &Rc<dyn Provider>) -> Option<Instant> {
     THREAD.with(|thread| {
@@ -104,16 +112,16 @@ pub(crate) fn call(provider: &Rc<dyn Provider>) {
     });
 }
 
-/// Has the poller look at a queue pair until then, longer if that was said before. Where a look is a system call the queue
+/// Has the poller look at a queue pair until then, longer if that was said before of any. Where a look is a system call the queue
 /// pair has to be armed, and the poller keeps asking the kernel for all of those at once. To be used when the poller has come
 /// after a [`call`].
 pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
     THREAD.with(|thread| {
         if provider.looks() == Look::AtMemory {
-            let shared = provider.shared();
-            let before = shared.polled_until.replace(shared.polled_until.get().max(Some(until)));
-            if before.is_none() {
-                shared.hub.set_polled(true);
+            thread.polled_until.set(thread.polled_until.get().max(Some(until)));
+            let hub = &provider.shared().hub;
+            if !hub.is_polled() {
+                hub.set_polled(true);
                 thread.polled.borrow_mut().push(Polled {
                     news: None,
                     provider: provider.clone(),
@@ -130,7 +138,6 @@ pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
 /// Whoever waits on it has to see to itself from now on.
 fn leave_alone(provider: Rc<dyn Provider>) {
     let shared = provider.shared();
-    shared.polled_until.set(None);
     shared.hub.set_polled(false);
     shared.hub.wake_one();
 }
@@ -156,9 +163,10 @@ impl Thread {
             .drain(..)
             .for_each(|provider| provider.settle());
         let mut polled = self.polled.borrow_mut();
+        let is_over = self.polled_until.get() <= Some(now);
         let (mut moved, mut at) = (false, 0);
         while let Some(queue_pair) = polled.get_mut(at) {
-            if news_alone && !queue_pair.has_news() {
+            if news_alone && !is_over && !queue_pair.has_news() {
                 at += 1;
                 continue;
             }
@@ -169,7 +177,7 @@ impl Thread {
                 moved |= provider.progress() == Progress::More || shared.activity() != before;
             }
             provider.settle();
-            if shared.polled_until.get() <= Some(now) || shared.is_closed() {
+            if is_over || shared.is_closed() {
                 leave_alone(polled.swap_remove(at).provider);
                 moved = true;
             } else {

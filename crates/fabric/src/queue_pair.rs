@@ -94,7 +94,8 @@ impl QueuePair {
     /// The queue pair's events for a future that is polled by hand. Several may wait at once; each event goes to one of
     /// them.
     ///
-    /// Each wait begins with polling for at most `spin`, such as [`crate::spin_limit`] by who awaits an answer.
+    /// Each wait begins with polling for at most `spin`, such as [`crate::spin_limit`] by who awaits an answer, unless the one
+    /// before took longer.
     pub fn events(&self, spin: Duration) -> Events {
         Events {
             place: Place::new(self.provider.shared().hub.clone()),
@@ -192,7 +193,7 @@ impl Events {
                 if shared.any_event() {
                     shared.hub.wake_for_event();
                 }
-                self.spin = Spin::new(self.limit);
+                self.spin = self.spin.next_wait(self.limit);
                 return Poll::Ready(Some(event));
             }
             if shared.is_closed() {
@@ -208,7 +209,7 @@ impl Events {
             // one-sided operations of the peer show that it is busy as well as events do
             if self.activity != shared.activity() {
                 self.activity = shared.activity();
-                self.spin = Spin::new(self.limit);
+                self.spin.renew(self.limit);
             }
             match rest(&self.qp.provider, &mut self.spin, progress) {
                 Rest::Not => continue,
@@ -309,6 +310,8 @@ struct Execute<'a, 'v, 'b> {
     stage: Stage,
     place: Place<&'a Hub>,
     spin: Spin,
+    /// What has moved when the spinning began.
+    activity: u64,
     /// When the peer is given up, unless its activity is another one by then.
     timeout: Option<(Pin<Box<Sleep>>, u64)>,
 }
@@ -323,6 +326,7 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             stage: Stage::Unposted,
             place,
             spin: Spin::new(spin_limit()),
+            activity: qp.provider.shared().activity(),
             timeout: None,
         }
     }
@@ -382,6 +386,11 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             let progress = provider.progress();
             if let Poll::Ready(result) = self.look() {
                 return Poll::Ready(result);
+            }
+            // a long transfer is waited for as long as parts of it keep coming
+            if self.activity != shared.activity() {
+                self.activity = shared.activity();
+                self.spin.renew(spin_limit());
             }
             let rests = rest(&self.qp.provider, &mut self.spin, progress);
             match rests {

@@ -1,9 +1,10 @@
 //! How long a waiting future polls before it sleeps.
 //!
 //! Waking a thread costs more than most operations here take, so whoever waits for a completion polls for it first, for
-//! a bounded time and only where another core can do the work meanwhile. Servers that wait for requests do not spin, unless
-//! told to; then for a bounded time after each request, so that an idle one uses no CPU either. Where several wait on a
-//! thread, its poller looks for all of them.
+//! a bounded time and only where another core can do the work meanwhile. Servers that wait for requests do the same as long
+//! as it pays: while requests follow each other within that time. So a server of busy clients costs them no doorbells, and
+//! one that is asked now and then sleeps at once. (KVM polls for an idle processor's next interrupt by such a rule: Linux,
+//! Documentation/virt/kvm/halt-polling.rst.) Where several wait on a thread, its poller looks for all of them.
 
 use crate::poller;
 use std::cell::Cell;
@@ -12,10 +13,14 @@ use std::time::{Duration, Instant};
 
 const UNSET: u64 = u64::MAX;
 static LIMIT_NS: AtomicU64 = AtomicU64::new(UNSET);
-static SERVE_LIMIT_NS: AtomicU64 = AtomicU64::new(0);
+static SERVE_LIMIT_NS: AtomicU64 = AtomicU64::new(UNSET);
 
 /// Default where there is more than one core: about what a round trip to a sleeping peer takes.
 const DEFAULT: Duration = Duration::from_micros(50);
+
+/// Default for servers where there is more than one core: longer than a client takes between two requests of 1 MiB that it
+/// moves itself.
+const SERVE_DEFAULT: Duration = Duration::from_micros(100);
 
 /// For the waits of a thread, one after the other, before its other tasks get their turn. Were it counted anew for each wait, a
 /// task whose waits are all shorter would keep the thread, and what others have to post would not be under way meanwhile.
@@ -23,31 +28,39 @@ const TURN: Duration = Duration::from_micros(8);
 
 /// Sets, for the whole process, how long a future that waits for a completion polls before it sleeps; zero: not at all.
 pub fn set_spin_limit(limit: Duration) {
-    LIMIT_NS.store(limit.as_nanos().min(u128::from(UNSET - 1)) as u64, Ordering::Relaxed);
+    set(&LIMIT_NS, limit);
 }
 
 /// What [`set_spin_limit`] has set; 50 us by default, zero on a single core.
 pub fn spin_limit() -> Duration {
-    match LIMIT_NS.load(Ordering::Relaxed) {
+    get(&LIMIT_NS, DEFAULT)
+}
+
+/// Sets, for the whole process, how long a server polls for the next request, after one that came within that time; zero: not
+/// at all.
+pub fn set_serve_spin_limit(limit: Duration) {
+    set(&SERVE_LIMIT_NS, limit);
+}
+
+/// What [`set_serve_spin_limit`] has set; 100 us by default, zero on a single core.
+pub fn serve_spin_limit() -> Duration {
+    get(&SERVE_LIMIT_NS, SERVE_DEFAULT)
+}
+
+fn set(limit_ns: &AtomicU64, limit: Duration) {
+    limit_ns.store(limit.as_nanos().min(u128::from(UNSET - 1)) as u64, Ordering::Relaxed);
+}
+
+fn get(limit_ns: &AtomicU64, default: Duration) -> Duration {
+    match limit_ns.load(Ordering::Relaxed) {
         UNSET => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let limit = if cores > 1 { DEFAULT } else { Duration::ZERO };
-            set_spin_limit(limit);
+            let limit = if cores > 1 { default } else { Duration::ZERO };
+            set(limit_ns, limit);
             limit
         }
         ns => Duration::from_nanos(ns),
     }
-}
-
-/// Sets, for the whole process, how long a server polls for the next request after it has taken one; zero (the default):
-/// not at all. Pays on machines with cores to spare: a request then finds its server awake.
-pub fn set_serve_spin_limit(limit: Duration) {
-    SERVE_LIMIT_NS.store(limit.as_nanos().min(u128::from(UNSET)) as u64, Ordering::Relaxed);
-}
-
-/// What [`set_serve_spin_limit`] has set.
-pub fn serve_spin_limit() -> Duration {
-    Duration::from_nanos(SERVE_LIMIT_NS.load(Ordering::Relaxed))
 }
 
 /// Waits of this thread that would rather look again than sleep: how many, and how often all of them were over.
@@ -112,6 +125,8 @@ pub(crate) struct Spin {
 }
 
 enum State {
+    /// Told not to.
+    Off,
     Fresh {
         limit: Duration,
     },
@@ -124,7 +139,10 @@ enum State {
         #[allow(dead_code)] // held, not looked at
         counted: Counted,
     },
-    Over,
+    /// It sleeps; known once it was asked: when it began to wait.
+    Over {
+        began: Option<Instant>,
+    },
 }
 
 /// What to do after a look that found nothing.
@@ -145,17 +163,40 @@ impl Spin {
     /// A wait that spins for so long, if at all.
     pub(crate) fn new(limit: Duration) -> Spin {
         let state = if limit.is_zero() {
-            State::Over
+            State::Off
         } else {
             State::Fresh { limit }
         };
         Spin { state }
     }
 
+    /// The wait after this one, whose event has come: it spins if this one ended within that time, or if others of the thread
+    /// are looked after anyway.
+    pub(crate) fn next_wait(&self, limit: Duration) -> Spin {
+        match self.state {
+            State::Over { began: Some(began) } if !poller::is_at_work() && began.elapsed() > limit => Spin {
+                state: State::Over { began: None },
+            },
+            _ => Spin::new(limit),
+        }
+    }
+
+    /// Something has moved, though it is not what is waited for: that is worth polling for a while longer. Its turn ends as before.
+    pub(crate) fn renew(&mut self, limit: Duration) {
+        match &mut self.state {
+            State::Active { end, .. } => *end = None,
+            _ => *self = self.next_wait(limit),
+        }
+    }
+
     /// `shared_since`: when the poller looked last, if it looks for what is waited for.
     pub(crate) fn next(&mut self, shared_since: Option<Instant>) -> Next {
         match &mut self.state {
-            State::Over => Next::Sleep,
+            State::Off => Next::Sleep,
+            State::Over { began } => {
+                began.get_or_insert_with(Instant::now);
+                Next::Sleep
+            }
             State::Fresh { limit } => {
                 let counted = Counted::new();
                 let leaves = !Counted::is_alone() && poller::is_there();
@@ -180,7 +221,8 @@ impl Spin {
                 let now = Instant::now();
                 let end = *end.get_or_insert(now + *limit);
                 if now >= end {
-                    self.state = State::Over;
+                    let began = end.checked_sub(*limit);
+                    self.state = State::Over { began };
                     Next::Sleep
                 } else if called.is_some_and(|looks| looks != poller::looks()) {
                     Next::Share(end)
@@ -197,6 +239,38 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Or an idle server would use a core, or a busy one have a doorbell rung for each request.
+    #[test]
+    fn polling_goes_on_as_long_as_it_pays() {
+        const LIMIT: Duration = Duration::from_millis(200);
+        let spins = |spin: &mut Spin| !matches!(spin.next(None), Next::Sleep);
+        let ended = |ago| Spin {
+            state: State::Over {
+                began: Instant::now().checked_sub(ago),
+            },
+        };
+        assert!(
+            spins(&mut Spin::new(LIMIT).next_wait(LIMIT)),
+            "what came while it polled"
+        );
+        assert!(
+            spins(&mut ended(LIMIT / 20).next_wait(LIMIT)),
+            "what came soon after it slept"
+        );
+        let mut rare = ended(2 * LIMIT).next_wait(LIMIT);
+        assert!(!spins(&mut rare), "what came late");
+        assert!(spins(&mut rare.next_wait(LIMIT)), "what comes soon again");
+        assert!(!spins(&mut rare.next_wait(Duration::ZERO)), "who is told not to");
+        let mut renewed = Spin::new(LIMIT);
+        assert!(spins(&mut renewed));
+        let State::Active { end, .. } = &mut renewed.state else {
+            panic!("it was asked")
+        };
+        *end = Some(Instant::now());
+        renewed.renew(LIMIT);
+        assert!(spins(&mut renewed), "something has moved");
+    }
 
     #[test]
     fn a_turn_is_shared_by_all_waits_of_a_thread_and_ends() {
