@@ -22,7 +22,7 @@ const BUFFER: usize = 16 * 1024;
 
 /// Reads from here on are answered from where the bytes lie, bytes. Below, a copy is cheaper than what the reference costs:
 /// a call of its own into the kernel when another request follows.
-const ANSWER_BY_REFERENCE: usize = 16 * 1024;
+const ANSWER_BY_REFERENCE: usize = 32 * 1024;
 
 /// Frames and bytes handled in one round, so that one connection does not keep the thread for itself.
 const ROUND_FRAMES: usize = 128;
