@@ -135,13 +135,16 @@ pub struct Crowd<'a> {
     here: OnThread,
     members: Vec<Member>,
     file_len: u64,
+    /// What it took to write half a pool through a fresh mapping, where the clients have one.
+    pub entering: Option<Taken>,
 }
 
 /// A server that has answered its last request has gone to sleep.
 const CALM: Duration = Duration::from_millis(2);
 
 impl<'a> Crowd<'a> {
-    /// So many clients over `tcp` or `shm`, each with a file of `file_len` bytes.
+    /// So many clients over `tcp` or `shm`, each with a file of `file_len` bytes. Clients that store to the pool themselves have
+    /// done so all over it: a process's first store to a page is a fault, as it is for the node (see [`touch`]).
     pub fn new(
         node: &'a BenchNode,
         provider: &str,
@@ -175,12 +178,20 @@ impl<'a> Crowd<'a> {
                 buffer,
             });
         }
-        Ok(Crowd {
+        let mut crowd = Crowd {
             node,
             here,
             members,
             file_len,
-        })
+            entering: None,
+        };
+        if provider == "shm" && transfers == Transfers::Client {
+            let pool = node.node().pool().len() as usize / MIB;
+            let size = MIB.min(file_len as usize);
+            crowd.entering = Some(crowd.run(Access::Write, Bytes::Own, size, pool / 2)?);
+            crowd.run(Access::Write, Bytes::Own, size, pool * 3 / 2)?;
+        }
+        Ok(crowd)
     }
 
     /// Operations of `size` bytes at places that follow each other, all clients at a time; about `ops` in all.

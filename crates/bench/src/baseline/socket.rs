@@ -105,18 +105,19 @@ pub fn round_trip(request: usize, answer: usize, waits: Waits, ops: usize) -> Re
     Ok(took)
 }
 
-/// GB/s of 1 MiB messages, one at a time, over and over from and to the same 16 MiB: each is answered by a byte (as a
+/// GB/s of 1 MiB messages, one at a time, over and over from and to the same `len` bytes: each is answered by a byte (as a
 /// one-sided write is by its completion) or, with `reading`, asked for by one.
-pub fn stream(total: u64, reading: bool) -> Result<f64, BenchError> {
+pub fn stream(total: u64, len: u64, reading: bool) -> Result<f64, BenchError> {
     const MESSAGE: usize = 1 << 20;
-    const MEMORY: usize = 16 * MESSAGE;
+    let len = len as usize;
     let messages = (total as usize / MESSAGE).max(1);
     let (mut near, mut far) = connected(Waits::ClientSpins)?;
+    // all of it touched
+    let mut memory = vec![1u8; len];
     let server = std::thread::spawn(move || -> io::Result<()> {
         let _core = keep_to(SERVING);
-        let mut memory = vec![0u8; MEMORY];
         for message in 0..messages {
-            let at = message * MESSAGE % MEMORY;
+            let at = message * MESSAGE % len;
             let bytes = &mut memory[at..at + MESSAGE];
             if reading {
                 far.receive(&mut [0])?;
@@ -155,7 +156,7 @@ mod tests {
             assert!(round_trip(64, 4096, waits, 20).unwrap() > 0.0);
         }
         for reading in [false, true] {
-            assert!(stream(3 << 20, reading).unwrap() > 0.0);
+            assert!(stream(3 << 20, 2 << 20, reading).unwrap() > 0.0);
         }
     }
 }

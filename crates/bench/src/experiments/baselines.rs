@@ -63,7 +63,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     }
     for (name, reading) in [("writes", false), ("reads", true)] {
         timed(&format!("socket stream, 1 MiB {name}"), Unit::GbPerS, &mut || {
-            socket::stream(len, reading)
+            socket::stream(len, len, reading)
         })?;
     }
     timed("system call", Unit::Ns, &mut || Ok(files::system_call(ops)))?;

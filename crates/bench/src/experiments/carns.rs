@@ -204,7 +204,7 @@ fn bandwidth(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Benc
             let mut raw = Vec::new();
             for _ in 0..effort.rounds {
                 raw.push(match (provider, access) {
-                    ("tcp", access) => socket::stream(effort.file_len, access == Access::Read)?,
+                    ("tcp", access) => socket::stream(effort.file_len, FILE, access == Access::Read)?,
                     (_, Access::Read) => memory.copy_from_sequentially(),
                     (_, Access::Write) => durable.copy_to_sequentially(),
                 });

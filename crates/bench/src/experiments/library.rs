@@ -256,9 +256,9 @@ fn external(node: &BenchNode, effort: Effort, found: &mut Findings<'_>) -> Resul
         let [reads, read_stream, writes, write_stream] = in_turn(
             n,
             [
-                &mut || socket::stream(effort.file_len, true),
+                &mut || socket::stream(effort.file_len, effort.file_len, true),
                 &mut || stream(&client, &file, effort, false),
-                &mut || socket::stream(effort.file_len, false),
+                &mut || socket::stream(effort.file_len, effort.file_len, false),
                 &mut || stream(&client, &file, effort, true),
             ],
         )?;

@@ -252,9 +252,10 @@ fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     for (what, writing) in [("reads", false), ("writes", true)] {
         let [base, value] = in_turn(
             n,
-            [&mut || socket::stream(context.effort.file_len, !writing), &mut || {
-                peers.stream(context.effort, writing)
-            }],
+            [
+                &mut || socket::stream(context.effort.file_len, echo::MEMORY, !writing),
+                &mut || peers.stream(context.effort, writing),
+            ],
         )?;
         let (name, baseline) = (format!("tcp 1 MiB {what}"), format!("socket stream, 1 MiB {what}"));
         found.figure(&baseline, Unit::GbPerS, &base);
