@@ -13,7 +13,7 @@ const AWAKE: Duration = Duration::from_millis(5);
 /// How threads wait until this is dropped; then as before.
 #[must_use = "when it is dropped, threads wait as before"]
 pub struct Wakefulness {
-    serving: Duration,
+    serving: Option<Duration>,
     waiting: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Wakefulness {
             serving: serve_spin_limit(),
             waiting: spin_limit(),
         };
-        set_serve_spin_limit(serving);
+        set_serve_spin_limit(Some(serving));
         set_spin_limit(waiting);
         before
     }
@@ -63,12 +63,18 @@ mod tests {
         let before = (serve_spin_limit(), spin_limit());
         {
             let _crowded = Wakefulness::of(cores() + 1);
-            assert_eq!((serve_spin_limit(), spin_limit()), (Duration::ZERO, Duration::ZERO));
+            assert_eq!(
+                (serve_spin_limit(), spin_limit()),
+                (Some(Duration::ZERO), Duration::ZERO)
+            );
             {
                 let _enough = Wakefulness::of(cores());
-                assert_eq!(serve_spin_limit(), AWAKE);
+                assert_eq!(serve_spin_limit(), Some(AWAKE));
             }
-            assert_eq!((serve_spin_limit(), spin_limit()), (Duration::ZERO, Duration::ZERO));
+            assert_eq!(
+                (serve_spin_limit(), spin_limit()),
+                (Some(Duration::ZERO), Duration::ZERO)
+            );
         }
         assert_eq!((serve_spin_limit(), spin_limit()), before);
     }

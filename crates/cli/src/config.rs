@@ -114,8 +114,8 @@ pub struct Config {
     pub node: NodeId,
     /// Where to listen.
     pub listen: Vec<Address>,
-    /// How long to poll for the next request before sleeping.
-    pub poll: Duration,
+    /// How long to poll for the next request before sleeping; `None`: as it pays over each provider.
+    pub poll: Option<Duration>,
     /// Where to write the process id.
     pub pid_file: Option<PathBuf>,
     /// The pool.
@@ -289,8 +289,8 @@ impl Config {
             Some(list) => source.addresses(list)?,
         };
         let poll = match &raw.node.poll_us {
-            None => polvo_fabric::serve_spin_limit(),
-            Some(us) if *us.as_ref() <= POLL_MAX_US => Duration::from_micros(*us.as_ref()),
+            None => None,
+            Some(us) if *us.as_ref() <= POLL_MAX_US => Some(Duration::from_micros(*us.as_ref())),
             Some(us) => return Err(source.problem(us, format!("must be 0 to {POLL_MAX_US} microseconds"))),
         };
         let persistence = match &raw.pool.persistence {

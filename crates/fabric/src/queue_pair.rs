@@ -3,7 +3,7 @@
 use crate::completion::{Counters, OpId};
 use crate::poller;
 use crate::provider::{Completion, Look, Posted, Progress, Provider};
-use crate::spin::{Next, Spin, spin_limit};
+use crate::spin::{Next, Spin, serve_limit, spin_limit};
 use crate::waiters::{Hub, Place};
 use crate::{Event, FabricError, MAX_SEND, Role, Verb};
 use std::future::{Future, poll_fn};
@@ -89,6 +89,11 @@ impl QueuePair {
     pub async fn next_event(&self) -> Option<Event> {
         let mut events = self.events(Duration::ZERO);
         poll_fn(|cx| events.poll_next(cx)).await
+    }
+
+    /// As [`QueuePair::events`], for a server: polls as [`crate::set_serve_spin_limit`] says.
+    pub fn requests(&self) -> Events {
+        self.events(serve_limit(self.provider.looks()))
     }
 
     /// The queue pair's events for a future that is polled by hand. Several may wait at once; each event goes to one of

@@ -7,6 +7,7 @@
 //! Documentation/virt/kvm/halt-polling.rst.) Where several wait on a thread, its poller looks for all of them.
 
 use crate::poller;
+use crate::provider::Look;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ static SERVE_LIMIT_NS: AtomicU64 = AtomicU64::new(UNSET);
 /// Default where there is more than one core: about what a round trip to a sleeping peer takes.
 const DEFAULT: Duration = Duration::from_micros(50);
 
-/// Default for servers where there is more than one core: longer than a client takes between two requests of 1 MiB that it
-/// moves itself.
+/// Default for servers where there is more than one core and a look is a load: longer than a client takes between two
+/// requests for 1 MiB that it moves itself. Over sockets looks are system calls, which hold up those who send.
 const SERVE_DEFAULT: Duration = Duration::from_micros(100);
 
 /// For the waits of a thread, one after the other, before its other tasks get their turn. Were it counted anew for each wait, a
@@ -28,39 +29,46 @@ const TURN: Duration = Duration::from_micros(8);
 
 /// Sets, for the whole process, how long a future that waits for a completion polls before it sleeps; zero: not at all.
 pub fn set_spin_limit(limit: Duration) {
-    set(&LIMIT_NS, limit);
+    LIMIT_NS.store(known(limit), Ordering::Relaxed);
 }
 
 /// What [`set_spin_limit`] has set; 50 us by default, zero on a single core.
 pub fn spin_limit() -> Duration {
-    get(&LIMIT_NS, DEFAULT)
-}
-
-/// Sets, for the whole process, how long a server polls for the next request, after one that came within that time; zero: not
-/// at all.
-pub fn set_serve_spin_limit(limit: Duration) {
-    set(&SERVE_LIMIT_NS, limit);
-}
-
-/// What [`set_serve_spin_limit`] has set; 100 us by default, zero on a single core.
-pub fn serve_spin_limit() -> Duration {
-    get(&SERVE_LIMIT_NS, SERVE_DEFAULT)
-}
-
-fn set(limit_ns: &AtomicU64, limit: Duration) {
-    limit_ns.store(limit.as_nanos().min(u128::from(UNSET - 1)) as u64, Ordering::Relaxed);
-}
-
-fn get(limit_ns: &AtomicU64, default: Duration) -> Duration {
-    match limit_ns.load(Ordering::Relaxed) {
+    match LIMIT_NS.load(Ordering::Relaxed) {
         UNSET => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let limit = if cores > 1 { default } else { Duration::ZERO };
-            set(limit_ns, limit);
+            let limit = if cores > 1 { DEFAULT } else { Duration::ZERO };
+            set_spin_limit(limit);
             limit
         }
         ns => Duration::from_nanos(ns),
     }
+}
+
+/// Sets, for the whole process, how long a server polls for the next request, after one that came within that time; zero: not
+/// at all. `None`, as in the beginning: 100 us over `shm` where callers poll too, not at all over `tcp`.
+pub fn set_serve_spin_limit(limit: Option<Duration>) {
+    SERVE_LIMIT_NS.store(limit.map_or(UNSET, known), Ordering::Relaxed);
+}
+
+/// What [`set_serve_spin_limit`] has set.
+pub fn serve_spin_limit() -> Option<Duration> {
+    match SERVE_LIMIT_NS.load(Ordering::Relaxed) {
+        UNSET => None,
+        ns => Some(Duration::from_nanos(ns)),
+    }
+}
+
+/// How long a server polls whose looks are such.
+pub(crate) fn serve_limit(looks: Look) -> Duration {
+    serve_spin_limit().unwrap_or(match looks {
+        Look::AtMemory if !spin_limit().is_zero() => SERVE_DEFAULT,
+        _ => Duration::ZERO,
+    })
+}
+
+fn known(limit: Duration) -> u64 {
+    limit.as_nanos().min(u128::from(UNSET - 1)) as u64
 }
 
 /// Waits of this thread that would rather look again than sleep: how many, and how often all of them were over.

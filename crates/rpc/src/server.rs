@@ -4,9 +4,7 @@ use crate::RpcError;
 use crate::slot::{
     HEADER, Header, Immediate, MAX_REPLY, MAX_REQUEST, REPLY_STRIDE, REQUEST_STRIDE, SEPARATE, SLOTS, Setup,
 };
-use polvo_fabric::{
-    Access, Buffer, Event, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb, serve_spin_limit,
-};
+use polvo_fabric::{Access, Buffer, Event, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -127,7 +125,7 @@ where
         client,
         spare: RefCell::default(),
     });
-    let mut events = qp.events(serve_spin_limit());
+    let mut events = qp.requests();
     let mut burst = Burst::default();
     // where a handler that needs no waiting runs, again and again
     let mut place: Option<Pin<Box<F>>> = None;

@@ -4,7 +4,7 @@ use super::{Caller, Scheme};
 use crate::RpcError;
 use crate::client::{bounded, lost};
 use crate::slot::{HEADER, Header, MAX_REPLY, MAX_REQUEST, SLOTS};
-use polvo_fabric::{Event, Events, MAX_SEND, MemoryRegions, QueuePair, Verb, serve_spin_limit, spin_limit};
+use polvo_fabric::{Event, Events, MAX_SEND, MemoryRegions, QueuePair, Verb, spin_limit};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -174,7 +174,7 @@ where
     H: Fn(Vec<u8>) -> F,
     F: Future<Output = Vec<u8>>,
 {
-    let mut events = pair.events(serve_spin_limit());
+    let mut events = pair.requests();
     while let Some(event) = poll_fn(|cx| events.poll_next(cx)).await {
         let (number, request) = parse(event, MAX_REQUEST).map_err(|what| malformed(pair, what))?;
         let reply = handler(request).await;
