@@ -44,8 +44,7 @@ fn main() {
     for at in (0..image.len()).step_by(PAGE) {
         image.read(at, &mut page);
         for slot in page.chunks(INODE_SIZE) {
-            if slot[..LINE] != [0; LINE] && inodes < 20 && InodeView::decode(slot, root.ino).is_ok()
-            {
+            if slot[..LINE] != [0; LINE] && inodes < 20 && InodeView::decode(slot, root.ino).is_ok() {
                 keep("inode", &format!("slot-{inodes}"), slot);
                 keep("log_entries", &format!("units-{inodes}"), &slot[2 * LINE..]);
                 inodes += 1;
