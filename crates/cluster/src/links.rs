@@ -10,7 +10,7 @@ use polvo_proto::{
 };
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub struct Links {
     next_serial: Cell<u64>,
     /// In order, so that a simulated run repeats.
     peers: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
-    segments: RefCell<HashMap<RegionId, CachedSegments>>,
+    segments: RefCell<BTreeMap<RegionId, CachedSegments>>,
     counters: Arc<LinkCounters>,
 }
 

@@ -311,12 +311,12 @@ impl Node {
             return served.dispatch(txn, &part.writes, &part.locks).map(|()| Arrival::There);
         }
         if part.is_prepared() {
-            return two_phase::conclude(links, txn, part.region, true)
-                .await
-                .map(|()| Arrival::There);
+            let concluding = Box::pin(two_phase::conclude(links, txn, part.region, true));
+            return concluding.await.map(|()| Arrival::There);
         }
         if in_doubt {
-            return self.send_again(links, txn, part).await.map(|()| Arrival::There);
+            let again = Box::pin(self.send_again(links, txn, part));
+            return again.await.map(|()| Arrival::There);
         }
         let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
         let free = part.locks.iter().map(|at| (*at, FREE.as_slice()));

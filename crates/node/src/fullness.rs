@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use polvo_cluster::candidates;
 use polvo_format::{Ino, NodeId, RegionId};
 use polvo_proto::{ClusterMap, Placement, Usage};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this mean fill (a part of all pools) differences in bytes count for less: there is room everywhere.
@@ -29,7 +29,7 @@ impl Known {
 
 #[derive(Default)]
 struct Nodes {
-    known: HashMap<NodeId, Known>,
+    known: BTreeMap<NodeId, Known>,
     /// Sums over `known`.
     pool_bytes: u64,
     data_bytes: u64,

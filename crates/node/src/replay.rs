@@ -1,9 +1,11 @@
 //! Answers already given: a request that comes again (its answer was lost with a connection) is not done again.
 
+use foldhash::HashSet;
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// Answers remembered a session.
 const REMEMBERED: usize = 128;
@@ -11,26 +13,29 @@ const REMEMBERED: usize = 128;
 #[derive(Default)]
 struct Inner {
     done: VecDeque<(u64, Arc<[u8]>)>,
-    running: HashMap<u64, watch::Receiver<()>>,
+    /// The highest number of them; what is above it was not answered before.
+    newest: u64,
+    running: HashSet<u64>,
 }
 
 /// The changing requests of a session by their ids: those under way and the answers to the last ones.
 #[derive(Default)]
 pub(crate) struct Replay {
     inner: Mutex<Inner>,
+    /// Tells repetitions that a request has ended.
+    ended: Notify,
 }
 
 enum Begin {
     Done(Arc<[u8]>),
-    Running(watch::Receiver<()>),
-    Fresh(watch::Sender<()>),
+    Running,
+    Fresh,
 }
 
 /// A request under way. Dropped without an answer, it was never done.
 pub(crate) struct Running<'a> {
     replay: &'a Replay,
     request_id: u64,
-    _over: watch::Sender<()>,
 }
 
 impl Replay {
@@ -38,33 +43,32 @@ impl Replay {
     /// takes, which is bounded by what the request itself waits for).
     pub async fn begin(&self, request_id: u64) -> Result<Running<'_>, Arc<[u8]>> {
         loop {
+            // before looking, so that no end is missed in between
+            let mut ended = pin!(self.ended.notified());
             match self.look(request_id) {
                 Begin::Done(answer) => return Err(answer),
-                Begin::Fresh(over) => {
+                Begin::Fresh => {
                     return Ok(Running {
                         replay: self,
                         request_id,
-                        _over: over,
                     });
                 }
-                Begin::Running(mut over) => {
-                    let _gone = over.changed().await; // an error: the sender is gone, which is the signal
-                }
+                Begin::Running => ended.as_mut().await,
             }
         }
     }
 
     fn look(&self, request_id: u64) -> Begin {
         let mut inner = self.inner.lock();
-        if let Some((_, answer)) = inner.done.iter().rev().find(|(id, _)| *id == request_id) {
+        if request_id <= inner.newest
+            && let Some((_, answer)) = inner.done.iter().rev().find(|(id, _)| *id == request_id)
+        {
             return Begin::Done(answer.clone());
         }
-        if let Some(over) = inner.running.get(&request_id) {
-            return Begin::Running(over.clone());
+        match inner.running.insert(request_id) {
+            true => Begin::Fresh,
+            false => Begin::Running,
         }
-        let (sender, receiver) = watch::channel(());
-        inner.running.insert(request_id, receiver);
-        Begin::Fresh(sender)
     }
 }
 
@@ -75,6 +79,7 @@ impl Running<'_> {
         if inner.done.len() == REMEMBERED {
             inner.done.pop_front();
         }
+        inner.newest = inner.newest.max(self.request_id);
         inner.done.push_back((self.request_id, answer.into()));
     }
 }
@@ -82,6 +87,7 @@ impl Running<'_> {
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.replay.inner.lock().running.remove(&self.request_id);
+        self.replay.ended.notify_waiters();
     }
 }
 
@@ -112,6 +118,18 @@ mod tests {
         };
         let (again, ()) = tokio::join!(again, first_ends);
         assert_eq!(&*again.err().unwrap(), b"seven");
+    }
+
+    #[tokio::test]
+    async fn a_repetition_takes_over_what_is_given_up() {
+        let replay = Replay::default();
+        let first = replay.begin(7).await.ok().unwrap();
+        let first_is_dropped = async {
+            tokio::task::yield_now().await;
+            drop(first);
+        };
+        let (again, ()) = tokio::join!(replay.begin(7), first_is_dropped);
+        assert!(again.is_ok());
     }
 
     #[tokio::test]

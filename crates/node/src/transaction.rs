@@ -9,13 +9,13 @@ use crate::rename::RenameHold;
 use crate::served::Served;
 use crate::turn::Turn;
 use crate::two_phase::{self, Transactions};
+use foldhash::HashSet;
 use parking_lot::Mutex;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
 use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, Reply, Request, TxnState};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{RedoId, Region, RegionError, RemotePart};
-use std::collections::HashSet;
 
 /// How often a participant looks again at an inode that is held before it says so: whoever collects holds others.
 const COLLECT_LOOKS: u32 = 8;
@@ -28,16 +28,20 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub fn new(own: RegionId) -> Plan {
-        Plan {
-            parts: vec![(own, Vec::with_capacity(2))],
-        }
+        let mut parts = Vec::with_capacity(2);
+        parts.push((own, Vec::with_capacity(2)));
+        Plan { parts }
     }
 
-    /// Adds an intent, after those that the region has already.
+    /// Adds an intent, after those that the region has already. The others' parts are in order of region, in which they
+    /// are collected.
     pub fn want(&mut self, region: RegionId, intent: Intent) {
         match self.parts.iter_mut().find(|(r, _)| *r == region) {
             Some((_, intents)) => intents.push(intent),
-            None => self.parts.push((region, vec![intent])),
+            None => {
+                let at = 1 + self.parts[1..].partition_point(|(other, _)| *other < region);
+                self.parts.insert(at, (region, vec![intent]));
+            }
         }
     }
 }
@@ -169,8 +173,6 @@ pub(crate) async fn transact(
     if others.is_empty() {
         return local(turn, own, own_intents, open, hold).await;
     }
-    let mut others: Vec<&(RegionId, Vec<Intent>)> = others.iter().collect();
-    others.sort_unstable_by_key(|(region, _)| *region);
     let txn = turn.node.next_txn();
     let mut running = Some(turn.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(others.len());

@@ -892,10 +892,15 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
     }
 }
 
+fn encode(message: &impl Serialize) -> Vec<u8> {
+    // most fit, so that memory is asked for once
+    postcard::to_extend(message, Vec::with_capacity(512)).expect("messages hold nothing that postcard cannot encode")
+}
+
 impl Call {
     /// Bytes for the wire.
     pub fn encode(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("messages hold nothing that postcard cannot encode")
+        encode(self)
     }
 
     /// Parses bytes from the wire and checks all lengths against the limits of this crate.
@@ -908,7 +913,7 @@ impl Call {
 
 /// Bytes of an answer for the wire.
 pub fn encode_answer(answer: &Answer) -> Vec<u8> {
-    postcard::to_stdvec(answer).expect("messages hold nothing that postcard cannot encode")
+    encode(answer)
 }
 
 /// Parses an answer from the wire.

@@ -165,7 +165,7 @@ impl Parties {
         [&self.first, &self.far, &self.second]
     }
 
-    async fn take(&self, step: Step, lane: usize, n: usize) -> Result<(), FsError> {
+    async fn take(&self, step: Step, lane: usize, names: &Names) -> Result<(), FsError> {
         let Parties {
             first,
             far,
@@ -173,17 +173,41 @@ impl Parties {
             lanes,
         } = self;
         let Lane { here, there } = lanes[lane];
-        let (file, renamed, moved, dir) = (format!("f{n}"), format!("g{n}"), format!("h{n}"), format!("d{n}"));
+        let Names {
+            file,
+            renamed,
+            moved,
+            dir,
+        } = names;
         match step {
-            Step::Create => first.make(here, &file, FileKind::File).await.map(drop),
-            Step::Rename | Step::Replace => first.rename(here, &file, here, &renamed).await,
-            Step::Unlink => first.unlink(here, &renamed).await,
-            Step::Mkdir => first.make(here, &dir, FileKind::Directory).await.map(drop),
-            Step::Rmdir => first.rmdir(here, &dir).await,
-            Step::CreateThere => second.make(there, &file, FileKind::File).await.map(drop),
-            Step::RenameHere => first.rename(there, &file, here, &moved).await,
-            Step::UnlinkHere => first.unlink(here, &moved).await,
-            Step::CreateFar => far.make(here, &renamed, FileKind::File).await.map(drop),
+            Step::Create => first.make(here, file, FileKind::File).await.map(drop),
+            Step::Rename | Step::Replace => first.rename(here, file, here, renamed).await,
+            Step::Unlink => first.unlink(here, renamed).await,
+            Step::Mkdir => first.make(here, dir, FileKind::Directory).await.map(drop),
+            Step::Rmdir => first.rmdir(here, dir).await,
+            Step::CreateThere => second.make(there, file, FileKind::File).await.map(drop),
+            Step::RenameHere => first.rename(there, file, here, moved).await,
+            Step::UnlinkHere => first.unlink(here, moved).await,
+            Step::CreateFar => far.make(here, renamed, FileKind::File).await.map(drop),
+        }
+    }
+}
+
+/// What one turn of a lane calls its files, made up before the clock runs.
+struct Names {
+    file: String,
+    renamed: String,
+    moved: String,
+    dir: String,
+}
+
+impl Names {
+    fn new(n: usize) -> Names {
+        Names {
+            file: format!("f{n}"),
+            renamed: format!("g{n}"),
+            moved: format!("h{n}"),
+            dir: format!("d{n}"),
         }
     }
 }
@@ -234,15 +258,16 @@ impl Rig {
             }
         });
         let each = ops.div_ceil(under_way);
+        let names: Rc<[Names]> = (0..each).map(Names::new).collect();
         let mut rates = Vec::with_capacity(self.course.steps.len());
         for (step, _) in self.course.steps {
             let took = self.here.run(async {
                 let start = Instant::now();
                 let working = (0..under_way).map(|lane| {
-                    let (parties, step) = (self.parties.clone(), *step);
+                    let (parties, names, step) = (self.parties.clone(), names.clone(), *step);
                     tokio::task::spawn_local(async move {
-                        for n in 0..each {
-                            parties.take(step, lane, n).await?;
+                        for names in &*names {
+                            parties.take(step, lane, names).await?;
                         }
                         Ok::<_, FsError>(())
                     })
