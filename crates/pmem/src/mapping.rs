@@ -9,7 +9,7 @@ use crate::first_touch::FirstTouch;
 use crate::{Persistence, PmemError};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise};
 use std::fmt;
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -89,6 +89,9 @@ unsafe impl Sync for Mapping {}
 /// afterwards); where nothing has to be flushed they only pay for what is too big to be read again soon.
 const STREAMING_FROM_DURABLE: usize = 64;
 const STREAMING_FROM_VOLATILE: usize = 4096;
+
+/// Bytes that tmpfs gives at a time where it gives more than a page.
+const HUGE_PAGE: usize = 2 << 20;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
@@ -170,6 +173,7 @@ impl Mapping {
             .and_then(|()| rustix::fs::ftruncate(&shared, len))
             .map_err(|e| os(path, "set size", e))
             .and_then(|()| {
+                take_huge_pages(&shared, len);
                 // What could be had of the space is given back.
                 allocate(path, &shared, len).inspect_err(|_| {
                     let _ = rustix::fs::ftruncate(&shared, 0);
@@ -252,7 +256,7 @@ impl Mapping {
             mapping.first_touch = Some(FirstTouch::new(len));
             // Advice only: where the administrator lets tmpfs have huge pages, fewer faults and TLB misses.
             // SAFETY: exactly the range mapped above; the advice changes no contents.
-            let _ = unsafe { rustix::mm::madvise(base.cast(), len, rustix::mm::Advice::LinuxHugepage) };
+            let _ = unsafe { madvise(base.cast(), len, Advice::LinuxHugepage) };
         }
         tracing::debug!(path = %path.display(), len, medium = %found, persistence = %mapping.persistence, "pool mapped");
         Ok(mapping)
@@ -394,6 +398,43 @@ fn allocate(path: &Path, fd: &OwnedFd, len: u64) -> Result<(), PmemError> {
         }
     }
     Err(os(path, "allocate", Errno::INTR))
+}
+
+/// Takes a new pool's space in huge pages where tmpfs gives them to who asks for them (`huge=advise`): by a mapping, since
+/// with [`allocate`] there is nobody to ask, and what it has taken stays in small pages. That takes what is left, too: here
+/// nothing fails.
+fn take_huge_pages(fd: &OwnedFd, len: u64) {
+    let Ok(len) = usize::try_from(len) else { return };
+    if len < HUGE_PAGE || !gives_huge_pages(fd) {
+        return;
+    }
+    let Ok(base) = mmap(fd, len, MapFlags::SHARED) else {
+        return;
+    };
+    // SAFETY: exactly the range that was just mapped; the advice changes no contents.
+    let advised = unsafe { madvise(base.cast(), len, Advice::LinuxHugepage) };
+    let mut at = 0;
+    while advised.is_ok() && at + HUGE_PAGE <= len {
+        // SAFETY: within the range; entering pages changes no byte.
+        if unsafe { madvise(base.add(at).cast(), HUGE_PAGE, Advice::LinuxPopulateWrite) }.is_err() {
+            break;
+        }
+        at += HUGE_PAGE;
+    }
+    // SAFETY: our own mapping, to which nothing points any more.
+    let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
+}
+
+/// Is that a file of a tmpfs that is mounted with `huge=advise`?
+fn gives_huge_pages(fd: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(fd) else { return false };
+    let device = format!("{}:{}", rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|mount| {
+        let is_it = mount.split(' ').nth(2) == Some(&device);
+        let options = mount.rsplit(' ').next().unwrap_or_default();
+        is_it && mount.contains(" - tmpfs ") && options.split(',').any(|option| option == "huge=advise")
+    })
 }
 
 fn is_tmpfs(path: &Path, fd: &OwnedFd) -> Result<bool, PmemError> {

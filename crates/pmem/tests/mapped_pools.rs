@@ -4,7 +4,9 @@ use polvo_pmem::{Medium, Persistence, Pmem, PmemError};
 use proptest::prelude::*;
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -406,4 +408,68 @@ fn a_run_knows_of_mappings_given_out_by_earlier_ones() {
         let third = Pmem::open(&path, None).unwrap();
         assert!(!third.is_mapped_since_before(u64::from(u32::MAX)).unwrap());
     }
+}
+
+/// A tmpfs of its own.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    /// `None`: not allowed here, or the kernel has no huge pages.
+    fn new(options: &str) -> Option<Mounted> {
+        let dir = tmpfs();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(dir.path())
+            .status();
+        mounted.is_ok_and(|status| status.success()).then_some(Mounted(dir))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+/// KiB of a pool's mapping that are entered as huge pages.
+fn in_huge_pages(path: &Path) -> u64 {
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let of_pool = maps.split_once(path.to_str().unwrap()).unwrap().1;
+    let line = of_pool
+        .lines()
+        .find_map(|line| line.strip_prefix("ShmemPmdMapped:"))
+        .unwrap();
+    line.trim_end_matches("kB").trim().parse().unwrap()
+}
+
+#[test]
+fn a_new_pool_takes_huge_pages_where_they_are_given_to_who_asks() {
+    const LEN: u64 = (16 << 20) + 4096;
+    let Some(mounted) = Mounted::new("huge=advise,size=20m") else {
+        eprintln!("not tested: no tmpfs with huge pages can be mounted here");
+        return;
+    };
+    let path = mounted.0.path().join("pool");
+    let pool = Pmem::create(&path, LEN, None).unwrap();
+    assert!(
+        fs::metadata(&path).unwrap().blocks() * 512 >= LEN,
+        "all of its space is taken"
+    );
+    for at in (0..LEN).step_by(4096) {
+        pool.write_u64(at, at);
+    }
+    assert!(in_huge_pages(&path) >= 2048, "at least one");
+    drop(pool);
+    let pool = Pmem::open(&path, None).unwrap();
+    assert!((0..LEN).step_by(4096).all(|at| pool.read_u64(at) == at));
+    assert!(in_huge_pages(&path) >= 2048, "at least one");
+    drop(pool);
+
+    let too_long = Pmem::create(&path, 32 << 20, None);
+    assert!(matches!(too_long, Err(PmemError::NoSpace { .. })), "{too_long:?}");
+    assert_eq!(
+        fs::metadata(&path).unwrap().blocks(),
+        0,
+        "what could be had is given back"
+    );
 }
