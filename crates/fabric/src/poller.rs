@@ -9,17 +9,21 @@ use crate::provider::{Look, News, Progress, Provider};
 use crate::spin;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Within one poll, before others on the thread get their turn. The runtime asks the kernel every 61 turns or so.
+/// Within one poll, before others on the thread get their turn.
 const TURN: Duration = Duration::from_micros(2);
 
 /// Looks between two at all that can be known of each queue pair; the others are at their news alone, a word each, so that
 /// hundreds of idle connections cost next to nothing.
 const NEWS_LOOKS: u64 = 16;
+
+/// As long as a thread polls, the kernel is asked so often what has come for those who sleep in it. The runtime by itself asks
+/// after 61 turns, which is several times what a round trip to somebody who sleeps takes.
+const ASK: Duration = Duration::from_micros(16);
 
 struct Polled {
     news: Option<News>,
@@ -48,6 +52,8 @@ struct Thread {
     /// How often all queue pairs were looked at, and when last.
     looks: Cell<u64>,
     last_look: Cell<Option<Instant>>,
+    /// When somebody who polls had the kernel asked last.
+    asked: Cell<Option<Instant>>,
 }
 
 thread_local! {
@@ -62,6 +68,7 @@ thread_local! {
             awake: Cell::new(None),
             looks: Cell::new(0),
             last_look: Cell::new(None),
+            asked: Cell::new(None),
         }
     };
 }
@@ -133,6 +140,22 @@ pub(crate) fn share(provider: &Rc<dyn Provider>, until: Instant) {
         thread.unsettled.borrow_mut().push(provider.clone());
         thread.wake();
     });
+}
+
+/// Who polls lets the other tasks of the thread have their turn, and now and then the kernel: it is woken after that.
+pub(crate) fn let_others(cx: &mut Context<'_>, now: Instant) {
+    let is_due = THREAD.with(|thread| {
+        let is_due = thread.asked.get().is_none_or(|last| now - last >= ASK);
+        if is_due {
+            thread.asked.set(Some(now));
+        }
+        is_due
+    });
+    if is_due {
+        let _ = pin!(tokio::task::yield_now()).poll(cx);
+    } else {
+        cx.waker().wake_by_ref();
+    }
 }
 
 /// Whoever waits on it has to see to itself from now on.
@@ -218,9 +241,8 @@ impl Future for Poller {
                     idle.push((number, cx.waker().clone()));
                     return Poll::Pending;
                 }
-                // the runtime asks the kernel once the others had their turns
                 if moved || asks || now - start >= TURN {
-                    cx.waker().wake_by_ref();
+                    let_others(cx, now);
                     return Poll::Pending;
                 }
                 std::hint::spin_loop();
@@ -280,6 +302,41 @@ mod tests {
             drop((first, second, third));
             assert!(matches!(wait().next(None), Next::Look), "alone again");
         });
+    }
+
+    /// Or what comes for somebody who sleeps would wait for 61 turns of those who poll.
+    #[test]
+    fn who_polls_has_the_kernel_asked_now_and_then() {
+        use std::io::Write;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap();
+        let tasks = tokio::task::LocalSet::new();
+        let turns_until_woken = |apart: Duration| {
+            tasks.block_on(&runtime, async {
+                let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+                far.set_nonblocking(true).unwrap();
+                let far = tokio::net::UnixStream::from_std(far).unwrap();
+                let sleeper = tokio::task::spawn_local(async move { far.readable().await.unwrap() });
+                tokio::task::yield_now().await;
+                let (mut turns, mut now) = (0, Instant::now());
+                THREAD.with(|thread| thread.asked.set(Some(now)));
+                near.write_all(&[1]).unwrap();
+                let polls = std::future::poll_fn(move |cx| {
+                    if sleeper.is_finished() {
+                        return Poll::Ready(turns);
+                    }
+                    (turns, now) = (turns + 1, now + apart);
+                    let_others(cx, now);
+                    Poll::Pending
+                });
+                tokio::task::spawn_local(polls).await.unwrap()
+            })
+        };
+        assert!(turns_until_woken(ASK) <= 2);
+        assert!(turns_until_woken(ASK / 8) <= 10);
+        assert!(turns_until_woken(Duration::ZERO) > 20, "the runtime by itself");
     }
 
     /// Or every runtime of a thread would stay, with its descriptors, as long as the thread.

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 
 /// A batch that is not complete when nothing has moved between the peers for this time has lost its peer; the queue pair is
@@ -288,7 +288,7 @@ fn rest(provider: &Rc<dyn Provider>, spin: &mut Spin, progress: Progress) -> Res
 
 /// Lets the other tasks of the thread have their turn.
 fn let_others<T>(cx: &mut Context<'_>) -> Poll<T> {
-    cx.waker().wake_by_ref();
+    poller::let_others(cx, Instant::now());
     Poll::Pending
 }
 
