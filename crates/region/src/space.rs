@@ -144,14 +144,13 @@ impl Space {
 
     /// Takes any one unit.
     pub fn take_one(&mut self, class: SegmentClass) -> Option<Run> {
+        let cursor = self.classes[class_at(class)].cursor;
+        let at_cursor = self.segments.get(cursor as usize).and_then(Option::as_ref);
+        let is_open = at_cursor.is_some_and(|(of, bitmap)| *of == class && bitmap.free() > 0);
         let of_class = &mut self.classes[class_at(class)];
-        let segment = match of_class.open.contains(&of_class.cursor) {
-            true => of_class.cursor,
-            false => *of_class
-                .open
-                .range(of_class.cursor..)
-                .next()
-                .or(of_class.open.first())?,
+        let segment = match is_open {
+            true => cursor,
+            false => *of_class.open.range(cursor..).next().or(of_class.open.first())?,
         };
         of_class.cursor = segment;
         let start = self
@@ -359,11 +358,12 @@ impl Space {
 
     /// Bytes of pages that held nothing live until now are mapped.
     pub fn map_fresh(&mut self, offset: u64, len: u64) {
-        each_page(offset, len, |page, bytes| {
-            if bytes < PAGE_BYTES {
-                self.live.insert(page, bytes as u16);
+        let (head, tail) = parts_of_pages(offset, len);
+        for (at, bytes) in [(offset, head), (offset + len - tail, tail)] {
+            if bytes > 0 {
+                self.live.insert(at / PAGE_BYTES, bytes as u16);
             }
-        });
+        }
     }
 
     /// Bytes of pages that hold live bytes already are mapped in addition; false when that is more than a page has.
@@ -386,19 +386,13 @@ impl Space {
 
     /// Bytes are mapped no more: pages without a live byte go to quarantine.
     pub fn unmap(&mut self, offset: u64, len: u64) {
-        let (end, first_whole) = (offset + len, offset.next_multiple_of(PAGE_BYTES));
-        let end_whole = end - end % PAGE_BYTES;
-        if first_whole < end_whole {
-            self.unmap_part(offset, first_whole - offset);
-            let pages = (end_whole - first_whole) / PAGE_BYTES;
-            let run = self.page_run(first_whole, pages);
-            self.quarantine(run, false);
-            self.unmap_part(end_whole, end - end_whole);
-        } else {
-            each_page(offset, len, |page, bytes| {
-                self.unmap_part(page * PAGE_BYTES, bytes);
-            });
+        let (head, tail) = parts_of_pages(offset, len);
+        self.unmap_part(offset, head);
+        let whole = len - head - tail;
+        if whole > 0 {
+            self.quarantine(self.page_run(offset + head, whole / PAGE_BYTES), false);
         }
+        self.unmap_part(offset + len - tail, tail);
     }
 
     fn unmap_part(&mut self, offset: u64, bytes: u64) {
@@ -414,6 +408,13 @@ impl Space {
             self.live.insert(page, left as u16);
         }
     }
+}
+
+/// How many bytes at the beginning of a range, and how many at its end, lie in pages that it does not fill. What is between
+/// them is whole pages.
+fn parts_of_pages(offset: u64, len: u64) -> (u64, u64) {
+    let head = len.min(offset.next_multiple_of(PAGE_BYTES) - offset);
+    (head, (len - head) % PAGE_BYTES)
 }
 
 /// Calls with each page's number and how many bytes of the range lie in it.
@@ -480,6 +481,23 @@ mod tests {
             (s.quarantined(SegmentClass::Data), s.free(SegmentClass::Data)),
             (0, 1024)
         );
+    }
+
+    #[test]
+    fn only_the_ends_of_what_is_mapped_are_partly_live() {
+        let mut s = space();
+        let run = s.take_run(SegmentClass::Data, 8).unwrap();
+        let at = s.offset(run);
+        let live = |s: &Space| -> Vec<u16> { (0..4).map(|page| s.live_bytes(at / 4096 + page)).collect() };
+        s.map_fresh(at + 4000, 96 + 2 * 4096 + 5);
+        assert_eq!(live(&s), [96, 4096, 4096, 5]);
+        s.unmap(at + 4000, 96 + 2 * 4096 + 5);
+        assert_eq!((s.quarantined(SegmentClass::Data), s.live.len()), (4, 0));
+        for (skip, len) in [(0, 4096), (10, 20), (0, 7), (4095, 1), (4090, 10)] {
+            s.map_fresh(at + 4 * 4096 + skip, len);
+            s.unmap(at + 4 * 4096 + skip, len);
+            assert_eq!(s.live.len(), 0, "{skip}+{len}");
+        }
     }
 
     #[test]
