@@ -17,12 +17,13 @@
 //! assert_eq!(&found, b"octopus");
 //! ```
 //!
-//! Unsafe code: the mapping, copies into and out of it, the cache instructions, and the one for checksums. Everything that can
+//! Unsafe code: the mapping, copies into and out of it, the cache instructions, prefetches, and the one for checksums. Everything that can
 //! be reached from outside is safe, except the use of the pointer that [`Pmem::as_mut_ptr`] gives to the fabric's providers.
 
 mod checksum;
 mod copy;
 mod error;
+mod fetch;
 mod first_touch;
 mod life;
 mod mapping;
@@ -32,6 +33,7 @@ pub mod sim;
 
 pub use checksum::crc32c_append;
 pub use error::PmemError;
+pub use fetch::fetch;
 pub use mapping::Medium;
 pub use persistence::Persistence;
 pub use pool::Pmem;

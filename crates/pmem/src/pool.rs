@@ -1,5 +1,6 @@
 //! One pool, whatever it lies on.
 
+use crate::fetch::fetch_to_write;
 use crate::life;
 use crate::mapping::Mapping;
 use crate::sim::{CrashImage, SimMedium};
@@ -337,6 +338,16 @@ impl Pmem {
                 }
             }
             Backing::Sim(sim) => sim.zero_streaming(offset, len),
+        }
+    }
+
+    /// Has the line at `offset` fetched: it will be written soon, but not at once.
+    #[inline]
+    pub fn fetch_to_write(&self, offset: u64) {
+        self.check(offset, 1);
+        if let Backing::Mapped(m) = &self.backing {
+            // SAFETY: in range.
+            unsafe { fetch_to_write(m.base().add(offset as usize)) };
         }
     }
 

@@ -65,7 +65,7 @@ impl Region {
                 if size < inode.attr.size {
                     urgency = Urgency::Frees;
                 }
-                Entry::Truncate { size, time_ns: now_ns }.encode(false, &mut entries);
+                entries.push(Entry::Truncate { size, time_ns: now_ns });
             }
             let time = |t: Option<TimeChange>| {
                 t.map(|t| match t {
@@ -86,24 +86,23 @@ impl Region {
                 ..AttrChange::default()
             };
             if set.size.is_none() || change != only_size {
-                Entry::SetAttr(change).encode(false, &mut entries);
+                entries.push(Entry::SetAttr(change));
             }
             match xattr {
                 Some((name, Some(value))) => {
                     inode.has_room_for_xattr(name, value)?;
-                    Entry::SetXattr {
+                    entries.push(Entry::SetXattr {
                         name,
                         value,
                         time_ns: now_ns,
-                    }
-                    .encode(false, &mut entries);
+                    });
                 }
                 Some((name, None)) if inode.xattrs.contains_key(name) => {
-                    Entry::DelXattr { name, time_ns: now_ns }.encode(false, &mut entries);
+                    entries.push(Entry::DelXattr { name, time_ns: now_ns });
                 }
                 _ => {}
             }
-            store.append(inode, &entries, urgency)?;
+            store.append(inode, &entries, urgency, |_| ())?;
             Ok((inode.attr, inode.tail))
         })
     }
@@ -121,9 +120,7 @@ impl Region {
                     ctime_ns: attr.ctime_ns,
                     ..AttrChange::default()
                 };
-                let mut entries = Vec::new();
-                Entry::SetAttr(change).encode(false, &mut entries);
-                store.append(inode, &entries, Urgency::Normal)?;
+                store.append(inode, &[Entry::SetAttr(change)], Urgency::Normal, |_| ())?;
             }
             Ok(inode.tail)
         })
@@ -172,20 +169,17 @@ impl Region {
             if bytes.is_empty() {
                 return Ok(Stored { offset, before });
             }
-            let mut entries = std::mem::take(&mut store.entries);
-            entries.clear();
-            let placed = place_bytes(store, view, offset, size, bytes, now_ns, &mut entries);
-            let appended = placed.and_then(|placed| match store.append(inode, &entries, Urgency::Normal) {
-                Ok(()) => Ok(placed),
-                Err(e) => {
-                    if let Some((run, _, _)) = placed.fresh {
-                        store.space.give(run);
-                    }
-                    Err(e)
+            store.fetch_log_end(inode);
+            view.read().index.fetch(offset);
+            let placed = Placed::new(store, view, offset, size, bytes.len() as u64)?;
+            let (entries, n) = placed.entries(store, offset, bytes, now_ns);
+            let data = |store: &Store| placed.store(store, bytes);
+            if let Err(e) = store.append(inode, &entries[..n], Urgency::Normal, data) {
+                if let Some((run, _, _)) = placed.fresh {
+                    store.space.give(run);
                 }
-            });
-            store.entries = entries;
-            let placed = appended?;
+                return Err(e);
+            }
             if let Some((at, len)) = placed.filled {
                 assert!(
                     store.space.map_more(at, len),
@@ -223,19 +217,12 @@ impl Region {
             let inode = region.cache.get(store, slot)?;
             let before = inode.tail;
             let base = if append { inode.attr.size } else { 0 };
-            let mut entries = std::mem::take(&mut store.entries);
-            entries.clear();
-            let checked = check_runs(store, runs, base, now_ns, &mut entries);
-            let committed = checked.and_then(|()| {
-                sessions.consume(session, runs)?;
-                let appended = store.append(inode, &entries, Urgency::Normal);
-                if appended.is_err() {
-                    sessions.unconsume(session, runs);
-                }
-                appended
-            });
-            store.entries = entries;
-            committed?;
+            let entries = check_runs(store, runs, base, now_ns)?;
+            sessions.consume(session, runs)?;
+            if let Err(e) = store.append(inode, &entries, Urgency::Normal, |_| ()) {
+                sessions.unconsume(session, runs);
+                return Err(e);
+            }
             for run in runs {
                 store.space.map_fresh(run.gpa.offset().0, run.len);
             }
@@ -271,23 +258,21 @@ impl Region {
             };
             let mut entries = Vec::new();
             if hole {
-                Entry::Hole {
+                entries.push(Entry::Hole {
                     offset,
                     len,
                     time_ns: now_ns,
-                }
-                .encode(false, &mut entries);
+                });
             }
             if extend && end > inode.attr.size {
-                Entry::Truncate {
+                entries.push(Entry::Truncate {
                     size: end,
                     time_ns: now_ns,
-                }
-                .encode(false, &mut entries);
+                });
             }
             if !entries.is_empty() {
                 let urgency = if hole { Urgency::Frees } else { Urgency::Normal };
-                store.append(inode, &entries, urgency)?;
+                store.append(inode, &entries, urgency, |_| ())?;
             }
             Ok((inode.attr, inode.tail))
         })
@@ -307,8 +292,7 @@ impl Region {
     ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
-            let mut entries = Vec::new();
-            if name == PLACEMENT_XATTR {
+            let entry = if name == PLACEMENT_XATTR {
                 inode.directory_body()?;
                 let placement = match value {
                     b"hash" => Placement::Hash,
@@ -320,7 +304,6 @@ impl Region {
                     placement,
                     time_ns: now_ns,
                 }
-                .encode(false, &mut entries);
             } else {
                 check_xattr_name(name)?;
                 match (mode, inode.xattrs.contains_key(name)) {
@@ -334,9 +317,8 @@ impl Region {
                     value,
                     time_ns: now_ns,
                 }
-                .encode(false, &mut entries);
-            }
-            store.append(inode, &entries, Urgency::Normal)?;
+            };
+            store.append(inode, &[entry], Urgency::Normal, |_| ())?;
             Ok((inode.attr, inode.tail))
         })
     }
@@ -352,9 +334,8 @@ impl Region {
             if !inode.xattrs.contains_key(name) {
                 return Err(FsError::NoAttribute.into());
             }
-            let mut entries = Vec::new();
-            Entry::DelXattr { name, time_ns: now_ns }.encode(false, &mut entries);
-            store.append(inode, &entries, Urgency::Frees)?;
+            let entry = Entry::DelXattr { name, time_ns: now_ns };
+            store.append(inode, &[entry], Urgency::Frees, |_| ())?;
             Ok((inode.attr, inode.tail))
         })
     }
@@ -404,8 +385,7 @@ fn check_xattr_name(name: &[u8]) -> Result<(), RegionError> {
     Ok(())
 }
 
-/// Where the bytes of a small write went.
-#[derive(Default)]
+/// Where the bytes of a small write go: into the entry, or
 struct Placed {
     /// behind the last extent, in its page: region offset, bytes
     filled: Option<(u64, u64)>,
@@ -413,88 +393,72 @@ struct Placed {
     fresh: Option<(Run, u64, u64)>,
 }
 
-/// Stores a small write's bytes (streaming; the commit's first fence makes them durable) and makes the entries.
-fn place_bytes(
-    store: &mut Store,
-    view: &FileView,
-    offset: u64,
-    size: u64,
-    bytes: &[u8],
-    now_ns: i64,
-    entries: &mut Vec<u8>,
-) -> Result<Placed, RegionError> {
-    let len = bytes.len() as u64;
-    if offset != size && bytes.len() <= INLINE_MAX {
-        Entry::Inline {
-            offset,
-            bytes,
-            time_ns: now_ns,
+impl Placed {
+    /// Finds places for `len` bytes at an offset of a file of `size` bytes. Takes a page if need be.
+    fn new(store: &mut Store, view: &FileView, offset: u64, size: u64, len: u64) -> Result<Placed, RegionError> {
+        let (mut filled, mut fresh) = (None, None);
+        if offset != size && len <= INLINE_MAX as u64 {
+            return Ok(Placed { filled, fresh });
         }
-        .encode(false, entries);
-        return Ok(Placed::default());
+        // the place right behind the last extent, when the file ends there
+        let last = if offset == size { view.read().index.last() } else { None };
+        let behind = last.filter(|(at, e)| at + e.len == size && !e.inline);
+        let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
+        let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
+        let fill = room.min(len);
+        let rest = len - fill;
+        if rest > 0 {
+            let last_page = behind.map(|at| (at - 1) / PAGE_BYTES);
+            let run = match last_page.and_then(|page| store.space.take_after(page)) {
+                Some(run) => run,
+                None => store.take_data(1)?,
+            };
+            // at the same place in the page as in the file, if it fits there, so that later whole pages replace it whole
+            let in_page = (offset + fill) % PAGE_BYTES;
+            let in_page = if in_page + rest <= PAGE_BYTES { in_page } else { 0 };
+            fresh = Some((run, store.space.offset(run) + in_page, rest));
+        }
+        if fill > 0 {
+            filled = behind.map(|at| (at, fill));
+        }
+        Ok(Placed { filled, fresh })
     }
-    // the place right behind the last extent, when the file ends there
-    let last = if offset == size { view.read().index.last() } else { None };
-    let behind = last.filter(|(at, e)| at + e.len == size && !e.inline);
-    let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
-    let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
-    let fill = room.min(len);
-    let rest = len - fill;
-    let mut placed = Placed::default();
-    let mut fresh_at = None;
-    if rest > 0 {
-        let last_page = behind.map(|at| (at - 1) / PAGE_BYTES);
-        let run = match last_page.and_then(|page| store.space.take_after(page)) {
-            Some(run) => run,
-            None => store.take_data(1)?,
-        };
-        // at the same place in the page as in the file, if it fits there, so that later whole pages replace it whole
-        let in_page = (offset + fill) % PAGE_BYTES;
-        let in_page = if in_page + rest <= PAGE_BYTES { in_page } else { 0 };
-        let at = store.space.offset(run) + in_page;
-        store.write_data(at, &bytes[fill as usize..]);
-        placed.fresh = Some((run, at, rest));
-        fresh_at = Some(at);
-    }
-    let behind = behind.filter(|_| fill > 0);
-    if let Some(at) = behind {
-        store.write_data(at, &bytes[..fill as usize]);
-        placed.filled = Some((at, fill));
-    }
-    let shift = store.segment_shift();
-    let mut map = |offset, len, at| {
-        let gpa = store.gpa(at);
-        Entry::Write {
+
+    /// The entries of the write, and how many there are.
+    fn entries<'a>(&self, store: &Store, offset: u64, bytes: &'a [u8], time_ns: i64) -> ([Entry<'a>; 2], usize) {
+        let map = |offset, len, at| Entry::Write {
             offset,
             len,
-            gpa,
-            time_ns: now_ns,
-        }
-        .encode(false, entries);
-    };
-    match (behind, fresh_at) {
-        // neighbours, and in one segment
-        (Some(at), Some(fresh)) if at + fill == fresh && at >> shift == fresh >> shift => map(offset, len, at),
-        (behind, fresh) => {
-            if let Some(at) = behind {
-                map(offset, fill, at);
+            gpa: store.gpa(at),
+            time_ns,
+        };
+        let shift = store.segment_shift();
+        match (self.filled, self.fresh) {
+            (None, None) => ([Entry::Inline { offset, bytes, time_ns }, Entry::Pad], 1),
+            (Some((at, len)), None) | (None, Some((_, at, len))) => ([map(offset, len, at), Entry::Pad], 1),
+            // neighbours, and in one segment
+            (Some((at, fill)), Some((_, fresh, rest))) if at + fill == fresh && at >> shift == fresh >> shift => {
+                ([map(offset, fill + rest, at), Entry::Pad], 1)
             }
-            if let Some(at) = fresh {
-                map(offset + fill, rest, at);
-            }
+            (Some((at, fill)), Some((_, fresh, rest))) => ([map(offset, fill, at), map(offset + fill, rest, fresh)], 2),
         }
     }
-    Ok(placed)
+
+    /// Stores the bytes (streaming: the commit's first fence makes them durable).
+    fn store(&self, store: &Store, bytes: &[u8]) {
+        let (fill, rest) = bytes.split_at(self.filled.map_or(0, |(_, len)| len as usize));
+        if let Some((_, at, _)) = self.fresh {
+            store.write_data(at, rest);
+        }
+        if let Some((at, _)) = self.filled {
+            store.write_data(at, fill);
+        }
+    }
 }
 
 /// Checks what a commit's runs say about file and region, and makes the entries.
-fn check_runs(
-    store: &Store,
-    runs: &[WriteRun],
-    base: u64,
-    now_ns: i64,
-    entries: &mut Vec<u8>,
-) -> Result<(), RegionError> {
+fn check_runs(store: &Store, runs: &[WriteRun], base: u64, time_ns: i64) -> Result<Vec<Entry<'static>>, RegionError> {
+    let mut entries = Vec::with_capacity(runs.len());
     let mut file_end = 0;
     for run in runs {
         let end = run
@@ -512,15 +476,14 @@ fn check_runs(
                 run.len, run.gpa
             )));
         }
-        let entry = Entry::Write {
+        entries.push(Entry::Write {
             offset: base + run.offset,
             len: run.len,
             gpa: run.gpa,
-            time_ns: now_ns,
-        };
-        entry.encode(false, entries);
+            time_ns,
+        });
     }
-    Ok(())
+    Ok(entries)
 }
 
 /// The answer to a write: `before` is the tail before it.

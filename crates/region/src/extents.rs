@@ -4,6 +4,7 @@
 
 use crate::file_index::Mapped;
 use polvo_format::Gpa;
+use polvo_pmem::fetch;
 
 /// Most extents of a leaf.
 const LEAF_MAX: usize = 128;
@@ -74,19 +75,43 @@ impl Extents {
 
     /// The place of the first extent at or after an offset, or behind the last one of its leaf.
     pub fn find(&self, offset: u64) -> Place {
+        let (leaf, guess) = self.guess(offset);
+        Place {
+            leaf,
+            at: search_from(&self.leaves[leaf], guess, offset),
+        }
+    }
+
+    /// The place of the extent that covers an offset, or else as [`Self::find`].
+    pub fn find_covering(&self, offset: u64) -> Place {
+        let place = self.find(offset);
+        if self.at(place).is_some_and(|(at, _)| at == offset) {
+            return place;
+        }
+        let covers = |before: &Place| self.at(*before).is_some_and(|(at, e)| at + e.len > offset);
+        self.place_before(place).filter(covers).unwrap_or(place)
+    }
+
+    /// Has what [`Self::find`] reads first fetched, which is in no cache where there are many extents.
+    pub fn fetch(&self, offset: u64) {
+        let (leaf, guess) = self.guess(offset);
+        if let Some(slot) = self.leaves[leaf].get(guess) {
+            fetch(slot);
+        }
+    }
+
+    /// The leaf that an offset belongs into, and where in it an extent is likely to be that begins there.
+    fn guess(&self, offset: u64) -> (usize, usize) {
         let leaf = match self.starts.len() {
             1 => 0,
             _ => self.starts.partition_point(|start| *start <= offset) - 1,
         };
-        let slots = &self.leaves[leaf];
+        let len = self.leaves[leaf].len();
         let guess = match self.starts.get(leaf + 1) {
-            Some(next) => guess(slots.len(), offset - self.starts[leaf], next - self.starts[leaf]),
-            None => slots.len() / 2,
+            Some(next) => guess(len, offset - self.starts[leaf], next - self.starts[leaf]),
+            None => len / 2,
         };
-        Place {
-            leaf,
-            at: search_from(slots, guess, offset),
-        }
+        (leaf, guess)
     }
 
     /// The extent at a place; `None` behind the last one.

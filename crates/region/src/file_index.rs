@@ -47,9 +47,12 @@ impl FileIndex {
 
     /// Extents from the one that covers `offset` (or is the next after it) on; the first is not cut.
     pub fn from(&self, offset: u64) -> impl Iterator<Item = (u64, Mapped)> + '_ {
-        let place = self.extents.find(offset);
-        let covering = self.extents.before(place).filter(|(at, e)| *at + e.len > offset);
-        covering.into_iter().chain(self.extents.iter_from(place))
+        self.extents.iter_from(self.extents.find_covering(offset))
+    }
+
+    /// To be called some time before extents at an offset are looked up or changed.
+    pub fn fetch(&self, offset: u64) {
+        self.extents.fetch(offset);
     }
 
     /// The last extent.

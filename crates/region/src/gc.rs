@@ -10,14 +10,14 @@
 use crate::RegionError;
 use crate::directory::{Rewritten, dentry_entry};
 use crate::inode::{Body, Inode};
-use crate::log::{Layout, LogEnd};
+use crate::log::{Layout, LogEnd, read_back};
 use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX, raised};
 use crate::store::{Store, Urgency};
 use crate::writes::Writes;
 use polvo_format::{
-    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, LogEntries, Record, RegionOffset,
-    TxnId, encode_attributes,
+    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, Record, RegionOffset, TxnId,
+    encode_attributes,
 };
 use polvo_proto::SegmentClass;
 
@@ -214,6 +214,5 @@ fn inline_places(store: &Store, inode: &Inode, units: &[u8]) -> Vec<Gpa> {
         Entry::Inline { .. } => Some(store.gpa(inode.unit_offset(record.position) + Record::INLINE_BYTES)),
         _ => None,
     };
-    let records = LogEntries::unsealed(0, units).map(|r| r.expect("entries were made by this crate"));
-    records.filter_map(inline).collect()
+    read_back(0, units).filter_map(inline).collect()
 }

@@ -5,7 +5,7 @@ use crate::directory::{Dentry, Directory, Tally};
 use crate::file_index::{FileIndex, Mapped};
 use crate::file_view::FileView;
 use polvo_format::{
-    Attr, Entry, FileKind, Gpa, INODE_SIZE, Ino, InodeHead, LogEntries, Record, RegionId, RegionOffset, Tail, UnitPlace,
+    Attr, Entry, FileKind, Gpa, INODE_SIZE, Ino, InodeHead, Record, RegionId, RegionOffset, Tail, UnitPlace,
 };
 use polvo_proto::{InodeRef, Placement};
 use std::collections::BTreeMap;
@@ -147,24 +147,20 @@ impl Inode {
         unit_offset(self.slot, &self.pages, position)
     }
 
-    /// Applies whole entries that lie behind the tail (their checksums are right or were just made) and moves it to `tail`.
-    /// What they hide of the file's mapping is appended to `hidden`. `before_seen` is done before readers of the mapping see
+    /// Applies the entries that lie behind the tail and moves it to `tail`. What they hide of the file's mapping is appended to `hidden`. `before_seen` is done before readers of the mapping see
     /// the change.
-    pub fn apply_all(
+    pub fn apply_all<'a>(
         &mut self,
         region: RegionId,
         shift: u32,
         tail: Tail,
-        units: &[u8],
+        records: impl Iterator<Item = Record<'a>>,
         hidden: &mut Vec<Mapped>,
         before_seen: impl FnOnce(),
-    ) -> Result<(), String> {
-        let start = self.tail.units();
+    ) -> Result<(), &'static str> {
         self.change(tail, |inode, mut index| {
-            for record in LogEntries::unsealed(start, units) {
-                let record = record.map_err(|e| e.to_string())?;
-                let applied = inode.apply(region, shift, &record, index.as_deref_mut(), hidden);
-                applied.map_err(str::to_string)?;
+            for record in records {
+                inode.apply(region, shift, &record, index.as_deref_mut(), hidden)?;
             }
             before_seen();
             Ok(())

@@ -12,7 +12,7 @@ use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
     Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
-    LOG_PAGE_NEXT, LogPage, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
+    LOG_PAGE_NEXT, LogEntries, LogPage, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
 };
 use polvo_pmem::Pmem;
 use std::ops::Range;
@@ -69,6 +69,26 @@ impl Layout {
         };
         Some((link, *self.new_pages.first()?))
     }
+}
+
+/// Entries at the places that [`Store::lay_out`] gives them behind a position: none crosses the end of a page.
+fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>]) -> impl Iterator<Item = Record<'a>> {
+    entries.iter().map(move |entry| {
+        let (units, room) = (entry.units(), UnitPlace::room(position));
+        let at = if units > room { position + room } else { position };
+        position = at + units;
+        Record {
+            position: at,
+            units,
+            checkpoint: false,
+            entry: *entry,
+        }
+    })
+}
+
+/// Entries that this crate has made, read back.
+pub(crate) fn read_back(position: u64, units: &[u8]) -> impl Iterator<Item = Record<'_>> {
+    LogEntries::unsealed(position, units).map(|record| record.expect("entries were made by this crate"))
 }
 
 impl Store {
@@ -137,26 +157,44 @@ impl Store {
         Ok(())
     }
 
-    /// Appends whole unsealed entries to an inode's log and moves its tail: durable on return, in DRAM and on the
-    /// media. On error (no space for a log page) nothing changed. Data that the entries map was written streaming or
-    /// flushed before.
-    pub fn append(&mut self, inode: &mut Inode, entries: &[u8], urgency: Urgency) -> Result<(), RegionError> {
-        let mut layout = std::mem::take(&mut self.layout);
+    /// Appends entries to an inode's log and moves its tail: durable on return, in DRAM and on the media. On error (no space
+    /// for a log page) nothing changed. `data` stores what the entries map, streaming or with flushes, once nothing can fail
+    /// any more.
+    pub fn append(
+        &mut self,
+        inode: &mut Inode,
+        entries: &[Entry],
+        urgency: Urgency,
+        data: impl FnOnce(&Store),
+    ) -> Result<(), RegionError> {
+        let (mut layout, mut units) = (std::mem::take(&mut self.layout), std::mem::take(&mut self.entries));
+        units.clear();
+        entries.iter().for_each(|entry| entry.encode(false, &mut units));
         let end = LogEnd {
             ino: inode.attr.ino,
             tail: inode.tail,
             pages: &inode.pages,
         };
-        let laid_out = self.lay_out(end, entries, urgency, &mut layout);
+        let laid_out = self.lay_out(end, &units, urgency, &mut layout);
         if laid_out.is_ok() {
-            self.commit(inode, &layout);
+            data(self);
+            self.commit(inode, &layout, at_places(inode.tail.units(), entries));
         }
-        self.layout = layout;
+        (self.layout, self.entries) = (layout, units);
         laid_out
     }
 
-    /// Writes what [`Self::lay_out`] has laid out behind this inode's tail, and moves the tail.
-    pub fn commit(&mut self, inode: &mut Inode, layout: &Layout) {
+    /// To be called some time before an inode's log is appended to.
+    pub fn fetch_log_end(&self, inode: &Inode) {
+        if let UnitPlace::Page { page, at } = UnitPlace::of(inode.tail.units())
+            && let Some(offset) = inode.pages.get(page as usize)
+        {
+            self.pmem.fetch_to_write(self.at(offset + at));
+        }
+    }
+
+    /// Writes what [`Self::lay_out`] has laid out behind this inode's tail, and moves the tail. `records`: the same entries.
+    pub fn commit<'a>(&mut self, inode: &mut Inode, layout: &Layout, records: impl Iterator<Item = Record<'a>>) {
         let end = LogEnd {
             ino: inode.attr.ino,
             tail: inode.tail,
@@ -179,7 +217,7 @@ impl Store {
         }
         // what is on its way is waited for no sooner than it has to be there: when others may see the mapping
         let mut hidden = std::mem::take(&mut self.hidden);
-        self.take_over(inode, layout, &mut hidden, |pmem| {
+        self.take_over(inode, layout, records, &mut hidden, |pmem| {
             if !planted(Planted::NoFenceBeforeTail) {
                 pmem.fence();
             }
@@ -202,30 +240,31 @@ impl Store {
     }
 
     /// The DRAM side of a commit; `before_seen` as in [`Inode::apply_all`].
-    pub fn take_over(
+    pub fn take_over<'a>(
         &mut self,
         inode: &mut Inode,
         layout: &Layout,
+        records: impl Iterator<Item = Record<'a>>,
         hidden: &mut Vec<Mapped>,
         before_seen: impl FnOnce(&Pmem),
     ) {
         self.log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
         inode.pages.extend_from_slice(&layout.new_pages);
-        self.apply(inode, &layout.bytes, layout.tail, hidden, before_seen);
+        self.apply(inode, records, layout.tail, hidden, before_seen);
     }
 
-    /// Applies sealed units behind the tail to the inode in DRAM; `before_seen` as in [`Inode::apply_all`].
-    pub fn apply(
+    /// Applies entries behind the tail to the inode in DRAM; `before_seen` as in [`Inode::apply_all`].
+    pub fn apply<'a>(
         &mut self,
         inode: &mut Inode,
-        units: &[u8],
+        records: impl Iterator<Item = Record<'a>>,
         tail: Tail,
         hidden: &mut Vec<Mapped>,
         before_seen: impl FnOnce(&Pmem),
     ) {
         let pmem = &self.pmem;
         inode
-            .apply_all(self.region, self.segment_shift(), tail, units, hidden, || {
+            .apply_all(self.region, self.segment_shift(), tail, records, hidden, || {
                 before_seen(pmem)
             })
             .expect("entries were checked before they were made");
@@ -275,5 +314,43 @@ impl Store {
     /// Region offset of a slot's lock word.
     pub fn lock_offset(slot: u64) -> u64 {
         slot * INODE_SIZE as u64 + INODE_LOCK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+    use polvo_format::PAGE_UNITS;
+
+    #[test]
+    fn entries_are_applied_at_the_places_where_they_are_laid_out() {
+        let mut r = region(8);
+        let bytes = [7; 1000];
+        let entry = |n: usize| Entry::Inline {
+            offset: n as u64 * 1000,
+            bytes: &bytes[..n % 5 * 200 + 1],
+            time_ns: NOW,
+        };
+        let entries: Vec<_> = (0..40).map(entry).collect();
+        let mut units = Vec::new();
+        entries.iter().for_each(|entry| entry.encode(false, &mut units));
+        for units_before in [0, 1, 2, 3, PAGE_UNITS, PAGE_UNITS + 1] {
+            let pages = vec![0; UnitPlace::pages(units_before) as usize];
+            let end = LogEnd {
+                ino: Ino::ROOT,
+                tail: Tail::new(1, units_before),
+                pages: &pages,
+            };
+            let mut layout = Layout::default();
+            r.store.lay_out(end, &units, Urgency::Normal, &mut layout).unwrap();
+            let is_pad = |record: &Record| record.entry == Entry::Pad;
+            let laid_out = read_back(units_before, &layout.bytes).filter(|record| !is_pad(record));
+            assert!(
+                at_places(units_before, &entries).eq(laid_out),
+                "behind {units_before} units"
+            );
+            r.store.give_pages(&layout.new_pages);
+        }
     }
 }

@@ -112,12 +112,10 @@ impl Region {
             rdev_or_cookie: 1,
             ..Init::default()
         };
-        let mut entries = Vec::new();
-        Entry::Init(init).encode(false, &mut entries);
         // nobody can see it yet: the region's header comes last
         let head = inode.head().encode(Ino::ROOT, &encode_attributes(&inode.attr));
         store.write(Ino::ROOT.slot() * INODE_SIZE as u64, &head);
-        store.append(&mut inode, &entries, Urgency::Normal)?;
+        store.append(&mut inode, &[Entry::Init(init)], Urgency::Normal, |_| ())?;
         self.inodes += 1;
         self.cache.put(Box::new(inode));
         Ok(())

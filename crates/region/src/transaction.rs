@@ -7,7 +7,7 @@
 
 use crate::hash::NumberMap;
 use crate::inode::Inode;
-use crate::log::{Layout, LogEnd};
+use crate::log::{Layout, LogEnd, read_back};
 use crate::planted::{Planted, planted};
 use crate::region::{freed_head, lock_gpa, raised};
 use crate::stage::{Stage, Staged};
@@ -335,7 +335,8 @@ impl Region {
         let Some(mut inode) = self.cache.take(staged.slot()) else {
             return false;
         };
-        self.store.commit(&mut inode, layout);
+        let records = read_back(inode.tail.units(), &layout.bytes);
+        self.store.commit(&mut inode, layout, records);
         self.cache.put(inode);
         if staged.attr.nlink != 0 {
             self.dead.remove(&staged.slot());
@@ -360,7 +361,8 @@ impl Region {
         if let Some(inode) = self.cache.known(slot) {
             let mut hidden = Vec::new();
             inode.parent = staged.parent;
-            self.store.take_over(inode, layout, &mut hidden, |_| ());
+            let records = read_back(inode.tail.units(), &layout.bytes);
+            self.store.take_over(inode, layout, records, &mut hidden, |_| ());
             self.store.unmap(&hidden);
         }
         if staged.attr.nlink == 0 {
@@ -542,7 +544,8 @@ impl Region {
                 if let Some(inode) = self.cache.known(slot).filter(|inode| inode.tail != tail) {
                     let mut hidden = Vec::new();
                     inode.parent = parent;
-                    self.store.apply(inode, &units, tail, &mut hidden, |_| ());
+                    let records = read_back(inode.tail.units(), &units);
+                    self.store.apply(inode, records, tail, &mut hidden, |_| ());
                     self.store.unmap(&hidden);
                 }
             }

@@ -139,9 +139,7 @@ impl Region {
 
     fn append_to(&mut self, inode: InodeRef, entry: &Entry) -> Result<(), RegionError> {
         let (store, inode) = self.inode(inode)?;
-        let mut bytes = Vec::new();
-        entry.encode(false, &mut bytes);
-        store.append(inode, &bytes, Urgency::Frees)
+        store.append(inode, &[*entry], Urgency::Frees, |_| ())
     }
 
     /// Takes a name out of a directory, whatever it leads to.
