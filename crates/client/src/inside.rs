@@ -50,12 +50,21 @@ impl LocalClient {
         offset: u64,
         into: &mut [u8],
     ) -> Result<(usize, bool), FsError> {
-        if let Some(inside) = held.inside.get()
-            && let Copied::Valid(len, more) = self.copy(node, held, inside, offset, into, false)?
-        {
-            return Ok((len, more));
+        match self.read_at_once(held, offset, into) {
+            Some(read) => Ok(read),
+            None => self.read_inside_slowly(node, held, offset, into).await,
         }
-        self.read_inside_slowly(node, held, offset, into).await
+    }
+
+    /// As [`LocalClient::read_inside`], by the mapping in hand and without a future. `None`: there is none, or a writer has
+    /// spoilt the copy.
+    pub(crate) fn read_at_once(&self, held: &Held, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
+        let inside = held.inside.get()?;
+        let node = self.inside(held.inode.ino.region())?;
+        match self.copy(node, held, inside, offset, into, false) {
+            Ok(Copied::Valid(len, more)) => Some((len, more)),
+            _ => None,
+        }
     }
 
     #[cold]
@@ -138,7 +147,14 @@ impl LocalClient {
             at.offset().0 & ((1 << SEGMENT_SHIFT_MIN) - 1),
         );
         let mut bases = self.bases.borrow_mut();
-        let of_region = bases.entry(at.region()).or_default();
+        let of_region = match bases.iter().position(|(region, _)| *region == at.region()) {
+            Some(known) => known,
+            None => {
+                bases.push((at.region(), Vec::new()));
+                bases.len() - 1
+            }
+        };
+        let of_region = &mut bases[of_region].1;
         match of_region.get(unit as usize) {
             Some(Some(base)) => Ok(base + within),
             _ => Ok(locate(node, of_region, at.region(), unit)? + within),

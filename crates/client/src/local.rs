@@ -3,12 +3,13 @@
 //! A region is reached *inside* (the node this client lives in serves it: requests are function calls, one-sided
 //! operations are memory accesses) or over the fabric. Everything above is written once for both.
 
+use crate::holds::Held;
 use crate::transfers::Pooled;
 use crate::{Client, inode::unexpected};
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
 use polvo_node::{FileView, Node, Part, Session};
-use polvo_proto::{Answer, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
+use polvo_proto::{Answer, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -24,8 +25,8 @@ pub struct LocalClient {
     /// How many of the segments named along with space these links have taken note of, in which session at the region's
     /// primary.
     learnt: RefCell<HashMap<RegionId, (u64, usize)>>,
-    /// Where each 2 MiB of the regions of the node around us begin in its pool.
-    pub(crate) bases: RefCell<foldhash::HashMap<RegionId, Vec<Option<u64>>>>,
+    /// Where each 2 MiB of the regions of the node around us (of which there are few) begin in its pool.
+    pub(crate) bases: RefCell<Vec<(RegionId, Vec<Option<u64>>)>>,
     /// Our session at the node around us, between two uses.
     session_inside: Cell<Option<Arc<Session>>>,
     /// Scratch of whoever plans a read there.
@@ -96,9 +97,9 @@ impl LocalClient {
         }
     }
 
-    /// A small write to a region of the node around us, at an offset or (`None`) the end of the file; returns where the bytes
-    /// are. No request is made of it, the bytes are not copied but to where they go. `SessionExpired`: there is a new
-    /// session, and the write is to be repeated.
+    /// A write to a region of the node around us, at an offset or (`None`) the end of the file; returns where the bytes are. No
+    /// request is made of it, the bytes are not copied but to where they go. `SessionExpired`: there is a new session, and
+    /// the write is to be repeated.
     pub(crate) async fn write_inside(
         &self,
         node: &Arc<Node>,
@@ -126,6 +127,20 @@ impl LocalClient {
         } else {
             self.session_inside.set(session.ok());
         }
+        written
+    }
+
+    /// As [`LocalClient::write_inside`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way,
+    /// and nothing was done.
+    pub(crate) fn write_at_once(&self, held: &Held, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
+        let node = self.inside(held.inode.ino.region())?;
+        if bytes.is_empty() || bytes.len() > EAGER_MAX || !held.is_kept(self.client.losses()) {
+            return None;
+        }
+        let session = self.session_inside.take()?;
+        let cred = &self.client.cred;
+        let written = node.write_at_once(&self.links, &session, cred, held.inode, offset, bytes);
+        self.session_inside.set(Some(session));
         written
     }
 
@@ -195,47 +210,22 @@ impl LocalClient {
         }
     }
 
-    /// One batch of one-sided operations on one region, in order.
+    /// One batch of one-sided reads of one region, in order. (Inside there are no others: [`LocalClient::write_inside`].)
     pub(crate) async fn one_sided(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
-        self.one_sided_while(region, ops, || true).await
-    }
-
-    /// As `one_sided`, while what is written to is `ours`; `SessionExpired` once it is not.
-    pub(crate) async fn one_sided_while(
-        &self,
-        region: RegionId,
-        ops: &mut [RegionVerb<'_>],
-        ours: impl Fn() -> bool,
-    ) -> Result<(), FsError> {
         let Some(node) = self.inside(region) else {
-            return self.links.one_sided_while(region, ops, ours).await;
+            return self.links.one_sided(region, ops).await;
         };
-        if !ours() {
-            return Err(FsError::SessionExpired);
-        }
         for op in ops {
-            match op {
-                RegionVerb::Read { at, into } => {
-                    let mut rest = &mut **into;
-                    let mut at = *at;
-                    while !rest.is_empty() {
-                        let (now, later) = rest.split_at_mut(room(at).min(rest.len()));
-                        node.pool().read(self.pool_offset(node, at)?, now);
-                        at = Gpa(at.0 + now.len() as u64);
-                        rest = later;
-                    }
-                }
-                RegionVerb::WriteData { at, bytes } => {
-                    let mut rest = *bytes;
-                    let mut at = *at;
-                    while !rest.is_empty() {
-                        let (now, later) = rest.split_at(room(at).min(rest.len()));
-                        node.write_gpa(at, now)?;
-                        at = Gpa(at.0 + now.len() as u64);
-                        rest = later;
-                    }
-                }
-                RegionVerb::WriteAny { .. } | RegionVerb::CompareSwap { .. } => return Err(FsError::NotPermitted),
+            let RegionVerb::Read { at, into } = op else {
+                return Err(FsError::NotPermitted);
+            };
+            let mut rest = &mut **into;
+            let mut at = *at;
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at_mut(room(at).min(rest.len()));
+                node.pool().read(self.pool_offset(node, at)?, now);
+                at = Gpa(at.0 + now.len() as u64);
+                rest = later;
             }
         }
         Ok(())

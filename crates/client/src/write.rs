@@ -1,6 +1,7 @@
 //! Writing. Small writes travel in the RPC (eager). Larger ones are client-active: the data goes by one-sided writes
 //! into space that the region has delegated to this session, then one log commit names it. No lock is taken: the
-//! answer tells what others have committed in between (client arbitration).
+//! answer tells what others have committed in between (client arbitration). Inside a node the bytes of either are copied to
+//! where they are to stay by a function call.
 
 use crate::holds::Held;
 use crate::inode::unexpected;
@@ -74,7 +75,10 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoSpace`] when nothing could be written, [`FsError::FileTooLarge`], [`FsError::Stale`].
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
-        self.write_at(file, offset, Source::Bytes(bytes)).await
+        match self.write_at_once(&file.held, Some(offset), bytes) {
+            Some(_) => Ok(bytes.len()),
+            None => self.write_at(file, offset, Source::Bytes(bytes)).await,
+        }
     }
 
     pub(crate) async fn write_at(&self, file: &OpenFile, offset: u64, bytes: Source<'_>) -> Result<usize, FsError> {
@@ -93,6 +97,9 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`]; [`FsError::NoSpace`] also when only a part could be written.
     pub async fn append(&self, file: &OpenFile, bytes: &[u8]) -> Result<u64, FsError> {
+        if let Some(first) = self.write_at_once(&file.held, None, bytes) {
+            return Ok(first);
+        }
         let (first, written) = self.write_all(&file.held, At::End, Source::Bytes(bytes)).await?;
         if written < bytes.len() {
             Err(FsError::NoSpace)
@@ -144,25 +151,24 @@ impl LocalClient {
         if bytes.len() == 0 {
             return Ok((first.unwrap_or(0), 0));
         }
-        let transfers = self.transfers(data_region(held)).await?;
-        let eager = match transfers {
+        let region = data_region(held);
+        let transfers = self.transfers(region).await?;
+        let whole = match transfers {
+            _ if self.inside(region).is_some() => COMMIT_BYTES,
             Transfers::Client => EAGER_MAX,
             Transfers::Server(sizes) => sizes.eager_write.min(EAGER_MAX),
         };
         let mut done = 0;
-        let mut by_page = true;
+        let mut most = COMMIT_BYTES;
         while done < bytes.len() {
-            let rest = bytes.part(done, usize::MAX);
+            let part = bytes.part(done, most);
             let here = at.plus(done);
-            let result = if rest.len() <= eager || !by_page {
-                self.write_eager(held, here, &rest.part(0, EAGER_MAX).bytes()).await
+            let result = if part.len() <= whole || most == EAGER_MAX {
+                self.write_whole(held, here, &part.bytes()).await
             } else {
                 match transfers {
-                    Transfers::Client => {
-                        let some = rest.part(0, COMMIT_BYTES).bytes();
-                        self.write_delegated(held, here, &some).await
-                    }
-                    Transfers::Server(sizes) => self.write_directed(held, here, rest, sizes).await,
+                    Transfers::Client => self.write_delegated(held, here, &part.bytes()).await,
+                    Transfers::Server(sizes) => self.write_directed(held, here, part, sizes).await,
                 }
             };
             match result {
@@ -170,8 +176,8 @@ impl LocalClient {
                     first.get_or_insert(offset);
                     done += written;
                 }
-                // no pages are to be had: what the region has left is handed out piece by piece
-                Err(FsError::NoSpace) if by_page && rest.len() > eager => by_page = false,
+                // so many pages are not to be had: what the region has left is handed out piece by piece
+                Err(FsError::NoSpace) if most > EAGER_MAX => most = EAGER_MAX,
                 Err(FsError::NoSpace) if done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -179,8 +185,8 @@ impl LocalClient {
         Ok((first.unwrap_or(0), done))
     }
 
-    /// The bytes travel in the request.
-    async fn write_eager(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+    /// The bytes travel in the request, or inside are copied to where they are to stay.
+    async fn write_whole(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let mut reclaimed = false;
         for _ in 0..SESSION_TRIES {
             self.keep(held).await?;
@@ -257,9 +263,7 @@ impl LocalClient {
             };
             let laid = lay_out(&runs, bytes.len(), base);
             let len = laid.iter().map(|run| run.len as usize).sum();
-            if self.inside(region).is_none() {
-                self.learn_segments(region, session);
-            }
+            self.learn_segments(region, session);
             match self.put_data(region, session, &laid, &bytes[..len]).await {
                 Ok(()) => {}
                 Err(FsError::SessionExpired) => continue, // the space was not ours any more
@@ -346,7 +350,7 @@ impl LocalClient {
             .map(|(at, bytes)| RegionVerb::WriteData { at: *at, bytes })
             .collect();
         let ours = || self.client.incarnation(node) == session;
-        self.one_sided_while(region, &mut ops, ours).await
+        self.links.one_sided_while(region, &mut ops, ours).await
     }
 
     /// Takes space of a region, asking for more when there is too little in hand.

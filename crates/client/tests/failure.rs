@@ -252,6 +252,59 @@ fn the_end_of_a_session_returns_everything() {
     });
 }
 
+/// Inside a node a large write takes pages for itself alone: none stay taken, whether it finds enough of them or not.
+#[test]
+fn writes_inside_a_node_keep_no_pages() {
+    with_cluster(76, async |cluster| {
+        let client = internal(cluster, 0);
+        let used = async || {
+            let (usage, _) = client.usage().await.expect("usage");
+            usage.iter().map(|(_, u)| u.data_bytes).sum::<u64>()
+        };
+        let mut here = None;
+        for n in 0..50 {
+            let name = format!("f{n}");
+            let (made, open) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+            if cluster.node(0).serves(made.ino.region()) {
+                here = Some((name, open));
+                break;
+            }
+        }
+        let (name, open) = here.expect("a file of this node");
+        let mut model = pattern(1, 9 << 20);
+        assert_eq!(client.write(&open, 0, &model).await, Ok(model.len()));
+        assert_eq!(used().await, model.len() as u64);
+        // in more pieces than one copy has
+        for n in 0..400 {
+            let (at, bytes) = (n * 8192, pattern(n as u64, 4096));
+            client.write(&open, at as u64, &bytes).await.expect("write");
+            model[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        let mut read = vec![0; 1 << 20];
+        for at in (0..model.len()).step_by(read.len()) {
+            assert_eq!(client.read(&open, at as u64, &mut read).await, Ok(read.len()));
+            assert!(read == model[at..at + read.len()], "at {at}");
+        }
+        let mut end = model.len() as u64;
+        let bytes = pattern(2, 3 << 20);
+        loop {
+            match client.write(&open, end, &bytes).await {
+                Ok(written) => end += written as u64,
+                Err(error) => break assert_eq!(error, FsError::NoSpace),
+            }
+        }
+        assert_eq!(
+            used().await,
+            end.next_multiple_of(4096),
+            "no page is lost to a write that found too few"
+        );
+        client.unlink(ROOT, name.as_bytes()).await.expect("unlink");
+        drop(open);
+        cluster.sleep(cluster.timeouts().renew_every() * 2).await;
+        assert_eq!(used().await, 0);
+    });
+}
+
 /// An idle client neither keeps what it does not use, nor loses its session.
 #[test]
 fn idle_clients_keep_their_session_and_return_space() {

@@ -209,13 +209,27 @@ impl Turn<'_> {
 
     /// As `write`, for who needs to know no more than where the bytes are; `offset` `None`: at the end.
     pub async fn store(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
+        self.on(inode.ino.region(), |r| self.store_in(r, inode, offset, bytes))
+            .await
+    }
+
+    /// As `store`, at once; `None`: something is to be waited for, to be done before, or to be refused, and nothing was done.
+    pub fn store_at_once(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
+        let served = self.served(inode.ino.region()).ok()?;
+        served.enter(|r| self.store_in(r, inode, offset, bytes)).ok()
+    }
+
+    fn store_in(
+        &self,
+        region: &mut Region,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Result<u64, RegionError> {
         check_end(offset.unwrap_or(0), bytes.len() as u64)?;
-        self.on(inode.ino.region(), |r| {
-            self.before_write(r, inode)?;
-            let stored = r.store(inode, offset.unwrap_or(0), offset.is_none(), bytes, self.now_ns())?;
-            Ok(stored.offset)
-        })
-        .await
+        self.before_write(region, inode)?;
+        let stored = region.store(inode, offset.unwrap_or(0), offset.is_none(), bytes, self.now_ns())?;
+        Ok(stored.offset)
     }
 
     pub async fn commit(

@@ -267,13 +267,24 @@ impl Served {
 
     /// Writes bytes to a data segment of this region, durably.
     pub fn write_data(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
+        self.write_streaming(at, bytes)?;
+        self.end_stores();
+        Ok(())
+    }
+
+    /// Writes bytes to a data segment of this region: durable after a fence of this thread's.
+    pub fn write_streaming(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
         let (offset, class) = self.locate(at, bytes.len())?;
         if class != SegmentClass::Data {
             return Err(FsError::NotPermitted);
         }
         self.pmem.write_streaming(offset, bytes);
-        self.pmem.fence();
         Ok(())
+    }
+
+    /// What this thread has stored is in place, and durable, after this.
+    pub fn end_stores(&self) {
+        self.pmem.fence();
     }
 
     /// `enter`, for who does not wait for held inodes.

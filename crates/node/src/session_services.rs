@@ -7,7 +7,7 @@ use crate::sessions::{Party, Session};
 use crate::turn::Turn;
 use polvo_cluster::Links;
 use polvo_format::{Epoch, NodeId, RegionId, SessionId};
-use polvo_proto::{Answer, Call, Cred, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
 use polvo_region::FileView;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,11 +39,11 @@ impl Node {
         self.sessions.get(id)
     }
 
-    /// A small write ([`Request::Write`]) of a caller inside this process, whose bytes need not be put into a request.
+    /// A write of a caller inside this process, whose bytes are copied to where they are to stay. All of it, or nothing.
     /// Returns where in the file they are; `offset` `None`: at its end.
     ///
     /// # Errors
-    /// [`FsError::SessionExpired`] when the session has ended; else those of the request.
+    /// [`FsError::SessionExpired`] when the session has ended; else those of a request to write.
     pub async fn write(
         self: &Arc<Self>,
         links: &Rc<Links>,
@@ -56,10 +56,33 @@ impl Node {
         if session.is_ended() {
             return Err(FsError::SessionExpired);
         }
+        let turn = Turn::new(self, links, session, EPOCH_INSIDE, cred);
         self.counters.count_write();
-        Turn::new(self, links, session, EPOCH_INSIDE, cred)
-            .store(inode, offset, bytes)
-            .await
+        match bytes.len() {
+            ..=EAGER_MAX => turn.store(inode, offset, bytes).await,
+            _ => turn.write_here(inode, offset, bytes).await,
+        }
+    }
+
+    /// As [`Node::write`], of at most [`EAGER_MAX`] bytes and without a future. `None`: something is to be waited for or to be
+    /// refused, as that call will tell, and nothing was done.
+    #[inline]
+    pub fn write_at_once(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        session: &Arc<Session>,
+        cred: &Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Option<u64> {
+        if session.is_ended() {
+            return None;
+        }
+        let turn = Turn::new(self, links, session, EPOCH_INSIDE, cred);
+        let written = turn.store_at_once(inode, offset, bytes)?;
+        self.counters.count_write();
+        Some(written)
     }
 
     /// A file's mapping, up to date, for a caller inside this process who has the file open.

@@ -2,7 +2,7 @@
 //! "server-active" in Octopus, 3.2.2). For callers that are not to have one-sided access to data.
 //!
 //! A write is fetched by one-sided reads straight into fresh pages, durably, then committed as a client would have it
-//! committed. A read goes by one-sided writes from the pool straight into the caller's memory. Neither holds the region's
+//! committed. (Callers inside this process do the same with a copy in the place of the fetching.) A read goes by one-sided writes from the pool straight into the caller's memory. Neither holds the region's
 //! lock: a write's pages are nobody's until it is committed, a read goes by a snapshot. What is small travels in the request
 //! or its answer and comes by here only to be copied.
 //!
@@ -17,7 +17,7 @@ use crate::turn::Turn;
 use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, PAGE, SessionId, Tail};
-use polvo_proto::{Answer, FsError, InodeRef, PageRun, RUNS_MAX, Reply, Window, WriteRun};
+use polvo_proto::{Answer, FsError, InodeRef, PageRun, RUNS_MAX, Reply, Window, WriteRun, Written};
 use polvo_region::{Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
@@ -43,6 +43,7 @@ struct Reserved<'a> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         if !self.runs.is_empty() {
+            self.served.end_stores(); // before others store there
             self.served.enter(|region| region.return_space(OWNER, &self.runs));
         }
     }
@@ -282,13 +283,45 @@ impl Turn<'_> {
         from: Window,
         len: u64,
     ) -> Answer {
-        let base = if append { 0 } else { offset };
-        check_end(base, len)?;
-        if len == 0 || from.offset.checked_add(len).is_none() {
+        if from.offset.checked_add(len).is_none() {
             return Err(invalid("memory that cannot be"));
         }
+        let offset = (!append).then_some(offset);
+        let fetch = async |served: &Served, laid: &[WriteRun], base| self.fetch(served, laid, base, from).await;
+        Ok(Reply::Written(
+            self.write_fresh(inode, offset, known, len, fetch).await?,
+        ))
+    }
+
+    /// A write of any size whose bytes are in memory of this process. All of it, or nothing. Returns where in the file they
+    /// are; `offset` `None`: at its end.
+    pub async fn write_here(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
+        let copy = async |served: &Served, laid: &[WriteRun], base| {
+            laid.iter().try_for_each(|run| {
+                let from = (run.offset - base) as usize;
+                served.write_streaming(run.gpa, &bytes[from..][..run.len as usize])
+            })
+        };
+        let len = bytes.len() as u64;
+        Ok(self.write_fresh(inode, offset, Tail(0), len, copy).await?.offset)
+    }
+
+    /// Takes pages for `len` bytes, has them filled (by stores that are durable after a fence), and commits them.
+    async fn write_fresh(
+        &self,
+        inode: InodeRef,
+        offset: Option<u64>,
+        known: Tail,
+        len: u64,
+        fill: impl AsyncFnOnce(&Served, &[WriteRun], u64) -> Result<(), FsError>,
+    ) -> Result<Written, FsError> {
+        let base = offset.unwrap_or(0);
+        check_end(base, len)?;
+        if len == 0 {
+            return Err(invalid("a write of no bytes"));
+        }
+        let pages = u32::try_from(len.div_ceil(PAGE as u64)).map_err(|_| FsError::NoSpace)?;
         let region = inode.ino.region();
-        let pages = len.div_ceil(PAGE as u64) as u32;
         let runs = self
             .on_for_session(region, |r| {
                 // a caller who may not write, or comes too late, is told before anything is moved
@@ -304,15 +337,15 @@ impl Turn<'_> {
         let served = self.served(region)?;
         let mut reserved = Reserved { served, runs };
         let laid = lay_out(&reserved.runs, base, len);
-        self.fetch(served, &laid, base, from).await?;
+        fill(served, &laid, base).await?;
         let written = self
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;
-                r.commit(OWNER, inode, &laid, append, known, self.now_ns())
+                r.commit(OWNER, inode, &laid, offset.is_none(), known, self.now_ns())
             })
             .await?;
         reserved.runs.clear();
-        Ok(Reply::Written(written))
+        Ok(written)
     }
 
     /// Fetches the bytes of runs from the caller's memory to where the runs lie.
