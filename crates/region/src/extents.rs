@@ -169,7 +169,23 @@ impl Extents {
         self.len += 1;
     }
 
-    /// Makes room in a full leaf; the place goes where it has moved to. Files are mostly written from front to back: what
+    /// Whether an extent that begins at `offset` would go to the leaf of a place before it.
+    pub fn belong_together(&self, place: Place, offset: u64) -> bool {
+        self.starts.get(place.leaf + 1).is_none_or(|next| offset < *next)
+    }
+
+    /// Enters two extents that follow each other at the place of the first, to whose leaf both belong.
+    pub fn insert_two(&mut self, mut place: Place, first: (u64, Mapped), second: (u64, Mapped)) {
+        if self.leaves[place.leaf].len() + 2 > LEAF_MAX {
+            place = self.split(place);
+        }
+        let leaf = &mut self.leaves[place.leaf];
+        leaf.extend([first, second].map(|(offset, mapped)| Slot::new(offset, mapped)));
+        leaf[place.at..].rotate_right(2);
+        self.len += 2;
+    }
+
+    /// Makes room in a leaf that is full or nearly so; the place goes where it has moved to. Files are mostly written from front to back: what
     /// is entered at the end leaves the leaf full.
     fn split(&mut self, place: Place) -> Place {
         let (leaf, at) = (place.leaf, place.at);

@@ -1,6 +1,6 @@
 //! Where the bytes of a file lie: extents by file offset, byte-granular, never overlapping.
 
-use crate::extents::Extents;
+use crate::extents::{Extents, Place};
 use polvo_format::Gpa;
 
 /// A mapped range of a file. In the index it is found by its offset in the file.
@@ -74,6 +74,9 @@ impl FileIndex {
             .at(place)
             .filter(|(at, old)| *at == offset && old.len == new.len);
         if exact.is_none() {
+            if self.insert_within(place, offset, new, hidden) {
+                return;
+            }
             self.remove(offset, new.len, hidden);
             place = self.extents.find(offset);
         }
@@ -105,6 +108,23 @@ impl FileIndex {
             (offset, new.len, new.gpa) = (at, extent.len + new.len, extent.gpa);
         }
         self.extents.insert(offset, new);
+    }
+
+    /// Maps a range in the midst of one extent, of which something is left on both sides; false if there is no such extent.
+    fn insert_within(&mut self, place: Place, offset: u64, new: Mapped, hidden: &mut Vec<Mapped>) -> bool {
+        let end = offset + new.len;
+        let within = self.extents.before(place).filter(|(at, old)| at + old.len > end);
+        let Some((at, old)) = within else { return false };
+        let cut = part(&old, offset - at, new.len);
+        let behind = part(&old, end - at, at + old.len - end);
+        if new.gpa == cut.gpa || !self.extents.belong_together(place, end) {
+            return false;
+        }
+        self.extents.set_before(place, part(&old, 0, offset - at));
+        self.extents.insert_two(place, (offset, new), (end, behind));
+        self.count(&cut, false);
+        hidden.push(cut);
+        true
     }
 
     /// Unmaps a range; what was mapped there is appended to `hidden`.
@@ -205,6 +225,34 @@ mod tests {
         assert_eq!(all(&index), [(0, 30, 10_000), (70, 30, 10_070)]);
         assert_eq!(index.from(10).count(), 2);
         assert_eq!(index.from(30).next().unwrap().0, 70);
+    }
+
+    #[test]
+    fn a_large_extent_is_overwritten_piece_by_piece() {
+        const PIECES: u64 = 5000;
+        let mut index = FileIndex::default();
+        insert(&mut index, 0, data(1 << 30, PIECES * 10));
+        let mut model: Vec<u64> = (0..PIECES).map(|n| (1 << 30) + n * 10).collect();
+        for n in 0..PIECES * 2 {
+            let (piece, gpa) = (n * 7919 % PIECES, (1 << 20) + n * 11);
+            // every now and then something goes that others begin or end with
+            if n % 97 == 96 {
+                let gone = piece.min(PIECES - 3);
+                index.remove(gone * 10, 30, &mut Vec::new());
+                for (n, gpa) in (gone..).zip(&mut model[gone as usize..][..3]) {
+                    *gpa = (1 << 40) + n * 10;
+                }
+                insert(&mut index, gone * 10, data((1 << 40) + gone * 10, 30));
+            }
+            let hidden = insert(&mut index, piece * 10, data(gpa, 10));
+            assert_eq!(hidden, [data(std::mem::replace(&mut model[piece as usize], gpa), 10)]);
+        }
+        assert_eq!(index.mapped(), PIECES * 10);
+        for (n, gpa) in (0..).zip(&model) {
+            let (at, extent) = index.from(n * 10).next().unwrap();
+            assert_eq!(extent.gpa.0 + n * 10 - at, *gpa, "piece {n}");
+        }
+        assert!(index.iter().is_sorted_by(|(a, e), (b, _)| a + e.len == *b));
     }
 
     #[test]
