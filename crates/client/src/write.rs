@@ -18,6 +18,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of one commit: a write is atomic up to this size.
 const COMMIT_BYTES: usize = 8 << 20;
+/// Bytes that one commit can hold even where no two free pages are neighbours.
+const SCATTERED_BYTES: usize = RUNS_MAX * PAGE;
 /// Bytes of one batch of one-sided writes; larger writes are several at a time.
 const BATCH_BYTES: usize = 1 << 20;
 /// How often a write starts again because the session was lost under it.
@@ -176,6 +178,7 @@ impl LocalClient {
                     first.get_or_insert(offset);
                     done += written;
                 }
+                Err(FsError::NoSpace) if most > SCATTERED_BYTES => most = SCATTERED_BYTES,
                 // so many pages are not to be had: what the region has left is handed out piece by piece
                 Err(FsError::NoSpace) if most > EAGER_MAX => most = EAGER_MAX,
                 Err(FsError::NoSpace) if done > 0 => break,
