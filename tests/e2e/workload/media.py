@@ -2,7 +2,8 @@
 """Finds structures in a pool file by docs/media-format.md, and flips bits.
 
     media.py inodes POOL      inodes of files in use: number and pool offset
-    media.py log POOL         first log pages of files that have one: inode number and pool offset of the page
+    media.py log POOL         first log pages of files that use two units of it or more: inode number and pool offset of
+                              the page, whose units begin 64 bytes later
     media.py header POOL      pool offset of each region's header
     media.py segment POOL     pool offset of the table entry of each data segment
     media.py flip POOL BIT    flips a bit, counted from the start of the pool
@@ -77,7 +78,7 @@ def main(what, path, *rest):
             for number, _, inode in pool.files():
                 page, = struct.unpack_from("<Q", inode, 16)
                 units, = struct.unpack_from("<I", inode, 48)
-                if page and units > 4:
+                if page and units >= 4:  # positions 0 and 1 lie in the inode
                     print(number, pool.locate(number >> 48, page))
         elif what == "header":
             for (_, index), (_, at, _) in sorted(pool.segments.items()):
