@@ -75,7 +75,7 @@ pub(crate) struct Mapping {
     first_touch: Option<FirstTouch>,
     shared: OwnedFd,
     /// Held for its lock; `None` for mappings of a received descriptor.
-    _lock: Option<OwnedFd>,
+    lock: Option<OwnedFd>,
     path: PathBuf,
 }
 
@@ -145,7 +145,7 @@ impl Mapping {
             streaming_from: STREAMING_FROM_VOLATILE,
             first_touch: None,
             shared,
-            _lock: Some(lock),
+            lock: Some(lock),
             path: path.to_owned(),
         }))
     }
@@ -237,7 +237,7 @@ impl Mapping {
             streaming_from: STREAMING_FROM_VOLATILE,
             first_touch: None,
             shared,
-            _lock: lock,
+            lock,
             path: path.to_owned(),
         };
         if let Some(medium) = medium
@@ -311,6 +311,12 @@ impl Drop for Mapping {
         // users of `as_mut_ptr` keep the pool alive (its contract).
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(path = %self.path.display(), %error, "munmap");
+        }
+        // Closing alone would leave the pool locked as long as a process that is being started has a copy of the descriptor.
+        if let Some(lock) = &self.lock
+            && let Err(error) = rustix::fs::flock(lock, FlockOperation::Unlock)
+        {
+            tracing::error!(path = %self.path.display(), %error, "unlock");
         }
     }
 }

@@ -3,7 +3,7 @@
 use polvo_pmem::{Medium, Persistence, Pmem, PmemError};
 use proptest::prelude::*;
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
@@ -147,6 +147,32 @@ fn the_flush_instruction_can_be_chosen() {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// As a process has between `fork` and `exec`, in which descriptors are closed.
+fn copies_of_descriptors(path: &Path) -> Vec<OwnedFd> {
+    let entries = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
+    let of_path = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == path));
+    let numbers = of_path.map(|entry| entry.file_name().to_str().unwrap().parse::<i32>().unwrap());
+    numbers
+        // SAFETY: they are open as long as the pool is.
+        .map(|number| unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_pool_that_was_closed_can_be_opened_whoever_has_copies_of_its_descriptors() {
+    let dir = tmpfs();
+    let path = dir.path().join("pool");
+    let pool = Pmem::create(&path, LEN, None).unwrap();
+    let copies = copies_of_descriptors(&path);
+    assert_eq!(copies.len(), 2);
+    drop(pool);
+    let again = Pmem::open(&path, None).unwrap();
+    drop(copies);
+    let error = Pmem::open(&path, None).unwrap_err();
+    assert!(matches!(error, PmemError::Locked { .. }), "{error}");
+    drop(again);
 }
 
 #[test]
