@@ -32,6 +32,8 @@ impl OnThread {
     /// Runs a future to its end.
     pub fn run<T>(&self, what: impl Future<Output = T>) -> T {
         let _kept = self.core.map(cores::keep_to);
-        self.tasks.block_on(&self.runtime, what)
+        let done = self.tasks.block_on(&self.runtime, what);
+        polvo_fabric::settle();
+        done
     }
 }

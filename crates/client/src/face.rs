@@ -58,10 +58,13 @@ impl Face {
             let _tasks = self.tasks.enter();
             future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         };
-        match first {
+        let output = match first {
             Poll::Ready(output) => output,
             Poll::Pending => self.tasks.block_on(&self.runtime, future),
-        }
+        };
+        // nobody knows when this thread comes again
+        polvo_fabric::settle();
+        output
     }
 }
 

@@ -300,7 +300,7 @@ impl Links {
             let pair = link.rpc.queue_pair();
             let ended = match wait {
                 Wait::Complete => within(pair, limit, pair.execute(&mut verbs)).await,
-                Wait::Posted => within(pair, limit, pair.execute_unsignaled(&mut verbs)).await,
+                Wait::Posted => within(pair, limit, pair.execute_deferred(&mut verbs)).await,
             };
             let error = match ended {
                 Ok(()) => return Ok(link),

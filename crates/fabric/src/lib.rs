@@ -37,7 +37,7 @@ pub use endpoint::{Listener, connect};
 pub use error::FabricError;
 pub use identity::{Identity, Role};
 pub use memory::{Buffer, Memory};
-pub use poller::poller;
+pub use poller::{poller, settle};
 pub use queue_pair::{Events, QueuePair};
 pub use regions::{Access, MemoryRegions, RemoteKey};
 pub use spin::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};

@@ -119,6 +119,21 @@ pub(crate) fn call(provider: &Rc<dyn Provider>) {
     });
 }
 
+/// Has a poller settle a queue pair when the tasks that are ready have had their turn; settles it at once where none runs.
+pub(crate) fn settle_later(provider: &Rc<dyn Provider>) {
+    if is_there() {
+        call(provider);
+    } else {
+        provider.settle();
+    }
+}
+
+/// Settles what was left to this thread's poller ([`crate::QueuePair::execute_deferred`]). For whoever stops running the thread's
+/// tasks and does not know when they go on.
+pub fn settle() {
+    THREAD.with(Thread::settle);
+}
+
 /// Has the poller look at a queue pair until then, longer if that was said before of any. Where a look is a system call the queue
 /// pair has to be armed, and the poller keeps asking the kernel for all of those at once. To be used when the poller has come
 /// after a [`call`].
@@ -170,6 +185,13 @@ impl Thread {
         self.idle.borrow_mut().drain(..).for_each(|(_, waker)| waker.wake());
     }
 
+    fn settle(&self) {
+        self.unsettled
+            .borrow_mut()
+            .drain(..)
+            .for_each(|provider| provider.settle());
+    }
+
     /// Whether anybody has left the looking to the poller.
     fn is_shared(&self) -> bool {
         self.awake.get().is_some() || !self.polled.borrow().is_empty()
@@ -181,10 +203,7 @@ impl Thread {
         self.looks.set(looks + 1);
         self.last_look.set(Some(now));
         let news_alone = !looks.is_multiple_of(NEWS_LOOKS);
-        self.unsettled
-            .borrow_mut()
-            .drain(..)
-            .for_each(|provider| provider.settle());
+        self.settle();
         let mut polled = self.polled.borrow_mut();
         let is_over = self.polled_until.get() <= Some(now);
         let (mut moved, mut at) = (false, 0);
@@ -263,11 +282,7 @@ impl Drop for Poller {
                 .extract_if(.., |(other, _)| *other == number)
                 .collect::<Vec<_>>();
             drop(ended);
-            thread
-                .unsettled
-                .take()
-                .into_iter()
-                .for_each(|provider| provider.settle());
+            thread.settle();
             // whoever still needs one shares again
             thread
                 .polled

@@ -52,10 +52,23 @@ impl QueuePair {
         Ok(())
     }
 
-    /// As [`QueuePair::execute_unsignaled`], but a peer that sleeps learns of it only when a wait for events of this queue pair
-    /// begins, or by [`QueuePair::settle`]: several batches then cost one look at the peer.
+    /// As [`QueuePair::execute_unsignaled`], but it may be on its way, and a peer that sleeps learn of it, only when a wait for
+    /// events of this queue pair begins, or by [`QueuePair::settle`]: several batches then cost one look at the peer, or one
+    /// system call.
     pub async fn execute_quietly(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         self.execute_unawaited(verbs, Completion::Unsignaled).await
+    }
+
+    /// As [`QueuePair::execute_unsignaled`], for what nobody waits for: where sending is a system call, it goes along with what
+    /// this thread posts next here, at the latest when the tasks that are ready have had their turn. Whoever stops running
+    /// them calls [`crate::settle`].
+    pub async fn execute_deferred(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
+        self.execute_quietly(verbs).await?;
+        match self.provider.looks() {
+            Look::AtKernel => poller::settle_later(&self.provider),
+            Look::AtMemory | Look::Never => self.settle(),
+        }
+        Ok(())
     }
 
     /// As [`QueuePair::execute_unsignaled`], for memory that the peer may take back at any time: a failure at the target ends
@@ -80,7 +93,7 @@ impl QueuePair {
         self.provider.will_post();
     }
 
-    /// Sees to it that a peer that sleeps learns of what was executed quietly.
+    /// Sees to it that what was executed quietly is on its way, and that a peer that sleeps learns of it.
     pub fn settle(&self) {
         self.provider.settle();
     }

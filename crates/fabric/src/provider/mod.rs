@@ -96,8 +96,8 @@ pub(crate) trait Provider {
         self.progress();
     }
 
-    /// Tells a peer that sleeps what it has to know of what was posted and received since it was told last. Before it is called a
-    /// posted message may wait for a peer that is not awake.
+    /// Sends what was posted, and tells a peer that sleeps what it has to know of what was posted and received since it was told
+    /// last. Before it is called a posted message may wait here, or for a peer that is not awake.
     fn settle(&self) {}
 
     /// Makes sure that the hub is woken when there is something to do; `More` if there is something already.

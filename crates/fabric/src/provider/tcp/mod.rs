@@ -114,6 +114,19 @@ impl Tcp {
         Ok(if more { Progress::More } else { Progress::Idle })
     }
 
+    /// What has become of the connection.
+    fn note(&self, progress: Result<Progress, Ended>) -> Progress {
+        match progress {
+            Ok(progress) => return progress,
+            Err(Ended::Lost(why)) => self.lose(&why),
+            Err(Ended::Broken(what)) => {
+                tracing::warn!(peer = %self.shared.peer_name, %what, "peer breaks the protocol; connection closed");
+                self.lose(&format!("it sent {what}"));
+            }
+        }
+        Progress::Idle
+    }
+
     fn push_verb(&self, output: &mut Output, verb: &Verb<'_>, frame: Frame, destination: &mut u32, last: u8) {
         let which = *destination;
         match verb {
@@ -257,13 +270,13 @@ impl Provider for Tcp {
         }
         match op {
             Some(op) => Ok(Posted::Pending(op)),
+            // what is copied goes with what comes next
+            None if !output.has_callers() => Ok(Posted::Done),
             None => {
                 let sent = self.send(&mut output);
                 output.own(None);
                 drop(output);
-                if let Err(Ended::Lost(why)) = sent {
-                    self.lose(&why);
-                }
+                self.note(sent);
                 self.shared.lost().map_or(Ok(Posted::Done), Err)
             }
         }
@@ -273,18 +286,18 @@ impl Provider for Tcp {
         if self.shared.is_closed() {
             return Progress::Idle;
         }
-        match self.try_progress() {
-            Ok(progress) => progress,
-            Err(Ended::Lost(why)) => {
-                self.lose(&why);
-                Progress::Idle
-            }
-            Err(Ended::Broken(what)) => {
-                tracing::warn!(peer = %self.shared.peer_name, %what, "peer breaks the protocol; connection closed");
-                self.lose(&format!("it sent {what}"));
-                Progress::Idle
-            }
+        let progress = self.try_progress();
+        self.note(progress)
+    }
+
+    fn settle(&self) {
+        let mut output = self.output.borrow_mut();
+        if output.is_empty() || output.stuck {
+            return;
         }
+        let sent = self.send(&mut output);
+        drop(output);
+        self.note(sent);
     }
 
     fn arm(&self) -> Progress {

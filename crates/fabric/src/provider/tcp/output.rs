@@ -83,6 +83,20 @@ impl Output {
         self.leases > 0
     }
 
+    /// True while bytes of a caller that does not wait are still to be read by the kernel.
+    pub(crate) fn has_callers(&self) -> bool {
+        let of_caller = |piece: &Piece| {
+            matches!(
+                piece,
+                Piece::Reference {
+                    owner: Owner::Caller(None),
+                    ..
+                }
+            )
+        };
+        self.pieces.iter().any(of_caller)
+    }
+
     /// Room for `len` bytes at the end, to be filled by the caller.
     pub(crate) fn reserve(&mut self, len: usize) -> &mut [u8] {
         match self.pieces.back_mut() {

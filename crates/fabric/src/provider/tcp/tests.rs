@@ -2,8 +2,8 @@
 
 use super::wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNREPORTED, UNSIGNALED};
 use crate::{
-    Access, Address, Buffer, Event, Identity, Listener, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Role,
-    Verb, connect, handshake,
+    Access, Address, Buffer, Event, Identity, Listener, MAX_SEND, Memory, MemoryRegions, QueuePair, Remote, RemoteKey,
+    Role, Verb, connect, handshake,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -368,4 +368,54 @@ fn nothing_lands_in_memory_that_was_taken_back_in_the_middle_of_a_write() {
         };
         tokio::join!(serving, writing);
     });
+}
+
+/// Or each dispatch of a transaction would cost a system call of its own.
+#[test]
+fn what_is_deferred_goes_together_and_soon() {
+    run(tokio::task::LocalSet::new().run_until(async {
+        let Rude { stream, victim, .. } = rude().await;
+        let arrived = || rustix::io::ioctl_fionread(&stream).unwrap() as usize;
+        let one = size_of::<Frame>() + 5;
+        let defer = || async {
+            victim
+                .execute_deferred(&mut [Verb::Send { bytes: b"later" }])
+                .await
+                .unwrap();
+        };
+
+        defer().await;
+        assert_eq!(arrived(), one, "nobody settles later: at once");
+
+        let poller = tokio::task::spawn_local(crate::poller());
+        tokio::task::yield_now().await;
+        defer().await;
+        defer().await;
+        assert_eq!(arrived(), one, "later");
+        tokio::task::yield_now().await;
+        assert_eq!(arrived(), 3 * one, "when the poller has had its turn");
+
+        defer().await;
+        crate::settle();
+        assert_eq!(arrived(), 4 * one, "when the thread stops");
+
+        defer().await;
+        victim
+            .execute_unsignaled(&mut [Verb::Send { bytes: b"now.." }])
+            .await
+            .unwrap();
+        assert_eq!(arrived(), 6 * one, "with what is posted next");
+
+        defer().await;
+        poller.abort();
+        tokio::task::yield_now().await;
+        assert_eq!(arrived(), 7 * one, "when the poller ends");
+
+        let large = vec![1; MAX_SEND];
+        victim
+            .execute_deferred(&mut [Verb::Send { bytes: &large }])
+            .await
+            .unwrap();
+        assert!(arrived() > 7 * one, "what is not copied: at once");
+    }));
 }
