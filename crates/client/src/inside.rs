@@ -60,6 +60,9 @@ impl LocalClient {
     /// spoilt the copy.
     pub(crate) fn read_at_once(&self, held: &Held, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
         let inside = held.inside.get()?;
+        if self.copy_known(held, inside, offset, into) {
+            return Some((into.len(), false));
+        }
         let node = self.inside(held.inode.ino.region())?;
         match self.copy(node, held, inside, offset, into, false) {
             Ok(Copied::Valid(len, more)) => Some((len, more)),
@@ -109,6 +112,20 @@ impl LocalClient {
         Ok(inside)
     }
 
+    /// Copies what lies in an extent that this thread knows. False: it does not, or no longer.
+    fn copy_known(&self, held: &Held, inside: &Inside, offset: u64, into: &mut [u8]) -> bool {
+        let Some((at, tail)) = self.extents.find(held.inode, offset, into.len()) else {
+            return false;
+        };
+        let Some(node) = &self.client.node else { return false };
+        let is_current = || Tail(node.pool().read_u64(inside.tail_at)) == tail;
+        if !is_current() {
+            return false;
+        }
+        node.pool().read(at, into);
+        is_current()
+    }
+
     fn copy(
         &self,
         node: &Node,
@@ -132,6 +149,11 @@ impl LocalClient {
             }
         }
         let is_current = Tail(node.pool().read_u64(inside.tail_at)) == plan.tail;
+        if is_current && let Some(extent) = plan.extent {
+            let at = self.pool_offset(node, Gpa::new(region, extent.at))?;
+            self.extents
+                .keep(held.inode, plan.tail, offset, extent.start..extent.end, at);
+        }
         Ok(match unchanged {
             _ if is_current => Copied::Valid(plan.len, plan.cut),
             Some(_) => Copied::IfThere(plan.len, plan.cut),

@@ -17,6 +17,7 @@
 mod access_times;
 mod cached_name;
 mod client;
+mod extent_cache;
 mod face;
 mod holds;
 mod index;

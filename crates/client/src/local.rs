@@ -3,6 +3,7 @@
 //! A region is reached *inside* (the node this client lives in serves it: requests are function calls, one-sided
 //! operations are memory accesses) or over the fabric. Everything above is written once for both.
 
+use crate::extent_cache::ExtentCache;
 use crate::holds::Held;
 use crate::transfers::Pooled;
 use crate::{Client, inode::unexpected};
@@ -31,6 +32,7 @@ pub struct LocalClient {
     session_inside: Cell<Option<Arc<Session>>>,
     /// Scratch of whoever plans a read there.
     pub(crate) parts: RefCell<Vec<Part>>,
+    pub(crate) extents: ExtentCache,
 }
 
 impl LocalClient {
@@ -43,6 +45,7 @@ impl LocalClient {
             bases: RefCell::default(),
             session_inside: Cell::default(),
             parts: RefCell::default(),
+            extents: ExtentCache::default(),
         })
     }
 

@@ -169,6 +169,51 @@ fn a_client_inside_a_node_and_others() {
     });
 }
 
+/// A thread inside a node remembers where large extents lie: what others change of the file is seen nevertheless, whether it
+/// moves bytes, cuts the file or makes it longer.
+#[test]
+fn large_extents_inside_a_node_and_others() {
+    const LEN: u64 = 3 << 20;
+    with_cluster(14, async |cluster| {
+        let outside = external(cluster, "out");
+        let (made, theirs) = outside.create_open(ROOT, b"f", file()).await.expect("create");
+        let inside = internal(cluster, made.ino.region().0 % 3);
+        let file = inside.open(inode(&made)).await.expect("open");
+        let mut model = pattern(1, LEN as usize);
+        inside.write(&file, 0, &model).await.expect("write");
+        let check = async |model: &[u8]| {
+            for _ in 0..2 {
+                for offset in (0..LEN + 5000).step_by(250_007) {
+                    let mut found = vec![0xaa; 5000];
+                    let read = inside.read(&file, offset, &mut found).await.expect("read");
+                    let expected = model.get(offset as usize..).unwrap_or_default();
+                    assert_eq!(read, expected.len().min(5000), "at {offset}");
+                    assert!(found[..read] == expected[..read], "at {offset}");
+                }
+            }
+        };
+        check(&model).await;
+        for (round, (offset, len)) in [(250_007, 4096), (0, 1 << 20), (500_000, 10), (LEN - 5, 3)]
+            .into_iter()
+            .enumerate()
+        {
+            let bytes = pattern(round as u64 + 2, len);
+            outside.write(&theirs, offset, &bytes).await.expect("write");
+            model[offset as usize..][..len].copy_from_slice(&bytes);
+            check(&model).await;
+        }
+        for size in [2 * LEN / 3 + 100, LEN + 100] {
+            let cut = SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            };
+            outside.set_attr(inode(&made), cut).await.expect("truncate");
+            model.resize(size as usize, 0);
+            check(&model).await;
+        }
+    });
+}
+
 /// A file that another client removed and whose slot holds a new one is not mistaken for the new one.
 #[test]
 fn a_slot_used_again_is_another_file() {

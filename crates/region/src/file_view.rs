@@ -10,6 +10,9 @@ use crate::file_index::FileIndex;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use polvo_format::{RegionOffset, Tail};
 
+/// Least extent that readers may remember, bytes: smaller ones are too many, and displace each other.
+const LARGE: u64 = 1 << 16;
+
 /// A mapping and the state of the log that it is of.
 #[derive(Default)]
 pub(crate) struct Mapping {
@@ -32,6 +35,17 @@ pub struct Part {
     pub at: Option<RegionOffset>,
 }
 
+/// Bytes of a file that lie together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// file offset
+    pub start: u64,
+    /// file offset; not after the file's end
+    pub end: u64,
+    /// where they lie in the region
+    pub at: RegionOffset,
+}
+
 /// What a read will find, if the log's tail is still `tail` when it is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadPlan {
@@ -41,6 +55,8 @@ pub struct ReadPlan {
     pub len: usize,
     /// there are more parts
     pub cut: bool,
+    /// in which all of it lies, if it is one and worth remembering
+    pub extent: Option<Extent>,
 }
 
 /// While it lives, the mapping stays as it is: writers of the file wait.
@@ -70,6 +86,7 @@ impl FileView {
             tail: mapping.tail,
             len: 0,
             cut: false,
+            extent: None,
         };
         if offset >= end {
             return (plan, Unchanged(mapping));
@@ -86,6 +103,13 @@ impl FileView {
                 at = start;
             }
             let stop = (start + extent.len).min(end);
+            if extent.len >= LARGE && start <= offset && stop - offset == len as u64 {
+                plan.extent = Some(Extent {
+                    start,
+                    end: (start + extent.len).min(mapping.size),
+                    at: extent.gpa.offset(),
+                });
+            }
             parts.push(Part {
                 len: (stop - at) as usize,
                 at: Some(RegionOffset(extent.gpa.offset().0 + (at - start))),
@@ -153,6 +177,47 @@ mod tests {
         assert_eq!(plan(&view, 0, 1000, 9), (400, false, all));
         assert_eq!(plan(&view, 400, 10, 9), (0, false, vec![]));
         assert_eq!(plan(&view, u64::MAX, 10, 9), (0, false, vec![]));
+    }
+
+    #[test]
+    fn the_large_extent_that_a_read_lies_in() {
+        let (first, second, small) = (
+            (LARGE, LARGE, 4096),
+            (2 * LARGE, 2 * LARGE, 9 * LARGE),
+            (9 * LARGE, 4096, 0),
+        );
+        let size = 3 * LARGE + 10;
+        let extent = |offset, len| {
+            view(&[first, second], size)
+                .plan(offset, len, 9, &mut Vec::new())
+                .0
+                .extent
+        };
+        let whole = Extent {
+            start: LARGE,
+            end: 2 * LARGE,
+            at: RegionOffset(4096),
+        };
+        assert_eq!(extent(LARGE, LARGE as usize), Some(whole));
+        assert_eq!(extent(2 * LARGE - 1, 1), Some(whole));
+        let last = Extent {
+            start: 2 * LARGE,
+            end: size,
+            at: RegionOffset(9 * LARGE),
+        };
+        assert_eq!(extent(size - 5, 5), Some(last), "no further than the end of the file");
+        for (offset, len) in [
+            (LARGE - 1, 2),
+            (0, 5),
+            (2 * LARGE - 1, 2),
+            (size - 5, 6),
+            (size, 1),
+            (u64::MAX, 9),
+        ] {
+            assert_eq!(extent(offset, len), None, "{offset}, {len}");
+        }
+        let (plan, _) = view(&[small], 10 * LARGE).plan(9 * LARGE, 4096, 9, &mut Vec::new());
+        assert_eq!(plan.extent, None, "not worth it");
     }
 
     #[test]

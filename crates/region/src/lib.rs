@@ -46,7 +46,7 @@ mod writes;
 pub use change::Stored;
 pub use check::{CheckReport, Finding};
 pub use error::RegionError;
-pub use file_view::{FileView, Part, ReadPlan, Unchanged};
+pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
 pub use pool::{FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
 pub use recovery::Recovery;
