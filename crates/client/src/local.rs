@@ -32,6 +32,7 @@ pub struct LocalClient {
     session_inside: Cell<Option<Arc<Session>>>,
     /// Scratch of whoever plans a read there.
     pub(crate) parts: RefCell<Vec<Part>>,
+    /// What this thread remembers of files there.
     pub(crate) extents: ExtentCache,
 }
 
