@@ -1,5 +1,5 @@
 //! Extents of files in the node around us, as this thread has found them: a read that lies in one of them asks nobody where.
-//! It takes no lock, so that threads which read one file do not meet, and no load of it waits for the copy before.
+//! It takes no lock, so that threads which read one file do not meet. A thread has some 50 KiB of it from its first such read.
 //!
 //! An entry says where bytes lie as of a log's tail. A mapping follows from the log, so the entry is true as long as the log
 //! has that tail, whatever happened in between; that is looked at before and after a copy, as with any other read.

@@ -94,7 +94,9 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polvo_fabric::{Address, Event, Identity, Listener, MemoryRegions, Role, Verb, connect};
     use std::cell::Cell;
+    use std::sync::mpsc;
     use std::time::Duration;
 
     #[test]
@@ -117,6 +119,41 @@ mod tests {
             Poll::Ready(())
         }));
         assert_eq!(polls.get(), 1);
+    }
+
+    /// Or what a transaction has locked elsewhere would stay so until the thread comes again.
+    #[test]
+    fn what_nobody_waits_for_is_sent_before_a_thread_leaves() {
+        let identity = |role| Identity {
+            cluster: [3; 16],
+            secret: b"secret"[..].into(),
+            role,
+        };
+        let (tell_address, address) = mpsc::channel();
+        let (tell_event, event) = mpsc::channel();
+        std::thread::spawn(move || {
+            Face::of_this_thread().block_on(async {
+                let (at, regions) = (Address::Tcp("127.0.0.1:0".into()), MemoryRegions::new());
+                let bound = Listener::bind(&at, &identity(Role::Node(1)), &regions).await;
+                let mut listener = bound.expect("bind");
+                tell_address.send(listener.local_addr()).expect("told");
+                let pair = listener.accept().await.expect("accept");
+                tell_event.send(pair.next_event().await).expect("told");
+            });
+        });
+        let address = address.recv().expect("bound");
+        let face = Face::of_this_thread();
+        let pair = face.block_on(async {
+            let (regions, long) = (MemoryRegions::new(), Duration::from_secs(20));
+            let pair = connect(&address, &identity(Role::Client), &regions, long).await;
+            let pair = pair.expect("connect");
+            let mut message = [Verb::Send { bytes: b"dispatch" }];
+            pair.execute_deferred(&mut message).await.expect("post");
+            pair
+        });
+        let arrived = event.recv_timeout(Duration::from_secs(20));
+        assert_eq!(arrived, Ok(Some(Event::Message(b"dispatch".to_vec()))));
+        drop(pair);
     }
 
     #[test]

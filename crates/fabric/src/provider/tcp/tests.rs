@@ -1,9 +1,10 @@
 //! What a peer that knows the secret but not the manners can do: nothing.
 
+use super::output::BY_REFERENCE;
 use super::wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNREPORTED, UNSIGNALED};
 use crate::{
-    Access, Address, Buffer, Event, Identity, Listener, MAX_SEND, Memory, MemoryRegions, QueuePair, Remote, RemoteKey,
-    Role, Verb, connect, handshake,
+    Access, Address, Buffer, Event, Identity, Listener, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Role,
+    Verb, connect, handshake,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -375,47 +376,65 @@ fn nothing_lands_in_memory_that_was_taken_back_in_the_middle_of_a_write() {
 fn what_is_deferred_goes_together_and_soon() {
     run(tokio::task::LocalSet::new().run_until(async {
         let Rude { stream, victim, .. } = rude().await;
-        let arrived = || rustix::io::ioctl_fionread(&stream).unwrap() as usize;
-        let one = size_of::<Frame>() + 5;
+        let arrived = || rustix::io::ioctl_fionread(&stream).unwrap() as usize / (size_of::<Frame>() + 5);
+        // without giving the other tasks of the thread a turn
+        let arrive = |count: usize, when: &str| {
+            let start = std::time::Instant::now();
+            while arrived() < count {
+                assert!(start.elapsed() < LONG / 2, "{when}: {} of {count}", arrived());
+                std::thread::yield_now();
+            }
+            assert_eq!(arrived(), count, "{when}");
+        };
         let defer = || async {
-            victim
-                .execute_deferred(&mut [Verb::Send { bytes: b"later" }])
-                .await
-                .unwrap();
+            let mut message = [Verb::Send { bytes: b"later" }];
+            victim.execute_deferred(&mut message).await.unwrap();
         };
 
         defer().await;
-        assert_eq!(arrived(), one, "nobody settles later: at once");
+        arrive(1, "at once: nobody settles later");
 
         let poller = tokio::task::spawn_local(crate::poller());
         tokio::task::yield_now().await;
         defer().await;
         defer().await;
-        assert_eq!(arrived(), one, "later");
+        assert_eq!(arrived(), 1, "later");
         tokio::task::yield_now().await;
-        assert_eq!(arrived(), 3 * one, "when the poller has had its turn");
+        arrive(3, "when the poller has had its turn");
 
         defer().await;
         crate::settle();
-        assert_eq!(arrived(), 4 * one, "when the thread stops");
+        arrive(4, "when the thread stops");
 
         defer().await;
-        victim
-            .execute_unsignaled(&mut [Verb::Send { bytes: b"now.." }])
-            .await
-            .unwrap();
-        assert_eq!(arrived(), 6 * one, "with what is posted next");
+        let mut message = [Verb::Send { bytes: b"now.." }];
+        victim.execute_unsignaled(&mut message).await.unwrap();
+        arrive(6, "with what is posted next");
 
         defer().await;
         poller.abort();
         tokio::task::yield_now().await;
-        assert_eq!(arrived(), 7 * one, "when the poller ends");
+        arrive(7, "when the poller ends");
+    }));
+}
 
-        let large = vec![1; MAX_SEND];
+/// Or what a caller has taken back would be sent.
+#[test]
+fn what_is_not_copied_is_not_deferred() {
+    run(tokio::task::LocalSet::new().run_until(async {
+        let Rude { mut stream, victim, .. } = rude().await;
+        let poller = tokio::task::spawn_local(crate::poller());
+        tokio::task::yield_now().await;
+        let mut large = vec![1; BY_REFERENCE + 900];
         victim
             .execute_deferred(&mut [Verb::Send { bytes: &large }])
             .await
             .unwrap();
-        assert!(arrived() > 7 * one, "what is not copied: at once");
+        large.fill(2);
+        crate::settle();
+        let mut found = vec![0; size_of::<Frame>() + large.len()];
+        stream.read_exact(&mut found).await.unwrap();
+        assert!(found[size_of::<Frame>()..].iter().all(|byte| *byte == 1));
+        poller.abort();
     }));
 }
