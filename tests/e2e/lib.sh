@@ -261,6 +261,17 @@ cpu_ns() {
     echo "$total"
 }
 
+# wakeups PID...: how often a thread of the processes that live now has gone to sleep so far, and so woken up again.
+wakeups() {
+    local pid total=0 task times
+    for pid; do
+        for task in "/proc/$pid/task/"*/status; do
+            times=$(sed -n 's/^voluntary_ctxt_switches:[[:space:]]*//p' "$task" 2>/dev/null) && total=$((total + times))
+        done
+    done
+    echo "$total"
+}
+
 # counter MOUNT NAME: a counter of the mount's client (rpcs, one_sided_batches, one_sided_bytes, eager_bytes).
 counter() {
     python3 -c 'import json, os, sys; print(json.loads(os.getxattr(sys.argv[1], "user.polvo.counters"))[sys.argv[2]])' "$1" "$2"
