@@ -1,7 +1,7 @@
 //! Writing. Small writes travel in the RPC (eager). Larger ones are client-active: the data goes by one-sided writes
-//! into space that the region has delegated to this session, then one log commit names it. No lock is taken: the
-//! answer tells what others have committed in between (client arbitration). Inside a node the bytes of either are copied to
-//! where they are to stay by a function call.
+//! into space that the region has delegated to this session, then one log commit names it. Both go over one connection, which
+//! keeps their order, so that it is one round trip. No lock is taken: the answer tells what others have committed in between
+//! (client arbitration). Inside a node the bytes of either are copied to where they are to stay by a function call.
 
 use crate::holds::Held;
 use crate::inode::unexpected;
@@ -9,11 +9,12 @@ use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::space::Taken;
 use crate::transfers::{Source, Transfers};
-use polvo_cluster::{RegionVerb, join_all};
+use polvo_cluster::{Link, RegionVerb, join_all};
 use polvo_format::{FileKind, Gpa, NodeId, PAGE, RegionId, RegionOffset, Tail};
 use polvo_proto::{
     EAGER_MAX, FILE_SIZE_MAX, FsError, LogCursor, PageRun, RELEASE_MAX, RUNS_MAX, Reply, Request, WriteRun,
 };
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// Bytes of one commit: a write is atomic up to this size.
@@ -249,13 +250,16 @@ impl LocalClient {
         )
     }
 
-    /// The bytes go into delegated space; then one commit. Writes as many as fit one commit.
+    /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the connection is
+    /// lost before the answer has come, the node says whether it was done; if not, the data is written anew, and waited for. A
+    /// node that was started anew does not know: then, too, it is written anew, where that gives the same file.
     async fn write_delegated(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let region = data_region(held);
-        let mut reclaimed = false;
+        let (mut reclaimed, mut lost) = (false, false);
         for _ in 0..SESSION_TRIES {
             self.keep(held).await?;
             let (_, session) = self.session_at(region).await?;
+            let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
             let mut runs = self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await?;
             if runs.len() > RUNS_MAX {
                 self.client.stocks.put_back(region, session, runs.split_off(RUNS_MAX));
@@ -267,15 +271,15 @@ impl LocalClient {
             let laid = lay_out(&runs, bytes.len(), base);
             let len = laid.iter().map(|run| run.len as usize).sum();
             self.learn_segments(region, session);
-            match self.put_data(region, session, &laid, &bytes[..len]).await {
-                Ok(()) => {}
+            let way = match self.put_data(region, session, &laid, &bytes[..len], !lost).await {
+                Ok(way) => way,
                 Err(FsError::SessionExpired) => continue, // the space was not ours any more
                 Err(error) => {
                     self.client.stocks.put_back(region, session, runs);
                     return Err(error);
                 }
-            }
-            if self.client.incarnation(self.client.primary(region)?) != session {
+            };
+            if is_over()? {
                 continue;
             }
             let known = self.known_log(held);
@@ -286,7 +290,23 @@ impl LocalClient {
                 known: known.tail,
                 want_pages: self.client.stocks.want(region),
             };
-            match self.call(region, request).await {
+            let answer = match way {
+                None => self.call(region, request).await,
+                Some(link) => match self.links.call_behind(&link, self.client.cred.clone(), request).await {
+                    Ok(Some(reply)) => Ok(reply),
+                    Ok(None) => {
+                        self.client.stocks.put_back(region, session, runs);
+                        lost = true;
+                        continue;
+                    }
+                    Err(FsError::Unreachable { .. }) if matches!(at, At::Offset(_)) && is_over()? => {
+                        lost = true;
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            match answer {
                 Ok(Reply::Written(mut written)) => {
                     let first = written.offset;
                     let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
@@ -295,10 +315,10 @@ impl LocalClient {
                     return Ok((first, len));
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                Err(FsError::SessionExpired) => {}
+                Err(FsError::SessionExpired) => lost = true, // asked as others are, it is attached anew
                 // whether it was committed is not known: the pages stay where they are until the session ends
                 Err(error @ FsError::Unreachable { .. }) => return Err(error),
-                Err(_) if self.client.incarnation(self.client.primary(region)?) != session => {}
+                Err(_) if is_over()? => {}
                 Err(error) => {
                     self.client.stocks.put_back(region, session, runs);
                     let again = error == FsError::NoSpace && !std::mem::replace(&mut reclaimed, true);
@@ -311,9 +331,17 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    /// Writes the data where it was laid out, several batches at a time. `SessionExpired` when the space was given in another
-    /// session.
-    async fn put_data(&self, region: RegionId, session: u64, laid: &[WriteRun], bytes: &[u8]) -> Result<(), FsError> {
+    /// Writes the data where it was laid out, several batches at a time. If it may go `ahead` of what is asked of the node next,
+    /// returns the connection that it is on its way over, unless it is in place. `SessionExpired` when the space was given in
+    /// another session.
+    async fn put_data(
+        &self,
+        region: RegionId,
+        session: u64,
+        laid: &[WriteRun],
+        bytes: &[u8],
+        ahead: bool,
+    ) -> Result<Option<Rc<Link>>, FsError> {
         let mut ops = Vec::with_capacity(laid.len() + bytes.len() / BATCH_BYTES);
         let mut rest = bytes;
         for run in laid {
@@ -328,7 +356,7 @@ impl LocalClient {
             }
         }
         if bytes.len() <= BATCH_BYTES {
-            return self.put_batch(region, session, &ops).await;
+            return self.put_batch(region, session, &ops, ahead).await;
         }
         let mut batches = Vec::new();
         let (mut start, mut size) = (0, 0);
@@ -340,20 +368,46 @@ impl LocalClient {
             size += part.len();
         }
         batches.push(&ops[start..]);
-        for result in join_all(batches.into_iter().map(|batch| self.put_batch(region, session, batch))).await {
+        let put = |ahead| {
+            join_all(
+                batches
+                    .iter()
+                    .map(move |batch| self.put_batch(region, session, batch, ahead)),
+            )
+        };
+        let ways = put(ahead).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let same = |a: &Option<Rc<Link>>, b: &Option<Rc<Link>>| match (a, b) {
+            (Some(a), Some(b)) => Rc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        if ways.windows(2).all(|pair| same(&pair[0], &pair[1])) {
+            return Ok(ways.into_iter().next().flatten());
+        }
+        // a connection was lost in between: what is asked over one of them finds only what went over that one
+        for result in put(false).await {
             result?;
         }
-        Ok(())
+        Ok(None)
     }
 
-    async fn put_batch(&self, region: RegionId, session: u64, parts: &[(Gpa, &[u8])]) -> Result<(), FsError> {
+    async fn put_batch(
+        &self,
+        region: RegionId,
+        session: u64,
+        parts: &[(Gpa, &[u8])],
+        ahead: bool,
+    ) -> Result<Option<Rc<Link>>, FsError> {
         let node = self.client.primary(region)?;
         let mut ops: Vec<RegionVerb<'_>> = parts
             .iter()
             .map(|(at, bytes)| RegionVerb::WriteData { at: *at, bytes })
             .collect();
         let ours = || self.client.incarnation(node) == session;
-        self.links.one_sided_while(region, &mut ops, ours).await
+        match ahead {
+            true => self.links.write_ahead(region, &mut ops, ours).await,
+            false => self.links.one_sided_while(region, &mut ops, ours).await.map(|()| None),
+        }
     }
 
     /// Takes space of a region, asking for more when there is too little in hand.

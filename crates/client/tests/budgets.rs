@@ -5,6 +5,8 @@ use common::*;
 use polvo_client::{Counters, LocalClient};
 use polvo_node::sim::ClusterOptions;
 use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// What an operation cost.
 struct Cost {
@@ -182,6 +184,26 @@ fn data() {
             "read of 1 MiB"
         );
         assert!(large == megabyte);
+    });
+}
+
+/// Data and commit go over one connection, one behind the other.
+#[test]
+fn a_large_write_takes_one_round_trip() {
+    with_options(roomy(64), async |cluster| {
+        let client = external(cluster, "client");
+        let (_, open) = client.create_open(ROOT, b"f", file()).await.expect("create");
+        let bytes = pattern(1, 4 << 20);
+        for _ in 0..2 {
+            client.write(&open, 0, &bytes).await.expect("write");
+        }
+        let delay = Duration::from_millis(1);
+        cluster.network().set_delay(delay..=delay);
+        for len in [8 << 10, 1 << 20, 4 << 20] {
+            let start = Instant::now();
+            client.write(&open, 0, &bytes[..len]).await.expect("write");
+            assert_eq!(start.elapsed(), 2 * delay, "{len}");
+        }
     });
 }
 

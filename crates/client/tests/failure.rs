@@ -579,3 +579,42 @@ fn a_forgotten_session_is_noticed_even_if_the_answer_that_said_so_was_lost() {
         assert!(content(&client, &open).await == pattern(2, 60_000));
     });
 }
+
+/// Connections that are lost before the data of a large write arrives, between it and the commit, and after that: it is done
+/// once, with all of its data.
+#[test]
+fn a_large_write_whose_connection_is_lost_is_done_once() {
+    let options = ClusterOptions {
+        seed: 90,
+        pool_bytes: 256 << 20,
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let client = external(cluster, "client");
+        let (_, open) = client.create_open(ROOT, b"f", file()).await.expect("create");
+        let mut expected = pattern(7, 100_000);
+        for at in [0, 0] {
+            client.write(&open, at, &expected).await.expect("write");
+        }
+        let delay = Duration::from_millis(1);
+        cluster.network().set_delay(delay..=delay);
+        let batches = || client.client().counters().one_sided_batches;
+        let (mut lost, mut written_again) = (0, 0);
+        for step in 0..60u32 {
+            let before = batches();
+            let bytes = pattern(u64::from(step), 100_000);
+            let cut = async {
+                cluster.sleep(delay * (step % 20) / 10 + delay / 20).await;
+                cluster.network().disconnect("client");
+                cluster.network().reconnect("client");
+            };
+            let (at, ()) = tokio::join!(client.append(&open, &bytes), cut);
+            assert_eq!(at, Ok(expected.len() as u64), "{step}");
+            expected.extend(&bytes);
+            lost += 1;
+            written_again += batches() - before - 1;
+        }
+        assert!(content(&client, &open).await == expected);
+        assert!(0 < written_again && written_again < lost, "{written_again} of {lost}");
+    });
+}

@@ -105,7 +105,7 @@ impl Links {
         self.next_request.set(n + 1);
         Call {
             session: self.context.session,
-            request_id: self.number << 40 | n,
+            request_id: Call::request_id(self.number, n),
             epoch: self.context.map.get().epoch,
             cred,
             request,
@@ -309,6 +309,41 @@ impl Links {
                 link.call_within(call, limit).await
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a request over one connection alone, behind what was posted there, which it finds in place
+    /// ([`Links::write_ahead`]). `None`: it was not done and never will be, and of what was posted there nothing takes effect
+    /// any more.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when it cannot be said whether it was done; else what the node has answered.
+    pub async fn call_behind(&self, link: &Link, cred: Cred, request: Request) -> Result<Option<Reply>, FsError> {
+        let mut call = self.make_call(cred, request);
+        let (node, limit) = (link.node, self.context.timeouts.rpc);
+        let resets_before = self.resets(node);
+        let error = match link.exchange(&call, limit).await {
+            Ok(Err(FsError::WrongEpoch)) => return Ok(None),
+            Ok(answer) => return answer.map(Some),
+            Err(error) => error,
+        };
+        if !matches!(error, FsError::Unreachable { .. }) {
+            return Err(error);
+        }
+        if !link.is_closed() {
+            self.give_up(link, &error);
+            return Err(error);
+        }
+        let link = self.to(node).await?;
+        if self.resets(node) != resets_before {
+            return Err(error); // the node that knew is gone
+        }
+        call.request = Request::Withdraw;
+        match link.call_within(&call, limit).await {
+            Ok(Reply::Withdrawn) => Ok(None),
+            Ok(reply) => Ok(Some(reply)),
+            Err(FsError::SessionExpired) => Err(error),
+            Err(answer) => Err(answer),
         }
     }
 

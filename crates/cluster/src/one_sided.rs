@@ -72,7 +72,9 @@ impl RegionVerb<'_> {
 enum Wait {
     /// Its completion.
     Complete,
-    /// That it is on its way.
+    /// That it is on its way, where it has a way to go.
+    Ahead,
+    /// That it is on its way. Nobody repeats it.
     Posted,
 }
 
@@ -262,6 +264,24 @@ impl Links {
         self.batch(region, ops, ours, Wait::Complete).await.map(drop)
     }
 
+    /// As [`Links::one_sided_while`], for writes that a request follows over the same connection ([`Links::call_behind`]):
+    /// where they travel they are not waited for, which saves a round trip. Returns the connection that carries them; `None`:
+    /// they are in place.
+    ///
+    /// A queue pair executes what is posted on it in order, and nothing behind a write that fails.
+    ///
+    /// # Errors
+    /// As [`Links::one_sided_while`].
+    pub async fn write_ahead(
+        &self,
+        region: RegionId,
+        writes: &mut [RegionVerb<'_>],
+        ours: impl Fn() -> bool,
+    ) -> Result<Option<Rc<Link>>, FsError> {
+        let link = self.batch(region, writes, ours, Wait::Ahead).await?;
+        Ok((!link.rpc.queue_pair().is_immediate()).then_some(link))
+    }
+
     async fn batch(
         &self,
         region: RegionId,
@@ -270,7 +290,7 @@ impl Links {
         wait: Wait,
     ) -> Result<Rc<Link>, FsError> {
         let bytes = ops.iter().map(RegionVerb::len).sum();
-        let repeatable = wait == Wait::Complete && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
+        let repeatable = wait != Wait::Posted && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
         let limit = self.context().timeouts().rpc;
         // each region's map is fetched again at most once
         let (mut refreshed, mut repeated) = (0, false);
@@ -299,7 +319,8 @@ impl Links {
             self.counters().count_batch(bytes);
             let pair = link.rpc.queue_pair();
             let ended = match wait {
-                Wait::Complete => within(pair, limit, pair.execute(&mut verbs)).await,
+                Wait::Ahead if !pair.is_immediate() => within(pair, limit, pair.execute_quietly(&mut verbs)).await,
+                Wait::Complete | Wait::Ahead => within(pair, limit, pair.execute(&mut verbs)).await,
                 Wait::Posted => within(pair, limit, pair.execute_deferred(&mut verbs)).await,
             };
             let error = match ended {

@@ -45,7 +45,8 @@ impl QueuePair {
 
     /// Posts the batch and returns as soon as its memory is no longer needed, without waiting for a completion
     /// ("unsignaled"): one message instead of two. For what is answered by other means, such as a request by its reply. A
-    /// failure at the target ends the connection. The batch must not read.
+    /// failure at the target ends the connection, there too: nothing that was posted behind it takes effect. The batch must
+    /// not read.
     pub async fn execute_unsignaled(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         self.execute_quietly(verbs).await?;
         self.settle();

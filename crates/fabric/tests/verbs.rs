@@ -764,6 +764,29 @@ fn an_unsignaled_failure_ends_the_connection() {
     });
 }
 
+/// What is posted behind a batch may rely on it without waiting for it.
+#[test]
+fn nothing_behind_an_unsignaled_failure_takes_effect() {
+    for len in [1, 5000, 300_000] {
+        on_every_provider(async |pair: Pair| {
+            let (buffer, key) = pair.buffer(1 << 20, Access::ALL);
+            let bytes = pattern(len, 3);
+            let write = |key| Verb::Write {
+                to: at(key, 0),
+                bytes: &bytes,
+            };
+            // Where the initiator does the work itself it knows at once.
+            let _failed = pair.client.execute_quietly(&mut [write(RemoteKey(77))]).await;
+            let _behind = pair
+                .client
+                .execute_unsignaled(&mut [write(key), Verb::Send { bytes: b"it is there" }])
+                .await;
+            assert_eq!(pair.events.next().await, None, "{len}");
+            assert!(bytes_of(&buffer, 0, len) == vec![0; len], "{len}");
+        });
+    }
+}
+
 #[test]
 fn a_failure_that_is_not_reported_ends_its_batch_alone() {
     on_every_provider(async |pair: Pair| {

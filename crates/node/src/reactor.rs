@@ -29,6 +29,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 struct Connection {
     party: Party,
     session: RefCell<Option<Arc<Session>>>,
+    /// Which of the session's sets of links it belongs to.
+    link_set: Cell<u64>,
     pair: QueuePair,
 }
 
@@ -63,6 +65,14 @@ impl Connections {
     /// The session has ended: what it still sends must not take effect.
     pub fn close_session(&self, session: SessionId) {
         self.close_where(|_, c| c.session.borrow().as_ref().is_some_and(|s| s.id == session));
+    }
+
+    /// Closes all connections of a set of links of a session but one.
+    fn close_others_of(&self, session: &Arc<Session>, link_set: u64, keep: u64) {
+        self.close_where(|number, c| {
+            let is_its = || c.session.borrow().as_ref().is_some_and(|s| Arc::ptr_eq(s, session));
+            number != keep && c.link_set.get() == link_set && is_its()
+        });
     }
 
     /// Closes all connections of a node but one.
@@ -159,6 +169,7 @@ async fn connection(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connectio
     let connection = Rc::new(Connection {
         party,
         session: RefCell::new(None),
+        link_set: Cell::new(0),
         pair: pair.clone(),
     });
     let number = connections.add(&connection);
@@ -223,6 +234,7 @@ async fn answer(
                 .and_then(|()| node.attach(session, connection.party, version, name, home));
             return encode(&attached.map(|(session, reply)| {
                 *connection.session.borrow_mut() = Some(session);
+                connection.link_set.set(Call::link_set(request_id));
                 reply
             }));
         }
@@ -241,6 +253,9 @@ async fn answer(
         };
         return encode(&answer);
     }
+    if request == Request::Withdraw {
+        connections.close_others_of(&session, Call::link_set(request_id), number);
+    }
     let turn = Turn::new(node, links, &session, epoch, &cred).over(&connection.pair);
     if !request.is_mutation() {
         return encode(&turn.perform(request).await);
@@ -248,7 +263,10 @@ async fn answer(
     match session.replay.begin(request_id).await {
         Ok(running) => {
             let is_transfer = matches!(request, Request::WriteFrom { .. });
-            let answer = turn.perform(request).await;
+            let answer = match request {
+                Request::Withdraw => Ok(Reply::Withdrawn),
+                request => turn.perform(request).await,
+            };
             let encoded = encode(&answer);
             // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
             if !(is_transfer && matches!(answer, Err(FsError::Unreachable { .. }))) {

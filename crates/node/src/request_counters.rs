@@ -65,6 +65,7 @@ kinds!(
     Prepare,
     Conclude,
     FollowLog,
+    Withdraw,
 );
 
 /// Requests by kind.

@@ -138,7 +138,7 @@ impl Turn<'_> {
     /// Does what is asked. The caller is attached; what is left to check is done by each service.
     pub(crate) async fn perform(&self, request: Request) -> Answer {
         match request {
-            Request::Attach { .. } | Request::Fence => {
+            Request::Attach { .. } | Request::Fence | Request::Withdraw => {
                 Err(FsError::Invalid("this request belongs to a connection".into()))
             }
             Request::Heartbeat { tick } => Ok(self.heartbeat(tick)),

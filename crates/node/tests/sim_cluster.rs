@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use polvo_cluster::RegionVerb;
+use polvo_cluster::{MapCell, RegionVerb, SessionContext};
 use polvo_format::{FileKind, Ino, NodeId, Tail};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
@@ -749,6 +749,66 @@ fn a_request_repeated_is_done_once() {
             "over another connection too"
         );
         assert_eq!(c.names(ROOT).await, Ok(vec!["f".to_string()]));
+    });
+}
+
+/// A request that was sent over a connection that is lost: its answer if it was done, else it never will be.
+#[test]
+fn a_request_withdrawn_is_answered_or_never_done() {
+    with_cluster(async |cluster| {
+        let links = cluster.client("client");
+        let thread = links.context().links();
+        // the same set of links, connected anew before the node knows that it has lost anything
+        let again = SessionContext::new(
+            MapCell::new(cluster.map().clone()),
+            cluster.client_identity(),
+            links.context().session(),
+            "client".into(),
+            None,
+            cluster.timeouts(),
+            None,
+        );
+        cluster.network().place(again.memory(), "client again");
+        let make = |name: &str| {
+            let file = new_file(FileKind::File, 0o600);
+            let name = name.into();
+            links.make_call(
+                Cred::Kernel,
+                Request::Create {
+                    dir: ROOT,
+                    name,
+                    file,
+                    open: false,
+                },
+            )
+        };
+        let withdraw = |call: &polvo_proto::Call| polvo_proto::Call {
+            request: Request::Withdraw,
+            ..call.clone()
+        };
+        let (done, undone) = (make("done"), make("undone"));
+        let old = links.to(NodeId(0)).await.unwrap();
+        let bystander = thread.to(NodeId(0)).await.unwrap();
+        let first = old.call(&done).await;
+        assert!(first.is_ok());
+
+        let slow = Duration::from_millis(500);
+        cluster.network().set_delay_between("client", "node-0", slow..=slow);
+        let late = tokio::task::spawn_local({
+            let (old, undone) = (old.clone(), undone.clone());
+            async move { old.call(&undone).await }
+        });
+        tokio::task::yield_now().await;
+        let anew = again.links();
+        let new = anew.to(NodeId(0)).await.unwrap();
+        assert_eq!(new.call(&withdraw(&undone)).await, Ok(Reply::Withdrawn));
+        assert_eq!(new.call(&withdraw(&done)).await, first);
+        assert_eq!(new.call(&undone).await, Ok(Reply::Withdrawn), "it comes too late");
+        let late = late.await.unwrap();
+        assert!(matches!(late, Err(FsError::Unreachable { .. })), "{late:?}");
+        assert!(old.is_closed() && !new.is_closed() && !bystander.is_closed());
+        let names = Caller::new(cluster, "other").names(ROOT).await;
+        assert_eq!(names, Ok(vec!["done".to_string()]));
     });
 }
 

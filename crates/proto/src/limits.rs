@@ -104,7 +104,8 @@ impl Request {
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. }
             | Request::Collect { .. }
-            | Request::Prepare { .. } => true,
+            | Request::Prepare { .. }
+            | Request::Withdraw => true,
             Request::Attach { .. }
             | Request::Heartbeat { .. }
             | Request::Detach

@@ -38,7 +38,8 @@ pub enum Cred {
 pub struct Call {
     /// Who calls.
     pub session: SessionId,
-    /// Grows by one with each request of the session; a retry repeats it.
+    /// Grows by one with each request of one of the session's sets of links (a thread's), which the upper bits number
+    /// ([`Call::link_set`]); a retry repeats it.
     pub request_id: u64,
     /// Epoch of the caller's cluster map.
     pub epoch: Epoch,
@@ -766,6 +767,10 @@ pub enum Request {
         /// the log as the caller knows it
         known: Tail,
     },
+    /// Has the number of an earlier request, which was sent over a connection that is lost: its answer, if it was done. If
+    /// not, it is withdrawn and never will be. All other connections of the same set of links are closed, so that nothing
+    /// that was sent over them takes effect after the answer.
+    Withdraw,
 }
 
 /// Answers.
@@ -862,6 +867,8 @@ pub enum Reply {
     Prepared(Vec<Outcome>),
     /// To `FollowLog`; `None`: what is known is of no use any more, as far as is remembered.
     LogSequel(Option<LogSequel>),
+    /// To `Withdraw`: the request was not done and never will be.
+    Withdrawn,
 }
 
 /// Space and inodes of one node.
@@ -898,6 +905,19 @@ fn encode(message: &impl Serialize) -> Vec<u8> {
 }
 
 impl Call {
+    /// Bits of a request's number that count the requests of one set of links.
+    const COUNT_BITS: u32 = 40;
+
+    /// Number of the `n`th request over a set of links.
+    pub fn request_id(link_set: u64, n: u64) -> u64 {
+        link_set << Call::COUNT_BITS | n
+    }
+
+    /// Number of the set of links, among those of the session, over which the request came.
+    pub fn link_set(request_id: u64) -> u64 {
+        request_id >> Call::COUNT_BITS
+    }
+
     /// Bytes for the wire.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)

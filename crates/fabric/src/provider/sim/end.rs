@@ -165,8 +165,16 @@ impl End {
                     Completion::Unsignaled => result.is_err(),
                     Completion::Unreported => false,
                 };
+                let ends = match (&result, completion) {
+                    (Err(error), Completion::Unsignaled) => Some(format!("an unsignaled operation failed: {error}")),
+                    _ => None,
+                };
                 if wanted {
                     self.send(Message::Completion { op, result, found });
+                }
+                // what was posted behind it relies on it
+                if let Some(why) = ends {
+                    self.close(&why);
                 }
             }
             Message::Completion {

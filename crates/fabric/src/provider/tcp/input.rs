@@ -324,7 +324,7 @@ impl Input {
             _ => around.shared.count_served(),
         }
         if self.has_failed() {
-            return self.end_verb(&frame, output, false);
+            return self.end_verb(&frame, around, output, false);
         }
         let mut answered = false;
         match opcode {
@@ -368,7 +368,7 @@ impl Input {
             }
             Opcode::Data | Opcode::Word | Opcode::Complete => unreachable!("handled above"),
         }
-        self.end_verb(&frame, output, answered)
+        self.end_verb(&frame, around, output, answered)
     }
 
     /// Answers a read. True if the answer carries the completion where that is due.
@@ -396,8 +396,15 @@ impl Input {
         Ok(true)
     }
 
-    /// Ends a request frame; with the last one of a batch its completion goes out, unless an answer carries it.
-    fn end_verb(&mut self, frame: &Frame, output: &mut Output, answered: bool) -> Result<(), Ended> {
+    /// Ends a request frame; with the last one of a batch its completion goes out, unless an answer carries it. A failed batch that
+    /// is not signaled ends the connection here too: what was posted behind it relies on it.
+    fn end_verb(
+        &mut self,
+        frame: &Frame,
+        around: &Around<'_>,
+        output: &mut Output,
+        answered: bool,
+    ) -> Result<(), Ended> {
         if !frame.is_last() {
             return Ok(());
         }
@@ -410,6 +417,12 @@ impl Input {
             return Ok(());
         }
         let complete = Frame::new(Opcode::Complete, frame.op());
+        let lost = match &failed {
+            Some(error) if frame.is_unsignaled() => {
+                Some(format!("an unsignaled operation of the peer failed: {error}"))
+            }
+            _ => None,
+        };
         let complete = match failed {
             None => complete.with_aux(OK),
             Some(FabricError::Denied { key }) => complete.with_aux(DENIED).at(key, 0),
@@ -420,7 +433,14 @@ impl Input {
             Some(other) => unreachable!("resolving a key gives no {other}"),
         };
         output.push(complete.as_bytes());
-        Ok(())
+        match lost {
+            None => Ok(()),
+            Some(why) => {
+                // as far as the kernel takes it: without it the peer finds the connection closed
+                output.send(around.socket).map_err(|e| Ended::Lost(e.to_string()))?;
+                Err(Ended::Lost(why))
+            }
+        }
     }
 
     /// A small answer to an operation of ours.
@@ -485,7 +505,7 @@ impl Input {
             }
         }
         around.shared.count_served();
-        self.end_verb(&frame, output, false)
+        self.end_verb(&frame, around, output, false)
     }
 
     /// Receives once: the rest of a large payload straight to its place, and what follows into the buffer.
