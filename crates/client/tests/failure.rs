@@ -618,3 +618,37 @@ fn a_large_write_whose_connection_is_lost_is_done_once() {
         assert!(0 < written_again && written_again < lost, "{written_again} of {lost}");
     });
 }
+
+/// A large write is several batches, and the connection is lost while some are under way and others wait.
+#[test]
+fn a_write_of_several_batches_is_whole_whatever_is_lost() {
+    for seed in 91..95 {
+        let options = ClusterOptions {
+            seed,
+            pool_bytes: 128 << 20,
+            ..ClusterOptions::default()
+        };
+        with_options(options, async |cluster| {
+            let client = external(cluster, "client");
+            let (_, open) = client.create_open(ROOT, b"f", file()).await.expect("create");
+            let delay = Duration::from_micros(100)..=Duration::from_micros(1900);
+            cluster.network().set_delay(delay);
+            let lose = || {
+                cluster.network().disconnect("client");
+                cluster.network().reconnect("client");
+            };
+            let mut random = Random(seed);
+            for step in 0..200u8 {
+                let bytes = vec![step; 3_100_000];
+                lose(); // then each batch asks where it belongs
+                let cut = async {
+                    cluster.sleep(Duration::from_micros(random.next() % 10_000)).await;
+                    lose();
+                };
+                let (written, ()) = tokio::join!(client.write(&open, 0, &bytes), cut);
+                assert_eq!(written, Ok(bytes.len()), "{step}");
+                assert!(content(&client, &open).await == bytes, "{step}");
+            }
+        });
+    }
+}
