@@ -5,7 +5,7 @@ use crate::requester::Requester;
 use crate::samples::Timed;
 use polvo_cluster::RegionVerb;
 use polvo_format::{FileKind, Generation, Gpa, INODE_SIZE, INODE_TAIL, Ino, PAGE, RegionOffset, Tail};
-use polvo_proto::{FsError, InodeRef, PageRun, Reply, Request, WriteRun, Written};
+use polvo_proto::{Cred, FsError, InodeRef, PageRun, Reply, Request, WriteRun, Written};
 use std::cell::{Cell, RefCell};
 
 /// Bytes of a small commit.
@@ -101,18 +101,18 @@ impl Committer {
         self.written(self.requester.ask(request).await?)
     }
 
-    /// A page written one-sided, and its commit.
+    /// A page written one-sided, and its commit behind it.
     pub async fn page(&self, offset: u64) -> Result<(), FsError> {
         self.placed(offset, PAGE).await
     }
 
-    /// Bytes of one page, written one-sided, and their commit.
+    /// Bytes of one page, written one-sided, and their commit behind them.
     pub async fn placed(&self, offset: u64, len: usize) -> Result<(), FsError> {
         let (links, region) = (self.requester.links(), self.inode.ino.region());
         let gpa = self.next_page().await?;
         let bytes = &[7; PAGE][..len];
         let mut write = [RegionVerb::WriteData { at: gpa, bytes }];
-        links.one_sided(region, &mut write).await?;
+        let way = links.write_ahead(region, &mut write, || true).await?;
         let low = self.space.borrow().is_empty();
         let request = Request::Commit {
             inode: self.inode,
@@ -125,7 +125,14 @@ impl Committer {
             known: self.known.get(),
             want_pages: if low { PAGES } else { 0 },
         };
-        self.written(self.requester.ask(request).await?)
+        let reply = match way {
+            None => self.requester.ask(request).await?,
+            Some(link) => links
+                .call_behind(&link, Cred::Kernel, request)
+                .await?
+                .ok_or_else(|| FsError::Io("a connection was lost".into()))?,
+        };
+        self.written(reply)
     }
 
     async fn next_page(&self) -> Result<Gpa, FsError> {

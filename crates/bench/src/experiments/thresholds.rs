@@ -20,7 +20,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "thresholds",
     title: "Where client-active transfers change their way",
     about: "Writes up to `EAGER_MAX` (4 KiB, the size of a message) travel in the request that commits them; larger ones are \
-            written one-sided, then committed. Both ways are measured up to that size, beyond which there is but one: the limit \
+            written one-sided, with the commit behind them. Both ways are measured up to that size, beyond which there is but one: the limit \
             is right as long as the eager way is ahead at it. Reads and writes above `BATCH_BYTES` (1 MiB) are several batches \
             of one-sided operations, some of which are under way at a time: the limit is right as long as bandwidth does not \
             fall beyond it. The node is awake; one client.\n\n\
