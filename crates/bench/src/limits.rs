@@ -132,7 +132,7 @@ fn million_entries(client: &Arc<Client>, entries: usize) -> Result<(), BenchErro
     let listed = client.run(|c| async move {
         let (mut after, mut listed) = (0, 0);
         loop {
-            let page = c.read_dir(dir, after, 1000).await?;
+            let page = c.read_dir(dir, after, 1000).await?.entries;
             let Some(last) = page.last() else {
                 return Ok::<_, FsError>(listed);
             };

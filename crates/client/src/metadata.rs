@@ -10,7 +10,7 @@ use crate::pull::{growth, is_one_page};
 use polvo_cluster::join_all;
 use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail};
 use polvo_proto::{
-    Answer, DirEntry, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, Reply, Request, SetAttr, Usage,
+    Answer, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, Reply, Request, SetAttr, Usage,
     XATTR_VALUE_MAX, XattrMode,
 };
 use std::sync::Arc;
@@ -273,15 +273,16 @@ impl LocalClient {
     ///
     /// # Errors
     /// [`FsError::NotDirectory`].
-    pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Result<Vec<DirEntry>, FsError> {
+    pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Result<DirPage, FsError> {
         let basis = self.client.names.basis(dir);
-        let entries = match self
+        let page = match self
             .call(dir.ino.region(), Request::ReadDir { dir, after, max })
             .await?
         {
-            Reply::Entries(entries) => entries,
+            Reply::Entries(page) => page,
             other => return Err(unexpected(&other)),
         };
+        let entries = &page.entries;
         if let Some(basis) = basis
             && max > 0
         {
@@ -290,7 +291,7 @@ impl LocalClient {
             let known = known.map(|e| (e.name.as_slice(), Child::new(e.target, e.kind)));
             self.client.names.enter_page(dir, basis.tail, after, to, known);
         }
-        Ok(entries)
+        Ok(page)
     }
 
     /// Value of an extended attribute.

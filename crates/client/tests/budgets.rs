@@ -93,7 +93,7 @@ fn names_and_attributes() {
             "what we have removed ourselves need not be pulled"
         );
 
-        let listed = client.read_dir(dir, 0, 200).await.expect("read_dir");
+        let listed = client.read_dir(dir, 0, 200).await.expect("read_dir").entries;
         let all: Vec<_> = listed.iter().map(|entry| entry.target).collect();
         let (attrs, list) = cost(&client, async || client.get_attrs(&all).await).await;
         assert_eq!(

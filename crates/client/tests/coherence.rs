@@ -137,7 +137,7 @@ async fn sees_at_once(a: &Rc<LocalClient>, b: &Rc<LocalClient>, name: &str) {
             }
         }
         assert_eq!(
-            one.read_dir(dir, 0, 10).await.map(|e| e.len()),
+            one.read_dir(dir, 0, 10).await.map(|page| page.entries.len()),
             Ok(1),
             "`other` is left"
         );

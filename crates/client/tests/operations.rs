@@ -44,7 +44,7 @@ async fn names(client: &LocalClient, home: polvo_proto::InodeRef) {
     }
     let (mut names, mut after) = (Vec::new(), 0);
     loop {
-        let page = client.read_dir(home, after, 50).await.expect("read_dir");
+        let page = client.read_dir(home, after, 50).await.expect("read_dir").entries;
         let Some(last) = page.last() else { break };
         after = last.cookie;
         names.extend(page.into_iter().map(|entry| entry.name));

@@ -3,12 +3,13 @@
 //! The kernel addresses entries by offset and may come back to any it has seen (`seekdir`) or start over
 //! (`rewinddir`). Offsets are positions in the directory itself, the cookies of its entries, which stay valid while
 //! names come and go; so nothing needs to be kept for that. What is kept are entries that were fetched and did not fit
-//! the kernel's buffer.
+//! the kernel's buffer, and where the listing ends: new names have greater cookies, so a listing that followed them would
+//! chase whoever renames files away and back. POSIX leaves open whether names made since `opendir` or `rewinddir` are shown.
 
 use fuser::{Errno, FileType};
 use parking_lot::Mutex;
 use polvo_format::Ino;
-use polvo_proto::{DirEntry, FsError, InodeRef};
+use polvo_proto::{DirEntry, DirPage, FsError, InodeRef};
 use std::collections::VecDeque;
 
 /// Entries to fetch at once.
@@ -35,6 +36,8 @@ struct Ahead {
     entries: VecDeque<DirEntry>,
     /// The directory had no more entries after these.
     ended: bool,
+    /// Names with this cookie or a greater one were made since the listing began.
+    end: Option<u64>,
 }
 
 /// What goes into the kernel's buffer.
@@ -81,7 +84,7 @@ impl OpenDirectory {
     pub(crate) fn list(
         &self,
         offset: u64,
-        mut fetch: impl FnMut(u64) -> Result<Vec<DirEntry>, FsError>,
+        mut fetch: impl FnMut(u64) -> Result<DirPage, FsError>,
         mut take: impl FnMut(Listed<'_>, u64) -> Result<Taken, FsError>,
     ) -> Result<(), ListError> {
         let mut taken = 0u64;
@@ -103,6 +106,7 @@ impl OpenDirectory {
         if ahead.after != after || after == 0 {
             *ahead = Ahead {
                 after,
+                end: ahead.end.filter(|_| after != 0),
                 ..Ahead::default()
             };
         }
@@ -111,12 +115,15 @@ impl OpenDirectory {
                 if ahead.ended {
                     return Ok(());
                 }
-                match fetch(ahead.after) {
-                    Ok(entries) => ahead.entries = entries.into(),
+                let page = match fetch(ahead.after) {
+                    Ok(page) => page,
                     Err(_) if taken > 0 => return Ok(()),
                     Err(error) => return Err(error.into()),
-                }
-                ahead.ended = ahead.entries.is_empty();
+                };
+                let end = *ahead.end.get_or_insert(page.next_cookie);
+                let is_last = page.entries.last().is_none_or(|last| last.cookie >= end);
+                ahead.entries = page.entries.into_iter().take_while(|e| e.cookie < end).collect();
+                ahead.ended = is_last;
                 continue;
             }
             let entry = &ahead.entries[0];
@@ -181,6 +188,14 @@ mod tests {
         }
     }
 
+    /// A page of a directory in which names were made up to `newest`.
+    fn page(entries: Vec<DirEntry>, newest: u64) -> DirPage {
+        DirPage {
+            entries,
+            next_cookie: newest + 1,
+        }
+    }
+
     /// Lists as the kernel does with room for `room` entries a call, calling `between` after each call.
     fn read_all(
         directory: &OpenDirectory,
@@ -192,13 +207,9 @@ mod tests {
         loop {
             let before = seen.len();
             let fetch = |after| {
-                Ok(names
-                    .borrow()
-                    .iter()
-                    .filter(|c| **c > after)
-                    .take(3)
-                    .map(|c| entry(*c))
-                    .collect())
+                let names = names.borrow();
+                let entries = names.iter().filter(|c| **c > after).take(3).map(|c| entry(*c));
+                Ok(page(entries.collect(), names.last().copied().unwrap_or(0)))
             };
             directory
                 .list(offset, fetch, |listed, next| {
@@ -244,6 +255,29 @@ mod tests {
         assert_eq!(seen.len(), 22);
     }
 
+    /// xfstests generic/736: somebody renames a file away and back as fast as it is listed.
+    #[test]
+    fn a_listing_ends_however_busy_the_directory_is() {
+        for room in 1..6 {
+            let names = std::cell::RefCell::new((1..=20).collect::<Vec<u64>>());
+            let directory = OpenDirectory::new(inode(9), Ino(4));
+            let seen = read_all(&directory, room, &names, |calls| {
+                assert!(calls < 100, "it goes on for ever");
+                let mut names = names.borrow_mut();
+                let newest = names.last().copied().unwrap_or(0);
+                names.pop();
+                names.extend(newest + 1..=newest + 5);
+            });
+            assert!(seen.len() <= 32, "room for {room}: {} entries", seen.len());
+            let again = read_all(&directory, 100, &names, |_| ());
+            assert_eq!(
+                again.len(),
+                2 + names.borrow().len(),
+                "a new listing shows what is there now"
+            );
+        }
+    }
+
     #[test]
     fn rewinding_shows_what_is_new_and_seeking_goes_back() {
         let names = std::cell::RefCell::new(vec![1, 2]);
@@ -253,12 +287,9 @@ mod tests {
         assert_eq!(read_all(&directory, 10, &names, |_| ()).len(), 5);
         let mut seen = Vec::new();
         let fetch = |after| {
-            Ok(names
-                .borrow()
-                .iter()
-                .filter(|c| **c > after)
-                .map(|c| entry(*c))
-                .collect())
+            let names = names.borrow();
+            let entries = names.iter().filter(|c| **c > after).map(|c| entry(*c));
+            Ok(page(entries.collect(), 3))
         };
         let take = |listed: Listed<'_>, next| {
             if let Listed::Entry(e) = listed {
@@ -277,7 +308,7 @@ mod tests {
         let directory = OpenDirectory::new(inode(9), Ino(4));
         let fetch = |after| {
             if after == 0 {
-                Ok(vec![entry(1)])
+                Ok(page(vec![entry(1)], 1))
             } else {
                 Err(FsError::Io("torn".into()))
             }
@@ -298,9 +329,18 @@ mod tests {
 
     #[test]
     fn positions_that_no_offset_can_hold() {
-        for cookie in [u64::MAX, i64::MAX as u64 - 1, 0] {
+        for cookie in [u64::MAX - 1, i64::MAX as u64 - 1, 0] {
             let directory = OpenDirectory::new(inode(9), Ino(4));
-            let result = directory.list(2, |_| Ok(vec![entry(cookie)]), |_, _| Ok(Taken::Yes));
+            let result = directory.list(
+                2,
+                |_| {
+                    Ok(DirPage {
+                        entries: vec![entry(cookie)],
+                        next_cookie: u64::MAX,
+                    })
+                },
+                |_, _| Ok(Taken::Yes),
+            );
             assert!(matches!(result, Err(ListError::Position(c)) if c == cookie));
         }
     }

@@ -7,7 +7,7 @@ use crate::permission::{self, EXECUTE, READ, WRITE};
 use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
-    Answer, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun, XATTR_VALUE_MAX,
+    Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun, XATTR_VALUE_MAX,
     XattrMode,
 };
 use polvo_region::{Region, RegionError};
@@ -165,13 +165,16 @@ impl Turn<'_> {
     }
 
     pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Answer {
-        let entries = self
+        let page = self
             .on(dir.ino.region(), |r| {
                 self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, READ))?;
-                r.read_dir(dir, after, max.min(ENTRIES_MAX))
+                Ok(DirPage {
+                    entries: r.read_dir(dir, after, max.min(ENTRIES_MAX))?,
+                    next_cookie: r.next_cookie(dir)?,
+                })
             })
             .await?;
-        Ok(Reply::Entries(entries))
+        Ok(Reply::Entries(page))
     }
 
     pub async fn open(&self, inode: InodeRef) -> Answer {

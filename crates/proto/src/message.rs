@@ -206,6 +206,16 @@ pub struct DirEntry {
     pub name: Vec<u8>,
 }
 
+/// A part of a directory's listing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DirPage {
+    /// Names in the order of their cookies; none at the end.
+    pub entries: Vec<DirEntry>,
+    /// Cookie that the next new name gets. Names made later have this one or a greater one, so a listing that ends at what its
+    /// first page says here ends, however busy the directory is.
+    pub next_cookie: u64,
+}
+
 /// A name's inode, found in a directory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Found {
@@ -823,8 +833,8 @@ pub enum Reply {
     Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// To `ListXattr`.
     Names(Vec<serde_bytes::ByteBuf>),
-    /// To `ReadDir`: empty at the end.
-    Entries(Vec<DirEntry>),
+    /// To `ReadDir`.
+    Entries(DirPage),
     /// To `Open`, `Extents`.
     FileMap(FileMap),
     /// To `Write`, `Commit`, `WriteFrom`.

@@ -63,6 +63,14 @@ impl Region {
             .collect())
     }
 
+    /// Cookie that the next new name of a directory gets.
+    ///
+    /// # Errors
+    /// ENOTDIR.
+    pub fn next_cookie(&mut self, dir: InodeRef) -> Result<u64, RegionError> {
+        Ok(self.inode(dir)?.1.directory_body()?.next_cookie())
+    }
+
     /// How the log of a directory goes on for somebody who knows it as of a tail; `None` when that is not remembered.
     ///
     /// # Errors

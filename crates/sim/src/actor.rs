@@ -530,9 +530,9 @@ impl Actor {
     }
 
     async fn read_dir(&self, dir: InodeRef) -> Outcome {
-        let entries = self.client.read_dir(dir, 0, ENTRIES_MAX).await?;
+        let page = self.client.read_dir(dir, 0, ENTRIES_MAX).await?;
         let mut seen = Vec::new();
-        for entry in entries {
+        for entry in page.entries {
             match read_name(&entry.name) {
                 Some(name) => seen.push((name, entry.target, entry.kind)),
                 None => return Err(FsError::Io(format!("a name that nobody has made: {:?}", entry.name))),

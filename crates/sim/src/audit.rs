@@ -63,8 +63,8 @@ pub async fn delete_everything(client: &LocalClient) -> Result<(), String> {
     let mut directories = vec![ROOT];
     let mut found: Vec<(InodeRef, Vec<u8>, FileKind)> = Vec::new();
     while let Some(dir) = directories.pop() {
-        let entries = client.read_dir(dir, 0, 1000).await;
-        for entry in entries.map_err(|error| format!("a listing fails: {error}"))? {
+        let page = client.read_dir(dir, 0, 1000).await;
+        for entry in page.map_err(|error| format!("a listing fails: {error}"))?.entries {
             if entry.kind == FileKind::Directory {
                 directories.push(entry.target);
             }

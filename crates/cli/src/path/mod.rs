@@ -60,18 +60,25 @@ fn last_component(path: &[u8]) -> Option<&[u8]> {
     (name != b"." && name != b"..").then_some(name)
 }
 
-/// All entries of a directory, as they were listed.
+/// The entries of a directory, but for those made since the listing began.
 async fn entries(client: &LocalClient, dir: InodeRef) -> Result<Vec<DirEntry>, FsError> {
     let mut all: Vec<DirEntry> = Vec::new();
+    let mut end = None;
     loop {
         let after = all.last().map_or(0, |e| e.cookie);
         let page = client.read_dir(dir, after, ENTRIES).await?;
-        let Some(last) = page.last() else { return Ok(all) };
+        let end = *end.get_or_insert(page.next_cookie);
+        let Some(last) = page.entries.last().map(|e| e.cookie) else {
+            return Ok(all);
+        };
         // A cookie that does not grow would make this loop endless.
-        if last.cookie <= after {
+        if last <= after {
             return Err(FsError::Io("directory listing does not advance".into()));
         }
-        all.extend(page);
+        all.extend(page.entries.into_iter().take_while(|e| e.cookie < end));
+        if last >= end {
+            return Ok(all);
+        }
     }
 }
 

@@ -208,10 +208,10 @@ impl Caller {
                 .ask(dir.ino.region(), Request::ReadDir { dir, after, max: 1000 })
                 .await?
             {
-                Reply::Entries(entries) if entries.is_empty() => break,
-                Reply::Entries(entries) => {
-                    after = entries.last().unwrap().cookie;
-                    names.extend(entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()));
+                Reply::Entries(page) if page.entries.is_empty() => break,
+                Reply::Entries(page) => {
+                    after = page.entries.last().unwrap().cookie;
+                    names.extend(page.entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()));
                 }
                 other => panic!("{other:?}"),
             }

@@ -242,7 +242,10 @@ fn offsets_and_lengths_that_no_file_has() {
                 max: u32::MAX,
             })
             .await;
-        assert_eq!(known, Ok(Reply::Entries(vec![])));
+        assert!(
+            matches!(&known, Ok(Reply::Entries(page)) if page.entries.is_empty()),
+            "{known:?}"
+        );
     });
 }
 
