@@ -1,12 +1,53 @@
-//! What the system tells of the thread that waits for the answer to a request.
+//! Who waits for the answer to a request, and what the system tells of that thread.
 //!
 //! Two things that the kernel sends do not get through the library: interrupts (`FUSE_INTERRUPT` is answered with
 //! ENOSYS before a file system hears of it) and which of `flock` and `fcntl` asks for a lock. Both can be seen from
 //! outside: the thread sleeps in a system call until it is answered, and `/proc` shows which one, and the signals that
-//! are waiting for it. Where `/proc` does not know the thread (another pid namespace), the questions stay open.
+//! are waiting for it. Supplementary groups and capabilities are no part of a request either. Where `/proc` does not know the thread (another pid namespace), the questions stay open.
 
+use fuser::Request;
 use polvo_proto::LockKind;
 use std::time::Duration;
+
+/// CAP_FSETID of capabilities(7), as a bit of the masks in `/proc`.
+const CAP_FSETID: u64 = 1 << 4;
+
+/// Who sent a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller {
+    pub uid: u32,
+    gid: u32,
+    thread: u32,
+}
+
+impl From<&Request> for Caller {
+    fn from(request: &Request) -> Caller {
+        Caller {
+            uid: request.uid(),
+            gid: request.gid(),
+            thread: request.pid(),
+        }
+    }
+}
+
+impl Caller {
+    /// Whether the set-group-id bit of a file of this group may stay when the caller changes the file.
+    pub fn keeps_set_gid(&self, group: u32) -> bool {
+        if self.gid == group {
+            return true;
+        }
+        match std::fs::read_to_string(format!("/proc/{}/status", self.thread)) {
+            Ok(status) => keeps_set_gid(&status, group),
+            Err(_) => self.uid == 0,
+        }
+    }
+}
+
+fn keeps_set_gid(status: &str, group: u32) -> bool {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
+    let may_anything = u64::from_str_radix(field("CapEff:").trim(), 16).is_ok_and(|mask| mask & CAP_FSETID != 0);
+    may_anything || field("Groups:").split_whitespace().any(|id| id.parse() == Ok(group))
+}
 
 /// A thread that has just sent its request may not be asleep yet; on a busy machine it takes a while (up to 0.5 s).
 const ASLEEP_TRIES: u32 = 1000;
@@ -67,6 +108,15 @@ mod tests {
         assert_eq!(kind_of_call("running\n"), None);
         assert_eq!(kind_of_call("-1 0x0 0x0\n"), Some(LockKind::Unknown));
         assert_eq!(lock_kind(0), LockKind::Unknown);
+    }
+
+    #[test]
+    fn groups_and_capabilities_keep_the_set_gid_bit() {
+        let status = |groups: &str, mask: &str| format!("Name:\tx\nGroups:\t{groups} \nCapEff:\t{mask}\n");
+        assert!(keeps_set_gid(&status("4 20 1000", "0"), 20));
+        assert!(!keeps_set_gid(&status("4 20 1000", "ffffffef"), 2));
+        assert!(keeps_set_gid(&status("", "000001ffffffffff"), 2));
+        assert!(!keeps_set_gid("", 0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use crate::MountOptions;
 use crate::attr::file_attr;
+use crate::caller::Caller;
 use crate::complaints::Complaints;
 use crate::directory::{FETCH, ListError, Listed, OpenDirectory, Taken};
 use crate::error::errno;
@@ -173,15 +174,30 @@ impl PolvoFilesystem {
     }
 
     /// Truncates a file that is opened with `O_TRUNC`, which also takes privilege bits away.
-    pub(crate) async fn truncate_at_open(client: &LocalClient, inode: InodeRef, uid: u32) -> Result<(), FsError> {
+    pub(crate) async fn truncate_at_open(client: &LocalClient, inode: InodeRef, caller: Caller) -> Result<(), FsError> {
         let mut set = SetAttr {
             size: Some(0),
             ..SetAttr::default()
         };
-        if uid != 0 {
-            set.mode = without_privileges(&client.get_attr(inode).await?);
+        if caller.uid != 0 {
+            let attr = client.get_attr(inode).await?;
+            set.mode = without_privileges(&attr, || caller.keeps_set_gid(attr.gid));
         }
         client.set_attr(inode, set).await?;
+        Ok(())
+    }
+
+    /// Takes privilege bits from a file whose contents this caller is about to change.
+    pub(crate) async fn take_privileges(client: &LocalClient, inode: InodeRef, caller: Caller) -> Result<(), FsError> {
+        let attr = client.get_attr(inode).await?;
+        let mode = without_privileges(&attr, || caller.keeps_set_gid(attr.gid));
+        if mode.is_some() {
+            let set = SetAttr {
+                mode,
+                ..SetAttr::default()
+            };
+            client.set_attr(inode, set).await?;
+        }
         Ok(())
     }
 
@@ -192,8 +208,8 @@ impl PolvoFilesystem {
         name: &[u8],
         file: NewFile,
         flags: OpenFlags,
+        caller: Caller,
     ) -> Result<(Attr, Arc<OpenFile>), FsError> {
-        let uid = file.uid;
         match client.create_open(dir, name, file).await {
             Err(FsError::Exists) if flags.0 & libc::O_EXCL == 0 => {}
             result => return result,
@@ -201,7 +217,7 @@ impl PolvoFilesystem {
         // The kernel has checked nothing of this file. Where the answer is not plain, ESTALE makes it look again
         // and open the file by itself.
         let attr = client.lookup(dir, name).await.map_err(|_| FsError::Stale)?;
-        if !owner_may_open(&attr, uid, flags) {
+        if !owner_may_open(&attr, caller.uid, flags) {
             return Err(FsError::Stale);
         }
         let inode = InodeRef {
@@ -210,7 +226,7 @@ impl PolvoFilesystem {
         };
         let open = client.open(inode).await.map_err(|_| FsError::Stale)?;
         if flags.0 & libc::O_TRUNC != 0 {
-            Self::truncate_at_open(client, inode, uid).await?;
+            Self::truncate_at_open(client, inode, caller).await?;
         }
         Ok((client.get_attr(inode).await?, open))
     }

@@ -6,15 +6,16 @@ use polvo_proto::{FallocateMode, RenameMode};
 
 /// Set-user-id bit of a mode.
 const SUID: u32 = 0o4000;
-/// Set-group-id bit, which means that only together with the group's execute bit.
-const SGID: u32 = 0o2000;
+/// Set-group-id bit of a mode.
+pub(crate) const SGID: u32 = 0o2000;
 /// The group's execute bit.
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// Mode of a file after someone without the right to keep them has written to it; `None` when it stays.
-pub(crate) fn without_privileges(attr: &Attr) -> Option<u32> {
+/// Mode of a file after someone without the right to keep them has changed its contents; `None` when it stays. Without the
+/// group's execute bit set-group-id goes as well, unless the caller is of the file's group; `is_member` is asked only then.
+pub(crate) fn without_privileges(attr: &Attr, is_member: impl FnOnce() -> bool) -> Option<u32> {
     let mut mode = attr.mode & !SUID;
-    if mode & GROUP_EXECUTE != 0 {
+    if mode & SGID != 0 && (mode & GROUP_EXECUTE != 0 || !is_member()) {
         mode &= !SGID;
     }
     (attr.kind == FileKind::File && mode != attr.mode).then_some(mode)
@@ -85,18 +86,17 @@ mod tests {
 
     #[test]
     fn writing_takes_privileges_from_files() {
-        let after = |mode| without_privileges(&attr(FileKind::File, mode, 0));
+        let after = |mode| without_privileges(&attr(FileKind::File, mode, 0), || true);
         assert_eq!(after(0o4755), Some(0o0755));
         assert_eq!(after(0o6755), Some(0o0755));
         assert_eq!(after(0o2755), Some(0o0755));
-        assert_eq!(
-            after(0o2745),
-            None,
-            "without the group's x bit it asks for mandatory locking, not for privileges"
-        );
+        assert_eq!(after(0o2745), None, "a member of the group, and nothing to execute");
+        let stranger = |mode| without_privileges(&attr(FileKind::File, mode, 0), || false);
+        assert_eq!(stranger(0o2745), Some(0o0745));
+        assert_eq!(stranger(0o0745), None);
         assert_eq!(after(0o6745), Some(0o2745));
         assert_eq!(after(0o1644), None);
-        assert_eq!(without_privileges(&attr(FileKind::Directory, 0o2775, 0)), None);
+        assert_eq!(without_privileges(&attr(FileKind::Directory, 0o2775, 0), || true), None);
     }
 
     #[test]

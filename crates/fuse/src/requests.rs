@@ -1,10 +1,11 @@
 //! One method a request of the kernel: a client call and a reply.
 
 use crate::attr::{file_attr, kind_of_mode, time_change};
+use crate::caller::Caller;
 use crate::directory::{Listed, OpenDirectory, Taken};
 use crate::error::{errno, errno_of_inode};
 use crate::filesystem::{NO_CACHING, PolvoFilesystem, known};
-use crate::flags::{fallocate_mode, rename_mode, without_privileges};
+use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
 use crate::lock_requests::LockCaller;
 use crate::open_file::OpenHandle;
 use crate::xattr;
@@ -121,7 +122,7 @@ impl Filesystem for PolvoFilesystem {
 
     fn setattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -140,7 +141,7 @@ impl Filesystem for PolvoFilesystem {
         self.guard("setattr", || {
             let (atime, mtime): (Option<TimeChange>, Option<TimeChange>) =
                 (atime.map(time_change), mtime.map(time_change));
-            let set = SetAttr {
+            let mut set = SetAttr {
                 mode: mode.map(|mode| mode & 0o7777),
                 uid,
                 gid,
@@ -148,7 +149,15 @@ impl Filesystem for PolvoFilesystem {
                 atime,
                 mtime,
             };
+            let caller = Caller::from(req);
+            // the kernel's part of this goes by the execute bits alone
+            let takes_privileges = caller.uid != 0 && (size.is_some() || uid.is_some() || gid.is_some());
             match self.with_inode("setattr", ino, |client, inode| async move {
+                if takes_privileges {
+                    let mut attr = client.get_attr(inode).await?;
+                    attr.mode = set.mode.unwrap_or(attr.mode);
+                    set.mode = without_privileges(&attr, || caller.keeps_set_gid(attr.gid)).or(set.mode);
+                }
                 client.set_attr(inode, set).await
             }) {
                 Ok(attr) => reply.attr(&NO_CACHING, &file_attr(&attr)),
@@ -265,11 +274,11 @@ impl Filesystem for PolvoFilesystem {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.guard("open", || {
-            let uid = req.uid();
+            let caller = Caller::from(req);
             let opened = self.with_inode("open", ino, |client, inode| async move {
                 let file = client.open(inode).await?;
                 if flags.0 & libc::O_TRUNC != 0 {
-                    Self::truncate_at_open(&client, inode, uid).await?;
+                    Self::truncate_at_open(&client, inode, caller).await?;
                 }
                 Ok(file)
             });
@@ -292,9 +301,9 @@ impl Filesystem for PolvoFilesystem {
     ) {
         self.guard("create", || {
             let file = new_file(req, FileKind::File, mode, umask);
-            let (name, flags) = (name.as_bytes(), OpenFlags(flags));
+            let (name, flags, caller) = (name.as_bytes(), OpenFlags(flags), Caller::from(req));
             let opened = self.with_inode("create", parent, |client, dir| async move {
-                Self::create_or_open(&client, dir, name, file, flags).await
+                Self::create_or_open(&client, dir, name, file, flags, caller).await
             });
             match opened {
                 Ok((attr, file)) => {
@@ -344,7 +353,7 @@ impl Filesystem for PolvoFilesystem {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -360,20 +369,10 @@ impl Filesystem for PolvoFilesystem {
             }
             // Pages of a mapping are written where they belong, however the file was opened.
             let append = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+            let caller = Caller::from(req);
             let written = self.with_file("write", fh, |client, file| async move {
                 if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                    let mode = without_privileges(&client.get_attr(file.inode()).await?);
-                    if mode.is_some() {
-                        client
-                            .set_attr(
-                                file.inode(),
-                                SetAttr {
-                                    mode,
-                                    ..SetAttr::default()
-                                },
-                            )
-                            .await?;
-                    }
+                    Self::take_privileges(&client, file.inode(), caller).await?;
                 }
                 if append {
                     client.append(&file, data).await?;
@@ -575,7 +574,7 @@ impl Filesystem for PolvoFilesystem {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -593,7 +592,19 @@ impl Filesystem for PolvoFilesystem {
             let Some(name) = xattr::stored_name(name.as_bytes(), self.acl) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
+            let caller = Caller::from(req);
             let done = self.with_inode("setxattr", ino, |client, inode| async move {
+                // the permission bits follow a list; chmod would take the bit from who is not of the group
+                if name == xattr::ACCESS_LIST {
+                    let attr = client.get_attr(inode).await?;
+                    if attr.mode & SGID != 0 && !caller.keeps_set_gid(attr.gid) {
+                        let set = SetAttr {
+                            mode: Some(attr.mode & !SGID),
+                            ..SetAttr::default()
+                        };
+                        client.set_attr(inode, set).await?;
+                    }
+                }
                 client.set_xattr(inode, name, value, mode).await
             });
             reply_empty(done.map_err(|error| errno_of_inode(&error)), reply);
@@ -645,7 +656,7 @@ impl Filesystem for PolvoFilesystem {
 
     fn fallocate(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -657,7 +668,11 @@ impl Filesystem for PolvoFilesystem {
             let Some(mode) = fallocate_mode(mode) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
+            let caller = Caller::from(req);
             let done = self.with_file("fallocate", fh, |client, file| async move {
+                if caller.uid != 0 {
+                    Self::take_privileges(&client, file.inode(), caller).await?;
+                }
                 client.fallocate(&file, mode, offset, length).await
             });
             reply_empty(done, reply);

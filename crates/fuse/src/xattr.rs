@@ -18,7 +18,9 @@ const OWN_AS_USER: &[u8] = b"user.polvo.";
 const STORED: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 /// Access control lists.
-const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const LISTS: [&[u8]; 2] = [ACCESS_LIST, b"system.posix_acl_default"];
+/// The one that says who may do what with the inode itself.
+pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 
 /// The name under which an attribute is stored; `None` for a name space that is not supported. `acl`: the kernel enforces
 /// access control lists.

@@ -386,3 +386,104 @@ fn unmounting() {
     drop(mount_at(&m.client, &m.dir, "").expect("mounted again"));
     assert_eq!(fs::read_dir(&m.dir).expect("listed").count(), 0);
 }
+
+/// Does something as another user: a thread has ids of its own.
+fn as_user<T: Send>(uid: u32, gid: u32, groups: &[u32], f: impl FnOnce() -> T + Send) -> T {
+    use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+    std::thread::scope(|scope| {
+        let acting = scope.spawn(move || {
+            let groups: Vec<_> = groups.iter().map(|id| rustix::process::Gid::from_raw(*id)).collect();
+            set_thread_groups(&groups).expect("root may");
+            set_thread_gid(rustix::process::Gid::from_raw(gid)).expect("root may");
+            set_thread_uid(rustix::process::Uid::from_raw(uid)).expect("root may");
+            f()
+        });
+        acting.join().expect("what it does is checked by its caller")
+    })
+}
+
+/// xfstests generic/093.
+#[test]
+fn who_changes_a_program_takes_its_capabilities_away() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("program");
+    let file = read_write(&path).open(&path).expect("created");
+    // version 2, effective: CAP_NET_RAW
+    let capabilities = [[1, 0, 0, 2], [0, 32, 0, 0], [0; 4], [0; 4], [0; 4]].concat();
+    let large = vec![1; 64 << 10];
+    let changes: [(&str, &dyn Fn()); 6] = [
+        ("a small write", &|| file.write_all_at(b"x", 3).expect("written")),
+        ("a large write", &|| file.write_all_at(&large, 3).expect("written")),
+        ("an append", &|| {
+            let mut end = OpenOptions::new().append(true).open(&path).expect("opened");
+            end.write_all(b"more").expect("appended");
+        }),
+        ("a truncation", &|| file.set_len(10).expect("cut")),
+        ("a hole", &|| {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&file, flags, 0, 5).expect("punched");
+        }),
+        ("another owner", &|| {
+            std::os::unix::fs::chown(&path, Some(7), None).expect("given")
+        }),
+    ];
+    for (what, change) in changes {
+        rustix::fs::setxattr(&path, "security.capability", &capabilities, XattrFlags::empty()).expect("set");
+        let mut value = [0; 32];
+        assert_eq!(
+            rustix::fs::getxattr(&path, "security.capability", &mut value),
+            Ok(20),
+            "{what}"
+        );
+        change();
+        let after = rustix::fs::getxattr(&path, "security.capability", &mut value);
+        assert_eq!(after, Err(Errno::NODATA), "{what}");
+    }
+}
+
+/// xfstests generic/375, 683 to 685.
+#[test]
+fn the_set_group_id_bit_goes_when_a_stranger_to_the_group_changes_a_file() {
+    let Some(m) = mounted("acl") else { return };
+    const OWNER: u32 = 1007;
+    const GROUP: u32 = 2007;
+    let path = m.dir.join("marked");
+    fs::set_permissions(&m.dir, fs::Permissions::from_mode(0o777)).expect("changed");
+    let file = || OpenOptions::new().read(true).write(true).open(&path).expect("opened");
+    let allocate = |flags| rustix::fs::fallocate(file(), flags, 0, 5).expect("allocated");
+    // owner, owning group and others, as permission bits would say it
+    let entry = |tag: u16, allows: u16| [tag.to_le_bytes(), allows.to_le_bytes(), [0xff; 2], [0xff; 2]].concat();
+    let list = [2u32.to_le_bytes().to_vec(), entry(1, 6), entry(4, 6), entry(0x20, 4)].concat();
+    let changes: [(&str, &(dyn Fn() + Sync)); 7] = [
+        ("a write", &|| file().write_all_at(b"x", 3).expect("written")),
+        ("a truncation", &|| file().set_len(3).expect("cut")),
+        ("opening it empty", &|| {
+            drop(
+                OpenOptions::new()
+                    .write(true)
+                    .truncate(true)
+                    .open(&path)
+                    .expect("opened"),
+            )
+        }),
+        ("fallocate", &|| allocate(FallocateFlags::empty())),
+        ("a hole", &|| {
+            allocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE)
+        }),
+        ("zeros", &|| allocate(FallocateFlags::ZERO_RANGE)),
+        ("a list", &|| {
+            rustix::fs::setxattr(&path, "system.posix_acl_access", &list, XattrFlags::empty()).expect("set");
+        }),
+    ];
+    for (what, change) in changes {
+        for (who, groups, keeps) in [("a stranger", &[][..], false), ("a member", &[GROUP][..], true)] {
+            let _ = fs::remove_file(&path);
+            fs::write(&path, b"contents").expect("written");
+            std::os::unix::fs::chown(&path, Some(OWNER), Some(GROUP)).expect("given");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o2664)).expect("changed");
+            as_user(OWNER, OWNER, groups, change);
+            let mode = fs::metadata(&path).expect("there").mode() & 0o7000;
+            assert_eq!(mode, if keeps { 0o2000 } else { 0 }, "{what} by {who}");
+        }
+    }
+}

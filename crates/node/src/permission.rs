@@ -150,23 +150,25 @@ fn clear_privileges(cred: &Cred, attr: &Attr, set: &mut SetAttr) {
     let changes_owner = set.uid.is_some() || set.gid.is_some();
     let truncates = set.size.is_some() && user(cred).is_some();
     if attr.kind != FileKind::Directory && (changes_owner || truncates) && set.mode.is_none() {
-        set.mode = without_privileges(attr.mode);
+        set.mode = without_privileges(cred, attr);
     }
 }
 
-/// The mode after a change of owner or contents; `None` when it stays.
-fn without_privileges(mode: u32) -> Option<u32> {
-    let mut cleared = mode & !SET_UID;
-    if mode & GROUP_EXECUTE != 0 {
+/// The mode after a change of owner or contents by this caller; `None` when it stays. Set-group-id without the group's
+/// execute bit goes where the caller is not of the group.
+fn without_privileges(cred: &Cred, attr: &Attr) -> Option<u32> {
+    let is_stranger = user(cred).is_some_and(|user| !user.is_member(attr.gid));
+    let mut cleared = attr.mode & !SET_UID;
+    if attr.mode & GROUP_EXECUTE != 0 || is_stranger {
         cleared &= !SET_GID;
     }
-    (cleared != mode).then_some(cleared)
+    (cleared != attr.mode).then_some(cleared)
 }
 
 /// The change of mode that comes with a write by this caller, if any.
 pub(crate) fn mode_after_write(cred: &Cred, attr: &Attr) -> Option<SetAttr> {
     user(cred)?;
-    without_privileges(attr.mode).map(|mode| SetAttr {
+    without_privileges(cred, attr).map(|mode| SetAttr {
         mode: Some(mode),
         ..SetAttr::default()
     })
@@ -303,6 +305,11 @@ mod tests {
                 .mode,
             Some(0o755)
         );
+        let marked = attr(FileKind::File, 0o2664, 1, 2);
+        let written_by = |user: Cred| mode_after_write(&user, &marked).and_then(|set| set.mode);
+        assert_eq!(written_by(user(1, 2, &[])), None, "a member of the group");
+        assert_eq!(written_by(user(1, 9, &[7])), Some(0o664), "a stranger to it");
+        assert_eq!(written_by(user(0, 0, &[])), None, "root");
         assert_eq!(
             set_attr(&user(0, 0, &[]), &program, &chown(Some(4), None))
                 .unwrap()

@@ -20,6 +20,10 @@ const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
 /// Most bytes of extended attributes, names and values, of one inode.
 const XATTRS_MAX: usize = 64 << 10;
 
+/// What the program in a file may do beyond its caller (capabilities(7)). Whoever changes contents or owner takes it away,
+/// root too: the kernel leaves that to the file system where it writes past the page cache.
+const CAPABILITIES: &[u8] = b"security.capability";
+
 /// A small write that was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stored {
@@ -87,6 +91,9 @@ impl Region {
             };
             if set.size.is_none() || change != only_size {
                 entries.push(Entry::SetAttr(change));
+            }
+            if set.size.is_some() || set.uid.is_some() || set.gid.is_some() {
+                entries.extend(inode.without_capabilities(now_ns));
             }
             match xattr {
                 Some((name, Some(value))) => {
@@ -157,7 +164,7 @@ impl Region {
             let (store, inode) = region.inode(inode)?;
             let size = inode.attr.size;
             let offset = if append { size } else { offset };
-            let view = inode.file_body()?;
+            inode.file_body()?;
             if bytes.len() > EAGER_MAX {
                 return Err(invalid(format!("eager write of {} bytes", bytes.len())));
             }
@@ -165,11 +172,18 @@ impl Region {
                 .checked_add(bytes.len() as u64)
                 .filter(|&end| end <= FILE_SIZE_MAX);
             end.ok_or(FsError::FileTooLarge)?;
-            let before = inode.tail;
             if bytes.is_empty() {
-                return Ok(Stored { offset, before });
+                return Ok(Stored {
+                    offset,
+                    before: inode.tail,
+                });
             }
+            if let Some(entry) = inode.without_capabilities(now_ns) {
+                store.append(inode, &[entry], Urgency::Normal, |_| ())?;
+            }
+            let before = inode.tail;
             store.fetch_log_end(inode);
+            let view = inode.file_body()?;
             view.read().index.fetch(offset);
             let placed = Placed::new(store, view, offset, size, bytes.len() as u64)?;
             let (entries, n) = placed.entries(store, offset, bytes, now_ns);
@@ -217,7 +231,8 @@ impl Region {
             let inode = region.cache.get(store, slot)?;
             let before = inode.tail;
             let base = if append { inode.attr.size } else { 0 };
-            let entries = check_runs(store, runs, base, now_ns)?;
+            let mut entries = check_runs(store, runs, base, now_ns)?;
+            entries.extend(inode.without_capabilities(now_ns));
             sessions.consume(session, runs)?;
             if let Err(e) = store.append(inode, &entries, Urgency::Normal, |_| ()) {
                 sessions.unconsume(session, runs);
@@ -271,6 +286,7 @@ impl Region {
                 });
             }
             if !entries.is_empty() {
+                entries.extend(inode.without_capabilities(now_ns));
                 let urgency = if hole { Urgency::Frees } else { Urgency::Normal };
                 store.append(inode, &entries, urgency, |_| ())?;
             }
@@ -342,6 +358,16 @@ impl Region {
 }
 
 impl Inode {
+    /// The entry that takes the file's capabilities away, if it has any.
+    #[inline]
+    fn without_capabilities(&self, time_ns: i64) -> Option<Entry<'static>> {
+        let has_some = !self.xattrs.is_empty() && self.xattrs.contains_key(CAPABILITIES);
+        has_some.then_some(Entry::DelXattr {
+            name: CAPABILITIES,
+            time_ns,
+        })
+    }
+
     /// E2BIG for a value, or a sum of all with it, over the limits.
     fn has_room_for_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), RegionError> {
         let all: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
