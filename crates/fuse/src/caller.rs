@@ -53,31 +53,63 @@ fn keeps_set_gid(status: &str, group: u32) -> bool {
 const ASLEEP_TRIES: u32 = 1000;
 const ASLEEP_PAUSE: Duration = Duration::from_micros(500);
 
-/// Which system call a thread that locks all of a file is in.
-pub(crate) fn lock_kind(thread: u32) -> LockKind {
+/// The system call by which a thread asks for a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LockCall {
+    /// `flock`.
+    Flock,
+    /// `fcntl`, for the process.
+    Process,
+    /// `fcntl`, for the open file.
+    OpenFile,
+    Unknown,
+}
+
+impl LockCall {
+    /// What it says of a lock on all of a file.
+    pub(crate) fn kind(self) -> LockKind {
+        match self {
+            LockCall::Flock => LockKind::Whole,
+            LockCall::Process | LockCall::OpenFile => LockKind::Range,
+            LockCall::Unknown => LockKind::Unknown,
+        }
+    }
+
+    /// The owner is surely an open file.
+    pub(crate) fn is_open_file(self) -> bool {
+        matches!(self, LockCall::Flock | LockCall::OpenFile)
+    }
+}
+
+/// Which system call a thread that waits for a lock is in.
+pub(crate) fn lock_call(thread: u32) -> LockCall {
     for _ in 0..ASLEEP_TRIES {
         let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
-            return LockKind::Unknown;
+            return LockCall::Unknown;
         };
-        match kind_of_call(&call) {
-            Some(kind) => return kind,
+        match parse_call(&call) {
+            Some(call) => return call,
             None => std::thread::sleep(ASLEEP_PAUSE),
         }
     }
-    LockKind::Unknown
+    LockCall::Unknown
 }
 
-/// `None` while the thread runs.
-fn kind_of_call(call: &str) -> Option<LockKind> {
-    let number = call.split_whitespace().next()?;
+/// Number and arguments of a system call; `None` while the thread runs.
+fn parse_call(call: &str) -> Option<LockCall> {
+    let mut words = call.split_whitespace();
+    let number = words.next()?;
     if number == "running" {
         return None;
     }
-    Some(match number.parse::<i64>() {
-        Ok(libc::SYS_flock) => LockKind::Whole,
-        Ok(libc::SYS_fcntl) => LockKind::Range,
+    let command = words.nth(1).and_then(|word| word.strip_prefix("0x"));
+    let command = command.and_then(|digits| i32::from_str_radix(digits, 16).ok());
+    Some(match (number.parse::<i64>(), command) {
+        (Ok(libc::SYS_flock), _) => LockCall::Flock,
+        (Ok(libc::SYS_fcntl), Some(libc::F_SETLK | libc::F_SETLKW)) => LockCall::Process,
+        (Ok(libc::SYS_fcntl), Some(libc::F_OFD_SETLK | libc::F_OFD_SETLKW)) => LockCall::OpenFile,
         // a program for another word size, or one that has somebody else lock for it
-        _ => LockKind::Unknown,
+        _ => LockCall::Unknown,
     })
 }
 
@@ -103,11 +135,12 @@ mod tests {
     #[test]
     fn the_call_a_thread_sleeps_in() {
         let (flock, fcntl) = (libc::SYS_flock, libc::SYS_fcntl);
-        assert_eq!(kind_of_call(&format!("{flock} 0x3 0x2 0x0\n")), Some(LockKind::Whole));
-        assert_eq!(kind_of_call(&format!("{fcntl} 0x3 0x7 0x0\n")), Some(LockKind::Range));
-        assert_eq!(kind_of_call("running\n"), None);
-        assert_eq!(kind_of_call("-1 0x0 0x0\n"), Some(LockKind::Unknown));
-        assert_eq!(lock_kind(0), LockKind::Unknown);
+        assert_eq!(parse_call(&format!("{flock} 0x3 0x2 0x0\n")), Some(LockCall::Flock));
+        assert_eq!(parse_call(&format!("{fcntl} 0x3 0x7 0x0\n")), Some(LockCall::Process));
+        assert_eq!(parse_call(&format!("{fcntl} 0x3 0x26 0x0\n")), Some(LockCall::OpenFile));
+        assert_eq!(parse_call("running\n"), None);
+        assert_eq!(parse_call("-1 0x0 0x0\n"), Some(LockCall::Unknown));
+        assert_eq!(lock_call(0), LockCall::Unknown);
     }
 
     #[test]

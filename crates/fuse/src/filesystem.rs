@@ -12,6 +12,7 @@ use crate::error::errno;
 use crate::flags::{owner_may_open, without_privileges};
 use crate::handles::Handles;
 use crate::inodes::Inodes;
+use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
 use crate::open_file::OpenHandle;
 use fuser::{Errno, FileHandle, Generation, INodeNo, OpenFlags, ReplyEntry};
@@ -41,6 +42,7 @@ pub(crate) struct PolvoFilesystem {
     pub(crate) locks: bool,
     /// The kernel enforces access control lists.
     pub(crate) acl: bool,
+    pub(crate) lock_owners: Arc<LockOwners>,
     pub(crate) lock_waits: LockWaits,
     /// Cleared at the end of the session.
     alive: Arc<AtomicBool>,
@@ -74,8 +76,10 @@ impl PolvoFilesystem {
         if options.access_times && !options.read_only {
             client.keep_access_times();
         }
+        let lock_owners = Arc::new(LockOwners::default());
         PolvoFilesystem {
-            lock_waits: LockWaits::new(&client),
+            lock_waits: LockWaits::new(&client, &lock_owners),
+            lock_owners,
             client,
             inodes: Inodes::new(),
             files: Handles::new(),

@@ -27,6 +27,7 @@ mod filesystem;
 mod flags;
 mod handles;
 mod inodes;
+mod lock_owners;
 mod lock_requests;
 mod lock_waits;
 mod mount;

@@ -1,13 +1,15 @@
 //! Requests of the kernel about locks.
 
-use crate::caller::lock_kind;
+use crate::caller::lock_call;
 use crate::error::errno;
 use crate::filesystem::PolvoFilesystem;
-use crate::lock_waits::LockWait;
+use crate::lock_owners::Entered;
+use crate::lock_waits::{LockWait, keep_for_owner};
 use crate::open_file::OpenHandle;
 use fuser::{Errno, FileHandle, LockOwner, ReplyEmpty};
 use polvo_client::LockAnswer;
-use polvo_proto::{FsError, LockAsk, LockKind, LockMode, LockRange, LockTicket};
+use polvo_proto::{FsError, InodeRef, LockAsk, LockKind, LockMode, LockRange, LockTicket};
+use std::cell::LazyCell;
 use std::ops::RangeInclusive;
 
 /// Who asks for a lock.
@@ -51,9 +53,12 @@ impl PolvoFilesystem {
             Ok(handle) => handle,
             Err(errno) => return reply.error(errno),
         };
-        let (inode, owner, range) = (handle.file.inode(), caller.owner.0, range_of(&bytes));
+        let (inode, name, range) = (handle.file.inode(), caller.owner.0, range_of(&bytes));
         let complain = |error: &FsError| self.complaints.failed("lock", inode.ino.0, error);
         if typ == libc::F_UNLCK {
+            let Some(owner) = self.lock_owners.key(inode, name) else {
+                return reply.ok();
+            };
             let unlocked = self
                 .client
                 .run(|client| async move { client.unlock(inode, owner, range).await });
@@ -68,11 +73,17 @@ impl PolvoFilesystem {
         let Some(mode) = mode_of(typ) else {
             return reply.error(Errno::EINVAL);
         };
+        let call = LazyCell::new(|| lock_call(caller.thread));
         let kind = if range == LockRange::ALL {
-            lock_kind(caller.thread)
+            call.kind()
         } else {
             LockKind::Range
         };
+        handle.note_locker(name);
+        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, || call.is_open_file());
+        if let Some(ended) = ended {
+            self.let_go(inode, ended);
+        }
         let ask = LockAsk {
             owner,
             kind,
@@ -80,19 +91,23 @@ impl PolvoFilesystem {
             range,
             pid: caller.pid,
         };
-        handle.note_locker(owner);
         let ticket = wait.then(|| LockTicket {
             number: self.client.next_lock_ticket(),
             wait_ms: 0,
         });
-        let asked = self
-            .client
-            .run(|client| async move { client.lock(inode, ask, ticket).await });
+        let asked = self.client.run(|client| async move {
+            let answer = client.lock(inode, ask, ticket).await?;
+            if answer == LockAnswer::Granted {
+                keep_for_owner(&client, &self.lock_owners, &ask, inode, name).await?;
+            }
+            Ok(answer)
+        });
         match (asked, ticket) {
             (Ok(LockAnswer::Granted), _) => reply.ok(),
             (Ok(LockAnswer::Queued), Some(ticket)) => self.lock_waits.begin(LockWait {
                 file: handle.file.clone(),
                 ask,
+                owner: name,
                 ticket: ticket.number,
                 thread: caller.thread,
                 reply,
@@ -114,8 +129,9 @@ impl PolvoFilesystem {
         typ: i32,
         pid: u32,
     ) -> Result<Option<(RangeInclusive<u64>, i32, u32)>, Errno> {
+        let inode = self.files.get(fh)?.file.inode();
         let ask = LockAsk {
-            owner: owner.0,
+            owner: self.lock_owners.key(inode, owner.0).unwrap_or(owner.0),
             kind: LockKind::Range,
             mode: mode_of(typ).ok_or(Errno::EINVAL)?,
             range: range_of(&bytes),
@@ -137,21 +153,33 @@ impl PolvoFilesystem {
     pub(crate) fn close_locks(&self, fh: FileHandle, owner: LockOwner) -> Result<(), Errno> {
         let handle = self.files.get(fh)?;
         handle.forget_locker(owner.0);
+        let Some(owner) = self.lock_owners.closed(handle.file.inode(), owner.0) else {
+            return Ok(());
+        };
         self.with_file("flush", fh, |client, file| async move {
-            client.release_locks(file.inode(), owner.0).await
+            client.release_locks(file.inode(), owner).await
         })
     }
 
-    /// An open file ends: its own locks do, too. (Those of processes have ended when these closed it.)
-    pub(crate) fn end_locks(&self, handle: &OpenHandle) {
+    /// An open file ends, whose number nobody else may have yet: its own locks do, too. (Those of processes have ended when
+    /// these closed it.)
+    pub(crate) fn end_locks(&self, fh: FileHandle, handle: &OpenHandle) {
         let inode = handle.file.inode();
-        for owner in handle.lockers() {
-            let released = self
-                .client
-                .run(|client| async move { client.release_locks(inode, owner).await });
-            if let Err(error) = released {
-                self.complaints.failed("release", inode.ino.0, &error);
+        for name in handle.lockers() {
+            if let Some(owner) = self.lock_owners.ended(inode, name, fh) {
+                self.let_go(inode, owner);
+                self.lock_owners.told(inode, name, owner);
             }
+        }
+    }
+
+    /// Lets go of all locks of an open file that has ended.
+    fn let_go(&self, inode: InodeRef, owner: u64) {
+        let released = self
+            .client
+            .run(|client| async move { client.release_locks(inode, owner).await });
+        if let Err(error) = released {
+            self.complaints.failed("release", inode.ino.0, &error);
         }
     }
 
@@ -165,6 +193,7 @@ impl PolvoFilesystem {
         let inode = handle.file.inode();
         of_handle
             .chain(owner.map(|owner| owner.0))
+            .filter_map(|name| self.lock_owners.key(inode, name))
             .any(|owner| self.client.has_lost_locks(inode, owner))
     }
 }

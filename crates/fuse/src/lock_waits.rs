@@ -8,10 +8,11 @@
 
 use crate::caller::is_signalled;
 use crate::error::errno;
+use crate::lock_owners::LockOwners;
 use fuser::{Errno, ReplyEmpty};
 use parking_lot::Mutex;
 use polvo_client::{Client, LocalClient, LockAnswer, OpenFile};
-use polvo_proto::{FsError, LOCK_WAIT_MAX_MS, LockAsk, LockTicket};
+use polvo_proto::{FsError, InodeRef, LOCK_WAIT_MAX_MS, LockAsk, LockRange, LockTicket};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct LockWait {
     pub(crate) file: Arc<OpenFile>,
     pub(crate) ask: LockAsk,
+    /// Who waits, as the kernel names it.
+    pub(crate) owner: u64,
     /// Its place in the queue.
     pub(crate) ticket: u64,
     /// The thread that waits.
@@ -41,13 +44,15 @@ pub(crate) struct LockWait {
 /// All waits of a mount.
 pub(crate) struct LockWaits {
     client: Arc<Client>,
+    owners: Arc<LockOwners>,
     begin: Mutex<Option<UnboundedSender<LockWait>>>,
 }
 
 impl LockWaits {
-    pub(crate) fn new(client: &Arc<Client>) -> LockWaits {
+    pub(crate) fn new(client: &Arc<Client>, owners: &Arc<LockOwners>) -> LockWaits {
         LockWaits {
             client: client.clone(),
+            owners: owners.clone(),
             begin: Mutex::new(None),
         }
     }
@@ -73,14 +78,14 @@ impl LockWaits {
     /// Starts the thread, which ends with the mount: when this is dropped, and what still waits then is answered EIO.
     fn start(&self) -> std::io::Result<UnboundedSender<LockWait>> {
         let (sender, mut begun) = unbounded_channel::<LockWait>();
-        let client = self.client.clone();
+        let (client, owners) = (self.client.clone(), self.owners.clone());
         let thread = std::thread::Builder::new().name("polvo-lockwait".into());
         thread.spawn(move || {
             client.run(|local| async move {
                 let long_asks = Rc::new(Semaphore::new(LONG_ASKS));
                 let mut waits = tokio::task::JoinSet::new();
                 while let Some(wait) = begun.recv().await {
-                    waits.spawn_local(wait_for_lock(local.clone(), wait, long_asks.clone()));
+                    waits.spawn_local(wait_for_lock(local.clone(), owners.clone(), wait, long_asks.clone()));
                     while waits.try_join_next().is_some() {}
                 }
             });
@@ -89,10 +94,29 @@ impl LockWaits {
     }
 }
 
-async fn wait_for_lock(client: Rc<LocalClient>, wait: LockWait, long_asks: Rc<Semaphore>) {
-    match outcome(&client, &wait, &long_asks).await {
+async fn wait_for_lock(client: Rc<LocalClient>, owners: Arc<LockOwners>, wait: LockWait, long_asks: Rc<Semaphore>) {
+    let mut ended = outcome(&client, &wait, &long_asks).await;
+    if ended.is_ok() {
+        ended = keep_for_owner(&client, &owners, &wait.ask, wait.file.inode(), wait.owner).await;
+    }
+    match ended {
         Ok(()) => wait.reply.ok(),
         Err(error) => wait.reply.error(errno(&error)),
+    }
+}
+
+/// A lock was granted. A process that has closed the file meanwhile (by another thread) has let go of it already, maybe before
+/// it was there: nobody would do so again.
+pub(crate) async fn keep_for_owner(
+    client: &LocalClient,
+    owners: &LockOwners,
+    ask: &LockAsk,
+    inode: InodeRef,
+    owner: u64,
+) -> Result<(), FsError> {
+    match owners.key(inode, owner) {
+        Some(key) if key == ask.owner => Ok(()),
+        _ => client.unlock(inode, ask.owner, LockRange::ALL).await,
     }
 }
 

@@ -10,8 +10,8 @@ pub(crate) struct OpenHandle {
     pub(crate) file: Arc<OpenFile>,
     /// Opened with `O_NOATIME`.
     pub(crate) leaves_access_time: bool,
-    /// Owners that have asked for locks by way of this handle and have not closed the file since: processes, and this
-    /// open file itself (`flock`, open file description locks).
+    /// Owners that have asked for locks by way of this handle and have not closed the file since, as the kernel names them:
+    /// processes, and this open file itself (`flock`, open file description locks).
     lockers: Mutex<Vec<u64>>,
 }
 

@@ -409,8 +409,11 @@ impl Filesystem for PolvoFilesystem {
         reply: ReplyEmpty,
     ) {
         self.guard("release", || {
-            let handle = self.files.remove(fh);
-            reply_empty(handle.map(|handle| self.end_locks(&handle)), reply);
+            let ended = self.files.get(fh).and_then(|handle| {
+                self.end_locks(fh, &handle);
+                self.files.remove(fh)
+            });
+            reply_empty(ended.map(drop), reply);
         });
     }
 

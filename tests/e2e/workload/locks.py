@@ -1,6 +1,8 @@
 """Processes that lock: see tests/e2e/locks.
 
     locks.py count KIND FILE ROUNDS     adds ROUNDS to the number in FILE, one by one, each under a lock (fcntl, flock)
+    locks.py recount KIND FILE ROUNDS   the same, opening FILE for each lock and closing it in place of unlocking (flock,
+                                        ofd: a lock of the open file)
     locks.py hold KIND FILE FIRST LEN   locks, says "held", holds until its stdin ends
     locks.py wait KIND FILE FIRST LEN   waits for a lock, says how many seconds that took, holds until its stdin ends
     locks.py try KIND FILE FIRST LEN    says "free", "locked" or, for fcntl, "locked by PID"
@@ -18,10 +20,16 @@ import sys
 import time
 
 
+# what Python 3.11 lacks
+F_OFD_SETLKW = 38
+
+
 def take(kind, fd, first, length, wait=True):
     how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
     if kind == "flock":
         fcntl.flock(fd, how)
+    elif kind == "ofd":
+        fcntl.fcntl(fd, F_OFD_SETLKW, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, first, length, 0))
     else:
         fcntl.lockf(fd, how, length, first)
 
@@ -37,13 +45,25 @@ def opened(path):
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
+def add_one(fd):
+    number = int(os.pread(fd, 32, 0) or b"0")
+    os.pwrite(fd, b"%020d" % (number + 1), 0)
+
+
 def count(kind, path, rounds):
     fd = opened(path)
     for _ in range(int(rounds)):
         take(kind, fd, 0, 0)
-        number = int(os.pread(fd, 32, 0) or b"0")
-        os.pwrite(fd, b"%020d" % (number + 1), 0)
+        add_one(fd)
         drop(kind, fd, 0, 0)
+
+
+def recount(kind, path, rounds):
+    for _ in range(int(rounds)):
+        fd = opened(path)
+        take(kind, fd, 0, 0)
+        add_one(fd)
+        os.close(fd)
 
 
 def hold(kind, path, first, length, wait=False):
@@ -99,6 +119,7 @@ def interrupt(kind, path):
 
 COMMANDS = {
     "count": count,
+    "recount": recount,
     "hold": hold,
     "wait": lambda *of: hold(*of, wait=True),
     "try": attempt,
