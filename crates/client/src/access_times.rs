@@ -2,7 +2,8 @@
 //!
 //! A read sends nothing. It notes the inode, and a moment later the maintenance tells the primaries of all inodes noted in
 //! one request each; a primary applies the rule (`Region::accessed`). A file's reads note it once for each state of its
-//! log, so files that do not change are not asked about again. Looking at the attributes of an inode that is noted sends
+//! log, so files that do not change are not asked about again. The note says of which state, so that it cannot undo what
+//! was set after the read. Looking at the attributes of an inode that is noted sends
 //! the note first, so this client sees its own reads at once; others see them within a moment.
 //!
 //! Times are a courtesy: a note that cannot be delivered is lost, and so are notes beyond [`NOTED_MAX`].
@@ -22,12 +23,20 @@ const NOTED_MAX: usize = 1 << 14;
 /// A file that is read without being changed has its access time moved once in this time.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
+/// A read that has not been told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Note {
+    /// Tells it from an earlier one of the same inode.
+    number: u64,
+    /// End of the inode's log when it was read.
+    read_at: Tail,
+}
+
 /// Inodes read, whose access time is to be moved.
 #[derive(Default)]
 pub(crate) struct AccessTimes {
     on: AtomicBool,
-    /// With a number that tells a note from an earlier one of the same inode.
-    noted: Mutex<BTreeMap<InodeRef, u64>>,
+    noted: Mutex<BTreeMap<InodeRef, Note>>,
     /// How many are noted, to be looked at without the lock.
     count: AtomicUsize,
     numbers: AtomicU64,
@@ -38,17 +47,17 @@ pub(crate) struct AccessTimes {
 
 impl AccessTimes {
     /// Notes an inode. True when it is the first one.
-    fn note(&self, inode: InodeRef) -> bool {
+    fn note(&self, inode: InodeRef, read_at: Tail) -> bool {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let mut noted = self.noted.lock();
         if noted.len() < NOTED_MAX || noted.contains_key(&inode) {
-            noted.insert(inode, number);
+            noted.insert(inode, Note { number, read_at });
         }
         self.count.store(noted.len(), Ordering::Release);
         noted.len() == 1
     }
 
-    fn is_noted(&self, inode: InodeRef) -> Option<u64> {
+    fn is_noted(&self, inode: InodeRef) -> Option<Note> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -56,10 +65,10 @@ impl AccessTimes {
     }
 
     /// These have been delivered (or could not be); what was noted again meanwhile stays.
-    fn forget(&self, delivered: &[(InodeRef, u64)]) {
+    fn forget(&self, delivered: &[(InodeRef, Note)]) {
         let mut noted = self.noted.lock();
-        for (inode, number) in delivered {
-            if noted.get(inode) == Some(number) {
+        for (inode, note) in delivered {
+            if noted.get(inode) == Some(note) {
                 noted.remove(inode);
             }
         }
@@ -101,29 +110,29 @@ impl LocalClient {
         let Some(tail) = held.tail() else { return };
         let mark = times.mark(tail);
         if held.marked.swap(mark, Ordering::Relaxed) != mark {
-            self.note_access(held.inode);
+            self.note_access(held.inode, tail);
         }
     }
 
-    /// A program has read a directory or a symbolic link: as [`LocalClient::accessed`].
-    pub fn accessed_inode(&self, inode: InodeRef) {
+    /// A directory or a symbolic link was read: as [`LocalClient::accessed`].
+    pub(crate) fn accessed_inode(&self, inode: InodeRef, read_at: Tail) {
         if self.client.access_times.on.load(Ordering::Relaxed) {
-            self.note_access(inode);
+            self.note_access(inode, read_at);
         }
     }
 
-    fn note_access(&self, inode: InodeRef) {
-        if self.client.access_times.note(inode) {
+    fn note_access(&self, inode: InodeRef, read_at: Tail) {
+        if self.client.access_times.note(inode, read_at) {
             self.client.holds.work.notify_one();
         }
     }
 
     /// Delivers the note of one inode, if there is one.
     pub(crate) async fn send_access(&self, inode: InodeRef) {
-        if let Some(number) = self.client.access_times.is_noted(inode)
+        if let Some(note) = self.client.access_times.is_noted(inode)
             && let Ok(node) = self.client.primary(inode.ino.region())
         {
-            self.send_accesses_to(node, &[(inode, number)]).await;
+            self.send_accesses_to(node, &[(inode, note)]).await;
         }
     }
 
@@ -132,11 +141,11 @@ impl LocalClient {
         if self.client.access_times.count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let noted: Vec<(InodeRef, u64)> = {
+        let noted: Vec<(InodeRef, Note)> = {
             let noted = self.client.access_times.noted.lock();
-            noted.iter().map(|(inode, number)| (*inode, *number)).collect()
+            noted.iter().map(|(inode, note)| (*inode, *note)).collect()
         };
-        let mut by_node: BTreeMap<NodeId, Vec<(InodeRef, u64)>> = BTreeMap::new();
+        let mut by_node: BTreeMap<NodeId, Vec<(InodeRef, Note)>> = BTreeMap::new();
         for one in noted {
             match self.client.primary(one.0.ino.region()) {
                 Ok(node) => by_node.entry(node).or_default().push(one),
@@ -150,10 +159,10 @@ impl LocalClient {
         }
     }
 
-    async fn send_accesses_to(&self, node: NodeId, noted: &[(InodeRef, u64)]) {
+    async fn send_accesses_to(&self, node: NodeId, noted: &[(InodeRef, Note)]) {
         let times = &self.client.access_times;
         let request = Request::Accessed {
-            inodes: noted.iter().map(|(inode, _)| *inode).collect(),
+            inodes: noted.iter().map(|(inode, note)| (*inode, note.read_at)).collect(),
         };
         let answer = self.call_node(node, request).await;
         times.forget(noted);
@@ -185,10 +194,10 @@ mod tests {
     #[test]
     fn noted_again_while_it_is_delivered() {
         let times = AccessTimes::default();
-        assert!(times.note(inode(1)), "the first one wakes the maintenance");
-        assert!(!times.note(inode(2)));
+        assert!(times.note(inode(1), Tail(0)), "the first one wakes the maintenance");
+        assert!(!times.note(inode(2), Tail(0)));
         let first = times.is_noted(inode(1)).expect("noted");
-        times.note(inode(1));
+        times.note(inode(1), Tail(0));
         times.forget(&[(inode(1), first)]);
         let second = times.is_noted(inode(1)).expect("read again since");
         times.forget(&[(inode(1), second)]);
@@ -199,9 +208,9 @@ mod tests {
     #[test]
     fn notes_are_bounded() {
         let times = AccessTimes::default();
-        (0..NOTED_MAX as u64 + 10).for_each(|n| assert_eq!(times.note(inode(n)), n == 0));
+        (0..NOTED_MAX as u64 + 10).for_each(|n| assert_eq!(times.note(inode(n), Tail(0)), n == 0));
         assert_eq!(times.count.load(Ordering::Relaxed), NOTED_MAX);
-        times.note(inode(3));
+        times.note(inode(3), Tail(0));
         assert!(
             times.is_noted(inode(3)).is_some(),
             "one that is noted may be noted again"

@@ -265,7 +265,13 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Invalid`] when it is none.
     pub async fn read_link(&self, inode: InodeRef) -> Result<Vec<u8>, FsError> {
-        bytes(self.call(inode.ino.region(), Request::ReadLink { inode }).await?)
+        match self.call(inode.ino.region(), Request::ReadLink { inode }).await? {
+            Reply::Target { target, tail } => {
+                self.accessed_inode(inode, tail);
+                Ok(target)
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Entries of a directory after position `after` (0, or the cookie of the last entry seen), at most `max`; empty at
@@ -282,6 +288,9 @@ impl LocalClient {
             Reply::Entries(page) => page,
             other => return Err(unexpected(&other)),
         };
+        if after == 0 {
+            self.accessed_inode(dir, page.tail);
+        }
         let entries = &page.entries;
         if let Some(basis) = basis
             && max > 0

@@ -170,7 +170,7 @@ impl ListError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_format::{FileKind, Generation};
+    use polvo_format::{FileKind, Generation, Tail};
 
     fn inode(ino: u64) -> InodeRef {
         InodeRef {
@@ -193,6 +193,7 @@ mod tests {
         DirPage {
             entries,
             next_cookie: newest + 1,
+            tail: Tail::default(),
         }
     }
 
@@ -337,6 +338,7 @@ mod tests {
                     Ok(DirPage {
                         entries: vec![entry(cookie)],
                         next_cookie: u64::MAX,
+                        tail: Tail::default(),
                     })
                 },
                 |_, _| Ok(Taken::Yes),

@@ -245,13 +245,8 @@ impl PolvoFilesystem {
         let directory = self.directories.get(handle)?;
         let inode = directory.inode;
         let fetch = |after| {
-            self.client.run(|client| async move {
-                let entries = client.read_dir(inode, after, FETCH).await?;
-                if after == 0 {
-                    client.accessed_inode(inode);
-                }
-                Ok(entries)
-            })
+            self.client
+                .run(|client| async move { client.read_dir(inode, after, FETCH).await })
         };
         directory.list(offset, fetch, take).map_err(|error| {
             if let ListError::File(error) = &error {

@@ -168,11 +168,11 @@ impl Filesystem for PolvoFilesystem {
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         self.guard("readlink", || {
-            match self.with_inode("readlink", ino, |client, inode| async move {
-                let target = client.read_link(inode).await?;
-                client.accessed_inode(inode);
-                Ok(target)
-            }) {
+            match self.with_inode(
+                "readlink",
+                ino,
+                |client, inode| async move { client.read_link(inode).await },
+            ) {
                 Ok(target) => reply.data(&target),
                 Err(error) => reply.error(errno_of_inode(&error)),
             }

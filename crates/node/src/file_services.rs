@@ -143,25 +143,31 @@ impl Turn<'_> {
     }
 
     /// A courtesy to the inodes that were read: what is gone, or may not be read by this caller, is passed over.
-    pub async fn accessed(&self, inodes: &[InodeRef]) -> Answer {
+    pub async fn accessed(&self, inodes: &[(InodeRef, Tail)]) -> Answer {
         let mut tails = Vec::with_capacity(inodes.len());
-        for inode in inodes {
+        for (inode, read_at) in inodes {
             let done = self
                 .on(inode.ino.region(), |r| {
                     self.check(r, *inode, |attr, acl| match attr.kind {
                         FileKind::Symlink => Ok(()),
                         _ => permission::access(self.cred, attr, acl, READ),
                     })?;
-                    r.accessed(*inode, self.now_ns())
+                    r.accessed(*inode, *read_at, self.now_ns())
                 })
                 .await;
-            tails.push(done.unwrap_or(Tail(0)));
+            tails.push(done.ok().flatten().unwrap_or(Tail(0)));
         }
         Ok(Reply::Tails(tails))
     }
 
     pub async fn read_link(&self, inode: InodeRef) -> Answer {
-        Ok(Reply::Bytes(self.on(inode.ino.region(), |r| r.read_link(inode)).await?))
+        let (target, tail) = self
+            .on(inode.ino.region(), |r| {
+                let target = r.read_link(inode)?;
+                Ok((target, r.attr(inode.ino, Some(inode.generation))?.1))
+            })
+            .await?;
+        Ok(Reply::Target { target, tail })
     }
 
     pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Answer {
@@ -171,6 +177,7 @@ impl Turn<'_> {
                 Ok(DirPage {
                     entries: r.read_dir(dir, after, max.min(ENTRIES_MAX))?,
                     next_cookie: r.next_cookie(dir)?,
+                    tail: r.attr(dir.ino, Some(dir.generation))?.1,
                 })
             })
             .await?;

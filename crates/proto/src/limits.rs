@@ -57,7 +57,8 @@ impl Call {
                 at_most("bytes of a transfer", *len as usize, TRANSFER_MAX as usize)
             }
             Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
-            Request::Release { inodes } | Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
                 at_most("intents", intents.len(), INTENTS_MAX)

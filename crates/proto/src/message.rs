@@ -214,6 +214,8 @@ pub struct DirPage {
     /// Cookie that the next new name gets. Names made later have this one or a greater one, so a listing that ends at what its
     /// first page says here ends, however busy the directory is.
     pub next_cookie: u64,
+    /// The directory's log.
+    pub tail: Tail,
 }
 
 /// A name's inode, found in a directory.
@@ -719,8 +721,8 @@ pub enum Request {
     LockWaits,
     /// Inodes that were read: their access times move where `relatime` says so. At most [`crate::RELEASE_MAX`].
     Accessed {
-        /// which
-        inodes: Vec<InodeRef>,
+        /// which, with the tail of each one's log when it was read: an access time that was set after that stays
+        inodes: Vec<(InodeRef, Tail)>,
     },
     /// Server-directed read: the node puts the bytes into the caller's memory, or into the answer.
     Read {
@@ -829,7 +831,15 @@ pub enum Reply {
     },
     /// To `Create`, `CreateUnnamed`.
     Made(Made),
-    /// To `ReadLink`, `GetXattr`.
+    /// To `ReadLink`.
+    Target {
+        /// where the link leads
+        #[serde(with = "serde_bytes")]
+        target: Vec<u8>,
+        /// log
+        tail: Tail,
+    },
+    /// To `GetXattr`.
     Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// To `ListXattr`.
     Names(Vec<serde_bytes::ByteBuf>),
@@ -861,7 +871,8 @@ pub enum Reply {
     LockSeen(Option<LockSeen>),
     /// To `LockWaits`.
     LockWaits(Vec<LockWait>),
-    /// To `Accessed`: the inodes' tails, in the order of the request; 0 where one is gone or may not be read.
+    /// To `Accessed`: the inodes' tails, in the order of the request; 0 where one is gone, may not be read,
+    /// or has had its access time set since.
     Tails(Vec<Tail>),
     /// To `Read`.
     Read {

@@ -110,15 +110,22 @@ impl Region {
                 _ => {}
             }
             store.append(inode, &entries, urgency, |_| ())?;
+            if change.atime_ns.is_some() {
+                inode.atime_set = inode.tail;
+            }
             Ok((inode.attr, inode.tail))
         })
     }
 
-    /// The inode was read: its access time becomes `now_ns` if it is not later than the last change or is a day old, as
-    /// Linux does by `relatime`. The change time stays. Returns the tail.
-    pub fn accessed(&mut self, inode: InodeRef, now_ns: i64) -> Result<Tail, RegionError> {
+    /// The inode was read when its log ended at `read_at`: its access time becomes `now_ns` if it is not later than the last
+    /// change or is a day old, as Linux does by `relatime`, and has not been set since (`None`). The change time stays. Returns
+    /// the tail.
+    pub fn accessed(&mut self, inode: InodeRef, read_at: Tail, now_ns: i64) -> Result<Option<Tail>, RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
+            if read_at < inode.atime_set {
+                return Ok(None);
+            }
             let attr = &inode.attr;
             let is_late = attr.atime_ns > attr.mtime_ns.max(attr.ctime_ns);
             if !is_late || now_ns.saturating_sub(attr.atime_ns) >= DAY_NS {
@@ -129,7 +136,7 @@ impl Region {
                 };
                 store.append(inode, &[Entry::SetAttr(change)], Urgency::Normal, |_| ())?;
             }
-            Ok(inode.tail)
+            Ok(Some(inode.tail))
         })
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Inode {
     pub slot: u64,
     pub attr: Attr,
     pub tail: Tail,
+    /// tail when its access time was last set, as far as is known: it may have been at any time before the inode was loaded
+    pub atime_set: Tail,
     /// log pages in order (region offsets); there may be more than the tail needs
     pub pages: Vec<u64>,
     /// of a directory
@@ -76,6 +78,7 @@ impl Inode {
                 btime_ns: head.btime_ns,
             },
             tail: Tail::new(head.tail.version(), 0),
+            atime_set: head.tail,
             pages: Vec::new(),
             parent: InodeRef {
                 ino: head.parent,

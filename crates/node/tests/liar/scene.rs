@@ -143,7 +143,7 @@ impl Scene {
             let content = match attr.kind {
                 FileKind::File => c.read(inode).await.unwrap(),
                 FileKind::Symlink => match c.ask(region, Request::ReadLink { inode }).await {
-                    Ok(Reply::Bytes(target)) => target,
+                    Ok(Reply::Target { target, .. }) => target,
                     other => panic!("{other:?}"),
                 },
                 FileKind::Directory => {

@@ -584,7 +584,9 @@ impl World {
 
     pub fn accessed(&mut self, inode: InodeRef) -> Result<(), RegionError> {
         let now = self.tick();
-        self.of(inode).accessed(inode, now).map(drop)
+        let region = self.of(inode);
+        let (_, tail) = region.attr(inode.ino, Some(inode.generation))?;
+        region.accessed(inode, tail, now).map(drop)
     }
 
     pub fn truncate(&mut self, inode: InodeRef, size: u64) -> Result<Attr, RegionError> {

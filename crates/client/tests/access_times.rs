@@ -1,0 +1,98 @@
+//! Reading moves access times by the rule of `relatime`, a moment later; never over one that was set since.
+
+mod common;
+use common::*;
+use polvo_client::LocalClient;
+use polvo_proto::{InodeRef, SetAttr, TimeChange};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Long after what was noted has been delivered.
+async fn a_while() {
+    tokio::time::sleep(Duration::from_secs(120)).await;
+}
+
+async fn atime(client: &LocalClient, inode: InodeRef) -> i64 {
+    client.get_attr(inode).await.expect("attributes").atime_ns
+}
+
+async fn set_atime(client: &LocalClient, inode: InodeRef, ns: i64) {
+    let set = SetAttr {
+        atime: Some(TimeChange::To(ns)),
+        ..SetAttr::default()
+    };
+    client.set_attr(inode, set).await.expect("set");
+}
+
+/// A file, a directory and a symbolic link.
+async fn some(client: &LocalClient, name: &str) -> [InodeRef; 3] {
+    let named = |what: &str| format!("{name}-{what}").into_bytes();
+    let (file, open) = client.create_open(ROOT, &named("file"), file()).await.expect("made");
+    client.write(&open, 0, b"bytes").await.expect("written");
+    let dir = client.create(ROOT, &named("dir"), directory()).await.expect("made");
+    let link = client
+        .create(ROOT, &named("link"), symlink(b"target"))
+        .await
+        .expect("made");
+    [inode(&file), inode(&dir), inode(&link)]
+}
+
+async fn read(client: &Rc<LocalClient>, [file, dir, link]: [InodeRef; 3]) {
+    let open = client.open(file).await.expect("open");
+    assert_eq!(content(client, &open).await, b"bytes");
+    client.accessed(&open);
+    client.read_dir(dir, 0, 10).await.expect("listed");
+    client.read_link(link).await.expect("read");
+}
+
+#[test]
+fn a_time_that_is_set_after_a_read_stays() {
+    with_cluster(1, async |cluster| {
+        let clients = [external(cluster, "a"), internal(cluster, 0), external(cluster, "b")];
+        for client in &clients {
+            client.client().keep_access_times();
+        }
+        for (n, (reader, setter)) in [(0, 0), (1, 1), (0, 2), (2, 1), (1, 0)].into_iter().enumerate() {
+            let (reader, setter) = (&clients[reader], &clients[setter]);
+            let inodes = some(setter, &format!("case-{n}")).await;
+            read(reader, inodes).await;
+            for inode in inodes {
+                set_atime(setter, inode, 1000).await;
+            }
+            a_while().await;
+            for inode in inodes {
+                assert_eq!(atime(setter, inode).await, 1000, "case {n}: {inode:?}");
+            }
+            // what is read after that counts
+            read(reader, inodes).await;
+            a_while().await;
+            for inode in inodes {
+                assert_ne!(atime(setter, inode).await, 1000, "case {n}: {inode:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_read_counts_whatever_else_is_changed_after_it() {
+    with_cluster(2, async |cluster| {
+        let (a, b) = (external(cluster, "a"), external(cluster, "b"));
+        a.client().keep_access_times();
+        let inodes = some(&b, "f").await;
+        for inode in inodes {
+            set_atime(&b, inode, 1000).await;
+        }
+        read(&a, inodes).await;
+        for inode in inodes {
+            let set = SetAttr {
+                uid: Some(5),
+                ..SetAttr::default()
+            };
+            b.set_attr(inode, set).await.expect("set");
+        }
+        a_while().await;
+        for inode in inodes {
+            assert_ne!(atime(&b, inode).await, 1000, "{inode:?}");
+        }
+    });
+}
