@@ -42,6 +42,8 @@ pub(crate) struct PolvoFilesystem {
     pub(crate) locks: bool,
     /// The kernel enforces access control lists.
     pub(crate) acl: bool,
+    /// Files may be mapped shared.
+    pub(crate) shared_mappings: bool,
     pub(crate) lock_owners: Arc<LockOwners>,
     pub(crate) lock_waits: LockWaits,
     /// Cleared at the end of the session.
@@ -88,6 +90,7 @@ impl PolvoFilesystem {
             readdirplus: options.readdirplus,
             locks: options.locks,
             acl: options.acl,
+            shared_mappings: options.shared_mappings,
             alive,
         }
     }

@@ -34,6 +34,8 @@ pub struct MountOptions {
     pub access_times: bool,
     /// POSIX access control lists: the kernel enforces them, for which it asks about every inode that is not the caller's.
     pub acl: bool,
+    /// Programs may map files shared (`MAP_SHARED`); off: that fails with ENODEV, and private mappings stay.
+    pub shared_mappings: bool,
     /// Operations fail at once while a node is known to be away, instead of waiting for it for a while.
     pub soft: bool,
     /// Name of the source in `/proc/mounts`.
@@ -56,6 +58,7 @@ impl Default for MountOptions {
             locks: true,
             access_times: true,
             acl: false,
+            shared_mappings: true,
             soft: false,
             fsname: "polvo".to_owned(),
             threads: NonZeroUsize::new(cores.clamp(THREADS.0, THREADS.1)).expect("at least 4"),
@@ -90,6 +93,7 @@ impl MountOptions {
                 "noacl" => self.acl = false,
                 "lock" => self.locks = true,
                 "nolock" => self.locks = false,
+                "mmap" => self.shared_mappings = parse_mmap(name, value)?,
                 "soft" => self.soft = true,
                 "hard" => self.soft = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
@@ -165,6 +169,14 @@ fn parse_name(option: &str, value: &str) -> Result<String, MountError> {
     Ok(value.to_owned())
 }
 
+fn parse_mmap(option: &str, value: &str) -> Result<bool, MountError> {
+    match value {
+        "shared" => Ok(true),
+        "private" => Ok(false),
+        _ => Err(bad(option, format!("{value:?} is neither \"shared\" nor \"private\""))),
+    }
+}
+
 fn parse_threads(option: &str, value: &str) -> Result<NonZeroUsize, MountError> {
     match value.parse::<NonZeroUsize>() {
         Ok(threads) if threads.get() <= 256 => Ok(threads),
@@ -186,8 +198,11 @@ mod tests {
         assert_eq!((options.threads.get(), options.fsname.as_str()), (3, "polvo://h:1/"));
         options.apply("rw,nosuid,soft,relatime").expect("known");
         assert!(!options.read_only && !options.suid && options.soft && options.access_times);
-        options.apply("hard").expect("known");
-        assert!(!options.soft);
+        assert!(options.shared_mappings);
+        options.apply("hard,mmap=private").expect("known");
+        assert!(!options.soft && !options.shared_mappings);
+        options.apply("mmap=shared").expect("known");
+        assert!(options.shared_mappings);
     }
 
     #[test]
@@ -198,7 +213,15 @@ mod tests {
             "unknown mount option \"frob=1\""
         );
         assert!(options.apply("strictatime").is_err(), "would make every read a change");
-        for list in ["threads=0", "threads=x", "threads", "threads=1000", "fsname="] {
+        for list in [
+            "mmap",
+            "mmap=none",
+            "threads=0",
+            "threads=x",
+            "threads",
+            "threads=1000",
+            "fsname=",
+        ] {
             let option = list.split('=').next().unwrap_or_default();
             let message = options.apply(list).unwrap_err().to_string();
             assert!(message.starts_with(&format!("mount option {option}: ")), "{message}");

@@ -61,8 +61,10 @@ impl Filesystem for PolvoFilesystem {
         let mut wanted = InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_AUTO_INVAL_DATA
             | InitFlags::FUSE_PARALLEL_DIROPS
-            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
             | InitFlags::FUSE_DONT_MASK;
+        if self.shared_mappings {
+            wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        }
         if self.locks {
             wanted |= InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
         }

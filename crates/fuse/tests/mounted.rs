@@ -487,3 +487,34 @@ fn the_set_group_id_bit_goes_when_a_stranger_to_the_group_changes_a_file() {
         }
     }
 }
+
+#[test]
+fn a_mount_may_refuse_shared_mappings() {
+    const PROGRAM: &str = r#"
+import errno, mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+def said(flags, protection):
+    try:
+        mapping = mmap.mmap(fd, 4096, flags, protection)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return mapping[:5].decode()
+READ, WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+print(said(mmap.MAP_SHARED, WRITE), said(mmap.MAP_SHARED, READ), said(mmap.MAP_PRIVATE, WRITE))
+"#;
+    for (option, expected) in [
+        ("mmap=private", "ENODEV ENODEV bytes"),
+        ("mmap=shared", "bytes bytes bytes"),
+        ("", "bytes bytes bytes"),
+    ] {
+        let Some(m) = mounted(option) else { return };
+        let path = m.dir.join("file");
+        fs::write(&path, b"bytes".repeat(1000)).expect("written");
+        let output = std::process::Command::new("python3")
+            .args(["-c", PROGRAM])
+            .arg(&path)
+            .output();
+        let output = output.expect("python3 is there");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{option:?}");
+    }
+}
