@@ -1,12 +1,18 @@
 //! The index of an open file: file offset to place, as of a log tail.
 //!
 //! Made from the `FileMap`s that the primary hands out and kept up to date with the file's own log entries. Pure: no
-//! I/O; who pulls entries, and when, is the business of `pull` and `read`. Large maps are loaded as far as they are
-//! needed: offsets from [`FileIndex::known_to`] on are not known yet.
+//! I/O; who pulls entries, and when, is the business of `pull` and `read`. Maps are loaded where they are needed, page by
+//! page: between the ranges that are known may lie others that are not, and what is known of very many extents is forgotten.
 
+use crate::known_ranges::KnownRanges;
 use polvo_format::{Gpa, Tail};
 use polvo_proto::{Extent, LogCursor};
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Most extents of a file that are kept (40 MB), ranges counted as extents; with more, all of them are forgotten and loaded
+/// anew where they are needed.
+const EXTENTS_MAX: usize = 1 << 20;
 
 /// One effect of a log entry on a file's mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,8 +65,10 @@ pub(crate) struct Piece {
 pub(crate) struct Plan {
     /// The log tail for which the plan holds.
     pub(crate) tail: Tail,
-    /// Bytes the read yields (short at end of file).
+    /// Bytes the read yields (short at end of file, and where there are too many pieces).
     pub(crate) len: usize,
+    /// There were too many pieces: more bytes of the read follow.
+    pub(crate) cut: bool,
     /// Consecutive parts, together `len` bytes.
     pub(crate) pieces: Vec<Piece>,
 }
@@ -76,9 +84,10 @@ struct Place {
 pub(crate) struct FileIndex {
     cursor: LogCursor,
     size: u64,
-    /// Offsets below are fully covered by `extents` (what is not in there is a hole).
-    known_to: u64,
+    /// Offsets that `extents` tells all about: what of them is not in there is a hole. No extent lies elsewhere.
+    known: KnownRanges,
     extents: BTreeMap<u64, Place>,
+    max: usize,
 }
 
 impl FileIndex {
@@ -87,15 +96,16 @@ impl FileIndex {
         FileIndex {
             cursor,
             size,
-            known_to: 0,
+            known: KnownRanges::default(),
             extents: BTreeMap::new(),
+            max: EXTENTS_MAX,
         }
     }
 
     /// The index of a file that has just been made: no extents.
     pub(crate) fn empty(cursor: LogCursor) -> FileIndex {
         FileIndex {
-            known_to: u64::MAX,
+            known: KnownRanges::one(0..u64::MAX),
             ..FileIndex::new(cursor, 0)
         }
     }
@@ -110,73 +120,91 @@ impl FileIndex {
         self.size
     }
 
-    /// Offsets from here on are not known.
-    pub(crate) fn known_to(&self) -> u64 {
-        self.known_to
-    }
-
     /// Number of extents held.
     pub(crate) fn extents(&self) -> usize {
         self.extents.len()
     }
 
-    /// Adds a page of extents that starts at `known_to` and reaches to `to` (`u64::MAX` for the last page). The page
-    /// must be of the same tail as the index.
-    pub(crate) fn add_page(&mut self, extents: &[Extent], to: u64) {
-        let from = self.known_to;
-        for extent in extents {
-            let end = extent.offset.saturating_add(extent.len).min(to);
-            let start = extent.offset.max(from);
-            if start < end
-                && let Some(gpa) = extent.gpa.checked_add(start - extent.offset)
-            {
-                self.insert(start, end - start, gpa);
-            }
-        }
-        self.known_to = self.known_to.max(to);
+    /// Adds extents that are all that lie in `range`, as of the index's own tail.
+    pub(crate) fn add_page(&mut self, extents: &[Extent], range: Range<u64>) {
+        self.make_room(extents.len());
+        let places = extents.iter().map(|extent| {
+            let Extent { offset, len, gpa } = *extent;
+            (offset, Place { len, gpa })
+        });
+        self.fill(places, range);
     }
 
-    /// Takes over the extents that `other`, an index of the same tail, knows from our `known_to` on.
+    /// Takes over what `other`, an index of the same tail, knows.
     pub(crate) fn join(&mut self, other: &FileIndex) {
         debug_assert_eq!(self.cursor.tail, other.cursor.tail);
-        let from = self.known_to;
-        if other.known_to <= from {
-            return;
+        self.make_room(other.extents.len());
+        for range in other.known.within(0..u64::MAX) {
+            let first = other
+                .extents
+                .range(..=range.start)
+                .next_back()
+                .map_or(range.start, |(start, _)| *start);
+            let places = other
+                .extents
+                .range(first..range.end)
+                .map(|(offset, place)| (*offset, *place));
+            self.fill(places, range);
         }
-        for (&offset, place) in &other.extents {
-            let end = offset + place.len;
-            let start = offset.max(from);
-            if start < end
-                && let Some(gpa) = place.gpa.checked_add(start - offset)
-            {
-                self.insert(start, end - start, gpa);
+    }
+
+    /// Enters the extents of a range, in order, where it is not known yet.
+    fn fill(&mut self, places: impl Iterator<Item = (u64, Place)>, range: Range<u64>) {
+        let gaps = self.known.gaps(range.clone());
+        let mut gaps = gaps.iter().peekable();
+        for (offset, place) in places {
+            let end = offset.saturating_add(place.len);
+            while let Some(gap) = gaps.peek() {
+                let (start, stop) = (offset.max(gap.start), end.min(gap.end));
+                if start < stop
+                    && let Some(gpa) = place.gpa.checked_add(start - offset)
+                {
+                    self.insert(start, stop - start, gpa);
+                }
+                // the next extent may lie in this gap, too
+                if end < gap.end {
+                    break;
+                }
+                gaps.next();
             }
         }
-        self.known_to = other.known_to;
+        self.known.add(range);
     }
 
-    /// Restricts what is known to offsets from `from` on (used for a page that lies in the middle of a file).
-    pub(crate) fn starting_at(mut self, from: u64) -> FileIndex {
-        self.known_to = from;
-        self
+    /// Forgets what is known where it would become too much.
+    fn make_room(&mut self, extents: usize) {
+        if self.extents.len() + self.known.len() + extents > self.max {
+            self.known.clear();
+            self.extents.clear();
+        }
     }
 
-    /// Applies one change. Extents in the part that is not known yet are left out: they come with their page.
+    /// Applies one change. Extents in parts that are not known are left out: they come with their page.
     pub(crate) fn apply(&mut self, change: &MapChange) {
         match *change {
             MapChange::Map { offset, len, gpa } => {
                 let end = offset.saturating_add(len);
-                let known = end.min(self.known_to);
-                if offset < known && !self.replace(offset, known - offset, gpa) {
-                    self.cut(offset, known);
-                    self.insert(offset, known - offset, gpa);
+                if self.known.known_from(offset) >= end {
+                    self.map(offset, len, gpa);
+                } else {
+                    let known: Vec<Range<u64>> = self.known.within(offset..end).collect();
+                    for Range { start, end } in known {
+                        self.map(start, end - start, Gpa(gpa.0 + (start - offset)));
+                    }
                 }
                 self.size = self.size.max(end);
+                self.make_room(0);
             }
             MapChange::Hole { offset, len } => self.cut(offset, offset.saturating_add(len)),
             MapChange::Size(size) => {
                 if size < self.size {
                     self.cut(size, u64::MAX);
+                    self.known.add(size..u64::MAX);
                 }
                 self.size = size;
             }
@@ -188,38 +216,47 @@ impl FileIndex {
         self.cursor = cursor;
     }
 
-    /// What to fetch for a read of `len` bytes at `offset`; `None` when the extents there are not loaded.
-    pub(crate) fn plan(&self, offset: u64, len: usize) -> Option<Plan> {
+    /// What to fetch for a read of `len` bytes at `offset`, in at most `max` pieces.
+    ///
+    /// # Errors
+    /// [`NotLoaded`] where the extents of what those pieces would be are not known.
+    pub(crate) fn plan(&self, offset: u64, len: usize, max: usize) -> Result<Plan, NotLoaded> {
         let end = offset.saturating_add(len as u64).min(self.size);
         let mut plan = Plan {
             tail: self.cursor.tail,
             len: 0,
+            cut: false,
             pieces: Vec::new(),
         };
         if offset >= end {
-            return Some(plan);
+            return Ok(plan);
         }
-        if end > self.known_to {
-            return None;
+        let known = self.known.known_from(offset).min(end);
+        if known == offset {
+            return Err(NotLoaded { at: offset });
         }
-        plan.len = (end - offset) as usize;
         let mut at = offset;
         let first = match self.extents.range(..=offset).next_back() {
             // one extent holds it all: most reads
             Some((&start, place)) if start + place.len >= end => {
+                plan.len = (end - offset) as usize;
                 plan.pieces.push(Piece {
                     len: plan.len,
                     gpa: Some(Gpa(place.gpa.0 + (offset - start))),
                 });
-                return Some(plan);
+                return Ok(plan);
             }
             Some((&start, _)) => start,
             None => offset,
         };
-        for (&start, place) in self.extents.range(first..end) {
-            let stop = (start + place.len).min(end);
+        for (&start, place) in self.extents.range(first..known) {
+            let stop = (start + place.len).min(known);
             if stop <= at {
                 continue;
+            }
+            if plan.pieces.len() + 2 > max {
+                plan.cut = true;
+                break;
             }
             if start > at {
                 plan.pieces.push(Piece {
@@ -235,17 +272,27 @@ impl FileIndex {
             });
             at = stop;
         }
-        if at < end {
-            plan.pieces.push(Piece {
-                len: (end - at) as usize,
-                gpa: None,
-            });
+        if !plan.cut && known < end {
+            return Err(NotLoaded { at: known });
         }
-        Some(plan)
+        if !plan.cut && at < end {
+            plan.cut = plan.pieces.len() >= max;
+            if !plan.cut {
+                plan.pieces.push(Piece {
+                    len: (end - at) as usize,
+                    gpa: None,
+                });
+                at = end;
+            }
+        }
+        plan.len = (at - offset) as usize;
+        Ok(plan)
     }
 
-    /// First offset at or after `offset` that is mapped, and below the size. `Err` when more must be loaded first:
-    /// the index is complete only up to [`FileIndex::known_to`].
+    /// First offset at or after `offset` that is mapped, and below the size.
+    ///
+    /// # Errors
+    /// [`NotLoaded`] where it is not known; up to there nothing is mapped.
     pub(crate) fn next_data(&self, offset: u64) -> Result<Option<u64>, NotLoaded> {
         if offset >= self.size {
             return Ok(None);
@@ -255,18 +302,23 @@ impl FileIndex {
         {
             return Ok(Some(offset));
         }
-        match self.extents.range(offset..).next() {
+        let known = self.known.known_from(offset);
+        match self.extents.range(offset..known).next() {
             Some((&start, _)) if start < self.size => Ok(Some(start)),
-            _ if self.known_to < self.size => Err(NotLoaded),
+            _ if known < self.size => Err(NotLoaded { at: known }),
             _ => Ok(None),
         }
     }
 
     /// First offset at or after `offset` that is not mapped; the end of the file counts as a hole. `None` past the end.
+    ///
+    /// # Errors
+    /// [`NotLoaded`] where it is not known; up to there all is mapped.
     pub(crate) fn next_hole(&self, offset: u64) -> Result<Option<u64>, NotLoaded> {
         if offset >= self.size {
             return Ok(None);
         }
+        let known = self.known.known_from(offset);
         let mut at = offset;
         if let Some((&start, place)) = self.extents.range(..=at).next_back() {
             at = at.max(start + place.len);
@@ -279,10 +331,18 @@ impl FileIndex {
                 at = start + place.len;
             }
         }
-        if at >= self.known_to && self.known_to < self.size {
-            return Err(NotLoaded);
+        if at >= known && known < self.size {
+            return Err(NotLoaded { at: known });
         }
         Ok(Some(at.min(self.size)))
+    }
+
+    /// Maps a range that is known.
+    fn map(&mut self, offset: u64, len: u64, gpa: Gpa) {
+        if !self.replace(offset, len, gpa) {
+            self.cut(offset, offset + len);
+            self.insert(offset, len, gpa);
+        }
     }
 
     /// Maps a range that one extent covers exactly, where it joins no neighbour: an overwrite of what was written in one
@@ -367,7 +427,10 @@ impl FileIndex {
 
 /// The answer lies in a part of the map that is not loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NotLoaded;
+pub(crate) struct NotLoaded {
+    /// The first offset that is missed.
+    pub(crate) at: u64,
+}
 
 #[cfg(test)]
 mod tests {
@@ -431,7 +494,7 @@ mod tests {
     fn check(index: &FileIndex, model: &Model) {
         assert_eq!(index.size(), model.size as u64);
         for offset in (0..SPACE).step_by(7) {
-            let Some(plan) = index.plan(offset as u64, 100) else {
+            let Ok(plan) = index.plan(offset as u64, 100, usize::MAX) else {
                 panic!("plan of loaded index")
             };
             assert_eq!(plan.len, model.size.saturating_sub(offset).min(100));
@@ -446,6 +509,7 @@ mod tests {
             }
             let data = (offset..model.size).find(|&i| model.bytes[i] != 0).map(|i| i as u64);
             assert_eq!(index.next_data(offset as u64), Ok(data));
+            check_cut(index, model, offset);
             let hole = (offset < model.size).then(|| {
                 (offset..model.size)
                     .find(|&i| model.bytes[i] == 0)
@@ -453,6 +517,16 @@ mod tests {
             });
             assert_eq!(index.next_hole(offset as u64), Ok(hole), "hole from {offset}");
         }
+    }
+
+    /// A plan of few pieces is the beginning of the whole one.
+    fn check_cut(index: &FileIndex, model: &Model, offset: usize) {
+        let whole = index.plan(offset as u64, 100, usize::MAX).expect("loaded");
+        let plan = index.plan(offset as u64, 100, 3).expect("loaded");
+        assert!(plan.pieces.len() <= 3 && (plan.cut || plan == whole));
+        assert!(offset >= model.size || plan.len > 0, "it gets on");
+        assert_eq!(plan.pieces.iter().map(|p| p.len).sum::<usize>(), plan.len);
+        assert!(whole.pieces.starts_with(&plan.pieces));
     }
 
     proptest! {
@@ -467,33 +541,67 @@ mod tests {
             check(&index, &model);
         }
 
-        /// Pages fetched at different times, each brought up to date with the entries it missed, make the same index.
+        /// Pages fetched at different times and places, in any order, each brought up to date with the entries it missed,
+        /// make the same index; what was never fetched stays unknown, whatever changes there.
         #[test]
         fn pages_of_different_tails_join(
-            changes in prop::collection::vec(change(), 1..60), cut in 0..SPACE as u64, early in 0usize..60, late in 0usize..60,
+            changes in prop::collection::vec(change(), 1..60),
+            pages in prop::collection::vec((0..SPACE as u64, 1..128u64, 0usize..60), 1..12),
         ) {
-            let early = early.min(changes.len());
-            let late = late.clamp(early, changes.len());
-            let whole = |n: usize| {
-                let mut index = FileIndex::empty(cursor(0));
-                changes[..n].iter().for_each(|c| index.apply(c));
-                index
-            };
-            let extents = |n: usize| -> Vec<Extent> {
-                whole(n).extents.iter().map(|(&offset, p)| Extent { offset, len: p.len, gpa: p.gpa }).collect()
-            };
-            let mut first = FileIndex::new(cursor(early as u64), whole(early).size);
-            first.add_page(&extents(early), cut);
-            let mut second = FileIndex::new(cursor(late as u64), whole(late).size).starting_at(cut);
-            second.add_page(&extents(late), u64::MAX);
-            changes[early..].iter().for_each(|c| first.apply(c));
-            changes[late..].iter().for_each(|c| second.apply(c));
-            first.set_cursor(cursor(changes.len() as u64));
-            second.set_cursor(cursor(changes.len() as u64));
-            first.join(&second);
+            let (mut first, mut made) = (FileIndex::new(cursor(0), 0), 0);
+            let mut fetched = vec![false; SPACE];
+            let mut pages = pages;
+            pages.sort_by_key(|(_, _, when)| *when);
+            for (from, len, when) in pages {
+                let when = when.min(changes.len());
+                let mut whole = FileIndex::empty(cursor(0));
+                changes[..when].iter().for_each(|c| whole.apply(c));
+                let extents: Vec<Extent> =
+                    whole.extents.iter().map(|(&offset, p)| Extent { offset, len: p.len, gpa: p.gpa }).collect();
+                changes[made..when].iter().for_each(|c| first.apply(c));
+                first.set_cursor(cursor(when as u64));
+                made = when;
+                let mut page = FileIndex::new(cursor(when as u64), whole.size);
+                page.add_page(&extents, from..from + len);
+                first.join(&page);
+                fetched[from as usize..((from + len) as usize).min(SPACE)].fill(true);
+            }
+            changes[made..].iter().for_each(|c| first.apply(c));
             let mut model = Model { bytes: vec![0; SPACE], size: 0 };
             changes.iter().for_each(|c| model.apply(c));
-            check(&first, &model);
+            prop_assert_eq!(first.size(), model.size as u64);
+            for offset in 0..model.size as u64 {
+                let end = (offset + 40).min(model.size as u64);
+                match first.plan(offset, 40, usize::MAX) {
+                    Err(NotLoaded { at }) => {
+                        prop_assert!((offset..end).contains(&at) && !fetched[at as usize], "{at} is known");
+                    }
+                    Ok(plan) => {
+                        let mut at = offset as usize;
+                        for piece in &plan.pieces {
+                            for i in 0..piece.len {
+                                prop_assert_eq!(model.bytes[at + i], piece.gpa.map_or(0, |g| g.0 + i as u64));
+                            }
+                            at += piece.len;
+                        }
+                        prop_assert_eq!(at as u64, end);
+                    }
+                }
+                let mut mapped = (offset..model.size as u64).map(|i| model.bytes[i as usize] != 0);
+                let data = first.next_data(offset);
+                match data {
+                    Err(NotLoaded { at }) => prop_assert!(mapped.by_ref().take((at - offset) as usize).all(|m| !m)),
+                    Ok(data) => prop_assert_eq!(data, mapped.position(|m| m).map(|n| offset + n as u64)),
+                }
+                let mut mapped = (offset..model.size as u64).map(|i| model.bytes[i as usize] != 0);
+                match first.next_hole(offset) {
+                    Err(NotLoaded { at }) => prop_assert!(mapped.by_ref().take((at - offset) as usize).all(|m| m)),
+                    Ok(hole) => {
+                        let first = mapped.position(|m| !m).map_or(model.size as u64, |n| offset + n as u64);
+                        prop_assert_eq!(hole, Some(first));
+                    }
+                }
+            }
         }
 
         /// `touches` never denies a change that alters what a read sees.
@@ -540,18 +648,51 @@ mod tests {
     #[test]
     fn unknown_part_is_not_planned() {
         let mut index = FileIndex::new(cursor(0), 1000);
-        index.add_page(
-            &[Extent {
-                offset: 0,
-                len: 400,
-                gpa: gpa(4096),
-            }],
-            400,
+        let extent = |offset, len| Extent {
+            offset,
+            len,
+            gpa: gpa(4096 + offset),
+        };
+        let missing = |at| NotLoaded { at };
+        index.add_page(&[extent(0, 400)], 0..400);
+        index.add_page(&[extent(600, 100)], 600..700);
+        assert!(index.plan(0, 400, 9).is_ok());
+        assert!(index.plan(600, 100, 9).is_ok(), "behind a gap");
+        assert_eq!(index.plan(390, 20, 9), Err(missing(400)));
+        assert_eq!(index.plan(500, 110, 9), Err(missing(500)));
+        assert_eq!(index.next_data(500), Err(missing(500)));
+        assert_eq!(index.next_hole(0), Err(missing(400)));
+        assert_eq!(index.next_data(650), Ok(Some(650)));
+        assert!(
+            index.plan(1000, 20, 9).is_ok(),
+            "past the end nothing needs to be known"
         );
-        assert!(index.plan(0, 400).is_some());
-        assert!(index.plan(390, 20).is_none());
-        assert_eq!(index.next_data(500), Err(NotLoaded));
-        assert_eq!(index.next_hole(0), Err(NotLoaded));
-        assert!(index.plan(1000, 20).is_some(), "past the end nothing needs to be known");
+        index.apply(&MapChange::Size(500));
+        index.apply(&MapChange::Size(900));
+        assert_eq!(index.next_data(500), Ok(None), "what was cut off is known to be empty");
+    }
+
+    #[test]
+    fn very_many_extents_are_forgotten() {
+        let mut index = FileIndex::empty(cursor(0));
+        index.max = 100;
+        for n in 0..1000u64 {
+            index.apply(&MapChange::Map {
+                offset: n * 10,
+                len: 5,
+                gpa: gpa(n * 64),
+            });
+            assert!(index.extents() <= 100);
+            assert_eq!(index.size(), n * 10 + 5);
+        }
+        assert_eq!(index.plan(0, 5, 9), Err(NotLoaded { at: 0 }));
+        for n in 0..300u64 {
+            let mut page = FileIndex::new(cursor(0), index.size());
+            let (offset, len, gpa) = (n * 10, 5, gpa(n * 64));
+            page.add_page(&[Extent { offset, len, gpa }], offset..offset + 5);
+            index.join(&page);
+            assert!(index.extents() + index.known.len() <= 102);
+            assert!(index.plan(offset, 5, 9).is_ok(), "what was asked for last is there");
+        }
     }
 }

@@ -23,6 +23,7 @@ mod holds;
 mod index;
 mod inode;
 mod inside;
+mod known_ranges;
 mod local;
 mod locks;
 mod lookup;

@@ -61,9 +61,12 @@ impl Step {
     }
 }
 
-fn index_of(map: &FileMap) -> FileIndex {
+/// The index that an answer makes which was asked for from an offset on.
+fn index_of(map: &FileMap, from: u64) -> FileIndex {
     let mut index = FileIndex::new(map.cursor, map.attr.size);
-    index.add_page(&map.extents, page_end(map));
+    // the extent that covers the offset comes as a whole
+    let start = map.extents.first().map_or(from, |first| first.offset.min(from));
+    index.add_page(&map.extents, start..page_end(map).max(start));
     index
 }
 
@@ -109,7 +112,7 @@ impl LocalClient {
                     }
                     Begin::Ask(opening) => {
                         let (holder, map) = self.ask_open(inode).await?;
-                        let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map));
+                        let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map, 0));
                         return Ok(self.file(opening.opened(map.attr.kind, holder, index)));
                     }
                     Begin::Wait => holds.wait_changed(inode).await,
@@ -167,45 +170,40 @@ impl LocalClient {
             let (holder, map) = self.ask_open(held.inode).await?;
             held.set_holder(holder);
             if held.index.read().is_some() {
-                *held.index.write() = Some(index_of(&map));
+                *held.index.write() = Some(index_of(&map, 0));
             }
         }
         held.set_kept(losses);
         Ok(())
     }
 
-    /// Loads the index of a file from the primary, at least up to offset `to`.
-    pub(crate) async fn load_index(&self, held: &Held, to: u64) -> Result<(), FsError> {
+    /// Loads a page of a file's index from the primary: from offset `at` on, as far as one answer reaches.
+    pub(crate) async fn load_index(&self, held: &Held, at: u64) -> Result<(), FsError> {
         for _ in 0..LOAD_TRIES {
-            let known = held.index.read().as_ref().map(|i| (i.known_to(), i.size(), i.cursor()));
-            let Some((from, size, cursor)) = known else {
-                let map = self.ask_extents(held.inode, 0).await?;
-                *held.index.write() = Some(index_of(&map));
-                continue;
-            };
-            if from >= to.min(size) {
-                return Ok(());
-            }
-            let map = self.ask_extents(held.inode, from).await?;
-            let mut page = FileIndex::new(map.cursor, map.attr.size).starting_at(from);
-            page.add_page(&map.extents, page_end(&map));
+            let map = self.ask_extents(held.inode, at).await?;
+            let mut page = index_of(&map, at);
             // whichever is older catches up with the other
-            if page.cursor().tail == cursor.tail {
-                // nothing to do
-            } else if page.cursor().tail < cursor.tail {
-                if !self.advance_page(held.inode, &mut page, cursor.tail).await? {
-                    continue;
+            let known = held.index.read().as_ref().map(FileIndex::cursor);
+            match known {
+                Some(known) if page.cursor().tail < known.tail => {
+                    if !self.advance_page(held.inode, &mut page, known.tail).await? {
+                        continue;
+                    }
                 }
-            } else {
-                self.catch_up(held, page.cursor().tail).await?;
+                Some(known) if page.cursor().tail > known.tail => {
+                    self.catch_up(held, page.cursor().tail).await?;
+                }
+                _ => {}
             }
             let mut index = held.index.write();
-            if let Some(index) = index.as_mut()
-                && index.cursor().tail == page.cursor().tail
-                && index.known_to() >= from
-            {
-                index.join(&page);
+            match index.as_mut() {
+                Some(index) if index.cursor().tail == page.cursor().tail => index.join(&page),
+                // somebody has brought it further
+                Some(index) if index.cursor().tail > page.cursor().tail => continue,
+                // there is none, or it cannot follow
+                _ => *index = Some(page),
             }
+            return Ok(());
         }
         Err(FsError::Busy)
     }

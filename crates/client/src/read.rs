@@ -3,7 +3,7 @@
 //! they overlap is read again. The server's CPU does nothing.
 
 use crate::holds::Held;
-use crate::index::{NotLoaded, Plan};
+use crate::index::Plan;
 use crate::inode::tail_at;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
@@ -21,6 +21,10 @@ pub(crate) const BATCHES: usize = 4;
 const BATCH_PIECES: usize = 256;
 /// Reads of a range that changes under the reader before it looks at the clock.
 const QUICK_TRIES: u32 = 16;
+
+/// Pages of the file's map that one batch may need, those included that others have forgotten meanwhile: one has more
+/// extents than a batch has pieces.
+const LOADS_MAX: u32 = 1 << 10;
 
 /// `SEEK_DATA` / `SEEK_HOLE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,23 +128,24 @@ impl LocalClient {
         if let Some(node) = self.inside(data_region(held)) {
             return self.read_inside(node, held, offset, into).await;
         }
-        let mut tries = 0;
+        let (mut tries, mut loads) = (0, 0);
         let mut deadline = None;
         loop {
-            let plan = held
-                .index
-                .read()
-                .as_ref()
-                .and_then(|index| index.plan(offset, into.len()));
-            let Some(mut plan) = plan else {
-                self.load_index(held, offset.saturating_add(into.len() as u64)).await?;
-                continue;
+            let plan = match held.index.read().as_ref() {
+                Some(index) => index.plan(offset, into.len(), BATCH_PIECES).map_err(|missed| missed.at),
+                None => Err(offset),
             };
-            let cut = plan.pieces.len() > BATCH_PIECES;
-            if cut {
-                plan.pieces.truncate(BATCH_PIECES);
-                plan.len = plan.pieces.iter().map(|piece| piece.len).sum();
-            }
+            let plan = match plan {
+                Ok(plan) => plan,
+                Err(at) => {
+                    self.load_index(held, at).await?;
+                    loads += 1;
+                    if loads < LOADS_MAX {
+                        continue;
+                    }
+                    return Err(FsError::Busy);
+                }
+            };
             let (tail, is_read) = match self.read_planned(held, &plan, into).await {
                 Ok(tail) => (tail, true),
                 // nothing lies there: a segment may have been given back since the file moved on
@@ -151,16 +156,16 @@ impl LocalClient {
                 Err(error) => return Err(error),
             };
             if tail == plan.tail {
-                return Ok((plan.len, cut));
+                return Ok((plan.len, plan.cut));
             }
             // an extension matters to a read that was cut off at the end of the file
-            let len = if cut { plan.len } else { into.len() } as u64;
+            let len = if plan.cut { plan.len } else { into.len() } as u64;
             if let Some(step) = self.catch_up(held, tail).await?
                 && step.from == plan.tail
                 && !step.touches(offset, len)
                 && is_read
             {
-                return Ok((plan.len, cut));
+                return Ok((plan.len, plan.cut));
             }
             tries += 1;
             if tries >= QUICK_TRIES {
@@ -193,11 +198,11 @@ impl LocalClient {
         Ok(Tail(u64::from_le_bytes(tail)))
     }
 
-    /// Makes the index that of now: reads the tail, pulls what is new.
-    async fn validate_index(&self, held: &Held) -> Result<(), FsError> {
+    /// Makes the index that of now: reads the tail, pulls what is new. Where there is none, it is loaded from an offset on.
+    async fn validate_index(&self, held: &Held, offset: u64) -> Result<(), FsError> {
         if held.index.read().is_none() {
             // loading it from the primary is as good as validating it
-            return self.load_index(held, 0).await;
+            return self.load_index(held, offset).await;
         }
         let state = self.log_state(held.inode.ino).await?;
         let known = held.index.read().as_ref().map(|index| index.cursor().tail);
@@ -214,20 +219,23 @@ impl LocalClient {
     pub async fn seek(&self, file: &OpenFile, offset: u64, whence: Whence) -> Result<u64, FsError> {
         let held = &*file.held;
         self.check_file(held).await?;
-        self.validate_index(held).await?;
+        self.validate_index(held, offset).await?;
+        // up to here all is data, or all is hole: of very many extents, the first may be forgotten before the last is known
+        let mut at = offset;
         loop {
-            let found = held.index.read().as_ref().map(|index| match whence {
-                Whence::Data => index.next_data(offset),
-                Whence::Hole => index.next_hole(offset),
-            });
-            match found {
-                Some(Ok(found)) => return found.ok_or(FsError::NoSuchOffset),
-                Some(Err(NotLoaded)) => {
-                    let known = held.index.read().as_ref().map_or(0, |index| index.known_to());
-                    self.load_index(held, known.saturating_add(1)).await?;
+            let found = match held.index.read().as_ref() {
+                Some(index) => match whence {
+                    Whence::Data => index.next_data(at),
+                    Whence::Hole => index.next_hole(at),
                 }
-                None => self.load_index(held, 0).await?,
+                .map_err(|missed| missed.at),
+                None => Err(at),
+            };
+            match found {
+                Ok(found) => return found.ok_or(FsError::NoSuchOffset),
+                Err(missed) => at = missed,
             }
+            self.load_index(held, at).await?;
         }
     }
 

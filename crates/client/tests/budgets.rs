@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use polvo_client::{Counters, LocalClient};
+use polvo_client::{Counters, LocalClient, OpenFile, Whence};
 use polvo_node::sim::ClusterOptions;
 use std::rc::Rc;
 use std::time::Duration;
@@ -250,6 +250,60 @@ fn a_gibibyte_is_read_without_an_rpc() {
         })
         .await;
         assert_eq!((read.rpcs, read.batches), (0, 1024));
+    });
+}
+
+/// Writes a few bytes at so many places of a file, all over 1 TiB.
+async fn scatter(client: &Rc<LocalClient>, file: &OpenFile, extents: u64) {
+    for n in 0..extents {
+        let at = n * ((1 << 40) / extents);
+        client.write(file, at, &n.to_le_bytes()).await.expect("write");
+    }
+}
+
+/// A far page of a file of very many extents: one round trip for its part of the map, one for the data.
+#[test]
+fn the_map_is_loaded_where_it_is_needed() {
+    const EXTENTS: u64 = 70_000;
+    with_options(roomy(65), async |cluster| {
+        let client = external(cluster, "writer");
+        let (made, open) = client.create_open(ROOT, b"f", file()).await.expect("create");
+        scatter(&client, &open, EXTENTS).await;
+        drop(open);
+        let client = external(cluster, "reader");
+        client.usage().await.expect("all nodes are met");
+        let place = |n: u64| n * ((1 << 40) / EXTENTS);
+        let (open, opened) = cost(&client, async || client.open(inode(&made)).await.expect("open")).await;
+        assert_eq!(opened.rpcs, 1, "open");
+        // the region's segments are known from here on
+        client.read(&open, 0, &mut [0; 8]).await.expect("read");
+        for n in [EXTENTS - 1, EXTENTS / 2, EXTENTS / 3] {
+            let mut back = [0; 8];
+            let (read, spent) = cost(&client, async || client.read(&open, place(n), &mut back).await).await;
+            assert_eq!((read, back), (Ok(8), n.to_le_bytes()), "extent {n}");
+            assert_eq!((spent.rpcs, spent.batches), (1, 1), "its part of the map, its bytes");
+            let (read, spent) = cost(&client, async || client.read(&open, place(n), &mut back).await).await;
+            assert_eq!((read, spent.rpcs, spent.batches), (Ok(8), 0, 1), "it is known now");
+        }
+        // what others write there is followed as it is elsewhere
+        let other = external(cluster, "other");
+        let theirs = other.open(inode(&made)).await.expect("open");
+        for n in [EXTENTS / 2, 1, EXTENTS / 5] {
+            other.write(&theirs, place(n), b"overlaid").await.expect("write");
+        }
+        let mut back = [0; 8];
+        let (read, spent) = cost(&client, async || {
+            client.read(&open, place(EXTENTS / 2), &mut back).await
+        })
+        .await;
+        assert_eq!((read, &back, spent.rpcs), (Ok(8), b"overlaid", 0));
+        client.read(&open, place(EXTENTS / 5), &mut back).await.expect("read");
+        assert_eq!(&back, b"overlaid", "what came before its part of the map was known");
+        assert_eq!(client.seek(&open, place(9) + 8, Whence::Data).await, Ok(place(10)));
+        assert_eq!(
+            client.seek(&open, place(EXTENTS - 9), Whence::Hole).await,
+            Ok(place(EXTENTS - 9) + 8)
+        );
     });
 }
 
