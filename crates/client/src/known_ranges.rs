@@ -59,7 +59,7 @@ impl KnownRanges {
         let joined = &self.0[first..behind];
         let start = joined.first().map_or(range.start, |known| known.start.min(range.start));
         let end = joined.last().map_or(range.end, |known| known.end.max(range.end));
-        self.0.splice(first..behind, [start..end]);
+        self.0.splice(first..behind, std::iter::once(start..end));
     }
 
     /// Nothing is known any more.

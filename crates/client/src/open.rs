@@ -183,17 +183,15 @@ impl LocalClient {
             let map = self.ask_extents(held.inode, at).await?;
             let mut page = index_of(&map, at);
             // whichever is older catches up with the other
-            let known = held.index.read().as_ref().map(FileIndex::cursor);
-            match known {
-                Some(known) if page.cursor().tail < known.tail => {
-                    if !self.advance_page(held.inode, &mut page, known.tail).await? {
-                        continue;
-                    }
+            let known = held.index.read().as_ref().map(|index| index.cursor().tail);
+            if let Some(known) = known {
+                let (is_older, is_newer) = (page.cursor().tail < known, page.cursor().tail > known);
+                if is_older && !self.advance_page(held.inode, &mut page, known).await? {
+                    continue;
                 }
-                Some(known) if page.cursor().tail > known.tail => {
+                if is_newer {
                     self.catch_up(held, page.cursor().tail).await?;
                 }
-                _ => {}
             }
             let mut index = held.index.write();
             match index.as_mut() {
