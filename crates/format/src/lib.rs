@@ -25,7 +25,7 @@ pub use inode::{
     INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS,
     INODE_VIEW_SIZE, InodeHead, InodeView, TAIL, encode_attributes,
 };
-pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX};
+pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX, XATTR_PART_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
 pub use log_record::{LogEntries, Record, entry_units, seal};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};

@@ -19,13 +19,17 @@ pub(crate) const FILE_MAX: u64 = i64::MAX as u64;
 pub const INLINE_MAX: usize = 1024;
 /// Most bytes that one `Inline` entry can hold (long symbolic links take two).
 pub const INLINE_ENTRY_MAX: usize = PAGE_UNITS as usize * LINE - HEAD - size_of::<RawInline>();
-/// Longest extended attribute value, in bytes.
-pub const XATTR_MAX: usize = 3584;
+/// Longest extended attribute value, in bytes: Linux's `XATTR_SIZE_MAX`.
+pub const XATTR_MAX: usize = 64 << 10;
+/// Most bytes of a value in one entry; a longer value takes several (see [`Entry::set_xattr`]).
+pub const XATTR_PART_MAX: usize = 3584;
 
 const HEAD: usize = size_of::<RawHead>();
 /// Bytes of an `Inline` entry before its bytes.
 pub(crate) const INLINE_HEAD: usize = HEAD + size_of::<RawInline>();
-const _: () = assert!(HEAD + size_of::<RawXattr>() + NAME_MAX + XATTR_MAX <= PAGE_UNITS as usize * LINE);
+const _: () = assert!(HEAD + size_of::<RawXattr>() + NAME_MAX + XATTR_PART_MAX <= PAGE_UNITS as usize * LINE);
+// what follows the first part, and where the last one begins, are 16-bit numbers
+const _: () = assert!(XATTR_MAX - XATTR_PART_MAX <= u16::MAX as usize);
 
 macro_rules! raw {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
@@ -49,7 +53,7 @@ raw! {
     RawHole { offset: U64, len: U64, time: I64 }
     RawSetAttr { mask: U32, mode: U32, uid: U32, gid: U32, atime: I64, mtime: I64, ctime: I64 }
     /// followed by name and value
-    RawXattr { time: I64, name_len: u8, reserved: u8, value_len: U16, reserved2: U32 }
+    RawXattr { time: I64, name_len: u8, reserved: u8, value_len: U16, offset: U16, rest: U16 }
     /// followed by the name
     RawDentry { target: U64, cookie: U64, time: I64, generation: U32, kind: u8, name_len: u8, reserved: U16 }
     RawLinks { nlink: U32, reserved: U32, time: I64 }
@@ -164,12 +168,16 @@ pub enum Entry<'a> {
     },
     /// Attributes.
     SetAttr(AttrChange),
-    /// An extended attribute, new or replaced.
+    /// An extended attribute, new or replaced: its value or a part of that (see [`Entry::set_xattr`]).
     SetXattr {
         /// name
         name: &'a [u8],
-        /// value
+        /// bytes of the value, at most [`XATTR_PART_MAX`]
         value: &'a [u8],
+        /// where in the value they begin
+        offset: u16,
+        /// bytes of the value that the next entries bring; with 0 the attribute is set
+        rest: u16,
         /// change time
         time_ns: i64,
     },
@@ -236,6 +244,24 @@ pub enum Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
+    /// The entries that set an extended attribute. A value of more than [`XATTR_PART_MAX`] bytes is cut into parts, which
+    /// follow each other in one commit of the log: a part with no next one is damage. `value` is at most [`XATTR_MAX`] bytes.
+    pub fn set_xattr(name: &'a [u8], value: &'a [u8], time_ns: i64) -> impl Iterator<Item = Entry<'a>> {
+        let parts = value.len().div_ceil(XATTR_PART_MAX).max(1);
+        (0..parts).map(move |part| {
+            let begin = part * XATTR_PART_MAX;
+            let end = value.len().min(begin + XATTR_PART_MAX);
+            let short = |n: usize| u16::try_from(n).expect("values are at most 64 KiB");
+            Entry::SetXattr {
+                name,
+                value: &value[begin..end],
+                offset: short(begin),
+                rest: short(value.len() - end),
+                time_ns,
+            }
+        })
+    }
+
     /// Units of 64 bytes that the entry takes (1 for `Pad`).
     pub fn units(&self) -> u64 {
         let (fixed, bytes) = match self {
@@ -348,8 +374,14 @@ impl<'a> Entry<'a> {
                 };
                 into.extend_from_slice(raw.as_bytes());
             }
-            Entry::SetXattr { name, value, time_ns } => encode_xattr(name, value, time_ns, into),
-            Entry::DelXattr { name, time_ns } => encode_xattr(name, b"", time_ns, into),
+            Entry::SetXattr {
+                name,
+                value,
+                offset,
+                rest,
+                time_ns,
+            } => encode_xattr(name, value, (offset, rest), time_ns, into),
+            Entry::DelXattr { name, time_ns } => encode_xattr(name, b"", (0, 0), time_ns, into),
             Entry::DentryAdd {
                 name,
                 target,
@@ -556,8 +588,23 @@ impl<'a> Entry<'a> {
                     return Err(FormatError::invalid(WHAT, "extended attribute without a name"));
                 }
                 let time_ns = raw.time.get();
+                let (offset, rest) = (raw.offset.get(), raw.rest.get());
+                let whole = usize::from(offset) + value.len() + usize::from(rest);
+                if whole > XATTR_MAX || (offset, rest) != (0, 0) && value.is_empty() {
+                    let why = format!(
+                        "{} bytes at {offset} of an extended attribute, {rest} to come",
+                        value.len()
+                    );
+                    return Err(FormatError::invalid(WHAT, why));
+                }
                 match kind {
-                    Kind::SetXattr => Entry::SetXattr { name, value, time_ns },
+                    Kind::SetXattr => Entry::SetXattr {
+                        name,
+                        value,
+                        offset,
+                        rest,
+                        time_ns,
+                    },
                     _ => Entry::DelXattr { name, time_ns },
                 }
             }
@@ -619,13 +666,14 @@ impl<'a> Entry<'a> {
     }
 }
 
-fn encode_xattr(name: &[u8], value: &[u8], time_ns: i64, into: &mut Vec<u8>) {
+fn encode_xattr(name: &[u8], value: &[u8], (offset, rest): (u16, u16), time_ns: i64, into: &mut Vec<u8>) {
     let raw = RawXattr {
         time: I64::new(time_ns),
         name_len: u8::try_from(name.len()).expect("names are at most 255 bytes"),
         reserved: 0,
-        value_len: U16::new(u16::try_from(value.len()).expect("values are at most 3584 bytes")),
-        reserved2: U32::ZERO,
+        value_len: U16::new(u16::try_from(value.len()).expect("parts are at most 3584 bytes")),
+        offset: U16::new(offset),
+        rest: U16::new(rest),
     };
     into.extend_from_slice(raw.as_bytes());
     into.extend_from_slice(name);

@@ -199,7 +199,7 @@ impl<'a> Iterator for LogEntries<'a> {
 mod tests {
     use super::*;
     use crate::log_entry::FILE_MAX;
-    use crate::{AttrChange, Generation, Gpa, INLINE_ENTRY_MAX, Init, RegionId, XATTR_MAX};
+    use crate::{AttrChange, Generation, Gpa, INLINE_ENTRY_MAX, Init, RegionId, XATTR_MAX, XATTR_PART_MAX};
 
     const INO: Ino = Ino(0x0003_0000_0000_0011);
 
@@ -254,7 +254,9 @@ mod tests {
             }),
             Entry::SetXattr {
                 name: b"user.a",
-                value: &[3; XATTR_MAX],
+                value: &[3; XATTR_PART_MAX],
+                offset: 7000,
+                rest: u16::MAX - 20_000,
                 time_ns: 9,
             },
             Entry::DelXattr {
@@ -312,6 +314,45 @@ mod tests {
             );
             assert!(read.next().is_none());
             assert_eq!(read.position(), position + entry.units());
+        }
+    }
+
+    #[test]
+    fn a_long_value_is_cut_into_parts() {
+        for len in [0, 1, XATTR_PART_MAX, XATTR_PART_MAX + 1, XATTR_MAX] {
+            let value: Vec<u8> = (0..len).map(|n| n as u8).collect();
+            let (mut read, mut last) = (Vec::new(), None);
+            for entry in Entry::set_xattr(&[b'n'; 255], &value, 9) {
+                let bytes = sealed(&entry, false, 7, 2);
+                let record = LogEntries::new(INO, 7, 2, &bytes).next().unwrap().unwrap();
+                let Entry::SetXattr {
+                    value, offset, rest, ..
+                } = record.entry
+                else {
+                    panic!("{:?}", record.entry);
+                };
+                assert_eq!(usize::from(offset), read.len());
+                read.extend_from_slice(value);
+                assert_eq!(usize::from(rest), len - read.len());
+                last = Some(rest);
+            }
+            assert!(read == value, "{len} bytes");
+            assert_eq!(last, Some(0));
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_refused() {
+        let part = |value, offset, rest| Entry::SetXattr {
+            name: b"user.a",
+            value,
+            offset,
+            rest,
+            time_ns: 9,
+        };
+        for entry in [part(&[3; 10], 60_000, 6_000), part(b"", 0, 1), part(b"", 1, 0)] {
+            let bytes = sealed(&entry, false, 7, 2);
+            assert!(LogEntries::new(INO, 7, 2, &bytes).next().unwrap().is_err(), "{entry:?}");
         }
     }
 

@@ -13,7 +13,7 @@ const WHAT: &str = "superblock";
 /// First bytes of a pool.
 pub const POOL_MAGIC: [u8; 8] = *b"POLVOFS\0";
 /// Version of the media format that this program writes, and the only one it reads.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// Bytes set aside for one superblock; the second one lies this far into the pool.
 pub const SUPERBLOCK_SIZE: usize = PAGE;
 /// Number of superblocks.

@@ -166,7 +166,31 @@ fn extended_attributes() {
     assert_eq!(rustix::fs::getxattr_query(&path, "user.a"), Ok(3));
     assert_eq!(rustix::fs::listxattr_query(&path), Ok(17));
     assert_eq!(get("user.c", 10), Err(Errno::NODATA));
-    assert_eq!(set("user.big", &[0; 60000], XattrFlags::empty()), Err(Errno::TOOBIG));
+    let large: Vec<u8> = (0..65_536).map(|n| (n % 251) as u8).collect();
+    set("user.a", &large, XattrFlags::REPLACE).expect("set");
+    assert_eq!(rustix::fs::getxattr_query(&path, "user.a"), Ok(65_536));
+    assert_eq!(get("user.a", 65_535), Err(Errno::RANGE));
+    assert!(get("user.a", 65_536).expect("there") == large);
+    // fifteen of them and their names are a MiB
+    for n in 1..15 {
+        set(&format!("user.large{n}"), &large, XattrFlags::CREATE).expect("set");
+    }
+    assert_eq!(set("user.one-more", &large, XattrFlags::CREATE), Err(Errno::TOOBIG));
+    for n in 1..15 {
+        rustix::fs::removexattr(&path, format!("user.large{n}")).expect("removed");
+    }
+    // a list of 64 KiB, and no more
+    let long = |n: u32| format!("user.{n:0>250}");
+    for n in 0..255 {
+        set(&long(n), b"", XattrFlags::CREATE).expect("set");
+    }
+    assert_eq!(set(&long(255), b"", XattrFlags::CREATE), Err(Errno::TOOBIG));
+    let mut list = vec![0; 65_536];
+    assert_eq!(rustix::fs::listxattr(&path, &mut list), Ok(255 * 256 + 17));
+    assert_eq!(rustix::fs::listxattr(&path, &mut list[..65_000]), Err(Errno::RANGE));
+    for n in 0..255 {
+        rustix::fs::removexattr(&path, long(n)).expect("removed");
+    }
     // version 2; user 6, group 4, others 4: the kernel looks at the form before it asks us
     let acl = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
     assert_eq!(

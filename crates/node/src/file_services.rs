@@ -7,8 +7,8 @@ use crate::permission::{self, EXECUTE, READ, WRITE};
 use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
-    Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun, XATTR_VALUE_MAX,
-    XattrMode,
+    ACL_MAX, Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun,
+    XATTR_VALUE_MAX, XattrMode,
 };
 use polvo_region::{Region, RegionError};
 
@@ -368,6 +368,7 @@ impl Turn<'_> {
     async fn set_acl(&self, inode: InodeRef, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Answer {
         let acl = match value {
             None | Some(acl::NONE) => None,
+            Some(value) if value.len() > ACL_MAX => return Err(FsError::TooBig),
             Some(value) => Some(Acl::decode(value)?),
         };
         let (attr, tail) = self

@@ -311,7 +311,7 @@ fn extended_attributes() {
             value,
             mode,
         };
-        c.ask(region, set("user.a", vec![1; 3584], XattrMode::Create))
+        c.ask(region, set("user.a", vec![1; XATTR_VALUE_MAX], XattrMode::Create))
             .await
             .unwrap();
         let again = c.ask(region, set("user.a", vec![2], XattrMode::Create)).await;
@@ -321,7 +321,8 @@ fn extended_attributes() {
             Err(FsError::NoAttribute)
         );
         assert_eq!(
-            c.ask(region, set("user.b", vec![0; 3585], XattrMode::Any)).await,
+            c.ask(region, set("user.b", vec![0; XATTR_VALUE_MAX + 1], XattrMode::Any))
+                .await,
             Err(FsError::TooBig)
         );
         let get = c
@@ -333,7 +334,7 @@ fn extended_attributes() {
                 },
             )
             .await;
-        assert_eq!(get, Ok(Reply::Bytes(vec![1; 3584])));
+        assert_eq!(get, Ok(Reply::Bytes(vec![1; XATTR_VALUE_MAX])));
         let user = c.as_user(user(9));
         assert_eq!(
             user.ask(region, set("user.c", vec![1], XattrMode::Any)).await,

@@ -9,7 +9,13 @@ pub const EAGER_READ_MAX: usize = 32 << 10;
 /// Largest server-directed transfer, in bytes.
 pub const TRANSFER_MAX: u64 = 8 << 20;
 /// Largest extended attribute value, in bytes.
-pub const XATTR_VALUE_MAX: usize = 3584;
+pub const XATTR_VALUE_MAX: usize = polvo_format::XATTR_MAX;
+/// Most bytes of the names of an inode's extended attributes, a NUL behind each: what `listxattr` can tell on Linux.
+pub const XATTR_NAMES_MAX: usize = 64 << 10;
+/// Most bytes of extended attributes, names and values, of one inode.
+pub const XATTRS_MAX: usize = 1 << 20;
+/// Largest access control list, in bytes: a new inode's lists travel with all else that makes it.
+pub const ACL_MAX: usize = 3584;
 /// Most write runs in one commit.
 pub const RUNS_MAX: usize = 512;
 /// Largest file, in bytes (2^63 - 1, as POSIX `off_t` allows).

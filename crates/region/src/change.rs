@@ -8,8 +8,8 @@ use crate::store::{Store, Urgency};
 use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, AttrChange, Entry, FileKind, INLINE_MAX, LINE, NAME_MAX, PAGE, SessionId, Tail};
 use polvo_proto::{
-    EAGER_MAX, FILE_SIZE_MAX, FallocateMode, FsError, InodeRef, Placement, RUNS_MAX, SetAttr, TimeChange, WriteRun,
-    Written, XATTR_VALUE_MAX, XattrMode,
+    ACL_MAX, EAGER_MAX, FILE_SIZE_MAX, FallocateMode, FsError, InodeRef, Placement, RUNS_MAX, SetAttr, TimeChange,
+    WriteRun, Written, XATTR_NAMES_MAX, XATTR_VALUE_MAX, XATTRS_MAX, XattrMode,
 };
 
 const PAGE_BYTES: u64 = PAGE as u64;
@@ -17,8 +17,6 @@ const PAGE_BYTES: u64 = PAGE as u64;
 const ENTRIES_MAX: u64 = 8 << 10;
 /// A day, in nanoseconds.
 const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
-/// Most bytes of extended attributes, names and values, of one inode.
-const XATTRS_MAX: usize = 64 << 10;
 
 /// What the program in a file may do beyond its caller (capabilities(7)). Whoever changes contents or owner takes it away,
 /// root too: the kernel leaves that to the file system where it writes past the page cache.
@@ -98,11 +96,7 @@ impl Region {
             match xattr {
                 Some((name, Some(value))) => {
                     inode.has_room_for_xattr(name, value)?;
-                    entries.push(Entry::SetXattr {
-                        name,
-                        value,
-                        time_ns: now_ns,
-                    });
+                    entries.extend(Entry::set_xattr(name, value, now_ns));
                 }
                 Some((name, None)) if inode.xattrs.contains_key(name) => {
                     entries.push(Entry::DelXattr { name, time_ns: now_ns });
@@ -315,7 +309,8 @@ impl Region {
     ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
-            let entry = if name == PLACEMENT_XATTR {
+            let mut entries = Vec::new();
+            if name == PLACEMENT_XATTR {
                 inode.directory_body()?;
                 let placement = match value {
                     b"hash" => Placement::Hash,
@@ -323,10 +318,10 @@ impl Region {
                     _ => return Err(invalid("polvo.placement is \"hash\" or \"local\"")),
                 };
                 let placement = placement as u8;
-                Entry::Placement {
+                entries.push(Entry::Placement {
                     placement,
                     time_ns: now_ns,
-                }
+                });
             } else {
                 check_xattr_name(name)?;
                 match (mode, inode.xattrs.contains_key(name)) {
@@ -335,13 +330,9 @@ impl Region {
                     _ => {}
                 }
                 inode.has_room_for_xattr(name, value)?;
-                Entry::SetXattr {
-                    name,
-                    value,
-                    time_ns: now_ns,
-                }
-            };
-            store.append(inode, &[entry], Urgency::Normal, |_| ())?;
+                entries.extend(Entry::set_xattr(name, value, now_ns));
+            }
+            store.append(inode, &entries, Urgency::Normal, |_| ())?;
             Ok((inode.attr, inode.tail))
         })
     }
@@ -375,14 +366,18 @@ impl Inode {
         })
     }
 
-    /// E2BIG for a value, or a sum of all with it, over the limits.
+    /// E2BIG for a value, or all names or all names and values with it, over the limits.
     fn has_room_for_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), RegionError> {
-        let all: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len()).sum();
-        let old = self.xattrs.get(name).map_or(0, |old| name.len() + old.len());
-        if value.len() > XATTR_VALUE_MAX || all - old + name.len() + value.len() > XATTRS_MAX {
-            return Err(FsError::TooBig.into());
+        let others = || self.xattrs.iter().filter(|(other, _)| ***other != *name);
+        let names: usize = others().map(|(other, _)| other.len() + 1).sum();
+        let all: usize = others().map(|(other, value)| other.len() + value.len()).sum();
+        let is_over = value.len() > XATTR_VALUE_MAX
+            || names + name.len() + 1 > XATTR_NAMES_MAX
+            || all + name.len() + value.len() > XATTRS_MAX;
+        match is_over {
+            true => Err(FsError::TooBig.into()),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// The mapping of a file whose bytes can be written.
@@ -395,13 +390,14 @@ impl Inode {
     }
 }
 
-/// Attributes that a new inode is to begin with.
+/// Attributes that a new inode is to begin with: access control lists of its directory's.
 pub(crate) fn check_xattrs(xattrs: &[(serde_bytes::ByteBuf, serde_bytes::ByteBuf)]) -> Result<(), RegionError> {
-    let mut all = 0;
+    if xattrs.len() > 2 {
+        return Err(FsError::TooBig.into());
+    }
     for (name, value) in xattrs {
         check_xattr_name(name)?;
-        all += name.len() + value.len();
-        if value.len() > XATTR_VALUE_MAX || all > XATTRS_MAX {
+        if value.len() > ACL_MAX {
             return Err(FsError::TooBig.into());
         }
     }

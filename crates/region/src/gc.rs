@@ -169,11 +169,7 @@ fn checkpoint(store: &Store, inode: &Inode) -> Vec<u8> {
     let mut push = |entry: Entry| entry.encode(checkpoint, &mut entries);
     let dropped = planted(Planted::LiveEntriesDropped);
     for (name, value) in inode.xattrs.iter().filter(|_| !dropped) {
-        push(Entry::SetXattr {
-            name,
-            value,
-            time_ns: 0,
-        });
+        Entry::set_xattr(name, value, 0).for_each(&mut push);
     }
     match &inode.body {
         Body::File(view) => {

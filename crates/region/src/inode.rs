@@ -34,6 +34,14 @@ impl Body {
     }
 }
 
+/// An extended attribute whose value is being put together.
+struct PartialXattr {
+    name: Box<[u8]>,
+    value: Vec<u8>,
+    /// bytes that are still to come
+    rest: usize,
+}
+
 pub(crate) struct Inode {
     pub slot: u64,
     pub attr: Attr,
@@ -50,6 +58,8 @@ pub(crate) struct Inode {
     pub body: Body,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
     xattr_units: u64,
+    /// of whose value some parts have been applied; never between two commits
+    partial_xattr: Option<Box<PartialXattr>>,
     /// of the mapping, after the last change
     mapping_units: u64,
     /// when last used, for the cache
@@ -93,6 +103,7 @@ impl Inode {
             },
             xattrs: BTreeMap::new(),
             xattr_units: 0,
+            partial_xattr: None,
             mapping_units: 0,
             stamp: 0,
         }
@@ -165,6 +176,9 @@ impl Inode {
             for record in records {
                 inode.apply(region, shift, &record, index.as_deref_mut(), hidden)?;
             }
+            if inode.partial_xattr.is_some() {
+                return Err(XATTR_BROKEN_OFF);
+            }
             before_seen();
             Ok(())
         })
@@ -207,6 +221,9 @@ impl Inode {
         index: Option<&mut FileIndex>,
         hidden: &mut Vec<Mapped>,
     ) -> Result<(), &'static str> {
+        if self.breaks_xattr_off(&record.entry) {
+            return Err(XATTR_BROKEN_OFF);
+        }
         let file = || index.ok_or("mapping of something that is no file");
         match record.entry {
             Entry::Pad | Entry::SetAttr(_) | Entry::Parent { .. } => {}
@@ -239,10 +256,28 @@ impl Inode {
             }
             Entry::Truncate { size, .. } => file()?.remove(size, u64::MAX, hidden),
             Entry::Hole { offset, len, .. } => file()?.remove(offset, len, hidden),
-            Entry::SetXattr { name, value, .. } => {
-                self.forget_xattr(name);
-                self.xattr_units += record.units;
-                self.xattrs.insert(name.into(), value.into());
+            Entry::SetXattr {
+                name,
+                value,
+                offset: 0,
+                rest: 0,
+                ..
+            } => self.remember_xattr(name.into(), value.into()),
+            Entry::SetXattr { name, value, rest, .. } => {
+                let mut partial = self.partial_xattr.take().unwrap_or_else(|| {
+                    let value = Vec::with_capacity(value.len() + usize::from(rest));
+                    Box::new(PartialXattr {
+                        name: name.into(),
+                        value,
+                        rest: 0,
+                    })
+                });
+                partial.value.extend_from_slice(value);
+                partial.rest = usize::from(rest);
+                match rest {
+                    0 => self.remember_xattr(partial.name, partial.value.into()),
+                    _ => self.partial_xattr = Some(partial),
+                }
             }
             Entry::DelXattr { name, .. } => {
                 self.forget_xattr(name);
@@ -278,14 +313,44 @@ impl Inode {
         Ok(())
     }
 
+    /// Does this entry not go on where the value of an extended attribute has been begun, or go on with none that has?
+    fn breaks_xattr_off(&self, entry: &Entry) -> bool {
+        match (&self.partial_xattr, entry) {
+            (_, Entry::Pad) => false,
+            (None, Entry::SetXattr { offset, .. }) => *offset != 0,
+            (None, _) => false,
+            (
+                Some(partial),
+                Entry::SetXattr {
+                    name,
+                    value,
+                    offset,
+                    rest,
+                    ..
+                },
+            ) => {
+                *partial.name != **name
+                    || partial.value.len() != usize::from(*offset)
+                    || partial.rest != value.len() + usize::from(*rest)
+            }
+            (Some(_), _) => true,
+        }
+    }
+
+    /// Forgets the value that has been begun and not ended; false if there is none.
+    pub fn drop_partial_xattr(&mut self) -> bool {
+        self.partial_xattr.take().is_some()
+    }
+
+    fn remember_xattr(&mut self, name: Box<[u8]>, value: Box<[u8]>) {
+        self.forget_xattr(&name);
+        self.xattr_units += xattr_units(&name, &value);
+        self.xattrs.insert(name, value);
+    }
+
     fn forget_xattr(&mut self, name: &[u8]) {
         if let Some(value) = self.xattrs.remove(name) {
-            let entry = Entry::SetXattr {
-                name,
-                value: &value,
-                time_ns: 0,
-            };
-            self.xattr_units -= entry.units();
+            self.xattr_units -= xattr_units(name, &value);
         }
     }
 
@@ -311,6 +376,14 @@ impl Inode {
         self.attr.blocks = bytes.div_ceil(512);
     }
 }
+
+/// Log units of the entries that set an extended attribute.
+fn xattr_units(name: &[u8], value: &[u8]) -> u64 {
+    Entry::set_xattr(name, value, 0).map(|part| part.units()).sum()
+}
+
+/// Parts of a value follow each other, and all of them are there.
+pub(crate) const XATTR_BROKEN_OFF: &str = "part of an extended attribute is missing";
 
 const NO_DIRECTORY: &str = "name in something that is no directory";
 

@@ -2,7 +2,7 @@
 //! checked: every page says whose it is and which, so a chain of pages cannot loop or stray into another log.
 
 use crate::RegionError;
-use crate::inode::{Body, Inode};
+use crate::inode::{Body, Inode, XATTR_BROKEN_OFF};
 use crate::store::{Store, UNIT};
 use polvo_format::{
     FileKind, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail,
@@ -110,8 +110,12 @@ impl Store {
             let end = (units - start).min(PAGE_UNITS) as usize;
             applied = self.apply_units(&mut inode, head.tail, start, &page[LINE..LINE + end * UNIT], offset);
         }
+        let is_broken_off = inode.drop_partial_xattr();
         if whole == Whole::Must {
             applied?;
+            if is_broken_off {
+                return Err(self.corrupt("log", slot_offset, XATTR_BROKEN_OFF));
+            }
         }
         self.check_mapping(&inode)?;
         Ok(inode)

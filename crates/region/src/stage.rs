@@ -475,11 +475,7 @@ impl Region {
             .encode(true, &mut staged.entries);
         }
         for (name, value) in &file.xattrs {
-            staged.push(&Entry::SetXattr {
-                name,
-                value,
-                time_ns: now_ns,
-            });
+            Entry::set_xattr(name, value, now_ns).for_each(|part| staged.push(&part));
         }
         stage.made = Some(inode);
         stage.inodes.push(staged);

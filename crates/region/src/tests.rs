@@ -202,11 +202,42 @@ fn a_rewritten_directory_log_says_where_it_goes_on() {
 }
 
 #[test]
+fn extended_attributes_have_limits() {
+    let mut r = region(8);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let mut set = |name: &[u8], len| match r.set_xattr(file, name, &vec![1; len], XattrMode::Any, NOW) {
+        Ok(_) => true,
+        Err(RegionError::Fs(FsError::TooBig)) => false,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(!set(b"user.large", XATTR_VALUE_MAX + 1));
+    let n = (0..100u8).take_while(|n| set(&[b'a', *n + 1], XATTR_VALUE_MAX)).count();
+    assert_eq!(n, 15, "values of 64 KiB and their names fit a MiB");
+    assert!(set(&[b'a', 1], XATTR_VALUE_MAX), "one of them anew");
+    assert!(set(&[b'a', 1], 0));
+    for n in 0..255u8 {
+        assert!(set(&[&[b'n'; 254][..], &[n + 1]].concat(), 1));
+    }
+    assert!(!set(&[b'x'; 255], 1), "names that no list could show");
+    assert!(set(b"x", 1));
+    let names = r.list_xattr(file).unwrap();
+    assert_eq!(
+        names.iter().map(|name| name.len() + 1).sum::<usize>(),
+        255 * 256 + 15 * 3 + 2
+    );
+    let (mut again, recovery) = recovered(&r);
+    assert!(recovery.damaged.is_empty());
+    assert_eq!(again.list_xattr(file).unwrap(), names);
+}
+
+#[test]
 fn garbage_collection_keeps_everything_but_the_garbage() {
     let mut r = region(8);
     let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
     let mut model = vec![0u8; 20_000];
     r.set_xattr(file, b"user.a", &[1; 300], XattrMode::Any, NOW).unwrap();
+    let large: Vec<u8> = (0..XATTR_VALUE_MAX).map(|n| (n % 251) as u8).collect();
+    r.set_xattr(file, b"user.large", &large, XattrMode::Any, NOW).unwrap();
     for n in 0..2000u64 {
         let (at, len) = ((n * 7919 % 19_000) as usize, 1 + (n * 31 % 900) as usize);
         model[at..at + len].fill(n as u8);
@@ -238,6 +269,7 @@ fn garbage_collection_keeps_everything_but_the_garbage() {
         assert_eq!(r.read(file, 0, &mut bytes).unwrap() as u64, attr.size);
         assert!(bytes[..model.len()] == model);
         assert_eq!(r.get_xattr(file, b"user.a").unwrap(), [1; 300]);
+        assert!(r.get_xattr(file, b"user.large").unwrap() == large);
         assert_eq!(r.read_dir(ROOT, 0, 100).unwrap(), listing);
         assert_eq!(findings(r), [""; 0]);
         make(r, ROOT, b"new", FileKind::Fifo).unwrap();

@@ -35,6 +35,7 @@ fn furnished() -> World {
         }
         if n % 5 == 0 {
             w.set_xattr(f, b"user.n", &vec![n; 700], XattrMode::Any).unwrap();
+            w.set_xattr(f, b"user.parts", &vec![n; 5000], XattrMode::Any).unwrap();
             w.fallocate(f, FallocateMode::PunchHole, 500, 50).unwrap();
             w.truncate(f, 5000).unwrap();
         }

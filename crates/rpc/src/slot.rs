@@ -1,9 +1,9 @@
 //! What lies in a slot, and what both sides tell each other at the start. Pure.
 
-/// Largest request, bytes.
-pub const MAX_REQUEST: usize = 16 * 1024;
-/// Largest reply, bytes.
-pub const MAX_REPLY: usize = 64 * 1024;
+/// Largest request, bytes: 64 KiB that a caller may hand over, and what goes with them.
+pub const MAX_REQUEST: usize = 68 * 1024;
+/// Largest reply, bytes: as for requests.
+pub const MAX_REPLY: usize = 68 * 1024;
 /// Calls that may be in flight on one connection; further ones wait.
 pub const SLOTS: usize = 16;
 
@@ -18,7 +18,7 @@ pub(crate) const REPLY_STRIDE: usize = HEADER + MAX_REPLY;
 pub(crate) const SEPARATE: usize = 4096;
 
 const MAGIC: u32 = 0x4350_5250; // "PRPC"
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Header of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

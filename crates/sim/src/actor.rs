@@ -10,7 +10,9 @@ use crate::plan::{Fault, Plan};
 use crate::plant::{Instead, Planted};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::{FileKind, Generation, Ino};
-use polvo_proto::{EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XattrMode};
+use polvo_proto::{
+    EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XATTR_VALUE_MAX, XattrMode,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -109,10 +111,15 @@ fn new_file(kind: FileKind) -> NewFile {
     }
 }
 
-/// Value of an extended attribute: a number, and bytes that make it take room.
+/// Value of an extended attribute: a number, and bytes that make it take room; now and then more than a log entry has.
 fn xattr_value(value: u32) -> Vec<u8> {
     let mut bytes = value.to_le_bytes().to_vec();
-    bytes.resize(4 + (value as usize * 37) % 700, value as u8);
+    let len = match value % 16 {
+        0 => XATTR_VALUE_MAX,
+        1 => value as usize * 577 % XATTR_VALUE_MAX,
+        _ => value as usize * 37 % 700,
+    };
+    bytes.resize(len.max(4), value as u8);
     bytes
 }
 

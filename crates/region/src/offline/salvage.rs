@@ -163,6 +163,10 @@ pub(super) fn read_log(
     if length == Length::Known && needed > pages.count {
         reading.lost += 1;
     }
+    // behind a tail that is lost there may be the beginning of a change that was never committed
+    if reading.inode.drop_partial_xattr() && length == Length::Known {
+        reading.lost += 1;
+    }
     reading.inode.tail = head.tail;
     if let Ok(view) = InodeView::decode(bytes, ino) {
         // as of the tail, whatever became of the log
@@ -270,13 +274,19 @@ impl Reading {
         }
         let mut hidden: Vec<Mapped> = Vec::new();
         let shift = store.segment_shift();
-        let applied = self.inode.change(self.inode.tail, |inode, index| {
-            inode.apply(store.region, shift, record, index, &mut hidden)
-        });
-        if applied.is_ok() {
+        let mut apply = |inode: &mut Inode| {
+            inode.change(inode.tail, |inode, index| {
+                inode.apply(store.region, shift, record, index, &mut hidden)
+            })
+        };
+        if apply(&mut self.inode).is_ok() {
             return;
         }
         self.lost += 1;
+        // a value of which a part is lost is lost; what comes behind it counts
+        if self.inode.drop_partial_xattr() && apply(&mut self.inode).is_ok() {
+            return;
+        }
         // a name that is there already has lost its end: the newer one counts
         if let (
             Entry::DentryAdd {
@@ -335,4 +345,63 @@ fn flipped_bit_of_entry(units: &mut [u8], reads: impl Fn(&[u8]) -> bool) -> Opti
     }
     let claimed = entry_units(units)? as usize * UNIT;
     Entry::could_begin(units).then(|| flipped_bit(&mut units[..claimed], ENTRY_BEGIN * 8..claimed * 8, reads))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+    use polvo_format::{FileKind, seal};
+    use polvo_proto::XattrMode;
+
+    /// Puts a pad in the place of a log entry.
+    fn lose(store: &Store, inode: &Inode, position: u64, units: u64) {
+        let mut pad = Vec::new();
+        Entry::encode_pad(units, &mut pad);
+        seal(&mut pad, inode.attr.ino, inode.tail.version(), position);
+        store.pmem.write(store.at(inode.unit_offset(position)), &pad);
+    }
+
+    #[test]
+    fn a_value_that_lacks_a_part_is_lost_and_nothing_else() {
+        for lost in 0..3 {
+            let mut r = region(8);
+            let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+            for (name, len) in [
+                (&b"user.before"[..], 10),
+                (b"user.parts", 10_000),
+                (b"user.after", 9_000),
+            ] {
+                r.set_xattr(file, name, &vec![7; len], XattrMode::Any, NOW).unwrap();
+            }
+            let slot = file.ino.slot();
+            let inode = r.store.load(slot, &mut 0).unwrap();
+            let units = r.store.read_units(&inode, 0);
+            let parts: Vec<(u64, u64)> = LogEntries::new(file.ino, inode.tail.version(), 0, &units)
+                .map(|record| record.unwrap())
+                .filter(|record| {
+                    matches!(
+                        record.entry,
+                        Entry::SetXattr {
+                            name: b"user.parts",
+                            ..
+                        }
+                    )
+                })
+                .map(|record| (record.position, record.units))
+                .collect();
+            assert_eq!(parts.len(), 3);
+            lose(&r.store, &inode, parts[lost].0, parts[lost].1);
+
+            let damage = r.store.load(slot, &mut 0).err().expect("damage").to_string();
+            assert!(damage.contains("part of an extended attribute is missing"), "{damage}");
+            let bytes = r.store.read_slot(slot);
+            let head = InodeHead::decode(&bytes, file.ino).unwrap();
+            let pages = LogPages::of(&r.store);
+            let reading = read_log(&r.store, &pages, file.ino, &head, &bytes, Length::Known);
+            assert!(reading.lost > 0);
+            let names: Vec<&[u8]> = reading.inode.xattrs.keys().map(|name| &**name).collect();
+            assert_eq!(names, [&b"user.after"[..], b"user.before"], "without part {lost}");
+        }
+    }
 }

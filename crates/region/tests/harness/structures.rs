@@ -36,6 +36,7 @@ pub fn furnished() -> Vec<CrashImage> {
     w.set_xattr(long, b"user.a", &[1; 700], XattrMode::Any).unwrap();
     w.remove_xattr(long, b"user.a").unwrap();
     w.set_xattr(long, b"user.b", &[2; 3000], XattrMode::Any).unwrap();
+    w.set_xattr(long, b"user.parts", &[4; 8000], XattrMode::Any).unwrap();
     w.fallocate(long, FallocateMode::PunchHole, 500, 50).unwrap();
     w.truncate(long, 70_000).unwrap();
     let mode = SetAttr {

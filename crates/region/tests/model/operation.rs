@@ -131,6 +131,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ];
     let xattr_mode =
         prop_oneof![4 => Just(XattrMode::Any), 1 => Just(XattrMode::Create), 1 => Just(XattrMode::Replace)];
+    let xattr_len = prop_oneof![4 => 0..4000, 1 => 0..=XATTR_VALUE_MAX];
     let runs = prop::collection::vec((0..30_000u64, len()), 1..4).prop_map(|mut runs| {
         // ascending, not overlapping: gaps become offsets
         let mut at = 0;
@@ -156,7 +157,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         4 => (i(), offset()).prop_map(|(file, size)| Op::Truncate { file, size }),
         4 => (i(), mode, offset(), 1..100_000u64)
             .prop_map(|(file, mode, offset, len)| Op::Fallocate { file, mode, offset, len }),
-        3 => (i(), 0..6u8, 0..XATTR_VALUE_MAX, xattr_mode)
+        3 => (i(), 0..6u8, xattr_len, xattr_mode)
             .prop_map(|(inode, name, len, mode)| Op::SetXattr { inode, name, len, mode }),
         1 => (i(), 0..6u8).prop_map(|(inode, name)| Op::RemoveXattr { inode, name }),
         1 => (i(), any::<bool>()).prop_map(|(dir, local)| Op::Placement {
