@@ -32,7 +32,7 @@ fn main() {
             .unwrap();
         w.write(file, Some(0), &vec![7; 100 * n as usize]).unwrap();
         w.commit(file, &[(50_000, vec![1; 5000])], false).unwrap();
-        w.set_xattr(file, b"user.name", b"value", polvo_proto::XattrMode::Any)
+        w.set_xattr(file, b"user.name", &[6; 5000], polvo_proto::XattrMode::Any)
             .unwrap();
     }
     w.unlink(root, b"file 3").unwrap();

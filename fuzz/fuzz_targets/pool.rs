@@ -39,7 +39,7 @@ fn model() -> &'static (CrashImage, Vec<u64>) {
                     .unwrap();
             }
             if n % 5 == 0 {
-                w.set_xattr(file, b"user.name", &[3; 200], polvo_proto::XattrMode::Any)
+                w.set_xattr(file, b"user.name", &[3; 5000], polvo_proto::XattrMode::Any)
                     .unwrap();
                 w.link(file, root, format!("link {n}").as_bytes()).unwrap();
             }

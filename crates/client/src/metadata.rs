@@ -308,16 +308,15 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoAttribute`].
     pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        bytes(
-            self.call(
-                inode.ino.region(),
-                Request::GetXattr {
-                    inode,
-                    name: name.to_vec(),
-                },
-            )
-            .await?,
-        )
+        let name = name.to_vec();
+        let reply = self.call(inode.ino.region(), Request::GetXattr { inode, name }).await?;
+        match bytes(reply)? {
+            value if value.len() <= XATTR_VALUE_MAX => Ok(value),
+            value => Err(FsError::Io(format!(
+                "a node told {} bytes of an extended attribute, which has at most {XATTR_VALUE_MAX}",
+                value.len()
+            ))),
+        }
     }
 
     /// Names of all extended attributes.

@@ -131,7 +131,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ];
     let xattr_mode =
         prop_oneof![4 => Just(XattrMode::Any), 1 => Just(XattrMode::Create), 1 => Just(XattrMode::Replace)];
-    let xattr_len = prop_oneof![4 => 0..4000, 1 => 0..=XATTR_VALUE_MAX];
+    let xattr_len = prop_oneof![4 => 0..4000usize, 1 => 0..=XATTR_VALUE_MAX];
     let runs = prop::collection::vec((0..30_000u64, len()), 1..4).prop_map(|mut runs| {
         // ascending, not overlapping: gaps become offsets
         let mut at = 0;

@@ -197,7 +197,7 @@ pub const OPERATIONS: &[Operation] = &[
         set_xattr(w, "A/foo", "user.x", &bytes(20, 300))
     }),
     seen("set a large attribute", &["B/full"], |w| {
-        set_xattr(w, "B/full", "user.large", &bytes(21, 3000))
+        set_xattr(w, "B/full", "user.large", &bytes(21, 9000))
     }),
     seen("remove an attribute", &["A/foo"], |w| {
         let inode = look(w, "A/foo")?;
