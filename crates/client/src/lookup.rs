@@ -7,9 +7,14 @@ use polvo_cluster::{RegionVerb, join_all};
 use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, NodeId, SYMLINK_MAX, Tail};
 use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, Reply, Request};
 use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// How often a lookup starts again because the directory changes under it, before the primary is asked.
 const VALIDATE_TRIES: u32 = 4;
+/// Pauses between further tries, where inodes go before they can be looked at: the first, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 /// Inodes read in one batch.
 const ATTRS_BATCH: usize = 256;
 /// Most symbolic links followed in a walk.
@@ -157,9 +162,13 @@ impl LocalClient {
         self.find_asking(dir, name).await
     }
 
-    /// Asks the primary for a name and enters the answer.
+    /// Asks the primary for a name and enters the answer. Where the inode that it names has gone before it is looked at, the
+    /// name is asked for again, for as long as a locked inode is waited for: only the primary says that there is no such name.
     async fn find_asking(&self, dir: InodeRef, name: &[u8]) -> Result<Current, FsError> {
-        for _ in 0..VALIDATE_TRIES {
+        let mut deadline = None;
+        let mut pause = Duration::ZERO;
+        let mut missed = None;
+        for tries in 0.. {
             let basis = self.client.names.basis(dir);
             let request = Request::Lookup {
                 dir,
@@ -196,8 +205,24 @@ impl LocalClient {
                 Err(FsError::Stale) => {}
                 current => return current,
             }
+            if tries >= VALIDATE_TRIES {
+                let held = self.client.context.timeouts().held;
+                if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + held) {
+                    // nothing has changed, and still its inode is not there
+                    return Err(match missed == Some((target, dir_tail)) {
+                        true => FsError::Io(format!(
+                            "a name in directory {:?} leads to inode {:?}, which is not there; polvo fsck tells more",
+                            dir.ino, target.ino
+                        )),
+                        false => FsError::Busy,
+                    });
+                }
+                pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                tokio::time::sleep(pause).await;
+            }
+            missed = Some((target, dir_tail));
         }
-        Err(FsError::NotFound)
+        unreachable!("it ends at the deadline")
     }
 
     /// Enters a name that an answer has told, at the basis; `tail` is the directory's at the time.

@@ -6,6 +6,8 @@ use polvo_client::LocalClient;
 use polvo_format::FileKind;
 use polvo_proto::{FallocateMode, FsError, InodeRef, RenameMode, SetAttr};
 use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Has the directory's names, the file's extents and attributes in its caches.
 async fn warm(client: &LocalClient, dir: InodeRef, names: &[&[u8]]) {
@@ -243,5 +245,45 @@ fn a_slot_used_again_is_another_file() {
             slots.len() < seen.len(),
             "no slot was used again: the test shows nothing"
         );
+    });
+}
+
+/// A name that stands for another inode whenever the reader has come to the one before is never said not to exist.
+#[test]
+fn a_name_that_is_replaced_all_the_time_exists() {
+    with_cluster(52, async |cluster| {
+        let writer = internal(cluster, 0);
+        let far = Duration::from_millis(20);
+        for node in ["node-0", "node-1", "node-2"] {
+            cluster.network().set_delay_between("reader", node, far..=far);
+            cluster.network().set_delay_between(node, "reader", far..=far);
+        }
+        let dir = inode(&writer.create(ROOT, b"dir", directory()).await.expect("mkdir"));
+        writer.create(dir, b"name", file()).await.expect("create");
+        let reader = external(cluster, "reader");
+        reader.lookup(ROOT, b"dir").await.expect("the nodes are met");
+        let until = Instant::now() + Duration::from_secs(1);
+        let replacing = async {
+            let mut replaced = 0;
+            while Instant::now() < until {
+                writer.create(dir, b"next", file()).await.expect("create");
+                let renamed = writer.rename(dir, b"next", dir, b"name", RenameMode::Replace);
+                renamed.await.expect("rename");
+                replaced += 1;
+                tokio::time::sleep(Duration::from_millis(3)).await;
+            }
+            replaced
+        };
+        let reading = async {
+            let mut found = 0;
+            while Instant::now() < until {
+                let looked_up = reader.lookup(dir, b"name").await;
+                assert!(looked_up.is_ok(), "{looked_up:?}");
+                found += 1;
+            }
+            found
+        };
+        let (replaced, found) = tokio::join!(replacing, reading);
+        assert!(replaced > 30 && found > 0, "{replaced} {found}");
     });
 }
