@@ -12,7 +12,7 @@ use crate::xattr;
 use fuser::*;
 use polvo_client::Whence;
 use polvo_format::{FileKind, Ino, NAME_MAX, PAGE};
-use polvo_proto::{FsError, NewFile, SetAttr, TimeChange, XattrMode};
+use polvo_proto::{FsError, InodeRef, NewFile, SetAttr, TimeChange, XattrMode};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -61,6 +61,7 @@ impl Filesystem for PolvoFilesystem {
         let mut wanted = InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_AUTO_INVAL_DATA
             | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_DONT_MASK;
         if self.shared_mappings {
             wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
@@ -93,12 +94,25 @@ impl Filesystem for PolvoFilesystem {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.guard("lookup", || {
             let name = name.as_bytes();
-            let found = self.with_inode(
-                "lookup",
-                parent,
-                |client, dir| async move { client.lookup(dir, name).await },
-            );
-            self.reply_entry(parent, found, reply);
+            let found = self.with_inode("lookup", parent, |client, dir| async move {
+                let attr = client.lookup(dir, name).await?;
+                // how the kernel finds what a file handle names: by number, then from a directory upwards
+                let parent = match (name, attr.kind) {
+                    (b"." | b"..", FileKind::Directory) => {
+                        let found = InodeRef {
+                            ino: attr.ino,
+                            generation: attr.generation,
+                        };
+                        client.lookup(found, b"..").await?.ino
+                    }
+                    _ => dir.ino,
+                };
+                Ok((attr, parent))
+            });
+            match found {
+                Ok((attr, parent)) => self.reply_entry(INodeNo(parent.0), Ok(attr), reply),
+                Err(error) => self.reply_entry(parent, Err(error), reply),
+            }
         });
     }
 

@@ -622,6 +622,70 @@ def a_file_of_8_eib_less_one_byte():
     os.unlink(f)
 
 
+class FileHandle(ctypes.Structure):
+    """struct file_handle of open_by_handle_at(2)."""
+
+    _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("handle", ctypes.c_ubyte * 128)]
+
+
+def file_handle(name):
+    handle, mount = FileHandle(bytes=128), ctypes.c_int()
+    at = os.fsencode(name)
+    if ctypes.CDLL(None, use_errno=True).name_to_handle_at(-100, at, ctypes.byref(handle), ctypes.byref(mount), 0) < 0:
+        raise OSError(ctypes.get_errno(), "name_to_handle_at", name)
+    return handle
+
+
+def open_handle(directory, handle, flags):
+    mount = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = ctypes.CDLL(None, use_errno=True).open_by_handle_at(mount, ctypes.byref(handle), flags)
+    finally:
+        os.close(mount)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "open_by_handle_at")
+    return fd
+
+
+@check
+def a_file_handle_names_its_file_on_every_mount():
+    os.makedirs(path(A, "handles/deep/er"))
+    name = make(A, "handles/deep/er/file", b"found by its handle")
+    file, directory = file_handle(name), file_handle(path(A, "handles/deep/er"))
+    for mount in DIRS:  # those that have never looked it up too
+        fd = open_handle(mount, file, os.O_RDWR)
+        assert os.pread(fd, 100, 0) == b"found by its handle"
+        os.close(fd)
+        fd = open_handle(mount, directory, os.O_RDONLY)
+        assert os.listdir(fd) == ["file"]
+        assert os.readlink(f"/proc/self/fd/{fd}") == os.path.realpath(path(mount, "handles/deep/er"))
+        os.close(fd)
+    os.rename(path(B, "handles/deep/er"), path(B, "handles/moved"))
+    os.rename(path(B, "handles/moved/file"), path(B, "handles/renamed"))
+    for mount in DIRS:
+        os.close(open_handle(mount, file, os.O_RDONLY))
+        fd = open_handle(mount, directory, os.O_RDONLY)
+        assert os.listdir(fd) == [] and os.fstat(fd).st_ino == os.stat(path(mount, "handles/moved")).st_ino
+        os.close(fd)
+    os.unlink(path(C, "handles/renamed"))
+    os.rmdir(path(C, "handles/moved"))
+    for n in range(300):  # some of them where the others were
+        make(A, f"handles/later{n}")
+    for mount in DIRS:
+        for gone in (file, directory):  # a mount may still hold what it had open, without a name
+            try:
+                fd = open_handle(mount, gone, os.O_RDONLY)
+            except OSError as error:
+                assert error.errno == errno.ESTALE, error
+            else:
+                assert os.fstat(fd).st_nlink == 0
+                os.close(fd)
+    for n in range(300):
+        os.unlink(path(B, f"handles/later{n}"))
+    os.rmdir(path(A, "handles/deep"))
+    os.rmdir(path(A, "handles"))
+
+
 def main():
     failed = 0
     for function in CHECKS:
