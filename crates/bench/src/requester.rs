@@ -35,6 +35,7 @@ impl Requester {
             version: PROTOCOL_VERSION,
             name: "requester".into(),
             home: Some(NodeId(home)),
+            fence: 0,
         };
         requester.ask(attach).await?;
         Ok(requester)

@@ -166,6 +166,7 @@ impl LocalClient {
             version: PROTOCOL_VERSION,
             name: self.client.context.name().to_string(),
             home: Some(node.id()),
+            fence: 0, // nothing is ever on its way to the node one is in
         };
         let call = self.links.make_call(self.client.cred.clone(), request);
         match node.handle(&self.links, call).await? {

@@ -652,3 +652,38 @@ fn a_write_of_several_batches_is_whole_whatever_is_lost() {
         });
     }
 }
+
+/// What was on its way when a client gave a write up does not take effect after a later write of the same session, by whichever
+/// thread: what is held up in send queues arrives long after the partition has ended.
+#[test]
+fn a_write_that_was_given_up_does_not_come_after_a_later_one() {
+    for (seed, len) in (0..12).flat_map(|seed| [(seed, 100), (seed, 3_000), (seed, 30_000)]) {
+        let options = ClusterOptions {
+            seed: 1_300 + seed,
+            ..ClusterOptions::default()
+        };
+        with_options(options, async |cluster| {
+            let (_, made) = home_on(cluster, 1).await;
+            let client = external(cluster, "client");
+            let other_thread = client.client().local();
+            let open = client.open(made).await.expect("open");
+            client.write(&open, 0, &pattern(1, len)).await.expect("write");
+            other_thread.write(&open, 0, &pattern(2, len)).await.expect("write");
+            cluster.network().partition("client", "node-1");
+            let given_up = client.write(&open, 0, &pattern(3, len)).await;
+            assert!(matches!(given_up, Err(FsError::Unreachable { .. })), "{given_up:?}");
+            cluster.network().heal_all();
+            let later = if seed % 2 == 0 { &client } else { &other_thread };
+            later.write(&open, 0, &pattern(4, len)).await.expect("write");
+            for _ in 0..40 {
+                let mut bytes = vec![0; len];
+                assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(len));
+                assert!(
+                    bytes == pattern(4, len),
+                    "seed {seed}, {len} bytes: the write that was given up has come"
+                );
+                cluster.sleep(Duration::from_millis(500)).await;
+            }
+        });
+    }
+}

@@ -51,6 +51,7 @@ async fn ask(
             version: PROTOCOL_VERSION,
             name: name.to_string(),
             home: None,
+            fence: 0,
         },
     };
     let reply = rpc.call(&call.encode(), timeouts.rpc).await.map_err(failed)?;

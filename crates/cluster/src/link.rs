@@ -6,6 +6,7 @@ use polvo_proto::{Answer, Call, FsError, decode_answer};
 use polvo_rpc::{RpcClient, RpcError};
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One thread's connection to one node: RPC and one-sided access, attached to the session.
@@ -24,6 +25,9 @@ pub struct Link {
     pub(crate) tick: Cell<u64>,
     pub(crate) timeout: Duration,
     pub(crate) counters: Arc<LinkCounters>,
+    /// Operations that the session has given up at the node: when this connection was made, and now.
+    pub(crate) fence: u64,
+    pub(crate) given_up: Arc<AtomicU64>,
 }
 
 impl Link {
@@ -54,9 +58,10 @@ impl Link {
         }
     }
 
-    /// True once the connection is lost.
+    /// True once the connection is lost, or the session has given an operation up at this node: what comes after that goes
+    /// over a new one, which fences it off.
     pub fn is_closed(&self) -> bool {
-        self.rpc.is_closed()
+        self.rpc.is_closed() || self.given_up.load(Ordering::Acquire) != self.fence
     }
 }
 

@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -166,7 +167,9 @@ impl Links {
             Ok(link) => {
                 absences.back(node);
                 let link = Rc::new(link);
-                *peer.link.borrow_mut() = Some(link.clone());
+                if let Some(before) = peer.link.replace(Some(link.clone())) {
+                    before.rpc.queue_pair().close();
+                }
                 Ok(link)
             }
             Err(error @ FsError::Unreachable { .. }) => {
@@ -218,9 +221,12 @@ impl Links {
     async fn attach(&self, node: NodeId, rpc: RpcClient) -> Result<Link, FsError> {
         let serial = self.next_serial.get();
         self.next_serial.set(serial + 1);
+        let given_up = self.context.given_up(node);
         let mut link = Link {
             node,
             rpc,
+            fence: given_up.load(Ordering::Acquire),
+            given_up,
             needs_sync: false,
             one_sided: true,
             serial,
@@ -240,6 +246,7 @@ impl Links {
             version: PROTOCOL_VERSION,
             name: context.name.clone(),
             home: context.home,
+            fence: link.fence,
         };
         let answer = link.call_within(&self.make_call(Cred::Kernel, request), limit).await;
         let Reply::Attached {
@@ -292,7 +299,11 @@ impl Links {
         match link.exchange(call, limit).await {
             Ok(Err(FsError::SessionExpired)) => {
                 self.greet(&link, self.context.timeouts.connect).await?;
-                link.call_within(call, limit).await
+                let answer = link.exchange(call, limit).await;
+                if answer.is_err() {
+                    self.context.give_up(node);
+                }
+                answer?
             }
             Ok(answer) => answer,
             Err(error @ FsError::Unreachable { .. }) => {
@@ -302,11 +313,16 @@ impl Links {
                     return Err(error);
                 }
                 let reset_before = self.resets(node);
-                let link = self.reach(node, patience).await?;
+                let again = self.reach(node, patience).await;
+                let link = again.inspect_err(|_| self.context.give_up(node))?;
                 if call.request.is_mutation() && self.resets(node) != reset_before {
                     return Err(error);
                 }
-                link.call_within(call, limit).await
+                let answer = link.exchange(call, limit).await;
+                if answer.is_err() {
+                    self.context.give_up(node);
+                }
+                answer?
             }
             Err(error) => Err(error),
         }
@@ -334,16 +350,20 @@ impl Links {
             self.give_up(link, &error);
             return Err(error);
         }
-        let link = self.to(node).await?;
+        let link = self.to(node).await.inspect_err(|_| self.context.give_up(node))?;
         if self.resets(node) != resets_before {
             return Err(error); // the node that knew is gone
         }
         call.request = Request::Withdraw;
-        match link.call_within(&call, limit).await {
-            Ok(Reply::Withdrawn) => Ok(None),
-            Ok(reply) => Ok(Some(reply)),
-            Err(FsError::SessionExpired) => Err(error),
-            Err(answer) => Err(answer),
+        match link.exchange(&call, limit).await {
+            Ok(Ok(Reply::Withdrawn)) => Ok(None),
+            Ok(Ok(reply)) => Ok(Some(reply)),
+            Ok(Err(FsError::SessionExpired)) => Err(error),
+            Ok(Err(answer)) => Err(answer),
+            Err(lost) => {
+                self.give_up(&link, &lost);
+                Err(lost)
+            }
         }
     }
 
@@ -351,8 +371,9 @@ impl Links {
         self.context.resets(node)
     }
 
-    /// Drops a link over which a node did not answer.
+    /// Drops a link over which a node did not answer; what was asked of it is about to be reported as failed.
     fn give_up(&self, link: &Link, error: &FsError) {
+        self.context.give_up(link.node);
         link.rpc.queue_pair().close();
         self.context.absences.failed(link.node, error);
     }

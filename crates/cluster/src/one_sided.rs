@@ -339,7 +339,13 @@ impl Links {
                 {
                     refreshed = maps.others.len() + 1;
                 }
-                error => return Err(fabric_error(link.node, error)),
+                error => {
+                    let is_lost = matches!(error, FabricError::Disconnected { .. } | FabricError::TimedOut { .. });
+                    if is_lost && ops.iter().any(|op| !matches!(op, RegionVerb::Read { .. })) {
+                        self.context().give_up(link.node);
+                    }
+                    return Err(fabric_error(link.node, error));
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ use polvo_format::{NodeId, SessionId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 type ResetHook = Box<dyn Fn(NodeId) + Send + Sync>;
@@ -27,6 +28,8 @@ pub struct SessionContext {
     pub(crate) counters: CounterSet,
     /// Nodes that know of the session, as far as we have heard (those whose lease is to be renewed).
     attached: Mutex<BTreeMap<NodeId, Attached>>,
+    /// How often operations were given up at each node.
+    given_up: Mutex<BTreeMap<NodeId, Arc<AtomicU64>>>,
     pub(crate) absences: Absences,
     /// How long operations wait for a node that is away.
     patience: RwLock<Duration>,
@@ -82,6 +85,7 @@ impl SessionContext {
             provider,
             counters: CounterSet::default(),
             attached: Mutex::default(),
+            given_up: Mutex::default(),
             absences: Absences::default(),
             patience: RwLock::new(timeouts.away),
             on_reset: RwLock::new(None),
@@ -153,6 +157,18 @@ impl SessionContext {
 
     pub(crate) fn note_detached(&self, node: NodeId) {
         self.attached.lock().remove(&node);
+    }
+
+    /// How often operations were given up at a node.
+    pub(crate) fn given_up(&self, node: NodeId) -> Arc<AtomicU64> {
+        self.given_up.lock().entry(node).or_default().clone()
+    }
+
+    /// An operation at that node is about to be reported as failed although it may still be on its way, in a send queue or in
+    /// the node's receive queue. From now on no thread uses the connections that it has there: the first new one has the node
+    /// close them before anything else is done (`Request::Attach`), so that nothing late comes after what is done next.
+    pub(crate) fn give_up(&self, node: NodeId) {
+        self.given_up(node).fetch_add(1, Ordering::AcqRel);
     }
 
     /// How often that node turned out not to know the session.

@@ -31,6 +31,8 @@ struct Connection {
     session: RefCell<Option<Arc<Session>>>,
     /// Which of the session's sets of links it belongs to.
     link_set: Cell<u64>,
+    /// How often the session had given operations up when it was attached (`Request::Attach`).
+    fence: Cell<u64>,
     pair: QueuePair,
 }
 
@@ -67,11 +69,12 @@ impl Connections {
         self.close_where(|_, c| c.session.borrow().as_ref().is_some_and(|s| s.id == session));
     }
 
-    /// Closes all connections of a set of links of a session but one.
-    fn close_others_of(&self, session: &Arc<Session>, link_set: u64, keep: u64) {
+    /// Closes the connections of a session that a newly attached one takes the place of: others of its set of links, and
+    /// those from before the session last gave operations up.
+    fn close_replaced(&self, session: &Arc<Session>, by: u64, link_set: u64, fence: u64) {
         self.close_where(|number, c| {
             let is_its = || c.session.borrow().as_ref().is_some_and(|s| Arc::ptr_eq(s, session));
-            number != keep && c.link_set.get() == link_set && is_its()
+            number != by && (c.link_set.get() == link_set || c.fence.get() < fence) && is_its()
         });
     }
 
@@ -170,6 +173,7 @@ async fn connection(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connectio
         party,
         session: RefCell::new(None),
         link_set: Cell::new(0),
+        fence: Cell::new(0),
         pair: pair.clone(),
     });
     let number = connections.add(&connection);
@@ -215,6 +219,9 @@ async fn answer(
     number: u64,
     request: &[u8],
 ) -> Vec<u8> {
+    if connection.pair.is_closed() {
+        return Vec::new(); // received before it was fenced off: it must not take effect any more
+    }
     let call = match Call::decode(request) {
         Ok(call) => call,
         Err(error) => return encode(&Err(FsError::Invalid(error.to_string()))),
@@ -229,14 +236,25 @@ async fn answer(
         request,
     } = call;
     let session = match request {
-        Request::Attach { version, name, home } => {
+        Request::Attach {
+            version,
+            name,
+            home,
+            fence,
+        } => {
             let attached = other_session(connection, session)
                 .and_then(|()| node.attach(session, connection.party, version, name, home));
-            return encode(&attached.map(|(session, reply)| {
-                *connection.session.borrow_mut() = Some(session);
-                connection.link_set.set(Call::link_set(request_id));
-                reply
-            }));
+            let (session, reply) = match attached {
+                Ok(attached) => attached,
+                Err(error) => return encode(&Err(error)),
+            };
+            let link_set = Call::link_set(request_id);
+            *connection.session.borrow_mut() = Some(session.clone());
+            connection.link_set.set(link_set);
+            connection.fence.set(fence);
+            connections.close_replaced(&session, number, link_set, fence);
+            session.replay.replaced_have_ended(link_set, fence).await;
+            return encode(&Ok(reply));
         }
         _ => match attached(connection, session) {
             Ok(session) => session,
@@ -253,14 +271,11 @@ async fn answer(
         };
         return encode(&answer);
     }
-    if request == Request::Withdraw {
-        connections.close_others_of(&session, Call::link_set(request_id), number);
-    }
     let turn = Turn::new(node, links, &session, epoch, &cred).over(&connection.pair);
     if !request.is_mutation() {
         return encode(&turn.perform(request).await);
     }
-    match session.replay.begin(request_id).await {
+    match session.replay.begin(request_id, connection.fence.get()).await {
         Ok(running) => {
             let is_transfer = matches!(request, Request::WriteFrom { .. });
             let answer = match request {

@@ -1,8 +1,10 @@
 //! Answers already given: a request that comes again (its answer was lost with a connection) is not done again.
 
-use foldhash::HashSet;
+use foldhash::HashMap;
 use parking_lot::Mutex;
+use polvo_proto::Call;
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -15,7 +17,8 @@ struct Inner {
     done: VecDeque<(u64, Arc<[u8]>)>,
     /// The highest number of them; what is above it was not answered before.
     newest: u64,
-    running: HashSet<u64>,
+    /// Those under way, and the fence of the connection that each came over.
+    running: HashMap<u64, u64>,
 }
 
 /// The changing requests of a session by their ids: those under way and the answers to the last ones.
@@ -41,11 +44,11 @@ pub(crate) struct Running<'a> {
 impl Replay {
     /// Takes up a request, or gives the answer to the same request before, waiting for it if need be (as long as that
     /// takes, which is bounded by what the request itself waits for).
-    pub async fn begin(&self, request_id: u64) -> Result<Running<'_>, Arc<[u8]>> {
+    pub async fn begin(&self, request_id: u64, fence: u64) -> Result<Running<'_>, Arc<[u8]>> {
         loop {
             // before looking, so that no end is missed in between
             let mut ended = pin!(self.ended.notified());
-            match self.look(request_id) {
+            match self.look(request_id, fence) {
                 Begin::Done(answer) => return Err(answer),
                 Begin::Fresh => {
                     return Ok(Running {
@@ -58,16 +61,32 @@ impl Replay {
         }
     }
 
-    fn look(&self, request_id: u64) -> Begin {
+    fn look(&self, request_id: u64, fence: u64) -> Begin {
         let mut inner = self.inner.lock();
         if request_id <= inner.newest
             && let Some((_, answer)) = inner.done.iter().rev().find(|(id, _)| *id == request_id)
         {
             return Begin::Done(answer.clone());
         }
-        match inner.running.insert(request_id) {
-            true => Begin::Fresh,
-            false => Begin::Running,
+        match inner.running.entry(request_id) {
+            Entry::Occupied(_) => Begin::Running,
+            Entry::Vacant(place) => {
+                place.insert(fence);
+                Begin::Fresh
+            }
+        }
+    }
+
+    /// Waits until requests of connections that another one has taken the place of have ended: those of its set of links, and
+    /// those with a smaller fence. (As long as they take, which is bounded by what they wait for.)
+    pub async fn replaced_have_ended(&self, link_set: u64, fence: u64) {
+        loop {
+            let mut ended = pin!(self.ended.notified());
+            let replaced = |(id, of): (&u64, &u64)| Call::link_set(*id) == link_set || *of < fence;
+            if !self.inner.lock().running.iter().any(replaced) {
+                return;
+            }
+            ended.as_mut().await;
         }
     }
 }
@@ -98,11 +117,11 @@ mod tests {
     #[tokio::test]
     async fn a_repeated_request_gets_the_first_answer() {
         let replay = Replay::default();
-        replay.begin(7).await.ok().unwrap().finish(b"seven");
-        assert_eq!(&*replay.begin(7).await.err().unwrap(), b"seven");
-        assert!(replay.begin(8).await.is_ok(), "another request is done");
+        replay.begin(7, 0).await.ok().unwrap().finish(b"seven");
+        assert_eq!(&*replay.begin(7, 0).await.err().unwrap(), b"seven");
+        assert!(replay.begin(8, 0).await.is_ok(), "another request is done");
         assert!(
-            replay.begin(8).await.is_ok(),
+            replay.begin(8, 0).await.is_ok(),
             "one given up before its answer is done again"
         );
     }
@@ -110,8 +129,8 @@ mod tests {
     #[tokio::test]
     async fn a_repetition_waits_for_the_first_to_end() {
         let replay = Replay::default();
-        let first = replay.begin(7).await.ok().unwrap();
-        let again = replay.begin(7);
+        let first = replay.begin(7, 0).await.ok().unwrap();
+        let again = replay.begin(7, 0);
         let first_ends = async {
             tokio::task::yield_now().await;
             first.finish(b"seven");
@@ -123,12 +142,12 @@ mod tests {
     #[tokio::test]
     async fn a_repetition_takes_over_what_is_given_up() {
         let replay = Replay::default();
-        let first = replay.begin(7).await.ok().unwrap();
+        let first = replay.begin(7, 0).await.ok().unwrap();
         let first_is_dropped = async {
             tokio::task::yield_now().await;
             drop(first);
         };
-        let (again, ()) = tokio::join!(replay.begin(7), first_is_dropped);
+        let (again, ()) = tokio::join!(replay.begin(7, 0), first_is_dropped);
         assert!(again.is_ok());
     }
 
@@ -136,9 +155,29 @@ mod tests {
     async fn only_the_last_answers_are_kept() {
         let replay = Replay::default();
         for id in 0..=REMEMBERED as u64 {
-            replay.begin(id).await.ok().unwrap().finish(&id.to_le_bytes());
+            replay.begin(id, 0).await.ok().unwrap().finish(&id.to_le_bytes());
         }
-        assert!(replay.begin(0).await.is_ok());
-        assert!(replay.begin(1).await.is_err());
+        assert!(replay.begin(0, 0).await.is_ok());
+        assert!(replay.begin(1, 0).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_takes_the_place_of_others_waits_for_their_requests() {
+        let replay = Replay::default();
+        let id = Call::request_id;
+        let of_older = replay.begin(id(1, 7), 2).await.ok().unwrap();
+        let _of_another = replay.begin(id(2, 7), 3).await.ok().unwrap();
+        replay.replaced_have_ended(3, 2).await;
+        for (link_set, fence) in [(1, 0), (3, 3)] {
+            let waiting = replay.replaced_have_ended(link_set, fence);
+            let soon = tokio::time::timeout(std::time::Duration::from_millis(1), waiting);
+            assert!(soon.await.is_err(), "set of links {link_set}, fence {fence}");
+        }
+        let fenced = replay.replaced_have_ended(3, 3);
+        let ends = async {
+            tokio::task::yield_now().await;
+            of_older.finish(b"seven");
+        };
+        tokio::join!(fenced, ends);
     }
 }

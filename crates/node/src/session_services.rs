@@ -22,7 +22,10 @@ impl Node {
     /// One request of a caller inside this process. `links`: the calling thread's links to the other nodes.
     pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
         self.counters.count(&call.request);
-        if let Request::Attach { version, name, home } = call.request {
+        if let Request::Attach {
+            version, name, home, ..
+        } = call.request
+        {
             let party = Party::Node(self.id());
             return Ok(self.attach(call.session, party, version, name, home)?.1);
         }

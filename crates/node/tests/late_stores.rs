@@ -71,8 +71,15 @@ impl Life {
             session: SessionId(session),
             requests: Cell::new(0),
         };
-        let (version, name, home) = (PROTOCOL_VERSION, "client".into(), None);
-        life.ask(Request::Attach { version, name, home }).await.unwrap();
+        let (version, name, home, fence) = (PROTOCOL_VERSION, "client".into(), None, 0);
+        life.ask(Request::Attach {
+            version,
+            name,
+            home,
+            fence,
+        })
+        .await
+        .unwrap();
         life
     }
 

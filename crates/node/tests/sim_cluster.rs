@@ -826,6 +826,7 @@ fn a_client_inside_a_node_calls_it_directly() {
             version: PROTOCOL_VERSION,
             name: "mount".into(),
             home: Some(NodeId(1)),
+            fence: 0,
         };
         assert!(matches!(ask(attach).await, Ok(Reply::Attached { node: NodeId(1), .. })));
         let elsewhere = ask(Request::GetAttr {

@@ -418,6 +418,10 @@ pub enum Request {
         name: String,
         /// the node this client runs inside of or beside, for `Placement::Local`
         home: Option<NodeId>,
+        /// how often this session has reported operations at this node as failed that may still be on their way: connections
+        /// that were attached with a smaller number, and older ones of the same set of links, are closed, and their requests
+        /// have ended before this one is answered
+        fence: u64,
     },
     /// Renews the lease. `idle_since` tells the node that no one-sided read of this session that began before that
     /// tick is still under way (quarantine).
@@ -780,8 +784,7 @@ pub enum Request {
         known: Tail,
     },
     /// Has the number of an earlier request, which was sent over a connection that is lost: its answer, if it was done. If
-    /// not, it is withdrawn and never will be. All other connections of the same set of links are closed, so that nothing
-    /// that was sent over them takes effect after the answer.
+    /// not, it is withdrawn and never will be: `Attach` has closed the connection that it was sent over.
     Withdraw,
 }
 

@@ -69,6 +69,7 @@ impl Caller {
             version: PROTOCOL_VERSION,
             name: name.into(),
             home: Some(node.id()),
+            fence: 0,
         };
         let attached = node.handle(&links, links.make_call(Cred::Kernel, request)).await;
         assert!(matches!(attached, Ok(Reply::Attached { .. })), "{attached:?}");

@@ -38,6 +38,7 @@ fn attach() -> Request {
         version: PROTOCOL_VERSION,
         name: "stranger".into(),
         home: None,
+        fence: 0,
     }
 }
 
@@ -134,8 +135,18 @@ fn the_session_of_a_node_and_session_0_and_another_version() {
         assert_eq!(ask_over(&rpc, session, attach()).await, Err(FsError::NotPermitted));
         assert!(is_invalid(&ask_over(&rpc, SessionId(0), attach()).await));
         for version in [0, PROTOCOL_VERSION + 1, u32::MAX] {
-            let (name, home) = (String::new(), None);
-            let answer = ask_over(&rpc, SessionId(5), Request::Attach { version, name, home }).await;
+            let (name, home, fence) = (String::new(), None, 0);
+            let answer = ask_over(
+                &rpc,
+                SessionId(5),
+                Request::Attach {
+                    version,
+                    name,
+                    home,
+                    fence,
+                },
+            )
+            .await;
             assert!(matches!(answer, Err(FsError::NotSupported(_))), "{answer:?}");
         }
     });

@@ -271,6 +271,7 @@ fn absurd_counts() {
                 version: PROTOCOL_VERSION,
                 name: "x".repeat(CLIENT_NAME_MAX + 1),
                 home: None,
+                fence: 0,
             },
         ];
         for request in over {
@@ -297,8 +298,17 @@ fn absurd_counts() {
         let answer = s.say(Request::Heartbeat { tick: u64::MAX }).await;
         assert!(matches!(answer, Ok(Reply::Renewed { .. })), "{answer:?}");
         let home = Some(NodeId(u16::MAX));
-        let (version, name) = (PROTOCOL_VERSION, "liar".into());
-        assert!(s.say(Request::Attach { version, name, home }).await.is_ok());
+        let (version, name, fence) = (PROTOCOL_VERSION, "liar".into(), u64::MAX);
+        assert!(
+            s.say(Request::Attach {
+                version,
+                name,
+                home,
+                fence
+            })
+            .await
+            .is_ok()
+        );
     });
 }
 

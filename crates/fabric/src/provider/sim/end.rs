@@ -6,9 +6,10 @@ use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::Want;
 use crate::{Event, FabricError, MemoryRegions, Remote, Role, Verb};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// A verb with memory of its own.
 pub(super) enum Owned {
@@ -114,6 +115,8 @@ pub(super) struct End {
     pub(super) host: Rc<str>,
     pub(super) peer_host: Rc<str>,
     peer: RefCell<Weak<End>>,
+    /// When the last message that is on its way here arrives, so that none overtakes it.
+    pub(super) latest: Cell<Option<Instant>>,
 }
 
 impl End {
@@ -131,6 +134,7 @@ impl End {
             host: host.clone(),
             peer_host: peer_host.clone(),
             peer: RefCell::default(),
+            latest: Cell::default(),
         })
     }
 

@@ -75,8 +75,8 @@ struct State {
     /// Hosts of processes, by their memory regions (kept, so that an address means the same process for ever).
     places: Vec<(Arc<MemoryRegions>, Rc<str>)>,
     clients: usize,
-    /// Blocked directions, and when they were blocked (counted).
-    blocked: BTreeMap<Pair, u64>,
+    /// Blocked directions, and when they were blocked (counted, and by the clock).
+    blocked: BTreeMap<Pair, (u64, Instant)>,
     blocks: u64,
     /// When connections across a block are given up.
     expiries: BTreeSet<(Instant, u64, Pair)>,
@@ -84,8 +84,6 @@ struct State {
     flights: BTreeMap<(Instant, u64), Flight>,
     /// Held back by a block.
     held: BTreeMap<Pair, VecDeque<Flight>>,
-    /// Latest arrival in each direction, so that none overtakes.
-    latest: BTreeMap<Pair, Instant>,
     sent: u64,
     delivered: u64,
     ends: Vec<Weak<End>>,
@@ -114,7 +112,6 @@ impl Network {
             expiries: BTreeSet::new(),
             flights: BTreeMap::new(),
             held: BTreeMap::new(),
-            latest: BTreeMap::new(),
             sent: 0,
             delivered: 0,
             ends: Vec::new(),
@@ -182,7 +179,7 @@ impl Network {
         }
         state.blocks += 1;
         let block = state.blocks;
-        state.blocked.insert(pair.clone(), block);
+        state.blocked.insert(pair.clone(), (block, Instant::now()));
         let crossing: Vec<_> = state
             .flights
             .iter()
@@ -198,7 +195,9 @@ impl Network {
         self.kick();
     }
 
-    /// Ends a partition in both directions; what was held back arrives.
+    /// Ends a partition in both directions; what was held back arrives, though not at once: TCP sends what was not acknowledged
+    /// again after pauses that grow with the outage, each connection for itself, whether or not its sender has closed it. New
+    /// connections do not wait for that.
     pub fn heal(&self, a: &str, b: &str) {
         for (from, to) in [(a, b), (b, a)] {
             let mut state = self.inner.state.borrow_mut();
@@ -277,7 +276,7 @@ impl Network {
         if state.blocked.contains_key(&pair) {
             state.held.entry(pair).or_default().push_back(flight);
         } else {
-            state.dispatch(flight);
+            state.dispatch(flight, Duration::ZERO);
         }
         drop(state);
         self.kick();
@@ -339,7 +338,7 @@ impl Network {
                 self.arrive(flight);
             } else {
                 let (_, block, pair) = state.expiries.pop_first().expect("just seen");
-                if state.blocked.get(&pair) == Some(&block) {
+                if state.blocked.get(&pair).is_some_and(|(of, _)| *of == block) {
                     state.held.remove(&pair);
                     let ends: Vec<Rc<End>> = state.ends.iter().filter_map(Weak::upgrade).collect();
                     drop(state);
@@ -400,20 +399,33 @@ impl State {
         *range.start() + Duration::from_nanos(self.random(width + 1))
     }
 
-    fn dispatch(&mut self, flight: Flight) {
-        let delay = self.delay(&flight.pair);
-        let earliest = Instant::now() + delay;
-        let latest = self.latest.entry(flight.pair.clone()).or_insert(earliest);
-        *latest = earliest.max(*latest);
+    /// Sends a message on its way, `after` a pause. It overtakes those of other connections, none of its own.
+    fn dispatch(&mut self, flight: Flight, after: Duration) {
+        let Some(end) = flight.to.upgrade() else { return };
+        let earliest = Instant::now() + after + self.delay(&flight.pair);
+        let arrives = end.latest.get().map_or(earliest, |latest| latest.max(earliest));
+        end.latest.set(Some(arrives));
         self.sent += 1;
-        self.flights.insert((*latest, self.sent), flight);
+        self.flights.insert((arrives, self.sent), flight);
     }
 
     fn unblock(&mut self, pair: &Pair) {
-        if self.blocked.remove(pair).is_some() {
-            for flight in self.held.remove(pair).unwrap_or_default() {
-                self.dispatch(flight);
-            }
+        let Some((_, since)) = self.blocked.remove(pair) else {
+            return;
+        };
+        let longest = since.elapsed().min(LOST_AFTER).as_nanos() as u64;
+        let mut pauses: Vec<(Weak<End>, Duration)> = Vec::new();
+        for flight in self.held.remove(pair).unwrap_or_default() {
+            let known = pauses.iter().find(|(end, _)| end.ptr_eq(&flight.to));
+            let pause = match known {
+                Some((_, pause)) => *pause,
+                None => {
+                    let pause = Duration::from_nanos(self.random(longest + 1));
+                    pauses.push((flight.to.clone(), pause));
+                    pause
+                }
+            };
+            self.dispatch(flight, pause);
         }
     }
 }
