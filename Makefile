@@ -20,6 +20,7 @@ E2E := \
 	locks:ROUNDS=100 \
 	node-gone \
 	posix-letter \
+	overlay \
 	disjoint-writers:OPERATIONS=3000 \
 	client-active \
 	kill9:ROUNDS=10 \

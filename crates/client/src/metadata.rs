@@ -238,7 +238,7 @@ impl LocalClient {
     ) -> Result<(), FsError> {
         check_name(old)?;
         check_name(new)?;
-        let victim = if mode == RenameMode::Replace {
+        let victim = if mode.replaces() {
             self.cached(new_dir, new)
         } else {
             None

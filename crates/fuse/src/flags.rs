@@ -48,13 +48,18 @@ pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
 }
 
 /// What `renameat2(2)` asks for; `None` for flags that are not supported or contradict each other.
-pub(crate) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+/// `owner`: user and group of the caller, whose a whiteout is.
+pub(crate) fn rename_mode(flags: RenameFlags, owner: (u32, u32)) -> Option<RenameMode> {
     if flags.is_empty() {
         Some(RenameMode::Replace)
     } else if flags == RenameFlags::RENAME_NOREPLACE {
         Some(RenameMode::NoReplace)
     } else if flags == RenameFlags::RENAME_EXCHANGE {
         Some(RenameMode::Exchange)
+    } else if flags == RenameFlags::RENAME_WHITEOUT {
+        Some(RenameMode::Whiteout { replace: true, owner })
+    } else if flags == RenameFlags::RENAME_WHITEOUT | RenameFlags::RENAME_NOREPLACE {
+        Some(RenameMode::Whiteout { replace: false, owner })
     } else {
         None
     }
@@ -128,10 +133,15 @@ mod tests {
         for unsupported in [2, 8, 32, 64, 18] {
             assert_eq!(fallocate_mode(unsupported), None);
         }
+        let (owner, whiteout) = ((5, 6), RenameFlags::RENAME_WHITEOUT);
+        let rename_mode = |flags| rename_mode(flags, owner);
         assert_eq!(rename_mode(RenameFlags::empty()), Some(RenameMode::Replace));
         assert_eq!(rename_mode(RenameFlags::RENAME_NOREPLACE), Some(RenameMode::NoReplace));
         assert_eq!(rename_mode(RenameFlags::RENAME_EXCHANGE), Some(RenameMode::Exchange));
-        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), None);
+        for (flags, replace) in [(whiteout, true), (whiteout | RenameFlags::RENAME_NOREPLACE, false)] {
+            assert_eq!(rename_mode(flags), Some(RenameMode::Whiteout { replace, owner }));
+        }
+        assert_eq!(rename_mode(whiteout | RenameFlags::RENAME_EXCHANGE), None);
         assert_eq!(
             rename_mode(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE),
             None

@@ -253,7 +253,7 @@ impl Filesystem for PolvoFilesystem {
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -262,7 +262,7 @@ impl Filesystem for PolvoFilesystem {
         reply: ReplyEmpty,
     ) {
         self.guard("rename", || {
-            let Some(mode) = rename_mode(flags) else {
+            let Some(mode) = rename_mode(flags, (req.uid(), req.gid())) else {
                 return reply.error(Errno::EINVAL);
             };
             let (old, new) = (name.as_bytes(), newname.as_bytes());

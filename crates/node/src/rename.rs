@@ -7,7 +7,7 @@ use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Plan, transact};
 use crate::turn::{Turn, strange_reply};
 use polvo_format::{Attr, FileKind, Ino, RegionId, Tail, TxnId};
-use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, RenameMode, Reply, Request};
+use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode, Reply, Request};
 
 /// Deepest chain of parents that is walked.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -76,6 +76,8 @@ impl RenameHold {
 struct Look {
     source: DirEntry,
     dest: Option<DirEntry>,
+    /// What is left at the old name.
+    whiteout: Option<NewFile>,
     /// The old directory's log when its name was looked at.
     source_tail: Tail,
 }
@@ -84,7 +86,8 @@ impl Look {
     /// Nothing is to be done whoever asks: by what the two names stand for it fails, or they are two names of one file.
     fn is_nothing(&self, mode: RenameMode) -> bool {
         match (mode, &self.dest) {
-            (RenameMode::NoReplace, Some(_)) | (RenameMode::Exchange, None) => true,
+            (mode, Some(_)) if mode.must_be_new() => true,
+            (RenameMode::Exchange, None) => true,
             (_, Some(dest)) => dest.target.ino == self.source.target.ino,
             _ => false,
         }
@@ -93,10 +96,10 @@ impl Look {
     /// The rename's answer, if what the two names stand for settles it.
     fn verdict(&self, mode: RenameMode) -> Option<Result<(), FsError>> {
         match (mode, &self.dest) {
-            (RenameMode::NoReplace, Some(_)) => Some(Err(FsError::Exists)),
+            (mode, Some(_)) if mode.must_be_new() => Some(Err(FsError::Exists)),
             (RenameMode::Exchange, None) => Some(Err(FsError::NotFound)),
             (_, Some(dest)) if dest.target.ino == self.source.target.ino => Some(Ok(())),
-            (RenameMode::Replace, Some(dest)) => match (self.source.kind, dest.kind) {
+            (mode, Some(dest)) if mode.replaces() => match (self.source.kind, dest.kind) {
                 (FileKind::Directory, FileKind::Directory) => None,
                 (FileKind::Directory, _) => Some(Err(FsError::NotDirectory)),
                 (_, FileKind::Directory) => Some(Err(FsError::IsDirectory)),
@@ -146,7 +149,7 @@ impl Turn<'_> {
                 Ok(()) => return Ok(Reply::Done),
                 Err((_, Failure::Conflict)) => backoff.wait().await?,
                 // the new name was made since it was looked at; that it is there is no answer to who would replace it
-                Err((Some(_), Failure::Fs(FsError::Exists))) if rename.mode != RenameMode::NoReplace => {
+                Err((Some(_), Failure::Fs(FsError::Exists))) if !rename.mode.must_be_new() => {
                     backoff.wait().await?;
                 }
                 Err((Some(plan), Failure::Fs(error) | Failure::NoRoom(_, error))) => looks.after(plan, error)?,
@@ -171,17 +174,23 @@ impl Turn<'_> {
                 Ok(attr)
             })
             .await?;
-        let old_parent = match permission::is_trusted(self.cred) || old_dir == new_dir {
-            true => new_parent,
-            false => self.attr_of(*old_dir).await?,
+        let is_asked_about = !permission::is_trusted(self.cred) || matches!(mode, RenameMode::Whiteout { .. });
+        let old_parent = match is_asked_about && old_dir != new_dir {
+            true => self.attr_of(*old_dir).await?,
+            false => new_parent,
         };
         self.may(&old_parent, EXECUTE).await?;
         self.may(&new_parent, EXECUTE).await?;
         let (source, source_tail) = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
         let dest = self.find(*new_dir, new_name).await?.map(|(entry, _)| entry);
+        let whiteout = match mode {
+            RenameMode::Whiteout { owner, .. } => Some(permission::new_file(self.cred, &old_parent, whiteout(*owner))),
+            _ => None,
+        };
         let look = Look {
             source,
             dest,
+            whiteout,
             source_tail,
         };
         if look.is_nothing(*mode) {
@@ -310,6 +319,20 @@ impl Turn<'_> {
     }
 }
 
+/// What overlay file systems take for a name that is no more: the character device 0/0, open to nobody.
+fn whiteout((uid, gid): (u32, u32)) -> NewFile {
+    NewFile {
+        kind: FileKind::CharDevice,
+        mode: 0,
+        uid,
+        gid,
+        rdev: 0,
+        target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
+    }
+}
+
 /// Who changes what.
 fn plan(rename: &Rename, look: &Look) -> Plan {
     let Rename {
@@ -334,6 +357,31 @@ fn plan(rename: &Rename, look: &Look) -> Plan {
         plan.want(inode.ino.region(), intent);
     };
     let old_region = old_dir.ino.region();
+    let remove_old = |plan: &mut Plan| {
+        let (dir, name, target) = (old_dir, old_name.clone(), source);
+        plan.want(old_region, Intent::RemoveName { dir, name, target });
+        let Some(file) = &look.whiteout else { return };
+        // beside its directory, so that the rename concerns no region more
+        plan.want(
+            old_region,
+            Intent::NewInode {
+                file: file.clone(),
+                parent: old_dir,
+                placement: Placement::Hash,
+                unnamed: false,
+            },
+        );
+        let (dir, name, target, kind) = (old_dir, old_name.clone(), None, file.kind);
+        plan.want(
+            old_region,
+            Intent::AddName {
+                dir,
+                name,
+                target,
+                kind,
+            },
+        );
+    };
     match (mode, &look.dest) {
         (RenameMode::Exchange, Some(dest)) => {
             let (old, name) = (dest.target, new_name.clone());
@@ -361,14 +409,7 @@ fn plan(rename: &Rename, look: &Look) -> Plan {
             moved(&mut plan, dest, old_dir);
         }
         (_, Some(dest)) => {
-            plan.want(
-                old_region,
-                Intent::RemoveName {
-                    dir: old_dir,
-                    name: old_name.clone(),
-                    target: source,
-                },
-            );
+            remove_old(&mut plan);
             let (old, name) = (dest.target, new_name.clone());
             plan.want(
                 own,
@@ -387,14 +428,7 @@ fn plan(rename: &Rename, look: &Look) -> Plan {
             plan.want(dest.target.ino.region(), drop);
         }
         (_, None) => {
-            plan.want(
-                old_region,
-                Intent::RemoveName {
-                    dir: old_dir,
-                    name: old_name.clone(),
-                    target: source,
-                },
-            );
+            remove_old(&mut plan);
             let (target, name) = (Some(source), new_name.clone());
             plan.want(
                 own,

@@ -182,6 +182,47 @@ fn rename_refuses_what_linux_refuses() {
 }
 
 #[test]
+fn a_whiteout_is_left_at_the_old_name() {
+    with_cluster(async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let kept = c.directory_at(cluster, 1, "a").await;
+        let other = c.directory_at(cluster, 2, "b").await;
+        let whiteout = |replace| RenameMode::Whiteout { replace, owner: (7, 8) };
+        for (n, (from, to)) in [(kept, kept), (kept, other), (other, kept)].into_iter().enumerate() {
+            for is_directory in [false, true] {
+                let (old, new) = (format!("old{n}{is_directory}"), format!("new{n}{is_directory}"));
+                let moved = match is_directory {
+                    false => c.create(from, &old).await.unwrap(),
+                    true => c.mkdir(from, &old).await.unwrap(),
+                };
+                c.rename_with(from, &old, to, &new, whiteout(false)).await.unwrap();
+                assert_eq!(c.find(to, &new).await, Ok(moved));
+                let left = c.find(from, &old).await.unwrap();
+                let attr = c.attr(left).await.unwrap();
+                assert_eq!((attr.kind, attr.rdev, attr.mode), (FileKind::CharDevice, 0, 0));
+                assert_eq!((attr.nlink, attr.uid, attr.gid), (1, 7, 8));
+                // the new name, which exists
+                assert_eq!(
+                    c.rename_with(from, &old, to, &new, whiteout(false)).await,
+                    Err(FsError::Exists)
+                );
+                if !is_directory {
+                    c.rename_with(from, &old, to, &new, whiteout(true)).await.unwrap();
+                    assert_eq!(c.find(to, &new).await, Ok(left), "a whiteout is moved like a file");
+                    assert_ne!(c.find(from, &old).await, Ok(left));
+                    assert!(c.attr(moved).await.is_err(), "replaced");
+                }
+                c.unlink(from, &old).await.unwrap();
+            }
+        }
+        assert_eq!(
+            c.rename_with(kept, "none", other, "x", whiteout(true)).await,
+            Err(FsError::NotFound)
+        );
+    });
+}
+
+#[test]
 fn exchange_swaps_whatever_the_two_are() {
     with_cluster(async |cluster| {
         let c = Caller::new(cluster, "client");

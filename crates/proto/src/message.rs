@@ -251,6 +251,29 @@ pub enum RenameMode {
     NoReplace,
     /// Swap the two.
     Exchange,
+    /// As `Replace` or `NoReplace`, with a whiteout left at the old name: a character device 0/0, by which an overlay file
+    /// system knows that the name is no more.
+    Whiteout {
+        /// the new name may exist
+        replace: bool,
+        /// owner and group of the whiteout, as for a new file
+        owner: (u32, u32),
+    },
+}
+
+impl RenameMode {
+    /// What the new name stands for loses it.
+    pub fn replaces(self) -> bool {
+        matches!(self, RenameMode::Replace | RenameMode::Whiteout { replace: true, .. })
+    }
+
+    /// The new name must not exist.
+    pub fn must_be_new(self) -> bool {
+        matches!(
+            self,
+            RenameMode::NoReplace | RenameMode::Whiteout { replace: false, .. }
+        )
+    }
 }
 
 /// What `setxattr` is to do about an attribute that exists, or does not.

@@ -212,6 +212,8 @@ impl Names {
                 after.set(to.0, to.1, Some(moved));
             }
             (RenameMode::Replace, Some(target)) if target == moved => {}
+            // drawn by nobody: a rename is not told which inode it leaves
+            (RenameMode::Whiteout { .. }, _) => errors.push(FsError::NotSupported(String::new())),
             (RenameMode::Replace | RenameMode::NoReplace, target) => {
                 if let Some(target) = target {
                     match (self.is_directory(moved), self.is_directory(target)) {

@@ -104,7 +104,8 @@ pub fn symlink(target: &[u8]) -> NewFile {
 
 fn region_of(intent: &Intent) -> RegionId {
     let inode = match intent {
-        Intent::NewInode { .. } => panic!("a new inode has no region yet"),
+        // beside its directory, unless it is said where
+        Intent::NewInode { parent, .. } => parent,
         Intent::AddName { dir, .. } | Intent::RemoveName { dir, .. } | Intent::ReplaceName { dir, .. } => dir,
         Intent::AddLink { inode }
         | Intent::DropLink { inode }
@@ -500,6 +501,29 @@ impl World {
 
     /// Renames, over what is there if anything.
     pub fn rename(&mut self, old_dir: InodeRef, old: &[u8], new_dir: InodeRef, new: &[u8]) -> Result<(), RegionError> {
+        self.rename_and_leave(old_dir, old, new_dir, new, None)
+    }
+
+    /// The same, with a whiteout left at the old name.
+    pub fn rename_with_whiteout(
+        &mut self,
+        old_dir: InodeRef,
+        old: &[u8],
+        new_dir: InodeRef,
+        new: &[u8],
+    ) -> Result<(), RegionError> {
+        let whiteout = new_file(FileKind::CharDevice, 0);
+        self.rename_and_leave(old_dir, old, new_dir, new, Some(whiteout))
+    }
+
+    fn rename_and_leave(
+        &mut self,
+        old_dir: InodeRef,
+        old: &[u8],
+        new_dir: InodeRef,
+        new: &[u8],
+        left: Option<NewFile>,
+    ) -> Result<(), RegionError> {
         let source = self.lookup(old_dir, old)?;
         let remove = Intent::RemoveName {
             dir: old_dir,
@@ -540,6 +564,22 @@ impl World {
             }
             Err(why) => return Err(why),
         };
+        if let Some(file) = left {
+            let kind = file.kind;
+            let new = Intent::NewInode {
+                file,
+                parent: old_dir,
+                placement: Placement::Hash,
+                unnamed: false,
+            };
+            let add = Intent::AddName {
+                dir: old_dir,
+                name: old.to_vec(),
+                target: None,
+                kind,
+            };
+            intents.splice(1..1, [new, add]);
+        }
         intents.push(Self::moved(&source, old_dir, new_dir));
         self.change(new_dir, intents)?;
         Ok(())

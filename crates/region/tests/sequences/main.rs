@@ -16,7 +16,7 @@ mod ground;
 mod harness;
 mod operation;
 
-use ground::{Ground, look, make};
+use ground::{Ground, look, make, split};
 use harness::power::{STATES, Scenario, counted, cpus, rounds, seed};
 use harness::world::new_file;
 use operation::{OPERATIONS, Operation};
@@ -86,8 +86,16 @@ impl Sequence<'_> {
 
 fn satisfy(s: &mut Scenario, operation: &Operation) {
     for path in operation.needs {
-        if look(&mut s.world, path).is_err() {
-            make(&mut s.world, path).expect("what an operation needs can be made");
+        let w = &mut s.world;
+        let there = look(w, path).ok();
+        // a whiteout is none of the files and directories that operations are about
+        let is_whiteout = there.is_some_and(|inode| w.attr(inode).is_ok_and(|attr| attr.kind == FileKind::CharDevice));
+        if is_whiteout {
+            let (dir, name) = split(w, path).expect("it was just looked up");
+            w.unlink(dir, name).expect("it is there");
+        }
+        if there.is_none() || is_whiteout {
+            make(w, path).expect("what an operation needs can be made");
         }
     }
 }

@@ -178,6 +178,10 @@ pub const OPERATIONS: &[Operation] = &[
         rename(w, "A/foo", &format!("A/{}", "m".repeat(200)))
     }),
     seen("rename across", &["A/foo"], |w| rename(w, "A/foo", "B/name")),
+    seen("rename with a whiteout", &["A/foo"], |w| {
+        let ((a_dir, a), (b_dir, b)) = (split(w, "A/foo")?, split(w, "B/name")?);
+        w.rename_with_whiteout(a_dir, a, b_dir, b)
+    }),
     seen("rename over", &["A/foo", "A/bar"], |w| rename(w, "A/foo", "A/bar")),
     seen("rename over across", &["A/bar", "B/foo"], |w| {
         rename(w, "A/bar", "B/foo")
