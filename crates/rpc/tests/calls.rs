@@ -354,7 +354,7 @@ mod raw {
     pub const REQUEST_STRIDE: u64 = 16 + MAX_REQUEST as u64;
 
     pub fn setup(key: RemoteKey, client: u32) -> Vec<u8> {
-        let mut bytes = [&b"PRPC"[..], &[1, 0, SLOTS as u8, 0], &client.to_le_bytes(), &[0; 4]].concat();
+        let mut bytes = [&b"PRPC"[..], &[2, 0, SLOTS as u8, 0], &client.to_le_bytes(), &[0; 4]].concat();
         bytes.extend_from_slice(&key.0.to_le_bytes());
         bytes
     }
