@@ -5,7 +5,7 @@ mod support;
 
 use polvo_fabric::{Listener, MemoryRegions, Role, connect};
 use polvo_rpc::scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
-use polvo_rpc::{MAX_REQUEST, RpcError, SLOTS};
+use polvo_rpc::{RpcError, SLOTS};
 use support::{Provider, TIMEOUT, identity, on_each_provider, pattern, place};
 use tokio::sync::mpsc;
 
@@ -41,7 +41,7 @@ async fn answers_calls<S: Scheme>(provider: Provider) {
     println!("scheme: {}", S::NAME);
     with_clients::<S>(provider, 3, async |callers| {
         let mut reply = b"left over".to_vec();
-        for len in [0, 1, 7, 8, 64, 1000, 4096, MAX_REQUEST] {
+        for len in [0, 1, 7, 8, 64, 1000, 4096, S::REQUEST_MAX] {
             for (index, caller) in callers.iter().enumerate() {
                 let request = pattern(len, (len + index) as u64);
                 caller.call_into(&request, &mut reply, TIMEOUT).await.unwrap();
@@ -50,9 +50,9 @@ async fn answers_calls<S: Scheme>(provider: Provider) {
             }
         }
         let too_large = callers[0]
-            .call_into(&vec![0; MAX_REQUEST + 1], &mut reply, TIMEOUT)
+            .call_into(&vec![0; S::REQUEST_MAX + 1], &mut reply, TIMEOUT)
             .await;
-        assert_eq!(too_large, Err(RpcError::TooLarge(MAX_REQUEST + 1)));
+        assert_eq!(too_large, Err(RpcError::TooLarge(S::REQUEST_MAX + 1)));
         // more than there are slots, on all connections at once
         let calls: Vec<_> = (0..6 * SLOTS)
             .map(|call| {

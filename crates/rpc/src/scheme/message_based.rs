@@ -3,7 +3,7 @@
 use super::{Caller, Scheme};
 use crate::RpcError;
 use crate::client::{bounded, lost};
-use crate::slot::{HEADER, Header, MAX_REPLY, MAX_REQUEST, SLOTS};
+use crate::slot::{HEADER, Header, MAX_REPLY, SLOTS};
 use polvo_fabric::{Event, Events, MAX_SEND, MemoryRegions, QueuePair, Verb, spin_limit};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -15,6 +15,9 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+
+/// Largest request, in bytes: it is one message.
+const REQUEST_MAX: usize = MAX_SEND - HEADER;
 
 /// See the module.
 pub struct MessageBased;
@@ -116,7 +119,7 @@ impl Inner {
 impl Caller for MessageCaller {
     async fn call_into(&self, request: &[u8], reply: &mut Vec<u8>, timeout: Duration) -> Result<(), RpcError> {
         let inner = &*self.inner;
-        if request.len() > MAX_REQUEST {
+        if request.len() > REQUEST_MAX {
             return Err(RpcError::TooLarge(request.len()));
         }
         let call = async {
@@ -141,6 +144,7 @@ impl Caller for MessageCaller {
 
 impl Scheme for MessageBased {
     const NAME: &'static str = "message-based";
+    const REQUEST_MAX: usize = REQUEST_MAX;
     type Caller = MessageCaller;
 
     async fn establish(pair: QueuePair, _: &Arc<MemoryRegions>, _: Duration) -> Result<MessageCaller, RpcError> {
@@ -176,7 +180,7 @@ where
 {
     let mut events = pair.requests();
     while let Some(event) = poll_fn(|cx| events.poll_next(cx)).await {
-        let (number, request) = parse(event, MAX_REQUEST).map_err(|what| malformed(pair, what))?;
+        let (number, request) = parse(event, REQUEST_MAX).map_err(|what| malformed(pair, what))?;
         let reply = handler(request).await;
         let message = message(number, &reply);
         assert!(message.len() <= MAX_SEND, "replies of a comparison are short");

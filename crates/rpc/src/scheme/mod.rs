@@ -19,6 +19,8 @@ use tokio::task::JoinSet;
 pub trait Scheme: 'static {
     /// As it appears in figures.
     const NAME: &'static str;
+    /// Largest request, in bytes.
+    const REQUEST_MAX: usize = crate::MAX_REQUEST;
     /// The calling side.
     type Caller: Caller;
 
