@@ -74,7 +74,7 @@ lint: ## Formatting, clippy without warnings, shell syntax
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace
 	@$(MAKE) --no-print-directory power-cuts
-	@$(MAKE) --no-print-directory sim SEEDS=1000
+	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
 	@$(MAKE) --no-print-directory instructions
@@ -85,8 +85,9 @@ power-cuts: ## Power cuts at every fence of all short sequences of operations, a
 
 .PHONY: sim
 SEEDS ?= 20000
-sim: ## Simulate whole clusters under faults (SEEDS=20000; see docs/testing.md)
-	cargo run --profile sim --quiet -p polvo-sim -- --seeds $(SEEDS) $(SIM_ARGS)
+FROM ?= 0
+sim: ## Simulate whole clusters under faults (SEEDS=20000 FROM=0; see docs/testing.md)
+	cargo run --profile sim --quiet -p polvo-sim -- --seeds $(SEEDS) --from $(FROM) $(SIM_ARGS)
 
 .PHONY: e2e
 e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them)
