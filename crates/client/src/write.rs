@@ -94,20 +94,15 @@ impl LocalClient {
         Ok(self.write_all(&file.held, At::Offset(offset), bytes).await?.1)
     }
 
-    /// Writes at the end of the file, wherever that is by then; returns where the bytes went. Up to 8 MiB stay
-    /// together whatever others append.
+    /// Writes at the end of the file, wherever that is by then; returns where the bytes went, and how many. Up to 8 MiB stay
+    /// together whatever others append; short only when space runs out.
     ///
     /// # Errors
-    /// As [`LocalClient::write`]; [`FsError::NoSpace`] also when only a part could be written.
-    pub async fn append(&self, file: &OpenFile, bytes: &[u8]) -> Result<u64, FsError> {
-        if let Some(first) = self.write_at_once(&file.held, None, bytes) {
-            return Ok(first);
-        }
-        let (first, written) = self.write_all(&file.held, At::End, Source::Bytes(bytes)).await?;
-        if written < bytes.len() {
-            Err(FsError::NoSpace)
-        } else {
-            Ok(first)
+    /// As [`LocalClient::write`].
+    pub async fn append(&self, file: &OpenFile, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+        match self.write_at_once(&file.held, None, bytes) {
+            Some(first) => Ok((first, bytes.len())),
+            None => self.write_all(&file.held, At::End, Source::Bytes(bytes)).await,
         }
     }
 
@@ -178,6 +173,9 @@ impl LocalClient {
                 Ok((offset, written)) => {
                     first.get_or_insert(offset);
                     done += written;
+                    if at == At::End && written < COMMIT_BYTES {
+                        break; // what somebody else appends now would come in between
+                    }
                 }
                 Err(FsError::NoSpace) if most > SCATTERED_BYTES => most = SCATTERED_BYTES,
                 // so many pages are not to be had: what the region has left is handed out piece by piece

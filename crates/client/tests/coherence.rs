@@ -56,7 +56,7 @@ async fn sees_at_once(a: &Rc<LocalClient>, b: &Rc<LocalClient>, name: &str) {
             }
             for len in [10, 20_000] {
                 let bytes = pattern(round, len);
-                assert_eq!(writer.append(open, &bytes).await, Ok(model.len() as u64));
+                assert_eq!(writer.append(open, &bytes).await, Ok((model.len() as u64, len)));
                 model.extend_from_slice(&bytes);
                 assert!(
                     content(reader, other_open).await == model,

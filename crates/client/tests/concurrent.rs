@@ -60,7 +60,10 @@ async fn random_operations(clients: &[(Rc<LocalClient>, Arc<OpenFile>)], seed: u
                 let bytes = pattern(seed + step, len as usize);
                 let at = model.bytes.len() as u64;
                 model.write(at, &bytes);
-                client.append(file, &bytes).await.map(|went| assert_eq!(went, at))
+                client
+                    .append(file, &bytes)
+                    .await
+                    .map(|went| assert_eq!(went, (at, bytes.len())))
             }
             50..58 => {
                 model.bytes.resize(offset as usize, 0);
@@ -194,7 +197,7 @@ fn records_appended_at_once_are_all_there_and_whole() {
                     tokio::task::spawn_local(async move {
                         for n in 0..RECORDS {
                             let bytes = record(number, n);
-                            let at = client.append(&file, &bytes).await.expect("append");
+                            let (at, _) = client.append(&file, &bytes).await.expect("append");
                             let mut back = vec![0; bytes.len()];
                             assert_eq!(client.read(&file, at, &mut back).await, Ok(bytes.len()));
                             assert!(back == bytes, "what was appended is where the answer says");

@@ -173,7 +173,10 @@ fn clients_live_through_the_restart_of_all_nodes() {
                         model.extend(pattern(past, 5000));
                     }
                     assert!(content(&client, file).await == model, "round {round}, file {n}");
-                    assert_eq!(client.append(file, &pattern(round, 5000)).await, Ok(model.len() as u64));
+                    assert_eq!(
+                        client.append(file, &pattern(round, 5000)).await,
+                        Ok((model.len() as u64, 5000))
+                    );
                     let name = format!("f{n}");
                     assert_eq!(
                         client.lookup(dir, name.as_bytes()).await.map(|x| x.ino),
@@ -609,7 +612,7 @@ fn a_large_write_whose_connection_is_lost_is_done_once() {
                 cluster.network().reconnect("client");
             };
             let (at, ()) = tokio::join!(client.append(&open, &bytes), cut);
-            assert_eq!(at, Ok(expected.len() as u64), "{step}");
+            assert_eq!(at, Ok((expected.len() as u64, bytes.len())), "{step}");
             expected.extend(&bytes);
             lost += 1;
             written_again += batches() - before - 1;

@@ -184,7 +184,10 @@ async fn data(client: &LocalClient, home: polvo_proto::InodeRef) {
         assert!(content(client, &open).await == model, "after write {n}");
     }
     let bytes = pattern(99, 5000);
-    assert_eq!(client.append(&open, &bytes).await, Ok(model.len() as u64));
+    assert_eq!(
+        client.append(&open, &bytes).await,
+        Ok((model.len() as u64, bytes.len()))
+    );
     model.extend(&bytes);
     assert!(content(client, &open).await == model);
     let set = SetAttr {

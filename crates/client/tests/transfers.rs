@@ -6,6 +6,7 @@ use polvo_client::{LocalClient, OpenFile, Thresholds, Transfers};
 use polvo_node::OneSided;
 use polvo_node::sim::ClusterOptions;
 use polvo_proto::{EAGER_MAX, FsError};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -99,7 +100,7 @@ fn whatever_way_data_goes_all_see_the_same() {
                     assert_eq!(read(&directed, &mine, expected.len() as u64, 10, registered).await, b"");
                 }
                 let first = directed.append(&mine, &pattern(4, 50_000)).await.unwrap();
-                assert_eq!(first, expected.len() as u64);
+                assert_eq!(first, (expected.len() as u64, 50_000));
                 expected.extend_from_slice(&pattern(4, 50_000));
                 assert!(content(&active, &theirs).await == expected);
                 // room for the next
@@ -191,6 +192,73 @@ fn a_pool_without_room_is_filled_piece_by_piece_and_nothing_is_lost() {
         );
         assert_eq!(used(&client).await, before);
     });
+}
+
+/// Two programs append to one file until no room is left: what an append says it has written is there, in one piece, and
+/// nothing else is.
+#[test]
+fn an_append_without_room_has_no_effect_or_a_short_count() {
+    const LEN: usize = 64 << 10;
+    let kinds = ["inside", "active", "directed"];
+    let short = Cell::new(0);
+    for (seed, kind) in (0..4).flat_map(|seed| kinds.map(|kind| (seed, kind))) {
+        let options = ClusterOptions {
+            seed: 80 + seed,
+            nodes: 1,
+            regions_per_node: 1,
+            pool_bytes: 8 << 20,
+            segment_shift: Some(18),
+            ..ClusterOptions::default()
+        };
+        with_options(options, async |cluster| {
+            let client = |name| match kind {
+                "inside" => internal(cluster, 0),
+                "active" => external(cluster, name),
+                _ => external_by(cluster, name, Transfers::Server(WAYS[1])),
+            };
+            let clients = [client("one"), client("two")];
+            let first = opened(&clients[0], "log").await;
+            let files = [first, again(&clients[1], "log").await];
+            clients[0]
+                .write(&files[0], 0, &pattern(1, 20_000 * seed as usize))
+                .await
+                .unwrap();
+            let mut expected = 20_000 * seed;
+            for step in 0u64.. {
+                let bytes = [pattern(step, LEN), pattern(1000 + step, LEN)];
+                let answers = tokio::join!(
+                    clients[0].append(&files[0], &bytes[0]),
+                    clients[1].append(&files[1], &bytes[1]),
+                );
+                let mut full = 0;
+                for (answer, bytes) in [answers.0, answers.1].into_iter().zip(&bytes) {
+                    match answer {
+                        Ok((at, written)) => {
+                            assert!(written > 0);
+                            short.set(short.get() + usize::from(written < LEN));
+                            expected += written as u64;
+                            let found = read(&clients[0], &files[0], at, written, false).await;
+                            assert!(
+                                found == bytes[..written],
+                                "seed {seed}, {kind}, step {step}: not in one piece"
+                            );
+                        }
+                        Err(FsError::NoSpace) => full += 1,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                let size = content(&clients[1], &files[1]).await.len() as u64;
+                assert_eq!(
+                    size, expected,
+                    "seed {seed}, {kind}, step {step}: bytes that no answer tells of"
+                );
+                if full == 2 {
+                    break;
+                }
+            }
+        });
+    }
+    assert!(short.get() > 0, "the room left was always a multiple of the appends");
 }
 
 #[test]
