@@ -391,8 +391,7 @@ impl Filesystem for PolvoFilesystem {
                     Self::take_privileges(&client, file.inode(), caller).await?;
                 }
                 if append {
-                    client.append(&file, data).await?;
-                    return Ok(data.len());
+                    return client.append(&file, data).await.map(|(_, written)| written);
                 }
                 client.write(&file, offset, data).await
             });

@@ -456,7 +456,13 @@ impl Actor {
             }
             Operation::Append { inode, len, tag } => {
                 let file = self.find_open(*inode)?;
-                client.append(&file, &pattern::bytes(*tag, *len)).await.map(Answer::At)
+                let (at, written) = client.append(&file, &pattern::bytes(*tag, *len)).await?;
+                // a part of an append answers nothing that was asked
+                Ok(if written as u64 == *len {
+                    Answer::At(at)
+                } else {
+                    Answer::Done
+                })
             }
             Operation::Truncate { inode, size } => {
                 let set = SetAttr {

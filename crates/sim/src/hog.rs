@@ -56,7 +56,16 @@ impl Hog {
         let Some(size) = self.size else { return Grown::Lost };
         self.size = None;
         let bytes: Vec<u8> = (size..size + PIECE).map(|at| pattern::byte(self.tag, at)).collect();
-        let (now, grown) = match client.write(&self.file, size, &bytes).await {
+        let written = match size / PIECE % 2 {
+            0 => client.write(&self.file, size, &bytes).await,
+            _ => match client.append(&self.file, &bytes).await {
+                Ok((at, _)) if at != size => {
+                    return Grown::Wrong(format!("appended at {at}, the end was at {size}"));
+                }
+                appended => appended.map(|(_, written)| written),
+            },
+        };
+        let (now, grown) = match written {
             Ok(0) => return Grown::Wrong(format!("a write of {PIECE} bytes wrote none and said nothing")),
             Ok(written) if written < bytes.len() => (size + written as u64, Grown::Full),
             Ok(_) => (size + PIECE, Grown::More),
