@@ -269,7 +269,7 @@ async fn attributes(client: &LocalClient, home: polvo_proto::InodeRef) {
     assert_eq!(client.get_attr(a).await, Ok(changed));
     assert_eq!(client.get_xattr(a, b"user.x").await, Err(FsError::NoAttribute));
     client
-        .set_xattr(a, b"user.x", &[3; 3584], XattrMode::Create)
+        .set_xattr(a, b"user.x", &[3; 65_536], XattrMode::Create)
         .await
         .expect("setxattr");
     assert_eq!(
@@ -281,10 +281,10 @@ async fn attributes(client: &LocalClient, home: polvo_proto::InodeRef) {
         Err(FsError::NoAttribute)
     );
     assert_eq!(
-        client.set_xattr(a, b"user.y", &[0; 3585], XattrMode::Any).await,
+        client.set_xattr(a, b"user.y", &[0; 65_537], XattrMode::Any).await,
         Err(FsError::TooBig)
     );
-    assert_eq!(client.get_xattr(a, b"user.x").await, Ok(vec![3; 3584]));
+    assert_eq!(client.get_xattr(a, b"user.x").await, Ok(vec![3; 65_536]));
     assert_eq!(client.list_xattr(a).await, Ok(vec![b"user.x".to_vec()]));
     client.remove_xattr(a, b"user.x").await.expect("removexattr");
     assert_eq!(client.list_xattr(a).await, Ok(vec![]));

@@ -276,7 +276,13 @@ fn renames_with_flags() {
     rename(&b, &c, RenameFlags::EXCHANGE).expect("exchanged");
     assert_eq!(fs::read(c.join("inside")).expect("read"), b"b");
     assert_eq!(fs::read(&b).expect("read"), b"a");
-    assert_eq!(rename(&b, &a, RenameFlags::WHITEOUT), Err(Errno::INVAL));
+    rename(&b, &a, RenameFlags::WHITEOUT).expect("renamed");
+    assert_eq!(fs::read(&a).expect("read"), b"a");
+    let left = rustix::fs::lstat(&b).expect("a whiteout");
+    let kind = rustix::fs::FileType::from_raw_mode(left.st_mode);
+    assert_eq!((kind, left.st_rdev), (rustix::fs::FileType::CharacterDevice, 0));
+    let both = RenameFlags::WHITEOUT | RenameFlags::EXCHANGE;
+    assert_eq!(rename(&a, &b, both), Err(Errno::INVAL));
     assert_eq!(rename(&c, &c.join("below"), RenameFlags::empty()), Err(Errno::INVAL));
 }
 
