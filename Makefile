@@ -74,7 +74,7 @@ lint: ## Formatting, clippy without warnings, shell syntax
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace
 	@$(MAKE) --no-print-directory power-cuts
-	@$(MAKE) --no-print-directory sim SEEDS=1000
+	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory e2e
 	@$(MAKE) --no-print-directory instructions

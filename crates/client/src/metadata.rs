@@ -43,7 +43,20 @@ impl LocalClient {
         file: NewFile,
     ) -> Result<(Attr, Arc<OpenFile>), FsError> {
         let made = self.make(dir, name, file, true).await?;
-        Ok((made.attr, self.opened_made(&made).await?))
+        let file = match made.before {
+            false => self.opened_made(&made).await?,
+            true => match self.open(inode_of(&made)).await {
+                // it was made, and has been removed since: neither that it was nor that it was not is an answer
+                Err(FsError::Stale) => {
+                    return Err(FsError::Unreachable {
+                        node: self.client.primary(dir.ino.region())?.0,
+                        why: "it was started anew; the file was made, and is gone since".into(),
+                    });
+                }
+                opened => opened?,
+            },
+        };
+        Ok((made.attr, file))
     }
 
     /// Makes a file that has no name, and opens it (`O_TMPFILE`). `dir` says where it goes.
@@ -87,6 +100,10 @@ impl LocalClient {
             other => return Err(unexpected(&other)),
         };
         let current = Current::new(made.attr, made.tail);
+        if made.before {
+            self.note(&current);
+            return Ok(made); // what others have done to it and to its name since is not known
+        }
         let names = &self.client.names;
         if kind == FileKind::Directory {
             names.seed_empty(current.inode(), current.log);
@@ -106,7 +123,8 @@ impl LocalClient {
         if basis.tail.version() != tail.version() {
             return self.follow_rewritten(dir, tail).await;
         }
-        // an entry that adds a name is as long
+        // an entry that adds a name is as long; one that came over a connection names the request
+        let by_request = self.inside(dir.ino.region()).is_none();
         let removal = Entry::DentryDel {
             name,
             target: dir.ino,
@@ -115,7 +133,7 @@ impl LocalClient {
             cookie: 0,
             time_ns: 0,
         };
-        if basis.tail.units() + growth(basis.tail, removal.units()) == tail.units() {
+        if basis.tail.units() + growth(basis.tail, removal.units_with(by_request)) == tail.units() {
             let page = basis.page.filter(|_| is_one_page(basis.tail, tail));
             self.client.names.advance(dir, basis.tail, DirLog { tail, page });
         }
@@ -123,10 +141,7 @@ impl LocalClient {
 
     /// Opens a file that was just made and is held by the node that made it.
     async fn opened_made(&self, made: &Made) -> Result<Arc<OpenFile>, FsError> {
-        let inode = InodeRef {
-            ino: made.attr.ino,
-            generation: made.attr.generation,
-        };
+        let inode = inode_of(made);
         let cursor = LogCursor {
             tail: made.tail,
             page: RegionOffset(0),
@@ -401,6 +416,13 @@ impl LocalClient {
             Err(FsError::NoSpace) if self.give_back_all().await => self.call(region, request()).await,
             answer => answer,
         }
+    }
+}
+
+fn inode_of(made: &Made) -> InodeRef {
+    InodeRef {
+        ino: made.attr.ino,
+        generation: made.attr.generation,
     }
 }
 

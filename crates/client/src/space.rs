@@ -135,6 +135,14 @@ struct Stock {
     places: Vec<SegmentPlace>,
 }
 
+/// Pages to be given back.
+pub(crate) struct Surplus {
+    pub region: RegionId,
+    /// number of the session at the primary that they were given to
+    pub session: u64,
+    pub runs: Vec<PageRun>,
+}
+
 /// What a region's stock has to offer.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
@@ -196,11 +204,13 @@ impl Stocks {
             .to_vec()
     }
 
-    /// Puts pages back that were taken and not used.
+    /// Puts pages back that were taken and not used, unless they were lost meanwhile.
     pub(crate) fn put_back(&self, region: RegionId, incarnation: u64, runs: impl IntoIterator<Item = PageRun>) {
         let mut regions = self.regions.lock();
-        let stock = Self::stock(&mut regions, region, incarnation);
-        if stock.incarnation == incarnation {
+        let stock = regions
+            .get_mut(&region)
+            .filter(|stock| stock.incarnation == incarnation);
+        if let Some(stock) = stock {
             stock.space.put(runs);
         }
     }
@@ -221,23 +231,28 @@ impl Stocks {
     }
 
     /// Takes everything of the regions for which `there` holds, to give it back.
-    pub(crate) fn drain_where(&self, there: impl Fn(RegionId) -> bool) -> Vec<(RegionId, Vec<PageRun>)> {
-        let mut regions = self.regions.lock();
-        let drained = regions.iter_mut().filter(|(region, _)| there(**region));
-        drained
-            .map(|(region, stock)| (*region, stock.space.take_all()))
-            .filter(|(_, runs)| !runs.is_empty())
-            .collect()
+    pub(crate) fn drain_where(&self, there: impl Fn(RegionId) -> bool) -> Vec<Surplus> {
+        self.surplus(there, RegionSpace::take_all)
     }
 
     /// What regions not written to since the last call have in hand.
-    pub(crate) fn excess(&self) -> Vec<(RegionId, Vec<PageRun>)> {
+    pub(crate) fn excess(&self) -> Vec<Surplus> {
+        self.surplus(|_| true, RegionSpace::excess)
+    }
+
+    fn surplus(
+        &self,
+        there: impl Fn(RegionId) -> bool,
+        take: impl Fn(&mut RegionSpace) -> Vec<PageRun>,
+    ) -> Vec<Surplus> {
         let mut regions = self.regions.lock();
-        let excess: Vec<_> = regions
-            .iter_mut()
-            .map(|(region, stock)| (*region, stock.space.excess()))
-            .collect();
-        excess.into_iter().filter(|(_, runs)| !runs.is_empty()).collect()
+        let stocks = regions.iter_mut().filter(|(region, _)| there(**region));
+        let all = stocks.map(|(region, stock)| Surplus {
+            region: *region,
+            session: stock.incarnation,
+            runs: take(&mut stock.space),
+        });
+        all.filter(|surplus| !surplus.runs.is_empty()).collect()
     }
 
     /// The session at the primary of these regions was lost, and all that was given to it.
@@ -374,6 +389,9 @@ mod tests {
         stocks.receive(REGION, 2, vec![run(10)], vec![]);
         stocks.forget_where(|region| region == REGION);
         assert_eq!(stocks.pages(), 0);
+        stocks.put_back(REGION, 2, [run(10)]);
+        assert_eq!(stocks.pages(), 0, "the node may have given them to somebody since");
+        assert!(stocks.excess().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

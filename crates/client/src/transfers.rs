@@ -429,6 +429,7 @@ impl LocalClient {
                     self.apply_written(held, known, written);
                     return Ok((first, bytes.len()));
                 }
+                Ok(Reply::WrittenBefore { offset }) => return Ok((offset, bytes.len())),
                 Ok(other) => return Err(unexpected(&other)),
                 Err(FsError::SessionExpired) => {}
                 Err(error) => return Err(error),

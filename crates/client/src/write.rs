@@ -7,7 +7,7 @@ use crate::holds::Held;
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
-use crate::space::Taken;
+use crate::space::{Surplus, Taken};
 use crate::transfers::{Source, Transfers};
 use polvo_cluster::{Link, RegionVerb, join_all};
 use polvo_format::{FileKind, Gpa, NodeId, PAGE, RegionId, RegionOffset, Tail};
@@ -233,6 +233,7 @@ impl LocalClient {
                 self.apply_written(held, known, written);
                 Ok(first)
             }
+            Reply::WrittenBefore { offset } => Ok(offset),
             other => Err(unexpected(&other)),
         }
     }
@@ -249,16 +250,35 @@ impl LocalClient {
     }
 
     /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the connection is
-    /// lost before the answer has come, the node says whether it was done; if not, the data is written anew, and waited for. A
-    /// node that was started anew does not know: then, too, it is written anew, where that gives the same file.
+    /// lost before the answer has come, the node says whether it was done, even if it was started anew; if not, the data is
+    /// written anew, and waited for.
     async fn write_delegated(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+        let mut unsure = None;
+        match (self.try_delegated(held, at, bytes, &mut unsure).await, unsure) {
+            (Err(FsError::Stale | FsError::NotFound), Some(unsure)) => Err(unsure),
+            (written, _) => written,
+        }
+    }
+
+    /// As [`LocalClient::write_delegated`]. `unsure`: what to say when the file is gone, since the write may have been done
+    /// before, and all that told of it be gone with the file.
+    async fn try_delegated(
+        &self,
+        held: &Held,
+        at: At,
+        bytes: &[u8],
+        unsure: &mut Option<FsError>,
+    ) -> Result<(u64, usize), FsError> {
         let region = data_region(held);
         let (mut reclaimed, mut lost) = (false, false);
         for _ in 0..SESSION_TRIES {
             self.keep(held).await?;
             let (_, session) = self.session_at(region).await?;
             let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
-            let mut runs = self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await?;
+            let mut runs = match self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await {
+                Err(FsError::SessionExpired) => continue,
+                runs => runs?,
+            };
             if runs.len() > RUNS_MAX {
                 self.client.stocks.put_back(region, session, runs.split_off(RUNS_MAX));
             }
@@ -295,10 +315,10 @@ impl LocalClient {
                     Ok(None) => {
                         self.client.stocks.put_back(region, session, runs);
                         lost = true;
-                        continue;
-                    }
-                    Err(FsError::Unreachable { .. }) if matches!(at, At::Offset(_)) && is_over()? => {
-                        lost = true;
+                        if is_over()? {
+                            let why = "it was started anew, and what was to be written is gone since".into();
+                            *unsure = Some(FsError::Unreachable { node: link.node.0, why });
+                        }
                         continue;
                     }
                     Err(error) => Err(error),
@@ -312,6 +332,8 @@ impl LocalClient {
                     self.apply_written(held, known, written);
                     return Ok((first, len));
                 }
+                // what others have written since is pulled by whoever reads next
+                Ok(Reply::WrittenBefore { offset }) => return Ok((offset, len)),
                 Ok(other) => return Err(unexpected(&other)),
                 Err(FsError::SessionExpired) => lost = true, // asked as others are, it is attached anew
                 // whether it was committed is not known: the pages stay where they are until the session ends
@@ -461,21 +483,37 @@ impl LocalClient {
         self.give_back(drained).await
     }
 
-    async fn give_back(&self, drained: Vec<(RegionId, Vec<PageRun>)>) -> bool {
+    async fn give_back(&self, drained: Vec<Surplus>) -> bool {
         let released = self.release_some().await;
         let returned = !drained.is_empty();
         self.return_space(drained).await;
         released || returned
     }
 
-    pub(crate) async fn return_space(&self, drained: Vec<(RegionId, Vec<PageRun>)>) {
-        for (region, runs) in drained {
+    /// Gives pages back to the session that they were given to, and to no later one: that may have been given the same pages
+    /// anew, and be writing to them.
+    pub(crate) async fn return_space(&self, drained: Vec<Surplus>) {
+        for Surplus { region, session, runs } in drained {
             for runs in runs.chunks(RELEASE_MAX / 2) {
-                if let Err(error) = self.call(region, Request::ReturnSpace { runs: runs.to_vec() }).await {
+                if let Err(error) = self.return_runs(region, session, runs).await {
                     // it comes back when the session ends
                     tracing::debug!(%region, %error, "return of space");
                 }
             }
+        }
+    }
+
+    async fn return_runs(&self, region: RegionId, session: u64, runs: &[PageRun]) -> Result<(), FsError> {
+        let node = self.client.primary(region)?;
+        let link = self.links.to(node).await?;
+        // over this connection alone: one made later may belong to another session
+        match self.client.incarnation(node) == session {
+            true => {
+                let request = Request::ReturnSpace { runs: runs.to_vec() };
+                let call = self.links.make_call(self.client.cred.clone(), request);
+                link.call(&call).await.map(drop)
+            }
+            false => Ok(()),
         }
     }
 }

@@ -5,7 +5,7 @@ use common::*;
 use polvo_cluster::{MapCell, SessionContext, Timeouts};
 use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions};
-use polvo_proto::{FsError, InodeRef};
+use polvo_proto::{FsError, InodeRef, RenameMode, SetAttr};
 use std::time::Duration;
 
 /// A directory whose inode lies on that node, and a file in it on the same node, made by some client.
@@ -689,4 +689,198 @@ fn a_write_that_was_given_up_does_not_come_after_a_later_one() {
             }
         });
     }
+}
+
+/// What a client does to a file while its node is started anew.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Write(usize),
+    Append(usize),
+    Rename,
+    Unlink,
+    Create,
+    SetAttr,
+}
+
+/// A node commits, and dies before its answer arrives; somebody else changes the same before the client can ask again. What was
+/// done is not done again over that, and what was not is done.
+#[test]
+fn what_a_node_did_before_it_was_started_anew_is_done_once() {
+    let asked = [
+        Asked::Write(100),
+        Asked::Write(3_000),
+        Asked::Write(30_000),
+        Asked::Append(100),
+        Asked::Append(30_000),
+        Asked::Rename,
+        Asked::Unlink,
+        Asked::Create,
+        Asked::SetAttr,
+    ];
+    for (n, asked) in asked.into_iter().enumerate() {
+        let options = ClusterOptions {
+            nodes: 1,
+            seed: 300 + n as u64,
+            ..ClusterOptions::default()
+        };
+        with_options(options, async |cluster| {
+            let (mut before, mut after) = (0, 0);
+            for step in 0..10 {
+                match done_while_the_node_dies(cluster, asked, step).await {
+                    true => before += 1,
+                    false => after += 1,
+                }
+            }
+            assert!(
+                before > 0 && after > 0,
+                "{asked:?}: {before} done before, {after} after"
+            );
+        });
+    }
+}
+
+/// Returns whether it was done before the node died.
+async fn done_while_the_node_dies(cluster: &mut Cluster, asked: Asked, step: u32) -> bool {
+    let delay = Duration::from_millis(1);
+    let (me, you) = (format!("client-{step}"), format!("other-{step}"));
+    let (client, other) = (external(cluster, &me), external(cluster, &you));
+    let name = |what: &str| format!("{what}-{step}").into_bytes();
+    let (f, g, h) = (name("f"), name("g"), name("h"));
+    let (made, open) = client.create_open(ROOT, &f, file()).await.expect("create");
+    let base = pattern(1, 40_000);
+    client.write(&open, 0, &base).await.expect("write");
+    let theirs = other.open(inode(&made)).await.expect("open");
+    cluster.network().set_delay_between(&me, "node-0", delay..=delay);
+    let mine = |len| pattern(2 + u64::from(step), len);
+    let asking = {
+        let (client, open, f, g, h) = (client.clone(), open.clone(), f.clone(), g.clone(), h.clone());
+        let bytes = match asked {
+            Asked::Write(len) | Asked::Append(len) => mine(len),
+            _ => Vec::new(),
+        };
+        tokio::task::spawn_local(async move {
+            match asked {
+                Asked::Write(_) => client.write(&open, 10, &bytes).await.map(|_| None),
+                Asked::Append(_) => client.append(&open, &bytes).await.map(|(at, _)| Some(at)),
+                Asked::Rename => client
+                    .rename(ROOT, &f, ROOT, &g, RenameMode::Replace)
+                    .await
+                    .map(|()| None),
+                Asked::Unlink => client.unlink(ROOT, &f).await.map(|()| None),
+                Asked::Create => client.create(ROOT, &h, file()).await.map(|_| None),
+                Asked::SetAttr => {
+                    let set = SetAttr {
+                        mode: Some(0o611),
+                        ..SetAttr::default()
+                    };
+                    client.set_attr(open.inode(), set).await.map(|_| None)
+                }
+            }
+        })
+    };
+    cluster.sleep(delay * step / 5).await;
+    cluster.network().disconnect(&me);
+    cluster.crash(0).await;
+    cluster.restart(0).await.expect("restart");
+
+    // somebody else sees whether it was done, and does something else to the same
+    let exists = async |name: &[u8]| other.lookup(ROOT, name).await.is_ok();
+    let now = match asked {
+        Asked::Write(_) | Asked::Append(_) => content(&other, &theirs).await,
+        _ => Vec::new(),
+    };
+    let (done, expected) = match asked {
+        Asked::Write(len) => {
+            let mut with_mine = base.clone();
+            with_mine[10..10 + len].copy_from_slice(&mine(len));
+            let done = now == with_mine;
+            assert!(done || now == base);
+            let over = pattern(99, 50);
+            other.write(&theirs, 20, &over).await.expect("write");
+            // whoever came last lies on top
+            let mut last = with_mine;
+            if done {
+                last[20..70].copy_from_slice(&over);
+            }
+            (done, last)
+        }
+        Asked::Append(len) => {
+            let done = now.len() > base.len();
+            other.append(&theirs, b"theirs").await.expect("append");
+            let parts = match done {
+                true => [&base[..], &mine(len), b"theirs"].concat(),
+                false => [&base[..], b"theirs", &mine(len)].concat(),
+            };
+            (done, parts)
+        }
+        Asked::Rename => {
+            let done = exists(&g).await;
+            if done {
+                other
+                    .rename(ROOT, &g, ROOT, &f, RenameMode::Replace)
+                    .await
+                    .expect("back");
+            }
+            (done, base.clone())
+        }
+        Asked::Unlink => {
+            let done = !exists(&f).await;
+            if done {
+                other.create(ROOT, &f, file()).await.expect("create");
+            }
+            (done, base.clone())
+        }
+        Asked::Create => {
+            let done = exists(&h).await;
+            if done {
+                other.unlink(ROOT, &h).await.expect("unlink");
+            }
+            (done, base.clone())
+        }
+        Asked::SetAttr => {
+            let attr = other.get_attr(inode(&made)).await.expect("attr");
+            let done = attr.mode & 0o777 == 0o611;
+            let set = SetAttr {
+                mode: Some(0o622),
+                ..SetAttr::default()
+            };
+            other.set_attr(inode(&made), set).await.expect("chmod");
+            (done, base.clone())
+        }
+    };
+    cluster.network().reconnect(&me);
+    let answer = asking.await.expect("no panic");
+    match asked {
+        // what it made is gone: if the answer was lost, only that can be said
+        Asked::Create if done => assert!(matches!(answer, Ok(_) | Err(FsError::Unreachable { .. })), "{answer:?}"),
+        Asked::Append(_) => {
+            let at = base.len() + if done { 0 } else { b"theirs".len() };
+            assert_eq!(answer, Ok(Some(at as u64)), "step {step}, done {done}");
+        }
+        _ => assert_eq!(answer, Ok(None), "{asked:?}, step {step}, done {done}"),
+    }
+    match asked {
+        Asked::Rename => {
+            assert_eq!((exists(&f).await, exists(&g).await), (done, !done), "step {step}");
+        }
+        Asked::Unlink => assert_eq!(exists(&f).await, done, "step {step}: the new one stays"),
+        Asked::Create => assert_eq!(exists(&h).await, !done, "step {step}"),
+        Asked::SetAttr => {
+            let mode = other.get_attr(inode(&made)).await.expect("attr").mode & 0o777;
+            assert_eq!(mode, if done { 0o622 } else { 0o611 }, "step {step}");
+        }
+        Asked::Write(_) | Asked::Append(_) => {
+            assert!(
+                content(&other, &theirs).await == expected,
+                "{asked:?}, step {step}, done {done}"
+            );
+            assert!(
+                content(&client, &open).await == expected,
+                "{asked:?}, step {step}, done {done}"
+            );
+        }
+    }
+    client.client().shutdown();
+    other.client().shutdown();
+    done
 }

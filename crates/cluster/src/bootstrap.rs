@@ -43,6 +43,7 @@ async fn ask(
         .await
         .map_err(failed)?;
     let call = Call {
+        again: false,
         session,
         request_id: u64::MAX,
         epoch: Epoch(0),

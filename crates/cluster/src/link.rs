@@ -25,6 +25,8 @@ pub struct Link {
     pub(crate) tick: Cell<u64>,
     pub(crate) timeout: Duration,
     pub(crate) counters: Arc<LinkCounters>,
+    /// How often the node had turned out not to know the session when it was last greeted.
+    pub(crate) resets: Cell<u64>,
     /// Operations that the session has given up at the node: when this connection was made, and now.
     pub(crate) fence: u64,
     pub(crate) given_up: Arc<AtomicU64>,

@@ -107,6 +107,7 @@ impl Links {
         Call {
             session: self.context.session,
             request_id: Call::request_id(self.number, n),
+            again: false,
             epoch: self.context.map.get().epoch,
             cred,
             request,
@@ -230,6 +231,7 @@ impl Links {
             needs_sync: false,
             one_sided: true,
             serial,
+            resets: Cell::new(0),
             tick: Cell::new(0),
             timeout: self.context.timeouts.rpc,
             counters: self.counters.clone(),
@@ -268,12 +270,13 @@ impl Links {
         context.map.offer(map);
         link.tick.set(tick);
         context.note_session(node, number);
+        link.resets.set(context.resets(node));
         Ok((needs_sync, one_sided))
     }
 
     /// Sends a request to a node. A session that the node has forgotten is attached anew. A request cut off by a lost
-    /// connection is repeated once where that does no harm: when it changes nothing, or when the node still knows
-    /// the session and so recognises the repetition.
+    /// connection is repeated once where that does no harm: when it changes nothing, or when the node recognises the
+    /// repetition, by what it knows of the session or by its logs.
     pub async fn call_node(&self, node: NodeId, cred: Cred, request: Request) -> Answer {
         self.send(node, &self.make_call(cred, request)).await
     }
@@ -312,17 +315,26 @@ impl Links {
                     self.give_up(&link, &error);
                     return Err(error);
                 }
-                let reset_before = self.resets(node);
-                let again = self.reach(node, patience).await;
-                let link = again.inspect_err(|_| self.context.give_up(node))?;
-                if call.request.is_mutation() && self.resets(node) != reset_before {
+                let resets = link.resets.get();
+                let link = self.reach(node, patience).await;
+                let link = link.inspect_err(|_| self.context.give_up(node))?;
+                let is_change = call.request.is_mutation();
+                let anew = is_change && link.resets.get() != resets;
+                if anew && !call.request.is_found_again() {
                     return Err(error);
                 }
-                let answer = link.exchange(call, limit).await;
+                let answer = match is_change {
+                    true => link.exchange(&call.again(), limit).await,
+                    false => link.exchange(call, limit).await,
+                };
                 if answer.is_err() {
                     self.context.give_up(node);
                 }
-                answer?
+                match answer? {
+                    // it may have been done, and what it concerned be gone since with all that tells of it
+                    Err(FsError::Stale | FsError::NotFound) if anew => Err(error),
+                    answer => answer,
+                }
             }
             Err(error) => Err(error),
         }
@@ -337,7 +349,6 @@ impl Links {
     pub async fn call_behind(&self, link: &Link, cred: Cred, request: Request) -> Result<Option<Reply>, FsError> {
         let mut call = self.make_call(cred, request);
         let (node, limit) = (link.node, self.context.timeouts.rpc);
-        let resets_before = self.resets(node);
         let error = match link.exchange(&call, limit).await {
             Ok(Err(FsError::WrongEpoch)) => return Ok(None),
             Ok(answer) => return answer.map(Some),
@@ -351,10 +362,8 @@ impl Links {
             return Err(error);
         }
         let link = self.to(node).await.inspect_err(|_| self.context.give_up(node))?;
-        if self.resets(node) != resets_before {
-            return Err(error); // the node that knew is gone
-        }
         call.request = Request::Withdraw;
+        call.again = true;
         match link.exchange(&call, limit).await {
             Ok(Ok(Reply::Withdrawn)) => Ok(None),
             Ok(Ok(reply)) => Ok(Some(reply)),
@@ -365,10 +374,6 @@ impl Links {
                 Err(lost)
             }
         }
-    }
-
-    fn resets(&self, node: NodeId) -> u64 {
-        self.context.resets(node)
     }
 
     /// Drops a link over which a node did not answer; what was asked of it is about to be reported as failed.

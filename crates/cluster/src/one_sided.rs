@@ -3,7 +3,7 @@
 use crate::links::fabric_error;
 use crate::{Link, Links};
 use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
-use polvo_format::{Gpa, RegionId, RegionOffset};
+use polvo_format::{Gpa, NodeId, RegionId, RegionOffset};
 use polvo_proto::{FsError, SegmentMap, SegmentPlace};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -289,6 +289,23 @@ impl Links {
         ours: impl Fn() -> bool,
         wait: Wait,
     ) -> Result<Rc<Link>, FsError> {
+        let mut lost = None;
+        let done = self.try_batch(region, ops, ours, wait, &mut lost).await;
+        if let (Err(_), Some(node)) = (&done, lost) {
+            self.context().give_up(node);
+        }
+        done
+    }
+
+    /// As [`Links::batch`]. `lost`: the node at which some of it may still take effect, over a connection that is lost.
+    async fn try_batch(
+        &self,
+        region: RegionId,
+        ops: &mut [RegionVerb<'_>],
+        ours: impl Fn() -> bool,
+        wait: Wait,
+        lost: &mut Option<NodeId>,
+    ) -> Result<Rc<Link>, FsError> {
         let bytes = ops.iter().map(RegionVerb::len).sum();
         let repeatable = wait != Wait::Posted && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
         let limit = self.context().timeouts().rpc;
@@ -323,6 +340,13 @@ impl Links {
                 Wait::Complete | Wait::Ahead => within(pair, limit, pair.execute(&mut verbs)).await,
                 Wait::Posted => within(pair, limit, pair.execute_deferred(&mut verbs)).await,
             };
+            let is_lost = |error: &FabricError| {
+                matches!(error, FabricError::Disconnected { .. } | FabricError::TimedOut { .. })
+                    && ops.iter().any(|op| !matches!(op, RegionVerb::Read { .. }))
+            };
+            if ended.as_ref().is_err_and(is_lost) {
+                *lost = Some(link.node);
+            }
             let error = match ended {
                 Ok(()) => return Ok(link),
                 Err(FabricError::Disconnected { .. }) if repeatable && !repeated => {
@@ -339,13 +363,7 @@ impl Links {
                 {
                     refreshed = maps.others.len() + 1;
                 }
-                error => {
-                    let is_lost = matches!(error, FabricError::Disconnected { .. } | FabricError::TimedOut { .. });
-                    if is_lost && ops.iter().any(|op| !matches!(op, RegionVerb::Read { .. })) {
-                        self.context().give_up(link.node);
-                    }
-                    return Err(fabric_error(link.node, error));
-                }
+                error => return Err(fabric_error(link.node, error)),
             }
         }
     }

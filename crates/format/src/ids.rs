@@ -241,6 +241,16 @@ impl fmt::Debug for TxnId {
     }
 }
 
+/// Which request asked for a change: with it in the log, a node that was started anew still knows what it was asked, and does
+/// nothing twice (the completion record of RIFL, SOSP 2015).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Origin {
+    /// Who asked.
+    pub session: SessionId,
+    /// The request's number in that session.
+    pub request: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

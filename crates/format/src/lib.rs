@@ -20,7 +20,9 @@ mod superblock;
 
 pub use attr::{Attr, FileKind};
 pub use error::FormatError;
-pub use ids::{Epoch, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId};
+pub use ids::{
+    Epoch, Generation, Gpa, Ino, NodeId, Origin, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId,
+};
 pub use inode::{
     INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS,
     INODE_VIEW_SIZE, InodeHead, InodeView, TAIL, encode_attributes,

@@ -2,16 +2,21 @@
 //! seeded with the inode number, the log's version and the entry's position, so that an entry left over from another
 //! log, or from another place in this one, never passes. What lies beyond the tail does not exist.
 //!
+//! The first entry of a commit that a request asked for carries the request's [`Origin`] in its last 16 bytes.
+//!
 //! [`Entry::encode`] makes an entry that has no position yet; [`crate::seal`] gives it one. [`crate::LogEntries`] reads a run of
 //! units, wherever it came from: the media, a one-sided read, the answer to a write.
 
-use crate::{FileKind, FormatError, Generation, Gpa, Ino, LINE, NAME_MAX, PAGE_UNITS};
+use crate::{FileKind, FormatError, Generation, Gpa, Ino, LINE, NAME_MAX, Origin, PAGE_UNITS, SessionId};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub(crate) const WHAT: &str = "log entry";
 /// Flag: part of a checkpoint; the attributes are those of the checkpoint's `Init` and this entry leaves them alone.
 const CHECKPOINT: u16 = 1;
+/// Flag: the last bytes are a [`RawOrigin`].
+const ORIGIN: u16 = 2;
+const FLAGS: u16 = CHECKPOINT | ORIGIN;
 /// Largest file, in bytes: offsets are signed 64-bit numbers in POSIX.
 pub(crate) const FILE_MAX: u64 = i64::MAX as u64;
 
@@ -27,7 +32,9 @@ pub const XATTR_PART_MAX: usize = 3584;
 const HEAD: usize = size_of::<RawHead>();
 /// Bytes of an `Inline` entry before its bytes.
 pub(crate) const INLINE_HEAD: usize = HEAD + size_of::<RawInline>();
-const _: () = assert!(HEAD + size_of::<RawXattr>() + NAME_MAX + XATTR_PART_MAX <= PAGE_UNITS as usize * LINE);
+const _: () = assert!(
+    HEAD + size_of::<RawXattr>() + NAME_MAX + XATTR_PART_MAX + size_of::<RawOrigin>() <= PAGE_UNITS as usize * LINE
+);
 // what follows the first part, and where the last one begins, are 16-bit numbers
 const _: () = assert!(XATTR_MAX - XATTR_PART_MAX <= u16::MAX as usize);
 
@@ -59,6 +66,9 @@ raw! {
     RawLinks { nlink: U32, reserved: U32, time: I64 }
     RawParent { parent: U64, time: I64, generation: U32, reserved: U32 }
     RawPlacement { time: I64, placement: u8, reserved: [u8; 7] }
+    RawDone { offset: U64, target: U64, time: I64, generation: U32, reserved: U32 }
+    /// at the end of an entry
+    RawOrigin { session: U64, request: U64 }
 }
 const _: () = assert!(HEAD + size_of::<RawInit>() == LINE);
 
@@ -79,6 +89,7 @@ enum Kind {
     Links = 12,
     Parent = 13,
     Placement = 14,
+    Done = 15,
 }
 
 /// A checkpoint of everything that is no mapping, name or extended attribute; the first entry of every log.
@@ -241,6 +252,17 @@ pub enum Entry<'a> {
         /// change time
         time_ns: i64,
     },
+    /// The request whose [`Origin`] this entry carries was done, by an entry that is no longer there. Changes nothing.
+    Done {
+        /// where in the file its bytes went
+        offset: u64,
+        /// inode of the name that it made
+        target: Ino,
+        /// its generation
+        generation: Generation,
+        /// when
+        time_ns: i64,
+    },
 }
 
 impl<'a> Entry<'a> {
@@ -262,8 +284,18 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Units of 64 bytes that the entry takes (1 for `Pad`).
+    /// Units of 64 bytes that the entry takes (1 for `Pad`), without an origin.
     pub fn units(&self) -> u64 {
+        (self.bytes().div_ceil(LINE)) as u64
+    }
+
+    /// As [`Entry::units`], with room for an `origin` if it has one.
+    pub fn units_with(&self, origin: bool) -> u64 {
+        (self.bytes() + if origin { size_of::<RawOrigin>() } else { 0 }).div_ceil(LINE) as u64
+    }
+
+    /// Bytes from its head to the end of what it says.
+    fn bytes(&self) -> usize {
         let (fixed, bytes) = match self {
             Entry::Pad => (0, 0),
             Entry::Init(_) => (size_of::<RawInit>(), 0),
@@ -278,8 +310,9 @@ impl<'a> Entry<'a> {
             Entry::Links { .. } => (size_of::<RawLinks>(), 0),
             Entry::Parent { .. } => (size_of::<RawParent>(), 0),
             Entry::Placement { .. } => (size_of::<RawPlacement>(), 0),
+            Entry::Done { .. } => (size_of::<RawDone>(), 0),
         };
-        (HEAD + fixed + bytes).div_ceil(LINE) as u64
+        HEAD + fixed + bytes
     }
 
     /// Appends the entry, without a place yet (see [`crate::seal`]), to `into`. `checkpoint`: the attributes stay as they are
@@ -288,13 +321,22 @@ impl<'a> Entry<'a> {
     /// # Panics
     /// When names or bytes are longer than the limits of this crate: the caller has checked them.
     pub fn encode(&self, checkpoint: bool, into: &mut Vec<u8>) {
+        self.encode_with(checkpoint, None, into);
+    }
+
+    /// As [`Entry::encode`], with the request that asked for it.
+    ///
+    /// # Panics
+    /// As [`Entry::encode`]; entries that fill a page to its end have no room for an origin.
+    pub fn encode_with(&self, checkpoint: bool, origin: Option<Origin>, into: &mut Vec<u8>) {
         let start = into.len();
-        let units = self.units();
+        let units = self.units_with(origin.is_some());
         assert!(units <= PAGE_UNITS, "log entry of {units} units");
+        let flag = |flag, set| if set { flag } else { 0 };
         let head = RawHead {
             kind: self.kind() as u8,
             units: units as u8,
-            flags: U16::new(if checkpoint { CHECKPOINT } else { 0 }),
+            flags: U16::new(flag(CHECKPOINT, checkpoint) | flag(ORIGIN, origin.is_some())),
             crc: U32::ZERO,
         };
         into.extend_from_slice(head.as_bytes());
@@ -439,8 +481,44 @@ impl<'a> Entry<'a> {
                 }
                 .as_bytes(),
             ),
+            Entry::Done {
+                offset,
+                target,
+                generation,
+                time_ns,
+            } => into.extend_from_slice(
+                RawDone {
+                    offset: U64::new(offset),
+                    target: U64::new(target.0),
+                    time: I64::new(time_ns),
+                    generation: U32::new(generation.0),
+                    reserved: U32::ZERO,
+                }
+                .as_bytes(),
+            ),
         }
         into.resize(start + units as usize * LINE, 0);
+        if let Some(origin) = origin {
+            put_origin(&mut into[start..], origin);
+        }
+    }
+
+    /// Adds the origin of a commit to its first entry: `entries` are whole, without a place yet and without an origin.
+    ///
+    /// # Errors
+    /// `entries` does not begin with an entry.
+    pub fn add_origin(entries: &mut Vec<u8>, origin: Origin) -> Result<(), FormatError> {
+        let (entry, ..) = Entry::decode(entries)?;
+        let (before, after) = (entry.units(), entry.units_with(true));
+        if after > before {
+            let at = before as usize * LINE;
+            entries.splice(at..at, [0; LINE]);
+        }
+        let flags = u16::from_le_bytes([entries[2], entries[3]]) | ORIGIN;
+        entries[2..4].copy_from_slice(&flags.to_le_bytes());
+        entries[1] = after as u8;
+        put_origin(&mut entries[..after as usize * LINE], origin);
+        Ok(())
     }
 
     /// Appends a `Pad` of `units` units (without a place yet).
@@ -467,21 +545,22 @@ impl<'a> Entry<'a> {
             Entry::Links { .. } => Kind::Links,
             Entry::Parent { .. } => Kind::Parent,
             Entry::Placement { .. } => Kind::Placement,
+            Entry::Done { .. } => Kind::Done,
         }
     }
 
     /// Do these bytes begin as an entry does: with a known type and known flags?
     pub fn could_begin(bytes: &[u8]) -> bool {
         RawHead::read_from_prefix(bytes).is_ok_and(|(head, _)| {
-            (Kind::Pad as u8..=Kind::Placement as u8).contains(&head.kind) && head.flags.get() & !CHECKPOINT == 0
+            (Kind::Pad as u8..=Kind::Done as u8).contains(&head.kind) && head.flags.get() & !FLAGS == 0
         })
     }
 
-    /// Reads one entry's whole bytes, checksum aside. Gives the entry and its checkpoint flag.
-    pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Entry<'a>, bool), FormatError> {
+    /// Reads one entry's whole bytes, checksum aside. Gives the entry, its checkpoint flag, and its origin.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Result<(Entry<'a>, bool, Option<Origin>), FormatError> {
         let (head, rest) = RawHead::read_from_prefix(bytes).map_err(|_| short(bytes))?;
         let checkpoint = head.flags.get() & CHECKPOINT != 0;
-        if head.flags.get() & !CHECKPOINT != 0 {
+        if head.flags.get() & !FLAGS != 0 {
             return Err(FormatError::invalid(WHAT, format!("flags {:#x}", head.flags.get())));
         }
         let kind = [
@@ -499,6 +578,7 @@ impl<'a> Entry<'a> {
             Kind::Links,
             Kind::Parent,
             Kind::Placement,
+            Kind::Done,
         ]
         .get(usize::from(head.kind).wrapping_sub(1))
         .copied()
@@ -661,9 +741,42 @@ impl<'a> Entry<'a> {
                     time_ns: raw.time.get(),
                 }
             }
+            Kind::Done => {
+                let (raw, _) = take::<RawDone>(rest)?;
+                Entry::Done {
+                    offset: within_file(raw.offset.get(), 0)?,
+                    target: Ino(raw.target.get()),
+                    generation: Generation(raw.generation.get()),
+                    time_ns: raw.time.get(),
+                }
+            }
         };
-        Ok((entry, checkpoint))
+        let origin = match head.flags.get() & ORIGIN {
+            0 => None,
+            _ => Some(origin_of(&entry, bytes)?),
+        };
+        Ok((entry, checkpoint, origin))
     }
+}
+
+/// Writes an origin to the end of an entry's bytes.
+fn put_origin(entry: &mut [u8], origin: Origin) {
+    let raw = RawOrigin {
+        session: U64::new(origin.session.0),
+        request: U64::new(origin.request),
+    };
+    let at = entry.len() - size_of::<RawOrigin>();
+    entry[at..].copy_from_slice(raw.as_bytes());
+}
+
+fn origin_of(entry: &Entry, bytes: &[u8]) -> Result<Origin, FormatError> {
+    let at = bytes.len().checked_sub(size_of::<RawOrigin>());
+    let at = at.filter(|at| entry.bytes() <= *at).ok_or_else(|| short(bytes))?;
+    let (raw, _) = take::<RawOrigin>(&bytes[at..])?;
+    Ok(Origin {
+        session: SessionId(raw.session.get()),
+        request: raw.request.get(),
+    })
 }
 
 fn encode_xattr(name: &[u8], value: &[u8], (offset, rest): (u16, u16), time_ns: i64, into: &mut Vec<u8>) {

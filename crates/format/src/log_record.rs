@@ -1,7 +1,7 @@
 //! Entries at their places in a log: sealing, reading a run of units back, and what an entry does to the attributes.
 
 use crate::log_entry::{INLINE_HEAD, WHAT};
-use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, PAGE_UNITS, UnitPlace, checksum};
+use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, Origin, PAGE_UNITS, UnitPlace, checksum};
 
 /// Gives an encoded entry its place: fills in the checksum. `entry` is the whole entry, all its units.
 pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
@@ -44,6 +44,8 @@ pub struct Record<'a> {
     pub units: u64,
     /// Part of a checkpoint: attributes stay as they are.
     pub checkpoint: bool,
+    /// The request that asked for the commit which it begins.
+    pub origin: Option<Origin>,
     /// What it says.
     pub entry: Entry<'a>,
 }
@@ -72,7 +74,7 @@ impl Record<'_> {
             return;
         }
         let (modified, time_ns) = match self.entry {
-            Entry::Pad | Entry::Init(_) => return,
+            Entry::Pad | Entry::Init(_) | Entry::Done { .. } => return,
             Entry::Write {
                 offset, len, time_ns, ..
             } => {
@@ -167,11 +169,12 @@ impl<'a> LogEntries<'a> {
                 return Err(FormatError::Checksum(WHAT));
             }
         }
-        let (decoded, checkpoint) = Entry::decode(entry)?;
+        let (decoded, checkpoint, origin) = Entry::decode(entry)?;
         let record = Record {
             position: self.position,
             units,
             checkpoint,
+            origin,
             entry: decoded,
         };
         self.bytes = rest;
@@ -199,7 +202,7 @@ impl<'a> Iterator for LogEntries<'a> {
 mod tests {
     use super::*;
     use crate::log_entry::FILE_MAX;
-    use crate::{AttrChange, Generation, Gpa, INLINE_ENTRY_MAX, Init, RegionId, XATTR_MAX, XATTR_PART_MAX};
+    use crate::{AttrChange, Generation, Gpa, INLINE_ENTRY_MAX, Init, RegionId, SessionId, XATTR_MAX, XATTR_PART_MAX};
 
     const INO: Ino = Ino(0x0003_0000_0000_0011);
 
@@ -289,8 +292,19 @@ mod tests {
                 placement: 1,
                 time_ns: 15,
             },
+            Entry::Done {
+                offset: 7,
+                target,
+                generation,
+                time_ns: 16,
+            },
         ]
     }
+
+    const ORIGIN: Origin = Origin {
+        session: SessionId(0x1234),
+        request: u64::MAX - 3,
+    };
 
     fn sealed(entry: &Entry, checkpoint: bool, version: u32, position: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -315,6 +329,36 @@ mod tests {
             assert!(read.next().is_none());
             assert_eq!(read.position(), position + entry.units());
         }
+    }
+
+    #[test]
+    fn entries_carry_the_request_that_asked_for_them() {
+        for entry in samples() {
+            if entry.units_with(true) > PAGE_UNITS {
+                continue; // the target of a long symbolic link, which begins no commit
+            }
+            let mut encoded = Vec::new();
+            entry.encode_with(false, Some(ORIGIN), &mut encoded);
+            let mut added = Vec::new();
+            entry.encode(false, &mut added);
+            Entry::Links { nlink: 2, time_ns: 13 }.encode(false, &mut added);
+            Entry::add_origin(&mut added, ORIGIN).unwrap();
+            assert!(added[..encoded.len()] == encoded, "{entry:?}");
+            let mut read = LogEntries::unsealed(2, &added);
+            let record = read.next().unwrap().unwrap();
+            assert_eq!((record.entry, record.origin), (entry, Some(ORIGIN)));
+            assert_eq!(record.units, entry.units_with(true));
+            let next = read.next().unwrap().unwrap();
+            assert_eq!((next.entry.units(), next.origin), (1, None));
+        }
+    }
+
+    #[test]
+    fn an_origin_that_lies_over_the_entry_is_refused() {
+        let mut bytes = sealed(&samples()[0], false, 7, 2);
+        bytes[2] |= 2; // this one fills its line
+        seal(&mut bytes, INO, 7, 2);
+        assert!(LogEntries::new(INO, 7, 2, &bytes).next().unwrap().is_err());
     }
 
     #[test]
@@ -406,9 +450,9 @@ mod tests {
                 seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 *byte = (seed >> 56) as u8;
             }
-            bytes[0] %= 16;
+            bytes[0] %= 17;
             bytes[1] = (bytes.len() / 64) as u8;
-            bytes[2] &= 1;
+            bytes[2] &= 3;
             bytes[3] = 0;
             seal(&mut bytes, INO, 1, 2);
             if let Ok(record) = LogEntries::new(INO, 1, 2, &bytes).next().unwrap() {
@@ -446,6 +490,7 @@ mod tests {
                 position: 0,
                 units: 1,
                 checkpoint,
+                origin: None,
                 entry,
             }
             .update(&mut a);

@@ -73,7 +73,9 @@ impl Turn<'_> {
         let (attr, _) = region.attr(inode.ino, Some(inode.generation))?;
         permission::access(self.cred, &attr, self.acl_here(region, inode)?.as_ref(), WRITE)?;
         if let Some(set) = permission::mode_after_write(self.cred, &attr) {
+            let asked = region.asked_by(None); // what follows is what was asked for
             region.set_attr(inode, &set, self.now_ns())?;
+            region.asked_by(asked);
         }
         Ok(())
     }

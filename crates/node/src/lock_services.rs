@@ -33,6 +33,12 @@ impl Turn<'_> {
             )?)
         })
         .await?;
+        if self.pair.is_some_and(|pair| pair.is_closed()) {
+            return Err(FsError::Unreachable {
+                node: self.node.id().0,
+                why: "the connection was lost before the lock was looked at".into(),
+            });
+        }
         let asked = self
             .node
             .locks

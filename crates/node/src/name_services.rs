@@ -5,25 +5,33 @@ use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
 use crate::transaction::{Failure, Outcomes, Plan, transact};
 use crate::turn::Turn;
-use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX};
+use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX, Tail};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, Placement, Reply};
 use polvo_region::{Region, RegionError};
 
-/// Decides about an operation whose transaction failed on what was looked up before it: a look that finds the same again
-/// is believed.
+/// Decides about an operation whose transaction failed on what was looked up before it. The failure is its answer if nothing
+/// has changed from that look to the next one: the logs of its directories end where they did. That they say the same is not
+/// enough, since names go away and come back.
 #[derive(Default)]
-pub(crate) struct Looks {
-    last: Option<Plan>,
+pub(crate) struct Looks<T> {
+    last: Option<(T, FsError)>,
 }
 
-impl Looks {
-    /// `Ok`: look again. Else the operation's answer.
-    pub fn after(&mut self, plan: Plan, error: FsError) -> Result<(), FsError> {
-        let about_names = matches!(error, FsError::NotFound | FsError::Stale | FsError::Exists);
-        if !about_names || self.last.as_ref() == Some(&plan) {
-            return Err(error);
+impl<T: PartialEq> Looks<T> {
+    /// The operation has looked (again) and found the logs to end there: its answer, if the attempt before settles it.
+    pub fn found(&mut self, tails: &T) -> Result<(), FsError> {
+        match self.last.take() {
+            Some((before, error)) if before == *tails => Err(error),
+            _ => Ok(()),
         }
-        self.last = Some(plan);
+    }
+
+    /// The attempt after a look has failed. `Ok`: look again.
+    pub fn failed(&mut self, tails: T, error: FsError) -> Result<(), FsError> {
+        match error {
+            FsError::NotFound | FsError::Stale | FsError::Exists => self.last = Some((tails, error)),
+            error => return Err(error),
+        }
         Ok(())
     }
 }
@@ -31,6 +39,8 @@ impl Looks {
 /// A directory and one of its names as they were at one moment.
 struct Seen {
     attr: Attr,
+    /// Where its log ended.
+    tail: Tail,
     acl: Option<Acl>,
     /// Access control list that new inodes begin with.
     default_acl: Option<Vec<u8>>,
@@ -80,7 +90,7 @@ impl Turn<'_> {
     /// A directory of ours, and what it says of a name, seen at one moment. The caller may search the directory.
     async fn directory_and_name(&self, dir: InodeRef, name: &[u8]) -> Result<Seen, FsError> {
         self.on(dir.ino.region(), |r| {
-            let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
+            let (attr, tail) = r.attr(dir.ino, Some(dir.generation))?;
             must_be_directory(&attr)?;
             let acl = self.acl_here(r, dir)?;
             permission::access(self.cred, &attr, acl.as_ref(), EXECUTE)?;
@@ -91,6 +101,7 @@ impl Turn<'_> {
             };
             Ok(Seen {
                 attr,
+                tail,
                 acl,
                 default_acl: default_acl(r, dir)?,
                 placement: r.placement(dir)?,
@@ -160,6 +171,7 @@ impl Turn<'_> {
             attr: made.attr,
             tail: made.tail,
             dir_tail: outcomes.of(dir.ino)?.tail,
+            before: false,
         }))
     }
 
@@ -194,6 +206,7 @@ impl Turn<'_> {
             attr: made.attr,
             tail: made.tail,
             dir_tail,
+            before: false,
         }))
     }
 
@@ -277,10 +290,12 @@ impl Turn<'_> {
         loop {
             let Seen {
                 attr: parent,
+                tail,
                 acl,
                 entry,
                 ..
             } = self.directory_and_name(dir, &name).await?;
+            looks.found(&tail)?;
             let entry = entry.ok_or(FsError::NotFound)?;
             let inode = entry.target;
             permission::access(self.cred, &parent, acl.as_ref(), WRITE)?;
@@ -313,7 +328,10 @@ impl Turn<'_> {
                     return Ok(Reply::Attr { attr, tail });
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
-                Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => looks.after(plan, error)?,
+                Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => {
+                    looks.failed(tail, error)?;
+                    backoff.wait().await?;
+                }
             }
         }
     }
@@ -360,5 +378,34 @@ impl Turn<'_> {
                 Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => return Err(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_believed_only_if_nothing_has_changed_meanwhile() {
+        let mut looks = Looks::default();
+        assert_eq!(looks.found(&7), Ok(()));
+        assert_eq!(looks.failed(7, FsError::NotFound), Ok(()));
+        assert_eq!(
+            looks.found(&8),
+            Ok(()),
+            "it may say the same as before, but it has changed"
+        );
+        assert_eq!(looks.failed(8, FsError::Stale), Ok(()));
+        assert_eq!(looks.found(&8), Err(FsError::Stale));
+    }
+
+    #[test]
+    fn an_attempt_that_ends_otherwise_leaves_nothing_to_believe() {
+        let mut looks = Looks::default();
+        assert_eq!(looks.failed(7, FsError::Exists), Ok(()));
+        assert_eq!(looks.found(&8), Ok(()));
+        // another transaction was in the way
+        assert_eq!(looks.found(&7), Ok(()));
+        assert_eq!(looks.failed(7, FsError::NotEmpty), Err(FsError::NotEmpty));
     }
 }

@@ -69,12 +69,13 @@ impl Connections {
         self.close_where(|_, c| c.session.borrow().as_ref().is_some_and(|s| s.id == session));
     }
 
-    /// Closes the connections of a session that a newly attached one takes the place of: others of its set of links, and
-    /// those from before the session last gave operations up.
+    /// Closes the connections of a session that a newly attached one takes the place of: older ones of its set of links, and
+    /// those from before the session last gave operations up. An `Attach` that comes late closes none that came after it.
     fn close_replaced(&self, session: &Arc<Session>, by: u64, link_set: u64, fence: u64) {
         self.close_where(|number, c| {
             let is_its = || c.session.borrow().as_ref().is_some_and(|s| Arc::ptr_eq(s, session));
-            number != by && (c.link_set.get() == link_set || c.fence.get() < fence) && is_its()
+            let is_older = || c.link_set.get() == link_set && c.fence.get() <= fence && number < by;
+            number != by && (c.fence.get() < fence || is_older()) && is_its()
         });
     }
 
@@ -231,6 +232,7 @@ async fn answer(
     let Call {
         session,
         request_id,
+        again,
         epoch,
         cred,
         request,
@@ -271,16 +273,18 @@ async fn answer(
         };
         return encode(&answer);
     }
-    let turn = Turn::new(node, links, &session, epoch, &cred).over(&connection.pair);
+    let turn = Turn::new(node, links, &session, epoch, &cred).over(&connection.pair, request_id);
     if !request.is_mutation() {
         return encode(&turn.perform(request).await);
     }
     match session.replay.begin(request_id, connection.fence.get()).await {
         Ok(running) => {
             let is_transfer = matches!(request, Request::WriteFrom { .. });
-            let answer = match request {
-                Request::Withdraw => Ok(Reply::Withdrawn),
-                request => turn.perform(request).await,
+            let done = if again { turn.done_before() } else { None };
+            let answer = match (request, done) {
+                (request, Some(done)) => turn.answer_again(&request, done).await,
+                (Request::Withdraw, None) => Ok(Reply::Withdrawn),
+                (request, None) => turn.perform(request).await,
             };
             let encoded = encode(&answer);
             // one that was cut off with its connection has changed nothing: repeated over another one it is done anew

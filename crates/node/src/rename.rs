@@ -72,6 +72,14 @@ impl RenameHold {
     }
 }
 
+/// Why an attempt did not succeed.
+enum Missed {
+    /// Before there was a transaction.
+    Before(Failure),
+    /// The transaction failed.
+    Transaction(Failure),
+}
+
 /// What was found of a rename's two names.
 struct Look {
     source: DirEntry,
@@ -80,6 +88,8 @@ struct Look {
     whiteout: Option<NewFile>,
     /// The old directory's log when its name was looked at.
     source_tail: Tail,
+    /// The new directory's log before its name was looked at.
+    dest_tail: Tail,
 }
 
 impl Look {
@@ -128,6 +138,8 @@ impl Turn<'_> {
         let mut backoff = self.backoff();
         loop {
             let look = self.look(&rename).await?;
+            let tails = (look.source_tail, look.dest_tail);
+            looks.found(&tails)?;
             if let Some(verdict) = look.verdict(rename.mode) {
                 // the names were looked at one after the other: together they were so only if the first did not change
                 let now = self.find(rename.old_dir, &rename.old_name).await?;
@@ -147,13 +159,18 @@ impl Turn<'_> {
             }
             match result {
                 Ok(()) => return Ok(Reply::Done),
-                Err((_, Failure::Conflict)) => backoff.wait().await?,
+                Err(Missed::Before(Failure::Conflict) | Missed::Transaction(Failure::Conflict)) => {
+                    backoff.wait().await?
+                }
                 // the new name was made since it was looked at; that it is there is no answer to who would replace it
-                Err((Some(_), Failure::Fs(FsError::Exists))) if !rename.mode.must_be_new() => {
+                Err(Missed::Transaction(Failure::Fs(FsError::Exists))) if !rename.mode.must_be_new() => {
                     backoff.wait().await?;
                 }
-                Err((Some(plan), Failure::Fs(error) | Failure::NoRoom(_, error))) => looks.after(plan, error)?,
-                Err((None, Failure::Fs(error) | Failure::NoRoom(_, error))) => return Err(error),
+                Err(Missed::Transaction(Failure::Fs(error) | Failure::NoRoom(_, error))) => {
+                    looks.failed(tails, error)?;
+                    backoff.wait().await?;
+                }
+                Err(Missed::Before(Failure::Fs(error) | Failure::NoRoom(_, error))) => return Err(error),
             }
         }
     }
@@ -167,11 +184,11 @@ impl Turn<'_> {
             new_name,
             mode,
         } = rename;
-        let new_parent = self
+        let (new_parent, dest_tail) = self
             .on(new_dir.ino.region(), |r| {
-                let (attr, _) = r.attr(new_dir.ino, Some(new_dir.generation))?;
+                let (attr, tail) = r.attr(new_dir.ino, Some(new_dir.generation))?;
                 must_be_directory(&attr)?;
-                Ok(attr)
+                Ok((attr, tail))
             })
             .await?;
         let is_asked_about = !permission::is_trusted(self.cred) || matches!(mode, RenameMode::Whiteout { .. });
@@ -192,6 +209,7 @@ impl Turn<'_> {
             dest,
             whiteout,
             source_tail,
+            dest_tail,
         };
         if look.is_nothing(*mode) {
             return Ok(look);
@@ -264,26 +282,23 @@ impl Turn<'_> {
 
     /// An answer that follows from what the names stood for when they were looked at, which may be long ago: the wait for the
     /// rename lock comes in between. If they stand for something else by now, look again.
-    async fn if_still(&self, rename: &Rename, look: &Look, answer: FsError) -> (Option<Plan>, Failure) {
+    async fn if_still(&self, rename: &Rename, look: &Look, answer: FsError) -> Missed {
         let names = async {
             let source = self.find(rename.old_dir, &rename.old_name).await?;
             let dest = self.find(rename.new_dir, &rename.new_name).await?;
             Ok::<_, FsError>((source.map(|(entry, _)| entry), dest.map(|(entry, _)| entry)))
         };
         match names.await {
-            Ok((Some(source), dest)) if source == look.source && dest == look.dest => (None, Failure::Fs(answer)),
-            Ok(_) => (None, Failure::Conflict),
-            Err(error) => (None, Failure::from(error)),
+            Ok((Some(source), dest)) if source == look.source && dest == look.dest => {
+                Missed::Before(Failure::Fs(answer))
+            }
+            Ok(_) => Missed::Before(Failure::Conflict),
+            Err(error) => Missed::Before(Failure::from(error)),
         }
     }
 
-    async fn attempt(
-        &self,
-        rename: &Rename,
-        look: &Look,
-        hold: Option<&RenameHold>,
-    ) -> Result<(), (Option<Plan>, Failure)> {
-        let early = |error: FsError| (None, Failure::from(error));
+    async fn attempt(&self, rename: &Rename, look: &Look, hold: Option<&RenameHold>) -> Result<(), Missed> {
+        let early = |error: FsError| Missed::Before(Failure::from(error));
         let exchange = rename.mode == RenameMode::Exchange;
         let own_subtree = "a directory cannot be moved into itself";
         let is_directory = |entry: &DirEntry| entry.kind == FileKind::Directory;
@@ -312,10 +327,8 @@ impl Turn<'_> {
             return Err(self.if_still(rename, look, FsError::NotEmpty).await);
         }
         let plan = plan(rename, look);
-        match transact(self, &plan, false, hold).await {
-            Ok(_) => Ok(()),
-            Err(failure) => Err((Some(plan), failure)),
-        }
+        let done = transact(self, &plan, false, hold).await;
+        done.map(drop).map_err(Missed::Transaction)
     }
 }
 

@@ -7,8 +7,8 @@ use crate::sessions::{Party, Session};
 use crate::turn::Turn;
 use polvo_cluster::Links;
 use polvo_format::{Epoch, NodeId, RegionId, SessionId};
-use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, PageRun, Reply, Request};
-use polvo_region::FileView;
+use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_region::{Done, FileView};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -258,6 +258,53 @@ impl Turn<'_> {
             } => self.prepare(txn, region, on_behalf, open, &intents).await,
             Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
             Request::FollowLog { dir, known } => self.follow_log(dir, known).await,
+        }
+    }
+
+    /// What the request has done, if it was done: in this run, though nothing else is known of its session any more, or before.
+    pub(crate) fn done_before(&self) -> Option<Done> {
+        let origin = self.origin()?;
+        let mut regions = self.node.regions.values();
+        regions.find_map(|served| served.enter(|region| region.done_before(origin)))
+    }
+
+    /// The answer to a request that has been done: what it concerned as it is now.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when that is gone since; EIO when it is not what a request of that kind does.
+    pub(crate) async fn answer_again(&self, request: &Request, done: Done) -> Answer {
+        let gone = |error| match error {
+            FsError::Stale | FsError::NotFound => FsError::Unreachable {
+                node: self.node.id().0,
+                why: "it was started anew; the operation was done, and what it was done to is gone since".into(),
+            },
+            error => error,
+        };
+        let Done {
+            inode, offset, target, ..
+        } = done;
+        match request {
+            Request::Withdraw | Request::Write { .. } | Request::WriteFrom { .. } | Request::Commit { .. } => {
+                Ok(Reply::WrittenBefore { offset })
+            }
+            Request::Create { .. } => {
+                let made = target.ok_or_else(|| FsError::Io("it was done, and made nothing".into()))?;
+                let (attr, tail) = self.attr_and_tail(made).await.map_err(gone)?;
+                let (_, dir_tail) = self.attr_and_tail(inode).await.map_err(gone)?;
+                let before = true;
+                Ok(Reply::Made(Made {
+                    attr,
+                    tail,
+                    dir_tail,
+                    before,
+                }))
+            }
+            Request::Rename { .. } => Ok(Reply::Done),
+            request => {
+                let linked = target.filter(|_| matches!(request, Request::Link { .. }));
+                let (attr, tail) = self.attr_and_tail(linked.unwrap_or(inode)).await.map_err(gone)?;
+                Ok(Reply::Attr { attr, tail })
+            }
         }
     }
 

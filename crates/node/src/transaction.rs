@@ -228,7 +228,7 @@ async fn decide(
     let now_ns = turn.now_ns();
     let decided = turn
         .served(own)?
-        .enter_at_once(|region| region.decide(txn, &intents, remote, now_ns))?;
+        .enter_at_once(|region| turn.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns)))?;
     outcomes.take(&intents, &decided.outcomes);
     Ok(decided.record)
 }

@@ -7,7 +7,7 @@ use crate::served::Served;
 use crate::sessions::Session;
 use polvo_cluster::{Links, Timeouts};
 use polvo_fabric::QueuePair;
-use polvo_format::{Attr, Epoch, Ino, RegionId, Tail, TxnId};
+use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, Tail, TxnId};
 use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
@@ -36,6 +36,8 @@ pub(crate) struct Turn<'a> {
     pub cred: &'a Cred,
     /// The connection that the request came over, if it did.
     pub pair: Option<&'a QueuePair>,
+    /// Under what its commit is to be found again, if it is to be.
+    origin: Option<Origin>,
     /// When waiting ends; fixed by the first wait, so that a request that never waits reads no clock.
     deadline: Cell<Option<Instant>>,
 }
@@ -55,16 +57,35 @@ impl<'a> Turn<'a> {
             epoch,
             cred,
             pair: None,
+            origin: None,
             deadline: Cell::new(None),
         }
     }
 
-    /// A request that came over a connection.
-    pub fn over(self, pair: &'a QueuePair) -> Turn<'a> {
+    /// A request that came over a connection, by its number in the session.
+    pub fn over(self, pair: &'a QueuePair, request: u64) -> Turn<'a> {
+        let session = self.session.id;
         Turn {
             pair: Some(pair),
+            origin: Some(Origin { session, request }),
             ..self
         }
+    }
+
+    /// Under what its commit is to be found again, if it is to be.
+    pub fn origin(&self) -> Option<Origin> {
+        self.origin
+    }
+
+    /// Lets the request be found in what is committed meanwhile.
+    pub fn in_its_name<T>(&self, region: &mut Region, f: impl FnOnce(&mut Region) -> T) -> T {
+        if self.origin.is_none() {
+            return f(region);
+        }
+        region.asked_by(self.origin);
+        let done = f(region);
+        region.asked_by(None);
+        done
     }
 
     pub fn now_ns(&self) -> i64 {
@@ -104,6 +125,7 @@ impl<'a> Turn<'a> {
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
         let served = self.served(region)?;
+        let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
         let txn = match self.node.enter_with_room(served, &mut f) {
             Err(RegionError::Held { txn, .. }) => txn,
             other => return other.map_err(to_fs),
@@ -160,16 +182,21 @@ impl<'a> Turn<'a> {
 
     /// Attributes of an inode, wherever it lies.
     pub async fn attr_of(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        Ok(self.attr_and_tail(inode).await?.0)
+    }
+
+    /// Attributes and log's tail of an inode, wherever it lies.
+    pub async fn attr_and_tail(&self, inode: InodeRef) -> Result<(Attr, Tail), FsError> {
         let region = inode.ino.region();
         if self.node.serves(region) {
-            return Ok(self.on(region, |r| r.attr(inode.ino, Some(inode.generation))).await?.0);
+            return self.on(region, |r| r.attr(inode.ino, Some(inode.generation))).await;
         }
         let request = Request::GetAttr {
             ino: inode.ino,
             generation: Some(inode.generation),
         };
         match self.ask_region(region, request).await? {
-            Reply::Attr { attr, .. } if attr.ino == inode.ino => Ok(attr),
+            Reply::Attr { attr, tail } if attr.ino == inode.ino => Ok((attr, tail)),
             _ => Err(strange_reply(inode.ino)),
         }
     }

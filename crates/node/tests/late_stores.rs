@@ -86,6 +86,7 @@ impl Life {
     async fn ask(&self, request: Request) -> Answer {
         self.requests.set(self.requests.get() + 1);
         let call = Call {
+            again: false,
             session: self.session,
             request_id: self.requests.get(),
             epoch: Epoch(1),

@@ -92,6 +92,12 @@ impl Intent {
 }
 
 impl Request {
+    /// Can it be asked again of a node that has lost what it knew of the session? Either its commit carries the request, so
+    /// that it is found ([`Call::again`]), or nothing stays of it without the session.
+    pub fn is_found_again(&self) -> bool {
+        self.is_mutation() && !matches!(self, Request::Collect { .. } | Request::Prepare { .. })
+    }
+
     /// True when doing the request twice is not the same as doing it once: a node remembers the answers of these, so
     /// that a repeated request id gets the answer of the first time.
     pub fn is_mutation(&self) -> bool {

@@ -41,6 +41,9 @@ pub struct Call {
     /// Grows by one with each request of one of the session's sets of links (a thread's), which the upper bits number
     /// ([`Call::link_set`]); a retry repeats it.
     pub request_id: u64,
+    /// It was sent before, over a connection that is lost, perhaps to a run of the node that has ended since: whether it was
+    /// done is to be looked up in the logs.
+    pub again: bool,
     /// Epoch of the caller's cluster map.
     pub epoch: Epoch,
     /// On whose behalf.
@@ -240,6 +243,8 @@ pub struct Made {
     pub tail: Tail,
     /// The log of the directory that got the name (after the operation).
     pub dir_tail: Tail,
+    /// All of that is as of now, and it was made some time ago, by the same request: others may have changed it since.
+    pub before: bool,
 }
 
 /// What `rename` is to do when the new name exists.
@@ -916,6 +921,11 @@ pub enum Reply {
     LogSequel(Option<LogSequel>),
     /// To `Withdraw`: the request was not done and never will be.
     Withdrawn,
+    /// To a write sent again, or its `Withdraw`: it was done some time ago.
+    WrittenBefore {
+        /// Where its bytes went.
+        offset: u64,
+    },
 }
 
 /// Space and inodes of one node.
@@ -968,6 +978,14 @@ impl Call {
     /// Bytes for the wire.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
+    }
+
+    /// The same, sent again.
+    pub fn again(&self) -> Call {
+        Call {
+            again: true,
+            ..self.clone()
+        }
     }
 
     /// Parses bytes from the wire and checks all lengths against the limits of this crate.

@@ -55,7 +55,7 @@ impl Cache {
         let inode = match self.inodes.entry(slot) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
-                let inode = Box::new(store.load(slot, &mut 0)?);
+                let inode = Box::new(store.load(slot)?);
                 self.since_weighing.add(inode.weight());
                 place.insert(inode)
             }

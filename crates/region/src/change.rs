@@ -180,7 +180,10 @@ impl Region {
                 });
             }
             if let Some(entry) = inode.without_capabilities(now_ns) {
-                store.append(inode, &[entry], Urgency::Normal, |_| ())?;
+                let origin = store.origin.take(); // of the write itself
+                let appended = store.append(inode, &[entry], Urgency::Normal, |_| ());
+                store.origin = origin;
+                appended?;
             }
             let before = inode.tail;
             store.fetch_log_end(inode);

@@ -71,7 +71,7 @@ impl Region {
     }
 
     pub(crate) fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
-        let entries = checkpoint(&self.store, inode);
+        let (entries, done_units) = checkpoint(&self.store, inode);
         if planted(Planted::OldPagesFreedEarly) {
             let old = std::mem::take(&mut inode.pages);
             self.store.give_pages(&old);
@@ -119,6 +119,7 @@ impl Region {
         }
 
         let looked_at = inode.tail.units() + layout.tail.units();
+        inode.done_units = done_units;
         let old_pages = std::mem::replace(&mut inode.pages, layout.new_pages);
         self.store.retire_pages(&old_pages);
         self.store.log_resized(old_pages.len(), inode.pages.len());
@@ -141,8 +142,8 @@ impl Region {
     }
 }
 
-/// The entries of a compact log: everything that is live.
-fn checkpoint(store: &Store, inode: &Inode) -> Vec<u8> {
+/// The entries of a compact log: everything that is live, and the requests that may be asked again; how many those are.
+fn checkpoint(store: &Store, inode: &Inode) -> (Vec<u8>, u64) {
     let attr = &inode.attr;
     let mut entries = Vec::new();
     let init = Init {
@@ -201,7 +202,12 @@ fn checkpoint(store: &Store, inode: &Inode) -> Vec<u8> {
         Body::Counted(_) => unreachable!("only recovery counts names, and compacts no log"),
         Body::Special => {}
     }
-    entries
+    let mut done = 0;
+    for (origin, entry) in store.origins.of(inode.inode_ref()) {
+        entry.encode_with(checkpoint, Some(origin), &mut entries);
+        done += 1;
+    }
+    (entries, done)
 }
 
 /// Where the bytes of the inline entries of a new log lie, in order.

@@ -62,6 +62,8 @@ pub(crate) struct Inode {
     partial_xattr: Option<Box<PartialXattr>>,
     /// of the mapping, after the last change
     mapping_units: u64,
+    /// entries that only keep requests in memory, until the log is next written anew
+    pub done_units: u64,
     /// when last used, for the cache
     pub stamp: u64,
 }
@@ -105,6 +107,7 @@ impl Inode {
             xattr_units: 0,
             partial_xattr: None,
             mapping_units: 0,
+            done_units: 0,
             stamp: 0,
         }
     }
@@ -143,7 +146,8 @@ impl Inode {
 
     /// Is more than half of a log of some size dead?
     pub fn is_garbage(&self) -> bool {
-        self.pages.len() > 4 && self.live_units() * 2 < self.tail.units()
+        let units = self.tail.units() - self.done_units;
+        self.pages.len() > 4 && self.live_units() * 2 < units
     }
 
     /// How much DRAM it takes, about, in units of 100 bytes.
@@ -227,6 +231,7 @@ impl Inode {
         let file = || index.ok_or("mapping of something that is no file");
         match record.entry {
             Entry::Pad | Entry::SetAttr(_) | Entry::Parent { .. } => {}
+            Entry::Done { .. } => self.done_units += 1,
             Entry::Init(init) => {
                 if record.position != 0 {
                     return Err("checkpoint in the middle of a log");

@@ -24,6 +24,7 @@ mod inode;
 mod load;
 mod log;
 mod offline;
+mod origins;
 #[doc(hidden)]
 pub mod planted;
 mod pool;
@@ -48,6 +49,7 @@ pub use check::{CheckReport, Finding};
 pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
+pub use origins::Done;
 pub use pool::{FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
 pub use recovery::Recovery;
 pub use region::Region;

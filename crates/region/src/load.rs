@@ -3,6 +3,7 @@
 
 use crate::RegionError;
 use crate::inode::{Body, Inode, XATTR_BROKEN_OFF};
+use crate::origins::Origins;
 use crate::store::{Store, UNIT};
 use polvo_format::{
     FileKind, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail,
@@ -34,6 +35,15 @@ pub(crate) enum Whole {
     AsFarAsItGoes,
 }
 
+/// What reading from the media brings besides inodes.
+#[derive(Default)]
+pub(crate) struct Reading {
+    /// bytes read
+    pub bytes: u64,
+    /// the requests that the logs name, if they are wanted
+    pub origins: Option<Origins>,
+}
+
 impl Store {
     /// Reads a slot's first line and the rest of its inode.
     pub fn read_slot(&self, slot: u64) -> [u8; INODE_SIZE] {
@@ -61,12 +71,13 @@ impl Store {
     }
 
     /// Loads the inode of a slot. ESTALE when it is free; damage is an error that names the place.
-    pub fn load(&self, slot: u64, bytes_read: &mut u64) -> Result<Inode, RegionError> {
+    pub fn load(&self, slot: u64) -> Result<Inode, RegionError> {
         let bytes = self.read_slot(slot);
         let ino = self.ino(slot);
         let offset = slot * INODE_SIZE as u64;
         let head = InodeHead::decode(&bytes, ino).map_err(|e| self.corrupt("inode", offset, e))?;
-        self.load_from(ino, &head, &bytes, Whole::Must, Names::Kept, bytes_read)
+        let reading = &mut Reading::default();
+        self.load_from(ino, &head, &bytes, Whole::Must, Names::Kept, reading)
     }
 
     /// As [`Self::load`], from an inode's bytes.
@@ -77,7 +88,7 @@ impl Store {
         bytes: &[u8; INODE_SIZE],
         whole: Whole,
         names: Names,
-        bytes_read: &mut u64,
+        reading: &mut Reading,
     ) -> Result<Inode, RegionError> {
         let kind = head.kind.ok_or(FsError::Stale)?;
         let mut inode = Inode::new(ino, kind, head);
@@ -94,10 +105,10 @@ impl Store {
             Err(_) if whole == Whole::AsFarAsItGoes => self.follow_pages(ino, head, 0)?,
             pages => pages?,
         };
-        *bytes_read += (INODE_SIZE + inode.pages.len() * PAGE) as u64;
+        reading.bytes += (INODE_SIZE + inode.pages.len() * PAGE) as u64;
 
         let here = INODE_UNITS as usize..INODE_UNITS as usize + units.min(INLINE_UNITS) as usize * UNIT;
-        let mut applied = self.apply_units(&mut inode, head.tail, 0, &bytes[here], slot_offset);
+        let mut applied = self.apply_units(&mut inode, head.tail, 0, &bytes[here], slot_offset, reading);
         let mut page = Vec::new();
         for n in 0..needed.min(inode.pages.len() as u64) {
             if applied.is_err() {
@@ -108,7 +119,8 @@ impl Store {
             self.read(offset, &mut page);
             let start = INLINE_UNITS + n * PAGE_UNITS;
             let end = (units - start).min(PAGE_UNITS) as usize;
-            applied = self.apply_units(&mut inode, head.tail, start, &page[LINE..LINE + end * UNIT], offset);
+            let units = &page[LINE..LINE + end * UNIT];
+            applied = self.apply_units(&mut inode, head.tail, start, units, offset, reading);
         }
         let is_broken_off = inode.drop_partial_xattr();
         if whole == Whole::Must {
@@ -128,6 +140,7 @@ impl Store {
         start: u64,
         units: &[u8],
         offset: u64,
+        reading: &mut Reading,
     ) -> Result<(), RegionError> {
         let mut hidden = Vec::new();
         let (ino, shift) = (inode.attr.ino, self.segment_shift());
@@ -141,6 +154,9 @@ impl Store {
                     .apply(self.region, shift, &record, index.as_deref_mut(), &mut hidden)
                     .map_err(|e| self.corrupt("log", offset, format!("{e} at position {}", record.position)))?;
                 hidden.clear();
+                if let Some(origins) = &mut reading.origins {
+                    origins.note_record(inode.inode_ref(), &record);
+                }
             }
             Ok(())
         })

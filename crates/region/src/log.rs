@@ -8,11 +8,13 @@
 use crate::RegionError;
 use crate::file_index::Mapped;
 use crate::inode::{Inode, unit_offset};
+use crate::origins::Done;
 use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
     Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
-    LOG_PAGE_NEXT, LogEntries, LogPage, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
+    LOG_PAGE_NEXT, LogEntries, LogPage, Origin, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units,
+    seal,
 };
 use polvo_pmem::Pmem;
 use std::ops::Range;
@@ -71,16 +73,23 @@ impl Layout {
     }
 }
 
-/// Entries at the places that [`Store::lay_out`] gives them behind a position: none crosses the end of a page.
-fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>]) -> impl Iterator<Item = Record<'a>> {
+/// Entries, of which the first has that origin, at the places that [`Store::lay_out`] gives them behind a position: none
+/// crosses the end of a page.
+fn at_places<'a>(
+    mut position: u64,
+    entries: &'a [Entry<'a>],
+    mut origin: Option<Origin>,
+) -> impl Iterator<Item = Record<'a>> {
     entries.iter().map(move |entry| {
-        let (units, room) = (entry.units(), UnitPlace::room(position));
+        let origin = origin.take();
+        let (units, room) = (entry.units_with(origin.is_some()), UnitPlace::room(position));
         let at = if units > room { position + room } else { position };
         position = at + units;
         Record {
             position: at,
             units,
             checkpoint: false,
+            origin,
             entry: *entry,
         }
     })
@@ -157,8 +166,8 @@ impl Store {
         Ok(())
     }
 
-    /// Appends entries to an inode's log and moves its tail: durable on return, in DRAM and on the media. On error (no space
-    /// for a log page) nothing changed. `data` stores what the entries map, streaming or with flushes, once nothing can fail
+    /// Appends entries, at least one, to an inode's log and moves its tail: durable on return, in DRAM and on the media. The
+    /// request that asks for the next commit has got this one. On error (no space for a log page) nothing changed. `data` stores what the entries map, streaming or with flushes, once nothing can fail
     /// any more.
     pub fn append(
         &mut self,
@@ -169,7 +178,10 @@ impl Store {
     ) -> Result<(), RegionError> {
         let (mut layout, mut units) = (std::mem::take(&mut self.layout), std::mem::take(&mut self.entries));
         units.clear();
-        entries.iter().for_each(|entry| entry.encode(false, &mut units));
+        let mut origin = self.origin;
+        for entry in entries {
+            entry.encode_with(false, origin.take(), &mut units);
+        }
         let end = LogEnd {
             ino: inode.attr.ino,
             tail: inode.tail,
@@ -178,7 +190,9 @@ impl Store {
         let laid_out = self.lay_out(end, &units, urgency, &mut layout);
         if laid_out.is_ok() {
             data(self);
-            self.commit(inode, &layout, at_places(inode.tail.units(), entries));
+            self.commit(inode, &layout, at_places(inode.tail.units(), entries, self.origin));
+            let asked = self.origin.zip(entries.first());
+            self.carried_out(asked.map(|(origin, first)| (origin, Done::by(inode.inode_ref(), first))));
         }
         (self.layout, self.entries) = (layout, units);
         laid_out
@@ -321,7 +335,7 @@ impl Store {
 mod tests {
     use super::*;
     use crate::testing::*;
-    use polvo_format::PAGE_UNITS;
+    use polvo_format::{PAGE_UNITS, SessionId};
 
     #[test]
     fn entries_are_applied_at_the_places_where_they_are_laid_out() {
@@ -333,8 +347,14 @@ mod tests {
             time_ns: NOW,
         };
         let entries: Vec<_> = (0..40).map(entry).collect();
+        let origin = Some(Origin {
+            session: SessionId(3),
+            request: 4,
+        });
         let mut units = Vec::new();
-        entries.iter().for_each(|entry| entry.encode(false, &mut units));
+        for (n, entry) in entries.iter().enumerate() {
+            entry.encode_with(false, origin.filter(|_| n == 0), &mut units);
+        }
         for units_before in [0, 1, 2, 3, PAGE_UNITS, PAGE_UNITS + 1] {
             let pages = vec![0; UnitPlace::pages(units_before) as usize];
             let end = LogEnd {
@@ -347,7 +367,7 @@ mod tests {
             let is_pad = |record: &Record| record.entry == Entry::Pad;
             let laid_out = read_back(units_before, &layout.bytes).filter(|record| !is_pad(record));
             assert!(
-                at_places(units_before, &entries).eq(laid_out),
+                at_places(units_before, &entries, origin).eq(laid_out),
                 "behind {units_before} units"
             );
             r.store.give_pages(&layout.new_pages);

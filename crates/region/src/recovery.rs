@@ -4,6 +4,7 @@
 
 use crate::inode::Body;
 use crate::load::Names;
+use crate::origins::Origins;
 use crate::region::Region;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
@@ -109,6 +110,7 @@ impl Region {
     ) -> Result<(Region, Recovery), RegionError> {
         let mut region = Region::empty(store);
         let mut survey = Survey::new(&region.store, Names::Counted);
+        survey.reading.origins = Some(Origins::default());
         let mut orphans = Vec::new();
         let mut refresh = Vec::new();
         let mut garbage = BTreeSet::new();
@@ -148,6 +150,7 @@ impl Region {
         })?;
 
         region.store.space = survey.space;
+        region.store.origins = survey.reading.origins.take().unwrap_or_default();
         region.store.garbage = garbage;
         for (pages, logs) in lengths {
             (0..logs).for_each(|_| region.store.log_resized(0, pages));
@@ -174,7 +177,7 @@ impl Region {
         }
         let recovery = Recovery {
             inodes: region.inodes,
-            bytes_read: survey.bytes_read,
+            bytes_read: survey.reading.bytes,
             orphans_freed,
             held_by: region.held.transactions(),
             damaged: survey.findings,

@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::inode::Inode;
+use crate::origins::Done;
 use crate::planted::{Planted, planted};
 use crate::session::Sessions;
 use crate::stage::Stage;
@@ -11,7 +12,7 @@ use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
     Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
-    LINE, PAGE, RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
+    LINE, Origin, PAGE, RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
 };
 use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
 use std::collections::BTreeSet;
@@ -119,6 +120,18 @@ impl Region {
         self.inodes += 1;
         self.cache.put(Box::new(inode));
         Ok(())
+    }
+
+    /// From here on a request asks for what is committed: the next commit carries it, and that one alone. Returns the one
+    /// before.
+    pub fn asked_by(&mut self, origin: Option<Origin>) -> Option<Origin> {
+        std::mem::replace(&mut self.store.origin, origin)
+    }
+
+    /// What a request has done here, if it is one of the last of its session and was carried out: in this run or before, as
+    /// long as the log of what it was about is there.
+    pub fn done_before(&self, origin: Origin) -> Option<Done> {
+        self.store.origins.find(origin)
     }
 
     /// Which.
@@ -242,7 +255,7 @@ impl Region {
     pub(crate) fn free_inode(&mut self, slot: u64) -> Result<(), RegionError> {
         let inode = match self.cache.take(slot) {
             Some(inode) => inode,
-            None => Box::new(self.store.load(slot, &mut 0)?),
+            None => Box::new(self.store.load(slot)?),
         };
         let freed = Writes::one(slot * INODE_SIZE as u64, &freed_head(&inode));
         match self.redo(TxnId::default(), &freed, &[]) {

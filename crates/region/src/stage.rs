@@ -6,11 +6,13 @@
 use crate::change::check_xattrs;
 use crate::directory::{Dentry, dentry_entry};
 use crate::inode::Inode;
+use crate::log::read_back;
+use crate::origins::Done;
 use crate::region::is_worn;
 use crate::store::Urgency;
 use crate::{Region, RegionError};
 use polvo_format::{
-    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, NAME_MAX,
+    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, NAME_MAX, Origin,
     RegionOffset, SYMLINK_MAX, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Intent, NewFile, Placement};
@@ -117,6 +119,16 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
+    /// Puts the request that asks for all this into the log of an inode that stays; returns what it will have done there.
+    pub fn asked_by(&mut self, origin: Option<Origin>) -> Option<(Origin, Done)> {
+        let origin = origin?;
+        let stays = |staged: &&mut Staged| !staged.fresh && !staged.dies && !staged.entries.is_empty();
+        let staged = self.inodes.iter_mut().find(stays)?;
+        Entry::add_origin(&mut staged.entries, origin).expect("entries were made by this crate");
+        let first = read_back(0, &staged.entries).next()?;
+        Some((origin, Done::by(staged.inode, &first.entry)))
+    }
+
     /// Nothing is staged any more; what it has allocated stays for the next time.
     pub fn clear(&mut self) {
         let buffers = |mut staged: Staged| {

@@ -6,11 +6,12 @@
 use crate::file_index::Mapped;
 use crate::hash::NumberMap;
 use crate::log::Layout;
+use crate::origins::{Done, Origins};
 use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, PAGE, RegionId, RegionOffset};
+use polvo_format::{Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,6 +63,10 @@ pub(crate) struct Store {
     pub hidden: Vec<Mapped>,
     /// scratch of whoever makes entries
     pub entries: Vec<u8>,
+    /// the request that asks for the next commit
+    pub origin: Option<Origin>,
+    /// those that were carried out
+    pub origins: Origins,
 }
 
 impl Store {
@@ -91,6 +96,8 @@ impl Store {
             heads: Vec::new(),
             hidden: Vec::new(),
             entries: Vec::new(),
+            origin: None,
+            origins: Origins::default(),
         })
     }
 
@@ -103,6 +110,14 @@ impl Store {
 
     pub fn segment_shift(&self) -> u32 {
         self.shift
+    }
+
+    /// The request that asked for the next commit has got it.
+    pub fn carried_out(&mut self, asked: Option<(Origin, Done)>) {
+        if let Some((origin, done)) = asked {
+            self.origins.note(origin, done);
+            self.origin = None;
+        }
     }
 
     // ---- addresses

@@ -4,7 +4,7 @@
 use crate::file_index::Mapped;
 use crate::hash::NumberMap;
 use crate::inode::{Body, Inode};
-use crate::load::{Names, Whole};
+use crate::load::{Names, Reading, Whole};
 use crate::planted::{Planted, planted};
 use crate::region::is_worn;
 use crate::space::{Space, each_page};
@@ -48,7 +48,7 @@ enum Read {
 pub(crate) struct Survey {
     names: Names,
     pub space: Space,
-    pub bytes_read: u64,
+    pub reading: Reading,
     pub findings: Vec<Finding>,
 }
 
@@ -61,7 +61,7 @@ impl Survey {
         Survey {
             names,
             space,
-            bytes_read: 0,
+            reading: Reading::default(),
             findings: Vec::new(),
         }
     }
@@ -88,7 +88,7 @@ impl Survey {
             let first = u64::from(index) * slots_in_segment;
             for chunk in (first..first + slots_in_segment).step_by(CHUNK) {
                 store.read(chunk * INODE_SIZE as u64, &mut bytes);
-                self.bytes_read += bytes.len() as u64;
+                self.reading.bytes += bytes.len() as u64;
                 for (n, bytes) in bytes.as_chunks::<INODE_SIZE>().0.iter().enumerate() {
                     let slot = chunk + n as u64;
                     if slot == 0 {
@@ -138,7 +138,7 @@ impl Survey {
             Read::Damaged(e, head) => {
                 // what can still be found of it stays out of others' hands
                 let whole = Whole::AsFarAsItGoes;
-                if let Ok(part) = store.load_from(ino, &head, bytes, whole, self.names, &mut self.bytes_read) {
+                if let Ok(part) = store.load_from(ino, &head, bytes, whole, self.names, &mut self.reading) {
                     let _ = self.claim(store, &part);
                 }
                 Some(Slot::Damaged(e.to_string()))
@@ -169,7 +169,7 @@ impl Survey {
             };
         }
         let whole = if lock == 0 { Whole::Must } else { Whole::AsFarAsItGoes };
-        match store.load_from(ino, &head, bytes, whole, self.names, &mut self.bytes_read) {
+        match store.load_from(ino, &head, bytes, whole, self.names, &mut self.reading) {
             Ok(inode) => {
                 let view = InodeView::decode(bytes, ino).ok();
                 let stale = view.is_none_or(|view| view.attr != inode.attr);

@@ -2,7 +2,7 @@
 
 use crate::testing::*;
 use crate::{Region, RegionError};
-use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, PAGE, SessionId, Tail};
+use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, Origin, PAGE, SessionId, Tail};
 use polvo_proto::*;
 
 #[test]
@@ -502,4 +502,115 @@ fn a_large_directory_is_recovered_without_its_names() {
 fn a_region_can_be_handed_from_thread_to_thread() {
     fn send<T: Send>() {}
     send::<crate::Region>();
+}
+
+fn asked(request: u64) -> Origin {
+    Origin {
+        session: SESSION,
+        request,
+    }
+}
+
+/// Does something for a request.
+fn for_request<T>(region: &mut Region, request: u64, change: impl FnOnce(&mut Region) -> T) -> T {
+    region.asked_by(Some(asked(request)));
+    let done = change(region);
+    assert_eq!(region.asked_by(None), None, "request {request} is in a commit");
+    done
+}
+
+/// Each kind of change, by the request of a number; what there is to know of each afterwards.
+fn requests(region: &mut Region) -> Vec<(u64, Option<InodeRef>, u64)> {
+    let file = for_request(region, 1, |r| make(r, ROOT, b"file", FileKind::File).unwrap());
+    for_request(region, 2, |r| r.store(file, 0, false, &[1; 4000], NOW + 2).unwrap());
+    for_request(region, 3, |r| r.store(file, 0, true, b"small", NOW + 3).unwrap());
+    for_request(region, 4, |r| {
+        r.store(file, 17, false, b"overwritten", NOW + 4).unwrap()
+    });
+    let set = SetAttr {
+        size: Some(9000),
+        mode: Some(0o600),
+        ..SetAttr::default()
+    };
+    for_request(region, 5, |r| r.set_attr(file, &set, NOW + 5).unwrap());
+    let long = vec![3; 9000];
+    for_request(region, 6, |r| {
+        r.set_xattr(file, b"user.a", &long, XattrMode::Any, NOW + 6).unwrap();
+    });
+    for_request(region, 7, |r| unlink(r, ROOT, b"file").unwrap());
+    let other = for_request(region, 8, |r| make(r, ROOT, b"other", FileKind::File).unwrap());
+    let page = region.delegate(SESSION, 1).unwrap()[0].gpa;
+    let run = |at, gpa| WriteRun {
+        offset: at,
+        len: 100,
+        gpa,
+    };
+    for_request(region, 9, |r| {
+        r.commit(SESSION, other, &[run(0, page)], true, Tail(0), NOW + 9)
+            .unwrap();
+    });
+    let hole = FallocateMode::PunchHole;
+    for_request(region, 10, |r| r.fallocate(other, hole, 0, 10, NOW + 10).unwrap());
+    let of_other = [(8, Some(other), 0), (9, None, 0), (10, None, 0)];
+    let of_directory = [(1, Some(file), 0), (7, None, 0)];
+    [&of_directory[..], &of_other].concat()
+}
+
+#[test]
+fn what_requests_have_done_is_known_after_a_restart_and_garbage_collection() {
+    let mut r = region(8);
+    let expected = requests(&mut r);
+    let is_known = |r: &Region, what: &str| {
+        for (request, target, offset) in &expected {
+            let done = r.done_before(asked(*request));
+            let done = done.unwrap_or_else(|| panic!("{what}: request {request} is not known"));
+            assert_eq!(
+                (done.target, done.offset),
+                (*target, *offset),
+                "{what}: request {request}"
+            );
+        }
+        assert_eq!(r.done_before(asked(99)), None);
+    };
+    is_known(&r, "as it was done");
+    for request in [4, 5, 6] {
+        // their log went with the file
+        assert!(r.done_before(asked(request)).is_some());
+    }
+    let (mut r, _) = recovered(&r);
+    is_known(&r, "after a restart");
+    for request in 2..=6 {
+        assert_eq!(r.done_before(asked(request)), None);
+    }
+    for ino in [ROOT, expected[2].1.unwrap()] {
+        let slot = ino.ino.slot();
+        let mut inode = Box::new(r.store.load(slot).unwrap());
+        r.cache.take(slot);
+        r.compact_inode(&mut inode).unwrap();
+        let live = inode.live_units() + inode.done_units;
+        assert_eq!(live, inode.tail.units(), "nothing of a compact log is garbage");
+        r.cache.put(inode);
+    }
+    is_known(&r, "after garbage collection");
+    let (mut r, _) = recovered(&r);
+    is_known(&r, "after garbage collection and a restart");
+    assert_eq!(findings(&mut r), [""; 0]);
+}
+
+#[test]
+fn a_request_is_in_the_commit_that_does_it_and_in_no_other() {
+    let mut r = region(8);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    r.set_xattr(file, b"security.capability", b"x", XattrMode::Any, NOW)
+        .unwrap();
+    r.asked_by(Some(asked(1)));
+    assert!(r.store(file, u64::MAX, false, b"too far", NOW).is_err());
+    assert!(make(&mut r, ROOT, b"file", FileKind::File).is_err(), "it exists");
+    assert_eq!(r.done_before(asked(1)), None);
+    r.store(file, 100, false, b"takes the capability away first", NOW)
+        .unwrap();
+    assert_eq!(r.done_before(asked(1)).unwrap().offset, 100);
+    r.store(file, 200, false, b"of nobody", NOW).unwrap();
+    let (r, _) = recovered(&r);
+    assert_eq!(r.done_before(asked(1)).unwrap().offset, 100);
 }

@@ -230,10 +230,12 @@ impl Region {
         now_ns: i64,
     ) -> Result<Decided, RegionError> {
         self.with_space(now_ns, |region| {
-            let stage = region.stage(intents, now_ns)?;
+            let mut stage = region.stage(intents, now_ns)?;
+            let asked = stage.asked_by(region.store.origin);
             let mut layouts = region.lay_out_stage(&stage, intents)?;
             if remote.is_empty() && region.decide_single(&stage, &layouts) {
                 let outcomes = outcomes(&stage, &layouts);
+                region.store.carried_out(asked);
                 region.stage_again(stage);
                 region.store.layouts = layouts;
                 return Ok(Decided { record: None, outcomes });
@@ -257,7 +259,7 @@ impl Region {
                     layout.tail = raised(staged.tail);
                     let inode = match region.cache.take(slot) {
                         Some(inode) => inode,
-                        None => match region.store.load(slot, &mut 0) {
+                        None => match region.store.load(slot) {
                             Ok(inode) => Box::new(inode),
                             Err(e) => {
                                 region.drop_stage(&stage, &layouts);
@@ -315,6 +317,7 @@ impl Region {
                 region.take_over(staged, layout);
             }
             let outcomes = outcomes(&stage, &layouts);
+            region.store.carried_out(asked);
             region.stage_again(stage);
             region.store.layouts = layouts;
             Ok(Decided { record, outcomes })
@@ -557,7 +560,7 @@ impl Region {
                 }
             }
             Fate::Recovered => {
-                let inode = self.store.load(slot, &mut 0)?;
+                let inode = self.store.load(slot)?;
                 self.store.refresh(ino, &inode.head(), &encode_attributes(&inode.attr));
                 self.store.pmem.fence();
                 self.cache.take(slot);

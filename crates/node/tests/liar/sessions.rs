@@ -23,6 +23,7 @@ async fn stranger(cluster: &Cluster, node: u16) -> RpcClient {
 
 async fn ask_over(rpc: &RpcClient, session: SessionId, request: Request) -> Answer {
     let call = Call {
+        again: false,
         session,
         request_id: 1,
         epoch: Epoch(1),

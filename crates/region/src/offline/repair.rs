@@ -264,7 +264,7 @@ fn mend_inodes(store: &Store, report: &mut Repaired) {
         let ino = store.ino(slot);
         let whole = match InodeHead::decode(bytes, ino) {
             Ok(head) if head.kind.is_none() => true,
-            Ok(_) => store.load(slot, &mut 0).is_ok(),
+            Ok(_) => store.load(slot).is_ok(),
             Err(_) => false,
         };
         if lock == 0 && !whole {
@@ -284,7 +284,7 @@ fn mend_inodes(store: &Store, report: &mut Repaired) {
         let Ok(head) = InodeHead::decode(&bytes, ino) else {
             continue;
         };
-        if head.kind.is_none() || store.load(slot, &mut 0).is_ok() {
+        if head.kind.is_none() || store.load(slot).is_ok() {
             continue;
         }
         let reading = read_log(store, &pages, ino, &head, &bytes, Length::Known);
@@ -357,7 +357,7 @@ enum Broken {
 
 fn how_broken(store: &Store, ino: Ino) -> Broken {
     match InodeHead::decode(&store.read_slot(ino.slot()), ino) {
-        Ok(head) if head.kind.is_some() => match store.load(ino.slot(), &mut 0) {
+        Ok(head) if head.kind.is_some() => match store.load(ino.slot()) {
             Ok(_) => Broken::Shared,
             Err(_) => Broken::Log(head),
         },
@@ -545,7 +545,7 @@ fn rebuild_files(regions: &mut Regions, now_ns: i64, report: &mut Repaired) {
         let store = &region.store;
         let reading = match how {
             Broken::Shared => {
-                let separated = store.load(ino.slot(), &mut 0).and_then(|inode| region.separate(inode));
+                let separated = store.load(ino.slot()).and_then(|inode| region.separate(inode));
                 let what = || format!("inode {ino:?}: data that another file has too copied; one of the two is wrong");
                 report.step(separated, what);
                 continue;

@@ -24,7 +24,7 @@ impl Region {
             }
         });
         for slot in slots {
-            if let Ok(inode) = self.store.load(slot, &mut 0) {
+            if let Ok(inode) = self.store.load(slot) {
                 with(&inode);
             }
         }

@@ -375,7 +375,7 @@ mod tests {
                 r.set_xattr(file, name, &vec![7; len], XattrMode::Any, NOW).unwrap();
             }
             let slot = file.ino.slot();
-            let inode = r.store.load(slot, &mut 0).unwrap();
+            let inode = r.store.load(slot).unwrap();
             let units = r.store.read_units(&inode, 0);
             let parts: Vec<(u64, u64)> = LogEntries::new(file.ino, inode.tail.version(), 0, &units)
                 .map(|record| record.unwrap())
@@ -393,7 +393,7 @@ mod tests {
             assert_eq!(parts.len(), 3);
             lose(&r.store, &inode, parts[lost].0, parts[lost].1);
 
-            let damage = r.store.load(slot, &mut 0).err().expect("damage").to_string();
+            let damage = r.store.load(slot).err().expect("damage").to_string();
             assert!(damage.contains("part of an extended attribute is missing"), "{damage}");
             let bytes = r.store.read_slot(slot);
             let head = InodeHead::decode(&bytes, file.ino).unwrap();
