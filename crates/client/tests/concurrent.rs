@@ -80,12 +80,11 @@ async fn random_operations(clients: &[(Rc<LocalClient>, Arc<OpenFile>)], seed: u
                 model.zero(offset, len);
                 client.fallocate(file, FallocateMode::PunchHole, offset, len).await
             }
-            66..70 => {
+            66..72 => {
                 model.zero(offset, len);
                 let mode = FallocateMode::ZeroRange { keep_size: true };
                 client.fallocate(file, mode, offset, len).await
             }
-            70..72 => client.fallocate(file, FallocateMode::KeepSize, offset, len).await,
             _ => {
                 let mut bytes = vec![0xee; len as usize];
                 client.read(file, offset, &mut bytes).await.map(|read| {

@@ -211,7 +211,7 @@ async fn data(client: &LocalClient, home: polvo_proto::InodeRef) {
         Err(FsError::NoSuchOffset)
     );
     client
-        .fallocate(&open, FallocateMode::Extend, 0, 1_200_000)
+        .fallocate(&open, FallocateMode::ZeroRange { keep_size: false }, 1_000_000, 200_000)
         .await
         .expect("extend");
     model.resize(1_200_000, 0);

@@ -33,13 +33,12 @@ pub(crate) fn owner_may_open(attr: &Attr, uid: u32, flags: OpenFlags) -> bool {
     attr.kind == FileKind::File && attr.uid == uid && (uid == 0 || attr.mode & wanted == wanted)
 }
 
-/// What `fallocate(2)` asks for; `None` for modes that are not supported.
+/// What `fallocate(2)` asks for; `None` for modes that are not supported. To reserve space is none of ours: who is told so writes
+/// zeros, as `posix_fallocate(3)` does, and finds out whether there is room.
 pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
     const PUNCH_KEEP: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     const ZERO_KEEP: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
     Some(match mode {
-        0 => FallocateMode::Extend,
-        libc::FALLOC_FL_KEEP_SIZE => FallocateMode::KeepSize,
         PUNCH_KEEP => FallocateMode::PunchHole,
         libc::FALLOC_FL_ZERO_RANGE => FallocateMode::ZeroRange { keep_size: false },
         ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
@@ -125,12 +124,10 @@ mod tests {
 
     #[test]
     fn modes_of_fallocate_and_rename() {
-        assert_eq!(fallocate_mode(0), Some(FallocateMode::Extend));
-        assert_eq!(fallocate_mode(1), Some(FallocateMode::KeepSize));
         assert_eq!(fallocate_mode(3), Some(FallocateMode::PunchHole));
         assert_eq!(fallocate_mode(16), Some(FallocateMode::ZeroRange { keep_size: false }));
         assert_eq!(fallocate_mode(17), Some(FallocateMode::ZeroRange { keep_size: true }));
-        for unsupported in [2, 8, 32, 64, 18] {
+        for unsupported in [0, 1, 2, 8, 32, 64, 18] {
             assert_eq!(fallocate_mode(unsupported), None);
         }
         let (owner, whiteout) = ((5, 6), RenameFlags::RENAME_WHITEOUT);

@@ -28,10 +28,21 @@ impl<T: PartialEq> Looks<T> {
 
     /// The attempt after a look has failed. `Ok`: look again.
     pub fn failed(&mut self, tails: T, error: FsError) -> Result<(), FsError> {
-        match error {
-            FsError::NotFound | FsError::Stale | FsError::Exists => self.last = Some((tails, error)),
-            error => return Err(error),
+        let is_about_what_was_found = matches!(
+            error,
+            FsError::NotFound
+                | FsError::Stale
+                | FsError::Exists
+                | FsError::NotEmpty
+                | FsError::NotDirectory
+                | FsError::IsDirectory
+                | FsError::NotPermitted
+                | FsError::TooManyLinks
+        );
+        if !is_about_what_was_found {
+            return Err(error);
         }
+        self.last = Some((tails, error));
         Ok(())
     }
 }
@@ -406,6 +417,12 @@ mod tests {
         assert_eq!(looks.found(&8), Ok(()));
         // another transaction was in the way
         assert_eq!(looks.found(&7), Ok(()));
-        assert_eq!(looks.failed(7, FsError::NotEmpty), Err(FsError::NotEmpty));
+        assert_eq!(
+            looks.failed(7, FsError::NotEmpty),
+            Ok(()),
+            "the directory, but is that name still its?"
+        );
+        assert_eq!(looks.found(&7), Err(FsError::NotEmpty));
+        assert_eq!(looks.failed(7, FsError::NoSpace), Err(FsError::NoSpace));
     }
 }

@@ -292,13 +292,10 @@ pub enum XattrMode {
     Replace,
 }
 
-/// What `fallocate` is to do.
+/// What `fallocate` is to do. Space is never reserved: data is copied on write, so that a page taken for a range today is not the
+/// page that a write to it will need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FallocateMode {
-    /// Extend the size to cover the range.
-    Extend,
-    /// Leave the size alone.
-    KeepSize,
     /// Free the range (the size stays).
     PunchHole,
     /// Zero the range; the flag says whether the size stays.

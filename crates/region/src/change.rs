@@ -249,8 +249,7 @@ impl Region {
         })
     }
 
-    /// Changes the mapping of a range. Space is never reserved (data is copy-on-write), so extending changes the size
-    /// alone.
+    /// Takes the mapping of a range away.
     pub fn fallocate(
         &mut self,
         inode: InodeRef,
@@ -269,31 +268,20 @@ impl Region {
                 .checked_add(len)
                 .filter(|&end| end <= FILE_SIZE_MAX)
                 .ok_or(FsError::FileTooLarge)?;
-            let (hole, extend) = match mode {
-                FallocateMode::Extend => (false, true),
-                FallocateMode::KeepSize => (false, false),
-                FallocateMode::PunchHole => (true, false),
-                FallocateMode::ZeroRange { keep_size } => (true, !keep_size),
-            };
-            let mut entries = Vec::new();
-            if hole {
-                entries.push(Entry::Hole {
-                    offset,
-                    len,
-                    time_ns: now_ns,
-                });
-            }
+            let extend = mode == FallocateMode::ZeroRange { keep_size: false };
+            let mut entries = vec![Entry::Hole {
+                offset,
+                len,
+                time_ns: now_ns,
+            }];
             if extend && end > inode.attr.size {
                 entries.push(Entry::Truncate {
                     size: end,
                     time_ns: now_ns,
                 });
             }
-            if !entries.is_empty() {
-                entries.extend(inode.without_capabilities(now_ns));
-                let urgency = if hole { Urgency::Frees } else { Urgency::Normal };
-                store.append(inode, &entries, urgency, |_| ())?;
-            }
+            entries.extend(inode.without_capabilities(now_ns));
+            store.append(inode, &entries, Urgency::Frees, |_| ())?;
             Ok((inode.attr, inode.tail))
         })
     }

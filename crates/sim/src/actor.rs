@@ -336,8 +336,6 @@ impl Actor {
                 mode: self.dice.pick(&[
                     FallocateMode::PunchHole,
                     FallocateMode::PunchHole,
-                    FallocateMode::Extend,
-                    FallocateMode::KeepSize,
                     FallocateMode::ZeroRange { keep_size: true },
                     FallocateMode::ZeroRange { keep_size: false },
                 ]),

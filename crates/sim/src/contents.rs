@@ -34,7 +34,6 @@ pub enum Ask {
     Append { len: u64, tag: Tag },
     Truncate { size: u64 },
     Zero { offset: u64, len: u64, extend: bool },
-    Extend { end: u64 },
     Size,
 }
 
@@ -200,7 +199,6 @@ impl Model for File {
                     _ => state.clone(),
                 })
             }
-            (Ask::Extend { end }, None | Some(Told::Done)) => Some(state.truncated(state.size().max(*end))),
             (Ask::Size, Some(Told::Size(size))) => (*size == state.size()).then(|| state.clone()),
             _ => None,
         }
@@ -219,7 +217,7 @@ mod tests {
         let (mut state, mut bytes) = (Contents::default(), Vec::<u8>::new());
         for tag in 1..3000u32 {
             let (offset, len) = (dice.below(300), dice.between(1, 90));
-            let op = match dice.below(6) {
+            let op = match dice.below(5) {
                 0 => Ask::Truncate { size: offset },
                 1 => Ask::Zero {
                     offset,
@@ -227,7 +225,6 @@ mod tests {
                     extend: dice.percent(50),
                 },
                 2 => Ask::Append { len, tag },
-                3 => Ask::Extend { end: offset },
                 _ => Ask::Write { offset, len, tag },
             };
             let mut write = |offset: u64, new: Vec<u8>| {
@@ -248,7 +245,6 @@ mod tests {
                     bytes[start..end].fill(0);
                 }
                 Ask::Append { len, tag } => bytes.extend(crate::pattern::bytes(tag, len)),
-                Ask::Extend { end } => bytes.resize(bytes.len().max(end as usize), 0),
                 Ask::Write { offset, len, tag } => write(offset, crate::pattern::bytes(tag, len)),
                 Ask::Read { .. } | Ask::Size => {}
             }

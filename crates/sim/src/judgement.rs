@@ -365,8 +365,6 @@ fn of_contents(records: &[Record]) -> BTreeMap<InodeRef, Events<contents::Ask, c
             Operation::Append { len, tag, .. } => Ask::Append { len: *len, tag: *tag },
             Operation::Truncate { size, .. } => Ask::Truncate { size: *size },
             Operation::Fallocate { mode, offset, len, .. } => match mode {
-                FallocateMode::Extend => Ask::Extend { end: offset + len },
-                FallocateMode::KeepSize => continue,
                 FallocateMode::PunchHole => Ask::Zero {
                     offset: *offset,
                     len: *len,

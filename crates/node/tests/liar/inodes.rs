@@ -115,7 +115,7 @@ fn about_data(s: &Scene, inode: InodeRef) -> Vec<Request> {
         s.commit(inode, vec![run_of(s.ours.gpa, 0, 4096)]),
         Request::Fallocate {
             inode,
-            mode: FallocateMode::Extend,
+            mode: FallocateMode::ZeroRange { keep_size: false },
             offset: 1 << 20,
             len: 1,
         },

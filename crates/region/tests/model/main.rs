@@ -332,8 +332,6 @@ impl Run {
                 let end = offset + len;
                 let node = self.model.get(file);
                 match mode {
-                    FallocateMode::Extend => node.attr.size = before.max(end),
-                    FallocateMode::KeepSize => (),
                     FallocateMode::PunchHole => node.data.clear(*offset, end),
                     FallocateMode::ZeroRange { keep_size } => {
                         node.data.clear(*offset, end);
@@ -342,13 +340,7 @@ impl Run {
                         }
                     }
                 }
-                // whether an allocation that changes nothing moves the times is left open
-                if got.ctime_ns == now {
-                    node.attr.ctime_ns = now;
-                }
-                if got.mtime_ns == now {
-                    node.attr.mtime_ns = now;
-                }
+                (node.attr.ctime_ns, node.attr.mtime_ns) = (now, now);
                 assert_same(&node.attr, &got);
             }
             Op::SetXattr { inode, name, len, mode } => {

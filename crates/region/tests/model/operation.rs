@@ -124,8 +124,6 @@ pub fn op() -> impl Strategy<Value = Op> {
             mtime,
         });
     let mode = prop_oneof![
-        Just(FallocateMode::Extend),
-        Just(FallocateMode::KeepSize),
         Just(FallocateMode::PunchHole),
         any::<bool>().prop_map(|keep_size| FallocateMode::ZeroRange { keep_size }),
     ];

@@ -63,9 +63,7 @@ pub fn data() {
         (PunchHole, 5000, 20_000),
         (ZeroRange { keep_size: true }, 59_000, 5000),
         (ZeroRange { keep_size: false }, 59_990, 20),
-        (Extend, 0, 70_000),
-        (Extend, 80_000, 1),
-        (KeepSize, 90_000, 10_000),
+        (ZeroRange { keep_size: false }, 70_000, 10_001),
         (PunchHole, 0, 1 << 40),
     ] {
         s.step("fallocate", |w| w.fallocate(f, mode, offset, len)).unwrap();
