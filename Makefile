@@ -21,6 +21,7 @@ E2E := \
 	node-gone \
 	posix-letter \
 	overlay \
+	mounting \
 	disjoint-writers:OPERATIONS=3000 \
 	client-active \
 	kill9:ROUNDS=10 \

@@ -191,10 +191,10 @@ mount_at() {
 
 # umount_at DIR: unmounts an external mount and waits for its process to end.
 umount_at() {
-    local pid
-    pid=$(mount_pid "$1")
+    local pids pid
+    mapfile -t pids < <(mount_pid "$1")
     timeout 60 "$POLVO" umount "$1" || fail "polvo umount $1"
-    [[ -z $pid ]] || wait_until 20 "the end of the mount's process" not_running "$pid"
+    for pid in "${pids[@]}"; do wait_until 20 "the end of the mount's process" not_running "$pid"; done
 }
 
 not_running() { [[ ! -e /proc/$1/stat ]] || grep -q ') [ZX] ' "/proc/$1/stat" 2>/dev/null; }
@@ -216,14 +216,14 @@ node_pid() {
     echo "$pid"
 }
 
-# mount_pid DIR: process number of an external mount, from the files of all clusters of this test.
+# mount_pid DIR: process number of an external mount, from the files of all clusters of this test. That of a mount that was
+# there before, too, as long as it has not ended.
 mount_pid() {
-    local cluster file pid at _
+    local cluster file pid at _ _mounted_at
     at=$(realpath -s "$1")
     for cluster in "${CLUSTERS[@]}"; do
         for file in "$cluster"/mounts/*.pid; do
-            [[ -e $file ]] || continue
-            { read -r pid _ && read -r _mounted_at; } <"$file"
+            { read -r pid _ && read -r _mounted_at; } 2>/dev/null <"$file" || continue
             [[ $_mounted_at == "$at" || $(realpath "$at" 2>/dev/null) == "$_mounted_at" ]] && echo "$pid"
         done
     done

@@ -297,6 +297,9 @@ pub struct MountArgs {
     /// Started in the background by another `polvo mount`
     #[arg(long, hide = true)]
     pub detached: bool,
+    /// What the names of its files begin with, as the one that started it says
+    #[arg(long, hide = true, value_name = "PATH")]
+    pub files: Option<PathBuf>,
     /// Longest wait for the mount, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub wait: u64,

@@ -11,7 +11,7 @@
 //! | `daemon` | the life of `polvod` |
 //! | `detached`, `process` | starting, finding and ending processes |
 //! | `dev` | `polvo up` and `polvo down` |
-//! | `mount` | `polvo mount`, `umount`, `mount.polvo` |
+//! | `mount`, `mount_files` | `polvo mount`, `umount`, `mount.polvo`; the files by which a mount is found |
 //! | `status`, `df` | what a cluster looks like |
 //! | `fsck` | offline and online check, offline repair |
 //! | `path` | `ls`, `cat`, `put`, `get`, `rm`, `mkdir`, `mv`, `stat` |
@@ -34,6 +34,7 @@ mod error;
 pub mod format;
 pub mod fsck;
 pub mod mount;
+pub mod mount_files;
 mod on_thread;
 pub mod output;
 pub mod path;

@@ -3,18 +3,16 @@
 use crate::args::{ClusterArgs, MountArgs, Mover, Provider, UmountArgs};
 use crate::connect::{Location, Reach};
 use crate::detached::{Detached, leave_session};
+use crate::mount_files::MountFiles;
 use crate::on_thread::on_thread;
 use crate::output::say;
-use crate::process::ProcessId;
 use crate::{CliError, Context};
 use polvo_client::Client;
 use polvo_fabric::Address;
 use polvo_fuse::{Mount, MountError, MountOptions};
 use polvo_proto::Cred;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -126,14 +124,15 @@ pub fn mount(args: &MountArgs) -> Result<(), CliError> {
     let reach = Reach::settle(&args.cluster, source.authority.as_deref())?;
     // Named in full, since a detached process works in another directory.
     let dir = std::path::absolute(&args.dir).doing(|| args.dir.display().to_string())?;
-    let files = MountFiles::of(&reach, &dir)?;
-    if args.detached {
-        leave_session();
-        return serve(&reach, &source, &dir, &options, Some(&files));
-    }
     if args.foreground {
         return serve(&reach, &source, &dir, &options, None);
     }
+    if args.detached {
+        leave_session();
+        let files = args.files.as_deref().and_then(MountFiles::named);
+        return serve(&reach, &source, &dir, &options, files);
+    }
+    let files = MountFiles::of_this_process(&reach, &dir)?;
     start_detached(&args, &reach, &dir, &options, &files)
 }
 
@@ -151,6 +150,7 @@ fn start_detached(
         line.extend(["-o".into(), options.into()]);
     }
     line.extend(["--log-level".into(), args.log_level.clone().into()]);
+    line.extend(["--files".into(), files.name().into()]);
     if let Some(cluster) = &reach.dir {
         line.extend(["--cluster-dir".into(), absolute(&cluster.dir)?.into()]);
     }
@@ -167,15 +167,13 @@ fn start_detached(
         line.extend(["--transfers".into(), mover.name().into()]);
     }
     let program = std::env::current_exe().doing(|| "finding this program".into())?;
-    let log = args.log.clone().unwrap_or_else(|| files.log.clone());
+    let log = args.log.clone().unwrap_or_else(|| files.log());
     let mut child = Detached::start(&program, &line, &log)?;
     let wait = Duration::from_secs(args.wait);
     match child.wait_for(MOUNTED, Instant::now() + wait, |_| ()) {
         Ok(_) => Ok(()),
         Err(failure) => {
-            if args.log.is_none() {
-                let _ = std::fs::remove_file(&log);
-            }
+            files.remove();
             // Its last line says why in full already.
             let last = failure.log_tail.lines().last().unwrap_or_default();
             match (failure.status, last.strip_prefix("polvo: ")) {
@@ -192,7 +190,7 @@ fn serve(
     source: &Location,
     dir: &Path,
     options: &str,
-    files: Option<&MountFiles>,
+    files: Option<MountFiles>,
 ) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -209,7 +207,7 @@ fn serve(
             .doing(|| format!("connecting to {shown}"))?;
         let (at, options) = (dir.to_path_buf(), options.to_string());
         let mounted = on_thread("mount", move || MountedDir::mount(client, &shown, &at, &options)).await??;
-        let registered = files.map(|f| f.register(mounted.dir())).transpose()?;
+        let registered = files.map(|files| files.register(mounted.dir())).transpose()?;
         say(format!("{MOUNTED} {}", mounted.dir().display()));
         let handle = mounted.handle();
         tokio::select! {
@@ -242,99 +240,6 @@ fn shown_source(source: &Location, reach: &Reach) -> String {
     match source.authority.as_ref().or(tcp) {
         Some(authority) => format!("polvo://{authority}/"),
         None => "polvo".into(),
-    }
-}
-
-/// The files that a detached mount keeps while it lives: its process id (with the mount point on the second line) and
-/// its log.
-pub struct MountFiles {
-    pid: PathBuf,
-    log: PathBuf,
-}
-
-/// In a cluster's directory: where its mounts keep their files.
-pub const MOUNTS_DIR: &str = "mounts";
-
-impl MountFiles {
-    fn of(reach: &Reach, dir: &Path) -> Result<MountFiles, CliError> {
-        let home = match &reach.dir {
-            Some(cluster) if cluster.is_writable() => {
-                std::path::absolute(cluster.dir.join(MOUNTS_DIR)).doing(|| cluster.dir.display().to_string())?
-            }
-            _ => run_dir(),
-        };
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&home)
-            .doing(|| format!("making directory {}", home.display()))?;
-        // The path as a file name, as systemd does it.
-        let name: Vec<u8> = dir
-            .as_os_str()
-            .as_bytes()
-            .iter()
-            .map(|b| if *b == b'/' { b'-' } else { *b })
-            .collect();
-        let name = OsStr::from_bytes(name.strip_prefix(b"-").unwrap_or(&name));
-        let with = |ending: &str| {
-            let mut name = name.to_os_string();
-            name.push(ending);
-            home.join(name)
-        };
-        Ok(MountFiles {
-            pid: with(".pid"),
-            log: with(".log"),
-        })
-    }
-
-    fn register(&self, dir: &Path) -> Result<Registered<'_>, CliError> {
-        let own = ProcessId::own();
-        let text = [
-            format!("{} {}\n", own.pid, own.started).as_bytes(),
-            dir.as_os_str().as_bytes(),
-            b"\n",
-        ]
-        .concat();
-        std::fs::write(&self.pid, text).doing(|| format!("writing {}", self.pid.display()))?;
-        Ok(Registered(self))
-    }
-
-    /// The mounts that keep their files in `home`: process and mount point of each.
-    pub fn registered_in(home: &Path) -> Vec<(ProcessId, PathBuf)> {
-        let Ok(listed) = std::fs::read_dir(home) else {
-            return Vec::new();
-        };
-        let files = listed
-            .flatten()
-            .map(|e| e.path())
-            .filter(|p| p.extension() == Some(OsStr::new("pid")));
-        let parse = |file: PathBuf| {
-            let text = std::fs::read(&file).ok()?;
-            let dir = text.split(|b| *b == b'\n').nth(1)?;
-            Some((ProcessId::read(&file)?, PathBuf::from(OsStr::from_bytes(dir))))
-        };
-        files.filter_map(parse).collect()
-    }
-}
-
-/// A directory for files that live as long as a process.
-fn run_dir() -> PathBuf {
-    let uid = rustix::process::geteuid();
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        _ if uid.is_root() => "/run/polvo".into(),
-        Some(dir) if !dir.is_empty() => Path::new(&dir).join("polvo"),
-        _ => std::env::temp_dir().join(format!("polvo-{}", uid.as_raw())),
-    }
-}
-
-struct Registered<'a>(&'a MountFiles);
-
-impl Drop for Registered<'_> {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0.pid);
-        let _ = std::fs::remove_file(&self.0.log);
-        // The last one takes the directory away.
-        let _ = self.0.pid.parent().map(std::fs::remove_dir);
     }
 }
 

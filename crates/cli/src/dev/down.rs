@@ -4,7 +4,7 @@ use super::layout::{DEV_FILE, DevCluster, DirLock, node_dir, pid_file, running};
 use crate::CliError;
 use crate::args::DownArgs;
 use crate::cluster_dir::CLUSTER_FILE;
-use crate::mount::{MOUNTS_DIR, MountFiles};
+use crate::mount_files::{MOUNTS_DIR, registered_in};
 use crate::output::say;
 use crate::process::Ended;
 use std::io::ErrorKind;
@@ -75,11 +75,11 @@ impl Stopped {
 /// Takes away mounts whose process died.
 pub(super) fn stop_nodes(dir: &Path, cluster: &DevCluster, wait: Duration) -> Stopped {
     let mut stopped = Stopped::default();
-    for (id, mounted_at) in MountFiles::registered_in(&dir.join(MOUNTS_DIR)) {
-        if let Some(process) = id.open() {
-            stopped.note(&format!("mount at {}", mounted_at.display()), process.end(wait));
+    for mount in registered_in(&dir.join(MOUNTS_DIR)) {
+        if let Some(process) = mount.process.open() {
+            stopped.note(&format!("mount at {}", mount.dir.display()), process.end(wait));
         }
-        take_dead_mount_away(&mounted_at);
+        take_dead_mount_away(&mount.dir);
     }
     let (first, rest): (Vec<u16>, Vec<u16>) = cluster.node_ids().partition(|n| *n == 0);
     for batch in [first, rest] {
