@@ -59,7 +59,7 @@ build: ## Build polvo, polvod, mount.polvo and polvo-bench (release)
 	@ln -sfn polvo "$(BIN)/mount.polvo"
 
 .PHONY: install
-install: build ## Install polvo and polvod to $(DESTDIR)/usr/local/bin, mount.polvo to $(DESTDIR)/sbin
+install: build ## Install polvo and polvod to $(DESTDIR)/usr/local/bin, its mount helpers to $(DESTDIR)/sbin
 	@scripts/install "$(BIN)" "$(DESTDIR)"
 
 .PHONY: lint

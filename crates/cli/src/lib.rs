@@ -11,7 +11,8 @@
 //! | `daemon` | the life of `polvod` |
 //! | `detached`, `process` | starting, finding and ending processes |
 //! | `dev` | `polvo up` and `polvo down` |
-//! | `mount`, `mount_files` | `polvo mount`, `umount`, `mount.polvo`; the files by which a mount is found |
+//! | `mount`, `mount_files` | `polvo mount`, `umount`; the files by which a mount is found |
+//! | `mount_helper` | `mount.polvo` and `mount.fuse.polvo`, as mount(8) calls them |
 //! | `status`, `df` | what a cluster looks like |
 //! | `fsck` | offline and online check, offline repair |
 //! | `path` | `ls`, `cat`, `put`, `get`, `rm`, `mkdir`, `mv`, `stat` |
@@ -35,6 +36,7 @@ pub mod format;
 pub mod fsck;
 pub mod mount;
 pub mod mount_files;
+pub mod mount_helper;
 mod on_thread;
 pub mod output;
 pub mod path;

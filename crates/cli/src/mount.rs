@@ -1,4 +1,4 @@
-//! `polvo mount`, `polvo umount` and `mount.polvo`: a mount that is a client of its own.
+//! `polvo mount` and `polvo umount`: a mount that is a client of its own.
 
 use crate::args::{ClusterArgs, MountArgs, Mover, Provider, UmountArgs};
 use crate::connect::{Location, Reach};
@@ -248,41 +248,15 @@ pub fn umount(args: &UmountArgs) -> Result<(), CliError> {
     polvo_fuse::unmount(&args.dir, args.force).map_err(|e| mount_error(&args.dir, e))
 }
 
-/// The command line of `mount.polvo`, as mount(8) calls it, `SOURCE DIR [-sfnv] [-o OPTIONS]`, as one of `polvo mount`;
-/// `None` when nothing is to be mounted (`-f`).
-pub fn from_mount_helper(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, CliError> {
-    let mut line: Vec<OsString> = vec!["polvo".into(), "mount".into()];
-    let mut args = args.skip(1);
-    let mut named = 0;
-    let mut fake = false;
-    while let Some(arg) = args.next() {
-        match arg.to_str() {
-            Some("-o") => {
-                let options = args
-                    .next()
-                    .ok_or_else(|| CliError::Usage("-o: options are missing".into()))?;
-                line.extend(["-o".into(), options]);
-            }
-            Some("-t" | "-N") => drop(args.next()),
-            Some(flags) if flags.starts_with('-') && flags.len() > 1 => {
-                if let Some(unknown) = flags[1..].chars().find(|c| !"sfnv".contains(*c)) {
-                    return Err(CliError::Usage(format!("mount.polvo: unknown flag -{unknown}")));
-                }
-                fake |= flags.contains('f');
-            }
-            _ => {
-                named += 1;
-                line.push(arg);
-            }
-        }
-    }
-    match named {
-        2 if fake => Ok(None),
-        2 => Ok(Some(line)),
-        _ => Err(CliError::Usage(
-            "usage: mount.polvo polvo://HOST:PORT/ DIR [-o OPTIONS]".into(),
-        )),
-    }
+/// Changes the flags of the mount at `dir`, whichever process serves it, as mount(8) asks its helper to. `options`:
+/// comma-separated; those that say which cluster are ignored.
+///
+/// # Errors
+/// As [`polvo_fuse::remount`], or an option with a value that it cannot have.
+pub fn remount(dir: &Path, options: &str) -> Result<(), CliError> {
+    let options: Vec<String> = options.split(',').map(str::to_string).collect();
+    let options = split_options(&options, &mut ClusterArgs::default())?;
+    polvo_fuse::remount(dir, &options).map_err(|e| mount_error(dir, e))
 }
 
 #[cfg(test)]
@@ -307,26 +281,5 @@ mod tests {
         assert_eq!(cluster.transfers, Some(Mover::Server));
         assert!(split_options(&["provider=udp".into()], &mut cluster).is_err());
         assert!(split_options(&["transfers=both".into()], &mut cluster).is_err());
-    }
-
-    #[test]
-    fn mount_8_is_understood() {
-        let parse = |line: &str| from_mount_helper(line.split(' ').map(OsString::from));
-        let line = parse("mount.polvo polvo://h:1/ /mnt -n -o rw,secret_file=/s")
-            .unwrap()
-            .unwrap();
-        assert_eq!(
-            line,
-            ["polvo", "mount", "polvo://h:1/", "/mnt", "-o", "rw,secret_file=/s"]
-        );
-        assert!(parse("mount.polvo -f polvo://h:1/ /mnt").unwrap().is_none());
-        for bad in [
-            "mount.polvo",
-            "mount.polvo /mnt",
-            "mount.polvo -x a b",
-            "mount.polvo a b -o",
-        ] {
-            assert!(parse(bad).is_err(), "{bad}");
-        }
     }
 }

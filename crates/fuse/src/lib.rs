@@ -36,6 +36,7 @@ mod mount_point;
 mod mount_table;
 mod open_file;
 mod options;
+mod remount;
 mod requests;
 mod xattr;
 
@@ -43,3 +44,4 @@ pub use error::MountError;
 pub use mount::Mount;
 pub use mount_point::unmount;
 pub use options::MountOptions;
+pub use remount::remount;

@@ -152,7 +152,7 @@ fn check_device(device: &Path) -> Result<(), MountError> {
 
 /// Makes a path absolute and free of symbolic links, as the mount table has it. The last component is not looked at
 /// itself: a dead mount there would be an error.
-fn resolve(path: &Path) -> Result<PathBuf, MountError> {
+pub(crate) fn resolve(path: &Path) -> Result<PathBuf, MountError> {
     match path.canonicalize() {
         Ok(path) => Ok(path),
         Err(e) if is_dead_error(&e) => {
@@ -188,7 +188,7 @@ fn is_dead(path: &Path) -> bool {
     rustix::fs::statvfs(path).is_err_and(|e| is_dead_error(&e.into()))
 }
 
-fn table_entry(path: &Path) -> Result<Option<crate::mount_table::MountEntry>, MountError> {
+pub(crate) fn table_entry(path: &Path) -> Result<Option<crate::mount_table::MountEntry>, MountError> {
     let system = |source| MountError::System {
         what: "cannot read the mount table for",
         path: path.to_owned(),

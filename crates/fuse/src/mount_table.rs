@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct MountEntry {
     /// Where.
     pub(crate) path: PathBuf,
+    /// The kernel's own options of this mount (`rw,nosuid,relatime`).
+    pub(crate) options: String,
     /// Type, with subtype (`fuse.polvo`).
     pub(crate) fstype: String,
     /// Source.
@@ -33,11 +35,13 @@ pub(crate) fn mounted_at(path: &Path) -> io::Result<Option<MountEntry>> {
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|b| *b == b' ');
     let path = fields.nth(4)?;
+    let options = fields.next()?;
     let mut after_dash = fields.skip_while(|field| *field != b"-").skip(1);
     let fstype = after_dash.next()?;
     let source = after_dash.next()?;
     Some(MountEntry {
         path: PathBuf::from(OsString::from_vec(unescape(path))),
+        options: String::from_utf8_lossy(options).into_owned(),
         fstype: String::from_utf8_lossy(fstype).into_owned(),
         source: String::from_utf8_lossy(&unescape(source)).into_owned(),
     })
@@ -70,7 +74,10 @@ mod tests {
     fn lines_of_the_table() {
         let entry = parse_line(br"36 35 0:98 / /mnt/a\040b rw,noatime - fuse.polvo polvo://h:1/ rw,user_id=0")
             .expect("a mount");
-        assert_eq!(entry.path, Path::new("/mnt/a b"));
+        assert_eq!(
+            (entry.path.as_path(), entry.options.as_str()),
+            (Path::new("/mnt/a b"), "rw,noatime")
+        );
         assert_eq!(
             (entry.fstype.as_str(), entry.source.as_str()),
             ("fuse.polvo", "polvo://h:1/")

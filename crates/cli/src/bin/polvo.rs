@@ -1,19 +1,25 @@
-//! `polvo`: the command line of PolvoFS. Called as `mount.polvo` it does what mount(8) expects of a helper.
+//! `polvo`: the command line of PolvoFS. Called as `mount.polvo` or `mount.fuse.polvo` it is a helper of mount(8).
 #![forbid(unsafe_code)]
 
 use clap::Parser;
 use polvo_cli::args::{Cli, Command, MountArgs};
+use polvo_cli::mount_helper::{self, HelperCall};
 use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, mount, path, status};
-use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let called = std::env::args_os().next().unwrap_or_default();
-    let line: Vec<OsString> = if Path::new(&called).file_name() == Some(OsStr::new("mount.polvo")) {
-        match mount::from_mount_helper(std::env::args_os()) {
-            Ok(Some(line)) => line,
-            Ok(None) => return ExitCode::SUCCESS,
+    let line: Vec<OsString> = if mount_helper::is_helper(&called) {
+        match mount_helper::parse(std::env::args_os()) {
+            Ok(HelperCall::Mount(line)) => line,
+            Ok(HelperCall::Nothing) => return ExitCode::SUCCESS,
+            Ok(HelperCall::Remount { dir, options }) => {
+                return match mount::remount(&dir, &options) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(e) => fail(&e),
+                };
+            }
             Err(e) => return fail(&e),
         }
     } else {
