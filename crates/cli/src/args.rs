@@ -261,12 +261,13 @@ pub struct FormatArgs {
 }
 
 const MOUNT_HELP: &str = "\
-Returns when the file system is there; a process of its own serves it until it is unmounted. As mount(8) calls it:
+Returns when the file system is there; a process of its own serves it until it is unmounted. By way of mount(8):
 mount -t polvo polvo://node1:7400/ /mnt -o secret_file=/etc/polvo/secret
+which begins with suid,dev for root, as with any file system; `polvo mount` begins with nosuid,nodev.
+mount -o remount,ro /mnt (rw, suid, dev, exec likewise) changes a mount that is there.
 
-Options besides those of the kernel (ro, suid, dev, noexec, noatime, allow_other, ...):
+Options besides those of mount(8) (ro, suid, dev, noexec, noatime, nodiratime, allow_other, ...):
   acl              access control lists
-  nolock           locks are those of this mount alone
   threads=N        threads that serve the kernel
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp
   transfers=client  file data goes by one-sided access of the client, at nodes that give it (default)

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// Names under which the program is a helper.
 const NAMES: [&str; 2] = ["mount.polvo", "mount.fuse.polvo"];
+/// What the mounts of mount(8) begin with. It never tells a helper of these two; it says `nosuid` and `nodev` where they are
+/// wanted, which it adds by itself for `user`.
+const BEGIN_WITH: &str = "suid,dev";
 
 /// What a helper was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,11 +33,12 @@ pub fn is_helper(called: &OsStr) -> bool {
     NAMES.iter().any(|helper| name == Some(OsStr::new(helper)))
 }
 
-/// Parses the command line of a helper, `NAME SOURCE DIR [-sfnv] [-o OPTIONS]`, the program's name first.
+/// Parses the command line of a helper, `NAME SOURCE DIR [-sfnv] [-o OPTIONS]`, the program's name first. `as_root`: root mounts,
+/// whose mounts honour set-user-id bits and device files unless the options forbid it.
 ///
 /// # Errors
 /// [`CliError::Usage`] for anything else.
-pub fn parse(args: impl Iterator<Item = OsString>) -> Result<HelperCall, CliError> {
+pub fn parse(args: impl Iterator<Item = OsString>, as_root: bool) -> Result<HelperCall, CliError> {
     let mut args = args.skip(1);
     let mut options = String::new();
     let mut named = Vec::new();
@@ -73,6 +77,10 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<HelperCall, CliErro
             options,
         });
     }
+    if as_root {
+        let comma = if options.is_empty() { "" } else { "," };
+        options = format!("{BEGIN_WITH}{comma}{options}");
+    }
     let mut line: Vec<OsString> = vec!["polvo".into(), "mount".into(), source, dir];
     if !options.is_empty() {
         line.extend(["-o".into(), options.into()]);
@@ -84,12 +92,12 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<HelperCall, CliErro
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<HelperCall, CliError> {
-        parse(line.split(' ').map(OsString::from))
+    fn parsed(line: &str, as_root: bool) -> Result<HelperCall, CliError> {
+        parse(line.split(' ').map(OsString::from), as_root)
     }
 
-    fn mounts(line: &str) -> Vec<OsString> {
-        match parsed(line).unwrap() {
+    fn mounts(line: &str, as_root: bool) -> Vec<OsString> {
+        match parsed(line, as_root).unwrap() {
             HelperCall::Mount(line) => line,
             other => panic!("{other:?}"),
         }
@@ -98,18 +106,36 @@ mod tests {
     #[test]
     fn mount_8_is_understood() {
         assert_eq!(
-            mounts("mount.polvo polvo://h:1/ /mnt -n -o rw,secret_file=/s"),
+            mounts("mount.polvo polvo://h:1/ /mnt -n -o rw,secret_file=/s", false),
             ["polvo", "mount", "polvo://h:1/", "/mnt", "-o", "rw,secret_file=/s"]
         );
-        assert_eq!(parsed("mount.polvo -f polvo://h:1/ /mnt").unwrap(), HelperCall::Nothing);
+        assert_eq!(
+            parsed("mount.polvo -f polvo://h:1/ /mnt", true).unwrap(),
+            HelperCall::Nothing
+        );
         for bad in [
             "mount.polvo",
             "mount.polvo /mnt",
             "mount.polvo -x a b",
             "mount.polvo a b -o",
         ] {
-            assert!(parsed(bad).is_err(), "{bad}");
+            assert!(parsed(bad, true).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_mount_8_leaves_out_is_on() {
+        assert_eq!(
+            mounts("mount.polvo polvo://h:1/ /mnt -o rw,nodev", true)
+                .last()
+                .unwrap(),
+            "suid,dev,rw,nodev"
+        );
+        assert_eq!(
+            mounts("mount.polvo polvo://h:1/ /mnt", true).last().unwrap(),
+            "suid,dev"
+        );
+        assert_eq!(mounts("mount.polvo polvo://h:1/ /mnt", false).last().unwrap(), "/mnt");
     }
 
     #[test]
@@ -117,7 +143,7 @@ mod tests {
         for name in NAMES {
             assert!(is_helper(OsStr::new(&format!("/sbin/{name}"))));
             assert_eq!(
-                parsed(&format!("{name} polvo /mnt -o remount,ro")).unwrap(),
+                parsed(&format!("{name} polvo /mnt -o remount,ro"), true).unwrap(),
                 HelperCall::Remount {
                     dir: "/mnt".into(),
                     options: "remount,ro".into()

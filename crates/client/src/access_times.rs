@@ -36,6 +36,7 @@ struct Note {
 #[derive(Default)]
 pub(crate) struct AccessTimes {
     on: AtomicBool,
+    of_directories: AtomicBool,
     noted: Mutex<BTreeMap<InodeRef, Note>>,
     /// How many are noted, to be looked at without the lock.
     count: AtomicUsize,
@@ -94,7 +95,11 @@ impl AccessTimes {
 
 impl crate::Client {
     /// From now on [`LocalClient::accessed`] has an effect; without this call access times change only when set.
-    pub fn keep_access_times(&self) {
+    /// Those of directories only if `of_directories`.
+    pub fn keep_access_times(&self, of_directories: bool) {
+        self.access_times
+            .of_directories
+            .store(of_directories, Ordering::Release);
         self.access_times.on.store(true, Ordering::Release);
     }
 }
@@ -114,7 +119,14 @@ impl LocalClient {
         }
     }
 
-    /// A directory or a symbolic link was read: as [`LocalClient::accessed`].
+    /// A directory was listed: as [`LocalClient::accessed`], unless the times of directories are not kept.
+    pub(crate) fn accessed_directory(&self, dir: InodeRef, read_at: Tail) {
+        if self.client.access_times.of_directories.load(Ordering::Relaxed) {
+            self.accessed_inode(dir, read_at);
+        }
+    }
+
+    /// A symbolic link was read: as [`LocalClient::accessed`].
     pub(crate) fn accessed_inode(&self, inode: InodeRef, read_at: Tail) {
         if self.client.access_times.on.load(Ordering::Relaxed) {
             self.note_access(inode, read_at);

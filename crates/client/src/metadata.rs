@@ -304,7 +304,7 @@ impl LocalClient {
             other => return Err(unexpected(&other)),
         };
         if after == 0 {
-            self.accessed_inode(dir, page.tail);
+            self.accessed_directory(dir, page.tail);
         }
         let entries = &page.entries;
         if let Some(basis) = basis

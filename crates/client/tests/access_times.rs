@@ -50,7 +50,7 @@ fn a_time_that_is_set_after_a_read_stays() {
     with_cluster(1, async |cluster| {
         let clients = [external(cluster, "a"), internal(cluster, 0), external(cluster, "b")];
         for client in &clients {
-            client.client().keep_access_times();
+            client.client().keep_access_times(true);
         }
         for (n, (reader, setter)) in [(0, 0), (1, 1), (0, 2), (2, 1), (1, 0)].into_iter().enumerate() {
             let (reader, setter) = (&clients[reader], &clients[setter]);
@@ -77,7 +77,7 @@ fn a_time_that_is_set_after_a_read_stays() {
 fn a_read_counts_whatever_else_is_changed_after_it() {
     with_cluster(2, async |cluster| {
         let (a, b) = (external(cluster, "a"), external(cluster, "b"));
-        a.client().keep_access_times();
+        a.client().keep_access_times(true);
         let inodes = some(&b, "f").await;
         for inode in inodes {
             set_atime(&b, inode, 1000).await;
@@ -94,5 +94,23 @@ fn a_read_counts_whatever_else_is_changed_after_it() {
         for inode in inodes {
             assert_ne!(atime(&b, inode).await, 1000, "{inode:?}");
         }
+    });
+}
+
+#[test]
+fn those_of_directories_may_be_left_alone() {
+    with_cluster(1, async |cluster| {
+        let client = external(cluster, "a");
+        client.client().keep_access_times(false);
+        let inodes = some(&client, "f").await;
+        for inode in inodes {
+            set_atime(&client, inode, 1000).await;
+        }
+        read(&client, inodes).await;
+        a_while().await;
+        let [file, dir, link] = inodes;
+        assert_ne!(atime(&client, file).await, 1000);
+        assert_eq!(atime(&client, dir).await, 1000);
+        assert_ne!(atime(&client, link).await, 1000);
     });
 }

@@ -76,7 +76,7 @@ pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, ino: INodeNo) -
 impl PolvoFilesystem {
     pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
         if options.access_times && !options.read_only {
-            client.keep_access_times();
+            client.keep_access_times(options.directory_access_times);
         }
         let lock_owners = Arc::new(LockOwners::default());
         PolvoFilesystem {

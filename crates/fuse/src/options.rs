@@ -32,6 +32,8 @@ pub struct MountOptions {
     pub locks: bool,
     /// Reading moves access times by the rule of `relatime`; off: only setting them does.
     pub access_times: bool,
+    /// So does listing directories; off (`nodiratime`), or without `access_times`: only setting them does.
+    pub directory_access_times: bool,
     /// POSIX access control lists: the kernel enforces them, for which it asks about every inode that is not the caller's.
     pub acl: bool,
     /// Programs may map files shared (`MAP_SHARED`); off: that fails with ENODEV, and private mappings stay.
@@ -57,6 +59,7 @@ impl Default for MountOptions {
             readdirplus: false,
             locks: true,
             access_times: true,
+            directory_access_times: true,
             acl: false,
             shared_mappings: true,
             soft: false,
@@ -68,7 +71,7 @@ impl Default for MountOptions {
 
 impl MountOptions {
     /// Applies a comma-separated list of options, as after `-o` or in the fourth field of `/etc/fstab`. Options that
-    /// only `mount` itself or the init system reads (`defaults`, `noauto`, `_netdev`, ...) are taken and ignored.
+    /// only mount(8) or the init system reads (`defaults`, `noauto`, `_netdev`, ...) are taken and ignored.
     ///
     /// # Errors
     /// Names the first option that is unknown or has a bad value; those before it are applied.
@@ -89,6 +92,8 @@ impl MountOptions {
                 "noreaddirplus" => self.readdirplus = false,
                 "relatime" | "atime" => self.access_times = true,
                 "noatime" => self.access_times = false,
+                "diratime" => self.directory_access_times = true,
+                "nodiratime" => self.directory_access_times = false,
                 "acl" => self.acl = true,
                 "noacl" => self.acl = false,
                 "lock" => self.locks = true,
@@ -98,18 +103,11 @@ impl MountOptions {
                 "hard" => self.soft = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
                 "threads" => self.threads = parse_threads(name, value)?,
-                "defaults"
-                | "auto"
-                | "noauto"
-                | "user"
-                | "users"
-                | "nouser"
-                | "owner"
-                | "nofail"
-                | "_netdev"
-                | "async"
-                | "default_permissions" => {}
-                _ if name.starts_with("x-") => {}
+                // Every change is on the media when it is acknowledged, and with it its times.
+                "sync" | "dirsync" | "async" | "lazytime" | "nolazytime" => {}
+                // The kernel checks permissions in any case.
+                "default_permissions" => {}
+                _ if is_for_mount_8(name) => {}
                 _ => return Err(MountError::UnknownOption(option.to_owned())),
             }
         }
@@ -155,6 +153,36 @@ impl MountOptions {
     }
 }
 
+/// Options that mount(8) or the init system reads, and those that say that something is off which no mount of ours has.
+fn is_for_mount_8(name: &str) -> bool {
+    const NAMES: [&str; 23] = [
+        "defaults",
+        "auto",
+        "noauto",
+        "user",
+        "nouser",
+        "users",
+        "nousers",
+        "owner",
+        "noowner",
+        "group",
+        "nogroup",
+        "nofail",
+        "_netdev",
+        "comment",
+        "helper",
+        "uhelper",
+        "silent",
+        "loud",
+        "nomand",
+        "noiversion",
+        "norelatime",
+        "nostrictatime",
+        "symfollow",
+    ];
+    NAMES.contains(&name) || name.starts_with("x-") || name.starts_with("X-")
+}
+
 fn bad(option: &str, why: impl Into<String>) -> MountError {
     MountError::BadOption {
         option: option.to_owned(),
@@ -198,11 +226,32 @@ mod tests {
         assert_eq!((options.threads.get(), options.fsname.as_str()), (3, "polvo://h:1/"));
         options.apply("rw,nosuid,soft,relatime").expect("known");
         assert!(!options.read_only && !options.suid && options.soft && options.access_times);
+        assert!(options.directory_access_times);
+        options.apply("nodiratime").expect("known");
+        assert!(options.access_times && !options.directory_access_times);
+        options.apply("diratime").expect("known");
+        assert!(options.directory_access_times);
         assert!(options.shared_mappings);
         options.apply("hard,mmap=private").expect("known");
         assert!(!options.soft && !options.shared_mappings);
         options.apply("mmap=shared").expect("known");
         assert!(options.shared_mappings);
+    }
+
+    #[test]
+    fn what_mount_8_reads_is_ignored() {
+        let plain = MountOptions::default();
+        let mut options = plain.clone();
+        options
+            .apply("defaults,auto,noauto,user,user=maya,users,nouser,owner,group,nofail,_netdev,comment=a b,x-gvfs-show,X-mount.mkdir")
+            .expect("known");
+        options
+            .apply("sync,async,dirsync,lazytime,nolazytime,silent,loud,nomand,noiversion,norelatime,nostrictatime,uhelper=udisks2")
+            .expect("known");
+        assert_eq!(options, plain);
+        for claim in ["iversion", "mand", "nosymfollow", "context=x"] {
+            assert!(options.apply(claim).is_err(), "no mount of ours does {claim}");
+        }
     }
 
     #[test]

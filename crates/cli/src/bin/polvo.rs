@@ -11,7 +11,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let called = std::env::args_os().next().unwrap_or_default();
     let line: Vec<OsString> = if mount_helper::is_helper(&called) {
-        match mount_helper::parse(std::env::args_os()) {
+        let as_root = rustix::process::geteuid().is_root();
+        match mount_helper::parse(std::env::args_os(), as_root) {
             Ok(HelperCall::Mount(line)) => line,
             Ok(HelperCall::Nothing) => return ExitCode::SUCCESS,
             Ok(HelperCall::Remount { dir, options }) => {
