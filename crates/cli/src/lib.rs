@@ -10,6 +10,7 @@
 //! | `connect` | from a command line to a connected client |
 //! | `daemon` | the life of `polvod` |
 //! | `detached`, `process` | starting, finding and ending processes |
+//! | `log_output` | the log of a process |
 //! | `dev` | `polvo up` and `polvo down` |
 //! | `mount`, `mount_files` | `polvo mount`, `umount`; the files by which a mount is found |
 //! | `mount_helper` | `mount.polvo` and `mount.fuse.polvo`, as mount(8) calls them |
@@ -34,6 +35,7 @@ pub mod df;
 mod error;
 pub mod format;
 pub mod fsck;
+pub mod log_output;
 pub mod mount;
 pub mod mount_files;
 pub mod mount_helper;

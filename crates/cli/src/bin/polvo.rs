@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_cli::args::{Cli, Command, MountArgs};
 use polvo_cli::mount_helper::{self, HelperCall};
-use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, mount, path, status};
+use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, log_output, mount, path, status};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -43,11 +43,7 @@ fn start_log(command: &Command) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("POLVO_LOG")
         .or_else(|_| tracing_subscriber::EnvFilter::try_new(level))
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    log_output::start(filter);
 }
 
 fn run(command: &Command) -> Result<ExitCode, CliError> {

@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_cli::config::Config;
 use polvo_cli::config_template::TEMPLATE;
-use polvo_cli::{CliError, Exit, daemon, detached, output};
+use polvo_cli::{CliError, Exit, daemon, detached, log_output, output};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -73,10 +73,6 @@ fn run(args: &Args) -> Result<(), CliError> {
         return Ok(());
     }
     let filter = tracing_subscriber::EnvFilter::new(&config.log_level);
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    log_output::start(filter);
     daemon::run(&config)
 }

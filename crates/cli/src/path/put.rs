@@ -158,9 +158,15 @@ fn attributes_of(meta: &Metadata) -> SetAttr {
         uid: root.then(|| meta.uid()),
         gid: root.then(|| meta.gid()),
         size: None,
-        atime: Some(TimeChange::To(meta.atime() * 1_000_000_000 + meta.atime_nsec())),
-        mtime: Some(TimeChange::To(meta.mtime() * 1_000_000_000 + meta.mtime_nsec())),
+        atime: Some(TimeChange::To(nanoseconds(meta.atime(), meta.atime_nsec()))),
+        mtime: Some(TimeChange::To(nanoseconds(meta.mtime(), meta.mtime_nsec()))),
     }
+}
+
+/// A time since the UNIX epoch; one that 64 bits cannot hold (before 1677, after 2262) becomes the nearest that they can.
+fn nanoseconds(seconds: i64, ns: i64) -> i64 {
+    let time = i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+    time.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
 async fn put_symlink(
@@ -334,5 +340,19 @@ async fn put_stdin(
         offset += filled as u64;
         bar.inc_length(filled as u64);
         bar.inc(filled as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_64_bits_cannot_hold_become_the_nearest() {
+        assert_eq!(nanoseconds(-2, 5), -1_999_999_995);
+        assert_eq!(
+            (nanoseconds(10_413_792_000, 0), nanoseconds(i64::MIN, 0)),
+            (i64::MAX, i64::MIN)
+        );
     }
 }
