@@ -6,6 +6,7 @@
 
 use crate::cluster_map::cluster_map;
 use crate::config::{Config, ConfigMount};
+use crate::descriptors;
 use crate::mount::MountedDir;
 use crate::on_thread::on_thread;
 use crate::output::say;
@@ -31,6 +32,7 @@ pub const READY: &str = "ready";
 /// Runs a node to its end. Returns when it was asked to stop (SIGTERM, SIGINT, a `Shutdown` request).
 pub fn run(config: &Config) -> Result<(), CliError> {
     let (cluster, secret) = config.cluster_and_secret()?;
+    descriptors::raise_limit(descriptors::NODE_WANTS);
     let pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
     let space = open_pool(config, cluster)?;
     let node = open_node(config, cluster, secret.secret, space)?;

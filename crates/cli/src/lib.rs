@@ -29,6 +29,7 @@ pub mod config;
 pub mod config_template;
 pub mod connect;
 pub mod daemon;
+pub mod descriptors;
 pub mod detached;
 pub mod dev;
 pub mod df;

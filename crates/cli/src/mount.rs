@@ -2,6 +2,7 @@
 
 use crate::args::{ClusterArgs, MountArgs, Mover, Provider, UmountArgs};
 use crate::connect::{Location, Reach};
+use crate::descriptors;
 use crate::detached::{Detached, leave_session};
 use crate::mount_files::MountFiles;
 use crate::on_thread::on_thread;
@@ -192,6 +193,7 @@ fn serve(
     options: &str,
     files: Option<MountFiles>,
 ) -> Result<(), CliError> {
+    descriptors::raise_limit(descriptors::MOUNT_WANTS);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

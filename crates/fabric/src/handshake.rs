@@ -21,9 +21,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// Raised whenever anything on the wire changes its meaning.
 pub(crate) const VERSION: u32 = 3;
 
-/// Handshakes under way at a listener; further connections wait in the kernel's queue.
-pub(crate) const MAX_HANDSHAKES: usize = 64;
-
 /// A handshake that is not through after this time is given up, so that strangers cannot hold the places.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 

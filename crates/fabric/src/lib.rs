@@ -25,6 +25,7 @@ mod provider;
 mod queue_pair;
 mod regions;
 mod spin;
+mod strangers;
 mod verb;
 mod waiters;
 
@@ -41,4 +42,5 @@ pub use poller::{poller, settle};
 pub use queue_pair::{Events, QueuePair};
 pub use regions::{Access, MemoryRegions, RemoteKey};
 pub use spin::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
+pub use strangers::Sparing;
 pub use verb::{Event, Local, MAX_SEND, Remote, Verb};

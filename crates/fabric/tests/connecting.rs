@@ -4,7 +4,7 @@ mod support;
 
 use polvo_fabric::{Address, FabricError, Identity, Listener, MemoryRegions, Role, Verb, connect, sim::Network};
 use std::io::Write;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 use support::{Events, Provider, TIMEOUT, block_on, identity, place, runtime};
 
@@ -142,6 +142,48 @@ fn strangers_at_the_port_disturb_nobody() {
         client.execute(&mut [Verb::Send { bytes: b"hello" }]).await.unwrap();
         assert!(events.next().await.is_some());
     });
+}
+
+/// Far more than there are places for handshakes, all from one address or process; they say nothing and stay.
+#[test]
+fn a_crowd_of_silent_strangers_keeps_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    for address in [
+        Address::Tcp("127.0.0.1:0".into()),
+        Address::Shm(dir.path().join("socket")),
+    ] {
+        block_on(async {
+            let regions = MemoryRegions::new();
+            let mut listener = Listener::bind(&address, &identity(Role::Node(1)), &regions)
+                .await
+                .unwrap();
+            let addr = listener.local_addr();
+            let (done, mut all_here) = tokio::sync::oneshot::channel();
+            let crowd = std::thread::spawn({
+                let addr = addr.clone();
+                move || {
+                    let stranger = |_| -> Box<dyn Send> {
+                        match &addr {
+                            Address::Tcp(port) => Box::new(std::net::TcpStream::connect(port).unwrap()),
+                            Address::Shm(path) => Box::new(UnixStream::connect(path).unwrap()),
+                            Address::Sim(_) => unreachable!("these are not simulated"),
+                        }
+                    };
+                    let _ = done.send((0..300).map(stranger).collect::<Vec<_>>());
+                }
+            });
+            let strangers = tokio::select! {
+                _ = listener.accept() => panic!("nobody has proved anything"),
+                strangers = &mut all_here => strangers.unwrap(),
+            };
+            let me = identity(Role::Client);
+            let limit = Duration::from_secs(2);
+            let (client, server) = tokio::join!(connect(&addr, &me, &regions, limit), listener.accept());
+            assert!(client.is_ok() && server.is_ok(), "{addr}: {client:?}");
+            drop(strangers);
+            crowd.join().unwrap();
+        });
+    }
 }
 
 #[test]

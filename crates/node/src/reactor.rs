@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::sessions::{Party, Session};
 use crate::turn::Turn;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
-use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role};
+use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::{NodeId, SessionId};
 use polvo_proto::{Answer, Call, FsError, Reply, Request, encode_answer};
 use polvo_rpc::MAX_REPLY;
@@ -21,6 +21,10 @@ use tokio::task::JoinSet;
 
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 4096;
+/// Most connections of one session: one for each thread of a client.
+const SESSION_CONNECTIONS_MAX: usize = 512;
+/// A connection over which no session has been attached for so long is closed.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a node that stops looks whether they have ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(2);
 /// Pause after a listener failed (out of descriptors, say).
@@ -49,6 +53,30 @@ impl Connections {
         self.next.set(number + 1);
         self.live.borrow_mut().insert(number, connection.clone());
         number
+    }
+
+    /// Is there room for one more? If not, the one that has been there longest without a session makes room.
+    fn make_room(&self) -> bool {
+        let mut live = self.live.borrow_mut();
+        if live.len() < CONNECTIONS_MAX {
+            return true;
+        }
+        let idle = live.iter().find(|(_, c)| c.session.borrow().is_none());
+        let Some(idle) = idle.map(|(number, _)| *number) else {
+            return false;
+        };
+        let closed = live.remove(&idle);
+        drop(live);
+        if let Some(closed) = closed {
+            closed.pair.close();
+        }
+        true
+    }
+
+    /// How many belong to that session.
+    fn of_session(&self, session: SessionId) -> usize {
+        let is_its = |c: &&Rc<Connection>| c.session.borrow().as_ref().is_some_and(|s| s.id == session);
+        self.live.borrow().values().filter(is_its).count()
     }
 
     fn close_where(&self, wanted: impl Fn(u64, &Connection) -> bool) {
@@ -145,27 +173,39 @@ impl Node {
 
 async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>, mut listener: Listener) {
     let mut serving = JoinSet::new();
+    let mut warnings = Sparing::default();
     loop {
         let pair = match listener.accept().await {
             Ok(pair) => pair,
             Err(error) => {
-                tracing::warn!(%error, "a listener failed");
+                if let Some(more) = warnings.may_say() {
+                    tracing::warn!(%error, more, "a listener failed");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         while serving.try_join_next().is_some() {}
-        if connections.live.borrow().len() >= CONNECTIONS_MAX {
-            tracing::warn!("{CONNECTIONS_MAX} connections are open; one more was refused");
+        if !connections.make_room() {
+            if let Some(more) = warnings.may_say() {
+                tracing::warn!(more, "{CONNECTIONS_MAX} connections are open; one more was refused");
+            }
             pair.close();
             continue;
         }
-        serving.spawn_local(connection(node.clone(), links.clone(), connections.clone(), pair));
+        let (connection, number) = begin(&connections, pair);
+        serving.spawn_local(serve(
+            node.clone(),
+            links.clone(),
+            connections.clone(),
+            connection,
+            number,
+        ));
     }
 }
 
-/// Serves one connection until its end.
-async fn connection(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>, pair: QueuePair) {
+/// Counts a connection from now on, and sees to it that it gets a session soon.
+fn begin(connections: &Connections, pair: QueuePair) -> (Rc<Connection>, u64) {
     let party = match pair.peer() {
         Role::Node(id) => Party::Node(NodeId(id)),
         Role::Client => Party::Client,
@@ -175,9 +215,31 @@ async fn connection(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connectio
         session: RefCell::new(None),
         link_set: Cell::new(0),
         fence: Cell::new(0),
-        pair: pair.clone(),
+        pair,
     });
     let number = connections.add(&connection);
+    (connection, number)
+}
+
+/// Serves one connection until its end.
+async fn serve(
+    node: Arc<Node>,
+    links: Rc<Links>,
+    connections: Rc<Connections>,
+    connection: Rc<Connection>,
+    number: u64,
+) {
+    let (party, pair) = (connection.party, connection.pair.clone());
+    let late = {
+        let connection = connection.clone();
+        async move {
+            tokio::time::sleep(ATTACH_TIMEOUT).await;
+            if connection.session.borrow().is_none() {
+                connection.pair.close();
+            }
+            std::future::pending::<()>().await
+        }
+    };
     let handler = {
         let (node, connections) = (node.clone(), connections.clone());
         move |request: Vec<u8>| {
@@ -186,7 +248,10 @@ async fn connection(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connectio
             async move { answer(&node, &links, &connection, &connections, number, &request).await }
         }
     };
-    let ended = polvo_rpc::serve(pair, &node.memory, handler).await;
+    let ended = tokio::select! {
+        ended = polvo_rpc::serve(pair, &node.memory, handler) => ended,
+        () = late => return,
+    };
     if let Err(error) = ended {
         let gone = matches!(error, polvo_rpc::RpcError::Fabric(FabricError::Disconnected { .. }));
         if !gone {
@@ -245,6 +310,7 @@ async fn answer(
             fence,
         } => {
             let attached = other_session(connection, session)
+                .and_then(|()| may_connect(connection, connections, session))
                 .and_then(|()| node.attach(session, connection.party, version, name, home));
             let (session, reply) = match attached {
                 Ok(attached) => attached,
@@ -294,6 +360,17 @@ async fn answer(
             encoded
         }
         Err(answer) => answer.to_vec(),
+    }
+}
+
+/// A client has many threads, but does not take all the connections there are.
+fn may_connect(connection: &Connection, connections: &Connections, session: SessionId) -> Result<(), FsError> {
+    let others = connections.of_session(session);
+    match connection.session.borrow().is_none() && others >= SESSION_CONNECTIONS_MAX {
+        true => Err(FsError::Io(format!(
+            "this client has {others} connections to this node already"
+        ))),
+        false => Ok(()),
     }
 }
 

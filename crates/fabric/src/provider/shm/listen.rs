@@ -3,9 +3,10 @@
 use super::Shm;
 use super::ring::{Reader, Writer};
 use super::socket::{self, Ended, Incoming, Message};
-use crate::handshake::{self, ACCEPT_PAUSE, Failure, HANDSHAKE_TIMEOUT, MAX_HANDSHAKES};
+use crate::handshake::{self, ACCEPT_PAUSE, Failure, HANDSHAKE_TIMEOUT};
 use crate::key_table::PeerKeys;
 use crate::provider::Provider;
+use crate::strangers::{Sparing, Strangers};
 use crate::{Address, FabricError, Identity, MemoryRegions, Role};
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
@@ -17,7 +18,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinSet;
 
 /// What two peers have of each other when they have met.
 pub(super) struct Meeting {
@@ -102,7 +102,7 @@ pub(crate) async fn connect(
     Ok(Rc::new(provider))
 }
 
-type Met = (Result<Meeting, Failure>, String);
+type Met = Result<Meeting, Failure>;
 
 /// A bound socket; removed when dropped.
 pub(crate) struct ShmListening {
@@ -112,7 +112,9 @@ pub(crate) struct ShmListening {
     file: (u64, u64),
     me: Identity,
     regions: Arc<MemoryRegions>,
-    meetings: JoinSet<Met>,
+    /// by process
+    meetings: Strangers<Option<i32>, Met>,
+    warnings: Sparing,
 }
 
 impl ShmListening {
@@ -150,7 +152,8 @@ impl ShmListening {
             file: (file.dev(), file.ino()),
             me: me.clone(),
             regions: regions.clone(),
-            meetings: JoinSet::new(),
+            meetings: Strangers::default(),
+            warnings: Sparing::default(),
         })
     }
 
@@ -163,26 +166,32 @@ impl ShmListening {
         let path = self.path.display();
         loop {
             tokio::select! {
-                accepted = self.listener.accept(), if self.meetings.len() < MAX_HANDSHAKES => match accepted {
+                accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         let (me, regions) = (self.me.clone(), self.regions.clone());
-                        self.meetings.spawn(async move { meet(stream, me, regions).await });
+                        let process = stream.peer_cred().ok().and_then(|cred| cred.pid());
+                        self.meetings.begin(process, meet(stream, me, regions));
                     }
                     Err(error) => {
-                        tracing::warn!(listener = %path, %error, "cannot accept");
+                        if let Some(more) = self.warnings.may_say() {
+                            tracing::warn!(listener = %path, %error, more, "cannot accept");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
-                Some(done) = self.meetings.join_next() => match done {
-                    Ok((Ok(meeting), from)) => {
-                        let name = format!("{} {from}", meeting.role);
+                Some(done) = self.meetings.next() => match done {
+                    Ok((process, Ok(meeting))) => {
+                        self.meetings.proved(process);
+                        let name = format!("{} {}", meeting.role, place(process));
                         match Shm::new(meeting, name, self.regions.clone()) {
                             Ok(provider) => return Ok(Rc::new(provider)),
-                            Err(error) => tracing::warn!(%from, %error, "connection dropped"),
+                            Err(error) => tracing::warn!(from = place(process), %error, "connection dropped"),
                         }
                     }
-                    Ok((Err(failure), from)) => {
-                        tracing::warn!(listener = %path, %from, why = %failure, "peer refused");
+                    Ok((process, Err(failure))) => {
+                        if let Some(more) = self.warnings.may_say() {
+                            tracing::warn!(listener = %path, from = place(process), why = %failure, more, "peer refused");
+                        }
                     }
                     Err(error) => tracing::error!(%error, "handshake task failed"),
                 },
@@ -201,18 +210,20 @@ impl Drop for ShmListening {
     }
 }
 
-async fn meet(mut stream: UnixStream, me: Identity, regions: Arc<MemoryRegions>) -> Met {
-    let from = match stream.peer_cred().ok().and_then(|cred| cred.pid()) {
+fn place(process: Option<i32>) -> String {
+    match process {
         Some(pid) => format!("in process {pid}"),
         None => "on this host".into(),
-    };
+    }
+}
+
+async fn meet(mut stream: UnixStream, me: Identity, regions: Arc<MemoryRegions>) -> Met {
     let met = async {
         let role = handshake::accept(&me, &mut stream).await?;
         exchange(stream, role, &regions).await
     };
-    let met = match tokio::time::timeout(HANDSHAKE_TIMEOUT, met).await {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, met).await {
         Ok(met) => met,
         Err(_) => Err(Failure::Io("its handshake took too long".into())),
-    };
-    (met, from)
+    }
 }

@@ -1,17 +1,18 @@
 //! Connecting and accepting over TCP.
 
 use super::Tcp;
-use crate::handshake::{self, ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, MAX_HANDSHAKES};
+use crate::handshake::{self, ACCEPT_PAUSE, HANDSHAKE_TIMEOUT};
 use crate::provider::Provider;
+use crate::strangers::{Sparing, Strangers};
 use crate::{Address, FabricError, Identity, MemoryRegions, Role};
 use rustix::net::sockopt;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 
 /// Unacknowledged data for this long: the peer's host is gone.
 const USER_TIMEOUT_MS: u32 = 15_000;
@@ -71,14 +72,15 @@ pub(crate) async fn connect(
     queue_pair(stream, role, peer.clone(), regions).map_err(failed)
 }
 
-type Shaken = (Result<(TcpStream, Role), handshake::Failure>, String);
+type Shaken = (Result<(TcpStream, Role), handshake::Failure>, SocketAddr);
 
 /// A bound TCP port.
 pub(crate) struct TcpListening {
     listener: TcpListener,
     me: Identity,
     regions: Arc<MemoryRegions>,
-    handshakes: JoinSet<Shaken>,
+    handshakes: Strangers<IpAddr, Shaken>,
+    warnings: Sparing,
     local: Address,
 }
 
@@ -103,7 +105,8 @@ impl TcpListening {
             listener,
             me: me.clone(),
             regions: regions.clone(),
-            handshakes: JoinSet::new(),
+            handshakes: Strangers::default(),
+            warnings: Sparing::default(),
             local: Address::Tcp(format!("{host}:{port}")),
         })
     }
@@ -116,26 +119,31 @@ impl TcpListening {
     pub(crate) async fn accept(&mut self) -> Result<Rc<dyn Provider>, FabricError> {
         loop {
             tokio::select! {
-                accepted = self.listener.accept(), if self.handshakes.len() < MAX_HANDSHAKES => match accepted {
+                accepted = self.listener.accept() => match accepted {
                     Ok((stream, from)) => {
                         let me = self.me.clone();
-                        self.handshakes.spawn(async move { shake(stream, from.to_string(), me).await });
+                        self.handshakes.begin(from.ip(), shake(stream, from, me));
                     }
                     Err(error) => {
-                        tracing::warn!(listener = %self.local, %error, "cannot accept");
+                        if let Some(more) = self.warnings.may_say() {
+                            tracing::warn!(listener = %self.local, %error, more, "cannot accept");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
-                Some(done) = self.handshakes.join_next() => match done {
-                    Ok((Ok((stream, role)), from)) => {
+                Some(done) = self.handshakes.next() => match done {
+                    Ok((place, (Ok((stream, role)), from))) => {
+                        self.handshakes.proved(place);
                         let name = format!("{role} at {from}");
                         match queue_pair(stream, role, name, &self.regions) {
                             Ok(provider) => return Ok(provider),
                             Err(error) => tracing::warn!(%from, %error, "connection dropped"),
                         }
                     }
-                    Ok((Err(failure), from)) => {
-                        tracing::warn!(listener = %self.local, %from, why = %failure, "peer refused");
+                    Ok((_, (Err(failure), from))) => {
+                        if let Some(more) = self.warnings.may_say() {
+                            tracing::warn!(listener = %self.local, %from, why = %failure, more, "peer refused");
+                        }
                     }
                     Err(error) => tracing::error!(%error, "handshake task failed"),
                 },
@@ -144,7 +152,7 @@ impl TcpListening {
     }
 }
 
-async fn shake(mut stream: TcpStream, from: String, me: Identity) -> Shaken {
+async fn shake(mut stream: TcpStream, from: SocketAddr, me: Identity) -> Shaken {
     let shaken = async {
         prepare(&stream)?;
         handshake::accept(&me, &mut stream).await
