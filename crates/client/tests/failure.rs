@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use polvo_cluster::{MapCell, SessionContext, Timeouts};
+use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FsError, InodeRef, RenameMode, SetAttr};
@@ -689,6 +689,21 @@ fn a_write_that_was_given_up_does_not_come_after_a_later_one() {
             }
         });
     }
+}
+
+/// Who has only asked for the map, and then does nothing, leaves nothing behind that would have to expire.
+#[test]
+fn first_contact_leaves_no_session() {
+    with_cluster(96, async |cluster| {
+        let session = cluster.next_session();
+        let map = cluster.map();
+        let addresses: Vec<_> = map.nodes[0].addresses.iter().map(|a| a.parse().expect("an address")).collect();
+        let me = cluster.client_identity();
+        let fetched = fetch_map(&addresses, &me, session, "visitor", &cluster.timeouts()).await;
+        assert_eq!(fetched.as_ref(), Ok(&*map));
+        let known = cluster.node(0).session(session).map(drop);
+        assert_eq!(known, Err(FsError::SessionExpired));
+    });
 }
 
 /// What a client does to a file while its node is started anew.

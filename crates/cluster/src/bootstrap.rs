@@ -42,7 +42,7 @@ async fn ask(
     let rpc = RpcClient::establish(pair, &regions, timeouts.connect)
         .await
         .map_err(failed)?;
-    let call = Call {
+    let mut call = Call {
         again: false,
         session,
         request_id: u64::MAX,
@@ -56,6 +56,9 @@ async fn ask(
         },
     };
     let reply = rpc.call(&call.encode(), timeouts.rpc).await.map_err(failed)?;
+    // nobody will end this session there if nothing else is done at that node
+    call.request = Request::Detach;
+    let _best_effort = rpc.call(&call.encode(), timeouts.connect).await;
     rpc.queue_pair().close();
     match decode_answer(&reply).map_err(|e| FsError::Io(e.to_string()))?? {
         Reply::Attached { map, .. } => Ok(map),
