@@ -309,7 +309,8 @@ def privileges_go_with_a_change_by_somebody_else():
         m.flush()
 
     def allocate(name):
-        fd = os.open(path(A, name), os.O_WRONLY)
+        # the C library writes, and looks first at what is there
+        fd = os.open(path(A, name), os.O_RDWR)
         os.posix_fallocate(fd, 0, 100)
 
     for n, (change, by_root) in enumerate([
