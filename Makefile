@@ -19,6 +19,7 @@ E2E := \
 	three-mounts \
 	locks:ROUNDS=100 \
 	node-gone \
+	partition:ROUNDS=5 \
 	posix-letter \
 	overlay \
 	mounting \
@@ -30,7 +31,7 @@ E2E := \
 	rename-storm:TIME=20 \
 	real-programs \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance disjoint-writers kill9 make-run rename-storm
+E2E_LONG := balance conformance disjoint-writers kill9 make-run partition rename-storm
 
 .PHONY: help
 help: ## This list

@@ -25,6 +25,9 @@ WORK=
 CLUSTERS=()
 MOUNTS=()
 JOBS=()
+# Commands of a test that run at its end, whatever has happened.
+BEFORE_UNMOUNT=()
+AFTER_UNMOUNT=()
 FIGURES=()
 
 say() { printf '%s: %s\n' "$NAME" "$*" >&2; }
@@ -70,7 +73,7 @@ finish() {
 }
 
 end_of_test() {
-    local status=$1 cluster mount job
+    local status=$1 cluster mount job command
     trap - EXIT
     set +e
     for job in "${JOBS[@]}"; do kill "$job" 2>/dev/null; done
@@ -81,9 +84,11 @@ end_of_test() {
         say "kept: $WORK"
         exit "$status"
     fi
+    for command in "${BEFORE_UNMOUNT[@]}"; do "$command"; done
     for mount in "${MOUNTS[@]}"; do
         mounted "$mount" && timeout 60 "$POLVO" umount --force "$mount" >&2
     done
+    for command in "${AFTER_UNMOUNT[@]}"; do "$command"; done
     for cluster in "${CLUSTERS[@]}"; do
         # What a failed or interrupted test has left is killed first, so that this is quick.
         ((status != 0)) && kill_nodes "$cluster"
