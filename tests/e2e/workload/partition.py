@@ -525,7 +525,8 @@ class Load:
     def start(self, seed):
         works = [(self.operate, part) for part in self.parts] + [(self.look, view) for view in self.views]
         for number, (work, argument) in enumerate(works):
-            thread = threading.Thread(target=self.guarded, args=(work, argument, random.Random(seed * 1000 + number)), daemon=True)
+            arguments = (work, argument, random.Random(seed * 1000 + number))
+            thread = threading.Thread(target=self.guarded, args=arguments, daemon=True)
             self.threads.append(thread)
             thread.start()
 
@@ -613,7 +614,8 @@ class Load:
 
     def pause(self):
         self.go.clear()
-        self.wait(ANSWER, lambda: f"a pause of {[self.current.get(t) for t in self.threads if t not in self.idle]}", lambda: len(self.idle) == len(self.threads))
+        self.wait(ANSWER, lambda: f"a pause of {[self.current.get(t) for t in self.threads if t not in self.idle]}",
+                  lambda: len(self.idle) == len(self.threads))
 
     def resume(self):
         self.go.set()
@@ -693,9 +695,9 @@ def mixed(rounds, seed, network, views, cluster):
     load.pause()
     network.quiet(*(f"n{node}" for node in range(NODES)), *(view.host for view in views))
     check_all(load.objects, views, load.healed_at + CALM)
-    print(f"{load.acknowledged} operations acknowledged, {load.failed} failed, {load.looks} looks at names; faults until packets "
-          f"were lost {ends['brief']}, an operation failed {ends['failure']}, a lease ended {ends['lease']}; all objects "
-          f"changed again at most {slowest:.1f} s after a heal")
+    print(f"{load.acknowledged} operations acknowledged, {load.failed} failed, {load.looks} looks at names; faults until "
+          f"packets were lost {ends['brief']}, an operation failed {ends['failure']}, a lease ended {ends['lease']}; all "
+          f"objects changed again at most {slowest:.1f} s after a heal")
 
 
 # Somebody who has no secret.
