@@ -19,7 +19,7 @@ E2E := \
 	three-mounts \
 	locks:ROUNDS=100 \
 	node-gone \
-	partition:ROUNDS=5 \
+	partition:ROUNDS=3 \
 	posix-letter \
 	overlay \
 	mounting \
@@ -29,9 +29,9 @@ E2E := \
 	bad-input \
 	repair \
 	rename-storm:TIME=20 \
-	real-programs \
+	real-programs:PARTS=trees+crate+sqlite+archives \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance disjoint-writers kill9 make-run partition rename-storm
+E2E_LONG := balance conformance disjoint-writers kill9 make-run partition real-programs rename-storm
 
 .PHONY: help
 help: ## This list
