@@ -697,7 +697,11 @@ fn first_contact_leaves_no_session() {
     with_cluster(96, async |cluster| {
         let session = cluster.next_session();
         let map = cluster.map();
-        let addresses: Vec<_> = map.nodes[0].addresses.iter().map(|a| a.parse().expect("an address")).collect();
+        let addresses: Vec<_> = map.nodes[0]
+            .addresses
+            .iter()
+            .map(|a| a.parse().expect("an address"))
+            .collect();
         let me = cluster.client_identity();
         let fetched = fetch_map(&addresses, &me, session, "visitor", &cluster.timeouts()).await;
         assert_eq!(fetched.as_ref(), Ok(&*map));
