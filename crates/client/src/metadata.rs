@@ -6,9 +6,9 @@ use crate::local::LocalClient;
 use crate::lookup::check_name;
 use crate::names::{Child, DirLog, Known};
 use crate::open::OpenFile;
-use crate::pull::{growth, is_one_page};
+use crate::pull::is_one_page;
 use polvo_cluster::join_all;
-use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail};
+use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail, UnitPlace};
 use polvo_proto::{
     Answer, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, Reply, Request, SetAttr, Usage,
     XATTR_VALUE_MAX, XattrMode,
@@ -133,7 +133,10 @@ impl LocalClient {
             cookie: 0,
             time_ns: 0,
         };
-        if basis.tail.units() + growth(basis.tail, removal.units_with(by_request)) == tail.units() {
+        // where it does not fit its page, what fills that may be a pad or somebody else's entry
+        let units = removal.units_with(by_request);
+        let fits = units <= UnitPlace::room(basis.tail.units());
+        if fits && basis.tail.units() + units == tail.units() {
             let page = basis.page.filter(|_| is_one_page(basis.tail, tail));
             self.client.names.advance(dir, basis.tail, DirLog { tail, page });
         }

@@ -178,12 +178,6 @@ impl CursorPage {
     }
 }
 
-/// Positions that an entry of `units` units moves a log's tail by: with the pad in front of it that fills a page.
-pub(crate) fn growth(tail: Tail, units: u64) -> u64 {
-    let room = UnitPlace::room(tail.units());
-    if units <= room { units } else { room + units }
-}
-
 /// Which log page a position lies in; those in the inode count as the first page's.
 fn page_of(position: u64) -> u64 {
     position.saturating_sub(INLINE_UNITS) / PAGE_UNITS
@@ -519,13 +513,5 @@ mod tests {
             )
             .is_none()
         );
-    }
-
-    #[test]
-    fn growth_counts_the_pad() {
-        assert_eq!(growth(Tail::new(1, 1), 1), 1);
-        assert_eq!(growth(Tail::new(1, 1), 2), 3);
-        assert_eq!(growth(Tail::new(1, 64), 2), 3);
-        assert_eq!(growth(Tail::new(1, 65), 2), 2);
     }
 }

@@ -287,3 +287,39 @@ fn a_name_that_is_replaced_all_the_time_exists() {
         assert!(replaced > 30 && found > 0, "{replaced} {found}");
     });
 }
+
+/// What somebody else has changed in a directory is seen by who changes it too, wherever the two entries come to lie in the log's
+/// pages: an entry that does not fit its page leaves a gap that the other one may fill exactly.
+#[test]
+fn a_change_between_two_of_ours_is_not_taken_for_a_gap() {
+    with_cluster(87, async |cluster| {
+        let (one, other) = (external(cluster, "one"), external(cluster, "other"));
+        let make = async |name: String| inode(&one.create(ROOT, name.as_bytes(), directory()).await.expect("mkdir"));
+        let node_of = |dir: InodeRef| cluster.map().primary(dir.ino.region());
+        for shift in 0..4 {
+            let home = make(format!("home-{shift}")).await;
+            let mut elsewhere = make(format!("away-{shift}")).await;
+            for n in 0.. {
+                if node_of(elsewhere) != node_of(home) {
+                    break;
+                }
+                elsewhere = make(format!("away-{shift}-{n}")).await;
+            }
+            for n in 0..shift {
+                one.create(home, &[b'0' + n], file()).await.expect("create");
+            }
+            for n in 0..70u32 {
+                // a short name and a long one: entries of one unit and of two
+                let token = format!("t{n}").into_bytes();
+                other.create(home, &token, file()).await.expect("create");
+                one.lookup(home, &token).await.expect("it is there");
+                let gone = other.rename(home, &token, elsewhere, &token, RenameMode::Replace).await;
+                gone.expect("renamed");
+                let name = format!("a-name-of-two-units-{n}");
+                one.create(home, name.as_bytes(), file()).await.expect("create");
+                let found = one.lookup(home, &token).await.map(drop);
+                assert_eq!(found, Err(FsError::NotFound), "shift {shift}, round {n}");
+            }
+        }
+    });
+}
