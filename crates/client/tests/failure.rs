@@ -704,7 +704,7 @@ fn first_contact_leaves_no_session() {
             .collect();
         let me = cluster.client_identity();
         let fetched = fetch_map(&addresses, &me, session, "visitor", &cluster.timeouts()).await;
-        assert_eq!(fetched.as_ref(), Ok(&*map));
+        assert_eq!(fetched.as_ref(), Ok(map));
         let known = cluster.node(0).session(session).map(drop);
         assert_eq!(known, Err(FsError::SessionExpired));
     });
