@@ -288,10 +288,12 @@ class Token(Object):
 
     def check(self, top):
         found = self.find(top)
-        if len(self.places) == 1 and found != self.places:
-            raise self.wrong(f"is at {found} through {top}, renamed to {self.places}")
         if len(found) != 1 or found[0] not in self.places:
-            raise self.wrong(f"is at {found} through {top}, may be at one of {self.places}")
+            # how it looks a little later, and in a listing, tells what kind of error that is
+            listed = [place for place in found if os.path.basename(place) in os.listdir(f"{top}/{os.path.dirname(place)}")]
+            time.sleep(1)
+            raise self.wrong(f"is at {found} through {top}, may be at {self.places}; listed {listed}, a second later at "
+                             f"{self.find(top)}; it was at {self.past[-8:]}")
 
 
 class Name(Object):
