@@ -161,8 +161,8 @@ pub const OPERATIONS: &[Operation] = &[
     seen("zero a range", &["B/foo"], |w| {
         fallocate(w, "B/foo", FallocateMode::ZeroRange { keep_size: false }, 4096, 8192)
     }),
-    seen("fallocate", &["A/bar"], |w| {
-        fallocate(w, "A/bar", FallocateMode::Extend, 0, 12_288)
+    seen("zero beyond the end", &["A/bar"], |w| {
+        fallocate(w, "A/bar", FallocateMode::ZeroRange { keep_size: false }, 8192, 4096)
     }),
     seen("link", &["A/foo"], |w| link(w, "A/foo", "A/hard")),
     seen("link across", &["A/foo"], |w| link(w, "A/foo", "B/hard")),
