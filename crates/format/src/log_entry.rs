@@ -321,22 +321,13 @@ impl<'a> Entry<'a> {
     /// # Panics
     /// When names or bytes are longer than the limits of this crate: the caller has checked them.
     pub fn encode(&self, checkpoint: bool, into: &mut Vec<u8>) {
-        self.encode_with(checkpoint, None, into);
-    }
-
-    /// As [`Entry::encode`], with the request that asked for it.
-    ///
-    /// # Panics
-    /// As [`Entry::encode`]; entries that fill a page to its end have no room for an origin.
-    pub fn encode_with(&self, checkpoint: bool, origin: Option<Origin>, into: &mut Vec<u8>) {
         let start = into.len();
-        let units = self.units_with(origin.is_some());
+        let units = self.units();
         assert!(units <= PAGE_UNITS, "log entry of {units} units");
-        let flag = |flag, set| if set { flag } else { 0 };
         let head = RawHead {
             kind: self.kind() as u8,
             units: units as u8,
-            flags: U16::new(flag(CHECKPOINT, checkpoint) | flag(ORIGIN, origin.is_some())),
+            flags: U16::new(if checkpoint { CHECKPOINT } else { 0 }),
             crc: U32::ZERO,
         };
         into.extend_from_slice(head.as_bytes());
@@ -498,26 +489,29 @@ impl<'a> Entry<'a> {
             ),
         }
         into.resize(start + units as usize * LINE, 0);
-        if let Some(origin) = origin {
-            put_origin(&mut into[start..], origin);
-        }
     }
 
-    /// Adds the origin of a commit to its first entry: `entries` are whole, without a place yet and without an origin.
+    /// Adds the request that asked for a commit to its first entry, which begins at `at`: `entries` are whole, without a place
+    /// yet and without an origin.
     ///
     /// # Errors
-    /// `entries` does not begin with an entry.
-    pub fn add_origin(entries: &mut Vec<u8>, origin: Origin) -> Result<(), FormatError> {
-        let (entry, ..) = Entry::decode(entries)?;
+    /// No entry begins there.
+    ///
+    /// # Panics
+    /// When the entry fills a page to its end.
+    pub fn add_origin(entries: &mut Vec<u8>, at: usize, origin: Origin) -> Result<(), FormatError> {
+        let (entry, ..) = Entry::decode(&entries[at..])?;
         let (before, after) = (entry.units(), entry.units_with(true));
+        assert!(after <= PAGE_UNITS, "log entry of {after} units");
         if after > before {
-            let at = before as usize * LINE;
-            entries.splice(at..at, [0; LINE]);
+            let end = at + before as usize * LINE;
+            entries.splice(end..end, [0; LINE]);
         }
-        let flags = u16::from_le_bytes([entries[2], entries[3]]) | ORIGIN;
-        entries[2..4].copy_from_slice(&flags.to_le_bytes());
-        entries[1] = after as u8;
-        put_origin(&mut entries[..after as usize * LINE], origin);
+        let entry = &mut entries[at..at + after as usize * LINE];
+        let flags = u16::from_le_bytes([entry[2], entry[3]]) | ORIGIN;
+        entry[2..4].copy_from_slice(&flags.to_le_bytes());
+        entry[1] = after as u8;
+        put_origin(entry, origin);
         Ok(())
     }
 

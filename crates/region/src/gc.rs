@@ -204,7 +204,9 @@ fn checkpoint(store: &Store, inode: &Inode) -> (Vec<u8>, u64) {
     }
     let mut done = 0;
     for (origin, entry) in store.origins.of(inode.inode_ref()) {
-        entry.encode_with(checkpoint, Some(origin), &mut entries);
+        let at = entries.len();
+        entry.encode(checkpoint, &mut entries);
+        Entry::add_origin(&mut entries, at, origin).expect("just made");
         done += 1;
     }
     (entries, done)

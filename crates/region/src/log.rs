@@ -13,8 +13,7 @@ use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
     Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
-    LOG_PAGE_NEXT, LogEntries, LogPage, Origin, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units,
-    seal,
+    LOG_PAGE_NEXT, LogEntries, LogPage, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
 };
 use polvo_pmem::Pmem;
 use std::ops::Range;
@@ -73,23 +72,21 @@ impl Layout {
     }
 }
 
-/// Entries, of which the first has that origin, at the places that [`Store::lay_out`] gives them behind a position: none
+/// Entries, of which the first may have an origin, at the places that [`Store::lay_out`] gives them behind a position: none
 /// crosses the end of a page.
-fn at_places<'a>(
-    mut position: u64,
-    entries: &'a [Entry<'a>],
-    mut origin: Option<Origin>,
-) -> impl Iterator<Item = Record<'a>> {
+fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>], mut origin: bool) -> impl Iterator<Item = Record<'a>> {
     entries.iter().map(move |entry| {
-        let origin = origin.take();
-        let (units, room) = (entry.units_with(origin.is_some()), UnitPlace::room(position));
+        let (units, room) = match std::mem::take(&mut origin) {
+            false => (entry.units(), UnitPlace::room(position)),
+            true => (entry.units_with(true), UnitPlace::room(position)),
+        };
         let at = if units > room { position + room } else { position };
         position = at + units;
         Record {
             position: at,
             units,
             checkpoint: false,
-            origin,
+            origin: None, // of no use where the entries are made
             entry: *entry,
         }
     })
@@ -178,9 +175,9 @@ impl Store {
     ) -> Result<(), RegionError> {
         let (mut layout, mut units) = (std::mem::take(&mut self.layout), std::mem::take(&mut self.entries));
         units.clear();
-        let mut origin = self.origin;
-        for entry in entries {
-            entry.encode_with(false, origin.take(), &mut units);
+        entries.iter().for_each(|entry| entry.encode(false, &mut units));
+        if let Some(origin) = self.origin {
+            Entry::add_origin(&mut units, 0, origin).expect("entries were made by this crate");
         }
         let end = LogEnd {
             ino: inode.attr.ino,
@@ -190,9 +187,14 @@ impl Store {
         let laid_out = self.lay_out(end, &units, urgency, &mut layout);
         if laid_out.is_ok() {
             data(self);
-            self.commit(inode, &layout, at_places(inode.tail.units(), entries, self.origin));
-            let asked = self.origin.zip(entries.first());
-            self.carried_out(asked.map(|(origin, first)| (origin, Done::by(inode.inode_ref(), first))));
+            self.commit(
+                inode,
+                &layout,
+                at_places(inode.tail.units(), entries, self.origin.is_some()),
+            );
+            if let (Some(origin), Some(first)) = (self.origin, entries.first()) {
+                self.carried_out(Some((origin, Done::by(inode.inode_ref(), first))));
+            }
         }
         (self.layout, self.entries) = (layout, units);
         laid_out
@@ -335,7 +337,7 @@ impl Store {
 mod tests {
     use super::*;
     use crate::testing::*;
-    use polvo_format::{PAGE_UNITS, SessionId};
+    use polvo_format::{Origin, PAGE_UNITS, SessionId};
 
     #[test]
     fn entries_are_applied_at_the_places_where_they_are_laid_out() {
@@ -347,14 +349,13 @@ mod tests {
             time_ns: NOW,
         };
         let entries: Vec<_> = (0..40).map(entry).collect();
-        let origin = Some(Origin {
+        let origin = Origin {
             session: SessionId(3),
             request: 4,
-        });
+        };
         let mut units = Vec::new();
-        for (n, entry) in entries.iter().enumerate() {
-            entry.encode_with(false, origin.filter(|_| n == 0), &mut units);
-        }
+        entries.iter().for_each(|entry| entry.encode(false, &mut units));
+        Entry::add_origin(&mut units, 0, origin).unwrap();
         for units_before in [0, 1, 2, 3, PAGE_UNITS, PAGE_UNITS + 1] {
             let pages = vec![0; UnitPlace::pages(units_before) as usize];
             let end = LogEnd {
@@ -366,8 +367,9 @@ mod tests {
             r.store.lay_out(end, &units, Urgency::Normal, &mut layout).unwrap();
             let is_pad = |record: &Record| record.entry == Entry::Pad;
             let laid_out = read_back(units_before, &layout.bytes).filter(|record| !is_pad(record));
+            let laid_out = laid_out.map(|record| Record { origin: None, ..record });
             assert!(
-                at_places(units_before, &entries, origin).eq(laid_out),
+                at_places(units_before, &entries, true).eq(laid_out),
                 "behind {units_before} units"
             );
             r.store.give_pages(&layout.new_pages);

@@ -124,7 +124,7 @@ impl Stage {
         let origin = origin?;
         let stays = |staged: &&mut Staged| !staged.fresh && !staged.dies && !staged.entries.is_empty();
         let staged = self.inodes.iter_mut().find(stays)?;
-        Entry::add_origin(&mut staged.entries, origin).expect("entries were made by this crate");
+        Entry::add_origin(&mut staged.entries, 0, origin).expect("entries were made by this crate");
         let first = read_back(0, &staged.entries).next()?;
         Some((origin, Done::by(staged.inode, &first.entry)))
     }

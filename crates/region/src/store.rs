@@ -113,6 +113,7 @@ impl Store {
     }
 
     /// The request that asked for the next commit has got it.
+    #[cold]
     pub fn carried_out(&mut self, asked: Option<(Origin, Done)>) {
         if let Some((origin, done)) = asked {
             self.origins.note(origin, done);

@@ -235,7 +235,9 @@ impl Region {
             let mut layouts = region.lay_out_stage(&stage, intents)?;
             if remote.is_empty() && region.decide_single(&stage, &layouts) {
                 let outcomes = outcomes(&stage, &layouts);
-                region.store.carried_out(asked);
+                if asked.is_some() {
+                    region.store.carried_out(asked);
+                }
                 region.stage_again(stage);
                 region.store.layouts = layouts;
                 return Ok(Decided { record: None, outcomes });
