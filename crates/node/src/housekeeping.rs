@@ -36,6 +36,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
             connections.close_session(session);
             node.end_session(session);
         }
+        connections.close_late();
         node.locks.sweep();
         node.give_out_held_back();
         node.advance_tick();

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 4096;
@@ -37,6 +38,7 @@ struct Connection {
     link_set: Cell<u64>,
     /// How often the session had given operations up when it was attached (`Request::Attach`).
     fence: Cell<u64>,
+    since: Instant,
     pair: QueuePair,
 }
 
@@ -71,6 +73,11 @@ impl Connections {
             closed.pair.close();
         }
         true
+    }
+
+    /// Closes those over which no session was attached in time.
+    pub fn close_late(&self) {
+        self.close_where(|_, c| c.session.borrow().is_none() && c.since.elapsed() >= ATTACH_TIMEOUT);
     }
 
     /// How many belong to that session.
@@ -204,7 +211,7 @@ async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>,
     }
 }
 
-/// Counts a connection from now on, and sees to it that it gets a session soon.
+/// Counts a connection from now on.
 fn begin(connections: &Connections, pair: QueuePair) -> (Rc<Connection>, u64) {
     let party = match pair.peer() {
         Role::Node(id) => Party::Node(NodeId(id)),
@@ -215,6 +222,7 @@ fn begin(connections: &Connections, pair: QueuePair) -> (Rc<Connection>, u64) {
         session: RefCell::new(None),
         link_set: Cell::new(0),
         fence: Cell::new(0),
+        since: Instant::now(),
         pair,
     });
     let number = connections.add(&connection);
@@ -230,16 +238,6 @@ async fn serve(
     number: u64,
 ) {
     let (party, pair) = (connection.party, connection.pair.clone());
-    let late = {
-        let connection = connection.clone();
-        async move {
-            tokio::time::sleep(ATTACH_TIMEOUT).await;
-            if connection.session.borrow().is_none() {
-                connection.pair.close();
-            }
-            std::future::pending::<()>().await
-        }
-    };
     let handler = {
         let (node, connections) = (node.clone(), connections.clone());
         move |request: Vec<u8>| {
@@ -248,10 +246,7 @@ async fn serve(
             async move { answer(&node, &links, &connection, &connections, number, &request).await }
         }
     };
-    let ended = tokio::select! {
-        ended = polvo_rpc::serve(pair, &node.memory, handler) => ended,
-        () = late => return,
-    };
+    let ended = polvo_rpc::serve(pair, &node.memory, handler).await;
     if let Err(error) = ended {
         let gone = matches!(error, polvo_rpc::RpcError::Fabric(FabricError::Disconnected { .. }));
         if !gone {

@@ -22,10 +22,15 @@ async fn stranger(cluster: &Cluster, node: u16) -> RpcClient {
 }
 
 async fn ask_over(rpc: &RpcClient, session: SessionId, request: Request) -> Answer {
+    ask_of(rpc, session, 0, request).await
+}
+
+/// As above, by that of the session's sets of links.
+async fn ask_of(rpc: &RpcClient, session: SessionId, link_set: u64, request: Request) -> Answer {
     let call = Call {
         again: false,
         session,
-        request_id: 1,
+        request_id: Call::request_id(link_set, 1),
         epoch: Epoch(1),
         cred: Cred::Kernel,
         request,
@@ -233,6 +238,52 @@ fn garbage_in_place_of_a_request() {
             let answer = link.rpc.call(&bytes, Duration::from_secs(5)).await.unwrap();
             let answer = decode_answer(&answer).unwrap();
             assert!(is_invalid(&answer), "{bytes:?}: {answer:?}");
+        }
+    });
+}
+
+#[test]
+fn a_connection_without_a_session_is_closed_after_a_while() {
+    refused(async |cluster, _| {
+        let (silent, honest) = (stranger(cluster, 0).await, stranger(cluster, 0).await);
+        let session = cluster.next_session();
+        assert!(matches!(
+            ask_over(&honest, session, attach()).await,
+            Ok(Reply::Attached { .. })
+        ));
+        cluster.sleep(Duration::from_secs(9)).await;
+        assert!(!silent.is_closed());
+        cluster.sleep(Duration::from_secs(2)).await;
+        assert!(silent.is_closed() && !honest.is_closed());
+        assert_eq!(ask_over(&honest, session, Request::Detach).await, Ok(Reply::Done));
+    });
+}
+
+#[test]
+fn one_session_does_not_take_all_connections() {
+    refused(async |cluster, _| {
+        let session = cluster.next_session();
+        let mut connections = Vec::new();
+        let refused = loop {
+            let connection = stranger(cluster, 0).await;
+            // each a set of links of its own: one of the same set would take the place of the one before
+            let answer = ask_of(&connection, session, connections.len() as u64 + 1, attach()).await;
+            if answer.is_err() {
+                break answer;
+            }
+            connections.push(connection);
+        };
+        assert!(matches!(refused, Err(FsError::Io(_))), "{refused:?}");
+        assert_eq!(connections.len(), 512);
+        assert!(connections.iter().all(|connection| !connection.is_closed()));
+        let (other, another) = (stranger(cluster, 0).await, cluster.next_session());
+        let answer = ask_over(&other, another, attach()).await;
+        assert!(
+            matches!(answer, Ok(Reply::Attached { .. })),
+            "others are served: {answer:?}"
+        );
+        for (connection, session) in [(&other, another), (&connections[0], session)] {
+            assert_eq!(ask_over(connection, session, Request::Detach).await, Ok(Reply::Done));
         }
     });
 }
