@@ -8,14 +8,16 @@ use std::fmt;
 /// A name in a directory: names are few, so that clients meet.
 pub type Name = u8;
 
-/// Bytes of a name.
+/// Bytes of a name. The numbers differ in how many: entries of logs take one to three units for them.
 pub fn spelled(name: Name) -> Vec<u8> {
-    format!("n{name}").into_bytes()
+    let rest = [0, 8, 23, 80][usize::from(name % 4)];
+    format!("n{name}{:_<rest$}", "").into_bytes()
 }
 
 /// The number of a name that [`spelled`] made.
 pub fn read_name(bytes: &[u8]) -> Option<Name> {
-    std::str::from_utf8(bytes).ok()?.strip_prefix('n')?.parse().ok()
+    let number = std::str::from_utf8(bytes).ok()?.strip_prefix('n')?;
+    number.trim_end_matches('_').parse().ok()
 }
 
 /// An operation of a client.
