@@ -6,7 +6,7 @@ use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::{Timeouts, initial_map};
-use polvo_fabric::{Address, Identity, Role};
+use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{FileKind, Ino, NodeId};
 use polvo_node::{Node, NodeConfig, OneSided, SystemClock, Transactions};
 use polvo_pmem::Pmem;
@@ -145,6 +145,7 @@ impl ClusterPlan<'_> {
             cluster: CLUSTER,
             secret: Arc::from(&b"benchmark secret"[..]),
             role: Role::Node(id),
+            security: Security::None,
         };
         let timeouts = Timeouts {
             connect: Duration::from_secs(2),
@@ -180,6 +181,7 @@ impl ClusterPlan<'_> {
             transactions: self.transactions,
             name: format!("bench {id}"),
             one_sided: OneSided::All,
+            accept_older_pool: false,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
         let (ready, bound) = mpsc::channel();

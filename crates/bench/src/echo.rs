@@ -4,7 +4,7 @@ use crate::BenchError;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_fabric::{
-    Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, connect,
+    Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, Security, connect,
 };
 use polvo_rpc::scheme::Scheme;
 use std::marker::PhantomData;
@@ -20,11 +20,12 @@ pub const MEMORY: u64 = 16 << 20;
 /// Bound of everything that waits for the other side.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn identity(role: Role) -> Identity {
+fn identity(role: Role, security: Security) -> Identity {
     Identity {
         cluster: *b"polvo-benchmark!",
         secret: Arc::from(&b"benchmark secret"[..]),
         role,
+        security,
     }
 }
 
@@ -40,6 +41,7 @@ pub fn address(provider: &str, scratch: &Path) -> Address {
 pub struct EchoServer<S> {
     scheme: PhantomData<S>,
     address: Address,
+    security: Security,
     /// Key of its memory.
     pub memory: RemoteKey,
     stop: watch::Sender<bool>,
@@ -47,8 +49,13 @@ pub struct EchoServer<S> {
 }
 
 impl<S: Scheme> EchoServer<S> {
-    /// Listens at `address`.
+    /// Listens at `address`; what travels over tcp is as it is.
     pub fn start(address: Address) -> Result<EchoServer<S>, BenchError> {
+        Self::start_with(address, Security::None)
+    }
+
+    /// Listens at `address`, for clients that want this security.
+    pub fn start_with(address: Address, security: Security) -> Result<EchoServer<S>, BenchError> {
         let (ready, bound) = mpsc::channel();
         let (stop, mut stopped) = watch::channel(false);
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
@@ -57,7 +64,7 @@ impl<S: Scheme> EchoServer<S> {
                 let regions = MemoryRegions::new();
                 let memory = Memory::Buffer(Buffer::new(MEMORY as usize));
                 let key = regions.register(memory, 0, MEMORY, Access::ALL);
-                let mut listener = Listener::bind(&address, &identity(Role::Node(0)), &regions)
+                let mut listener = Listener::bind(&address, &identity(Role::Node(0), security), &regions)
                     .await
                     .map_err(|why| why.to_string())?;
                 let _ = ready.send((listener.local_addr(), key));
@@ -79,6 +86,7 @@ impl<S: Scheme> EchoServer<S> {
         Ok(EchoServer {
             scheme: PhantomData,
             address,
+            security,
             memory,
             stop,
             thread,
@@ -87,7 +95,7 @@ impl<S: Scheme> EchoServer<S> {
 
     async fn connect(&self) -> Result<(QueuePair, Arc<MemoryRegions>), BenchError> {
         let regions = MemoryRegions::new();
-        let pair = connect(&self.address, &identity(Role::Client), &regions, TIMEOUT).await?;
+        let pair = connect(&self.address, &identity(Role::Client, self.security), &regions, TIMEOUT).await?;
         Ok((pair, regions))
     }
 

@@ -4,7 +4,7 @@
 use crate::BenchError;
 use crate::cluster::{BenchNode, Scratch, new_file, root, used_bytes};
 use crate::part::{self, resident_bytes};
-use polvo_client::Client;
+use polvo_client::{Client, LocalClient};
 use polvo_format::{FileKind, NAME_MAX};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, InodeRef, NewFile};
@@ -14,13 +14,15 @@ use std::{
     path::Path,
     process::Stdio,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 const POOL_LEN: u64 = 1 << 30;
 /// What `stat` can show, and the kernel lets through.
 const SIZE_MAX: u64 = i64::MAX as u64;
 const SESSIONS: usize = 1000;
+/// Segments that hold nothing any more are given back within this time.
+const GIVEN_BACK: Duration = Duration::from_secs(20);
 
 /// What this does in a process that it kills.
 pub const PART: &str = "limits-fill";
@@ -88,6 +90,7 @@ pub fn fill(dir: &Path, values: &[String]) -> Result<(), BenchError> {
     let entries = part::number(values, 0)?;
     let node = BenchNode::start(dir, POOL_LEN)?;
     let client = node.internal();
+    files_that_go(&client, entries / 4)?;
     million_entries(&client, entries)?;
     large_file(&client)?;
     long_name(&client)?;
@@ -98,21 +101,68 @@ pub fn fill(dir: &Path, values: &[String]) -> Result<(), BenchError> {
     Ok(())
 }
 
+/// Makes a directory with so many files and removes them; the pool is as empty as before soon after.
+fn files_that_go(client: &Arc<Client>, entries: usize) -> Result<(), BenchError> {
+    let top = root(client)?;
+    let fresh = used_bytes(client)?;
+    let dir = client.run(|c| async move {
+        let dir = make_dir(&c, top, b"going").await?;
+        for n in 0..entries {
+            c.create(dir, format!("file-{n:07}").as_bytes(), new_file()).await?;
+        }
+        Ok::<_, FsError>(dir)
+    })?;
+    let full = used_bytes(client)?;
+    client.run(|c| async move {
+        for n in 0..entries {
+            c.unlink(dir, format!("file-{n:07}").as_bytes()).await?;
+        }
+        c.rmdir(top, b"going").await
+    })?;
+    let start = Instant::now();
+    loop {
+        let left = used_bytes(client)?;
+        if left == fresh {
+            break;
+        }
+        if start.elapsed() > GIVEN_BACK {
+            return Err(
+                format!("{fresh} bytes used by an empty pool, {full} with {entries} files, {left} without").into(),
+            );
+        }
+        // what is freed waits until all sessions have been seen, and the leases of a bench are long
+        client.run(|c| async move {
+            c.renew().await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        });
+    }
+    println!(
+        "files removed: {entries}, and their {} bytes of pool {:.2} s later",
+        full - fresh,
+        start.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+async fn make_dir(c: &LocalClient, parent: InodeRef, name: &[u8]) -> Result<InodeRef, FsError> {
+    let file = NewFile {
+        kind: FileKind::Directory,
+        mode: 0o755,
+        ..new_file()
+    };
+    let made = c.create(parent, name, file).await?;
+    Ok(InodeRef {
+        ino: made.ino,
+        generation: made.generation,
+    })
+}
+
 fn million_entries(client: &Arc<Client>, entries: usize) -> Result<(), BenchError> {
     let top = root(client)?;
     let (pool_before, memory_before) = (used_bytes(client)?, resident_bytes()?);
     let start = Instant::now();
     let dir = client.run(|c| async move {
-        let file = NewFile {
-            kind: FileKind::Directory,
-            mode: 0o755,
-            ..new_file()
-        };
-        let made = c.create(top, b"million", file).await?;
-        let dir = InodeRef {
-            ino: made.ino,
-            generation: made.generation,
-        };
+        let dir = make_dir(&c, top, b"million").await?;
         for n in 0..entries {
             c.create(dir, format!("file-{n:07}").as_bytes(), new_file()).await?;
         }

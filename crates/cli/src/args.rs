@@ -4,6 +4,7 @@ use crate::ClusterId;
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use polvo_client::{Thresholds, Transfers};
+use polvo_fabric::Security;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -145,6 +146,10 @@ pub struct ClusterArgs {
     /// Who moves file data [default: client]
     #[arg(long, value_enum)]
     pub transfers: Option<Mover>,
+    /// What becomes of bytes that travel over tcp: none, auth (changed ones end the connection) or encrypt; the stronger of this and
+    /// what the node wants [default: auth]
+    #[arg(long, value_name = "LEVEL")]
+    pub security: Option<Security>,
 }
 
 const UP_HELP: &str = "\
@@ -269,7 +274,7 @@ mount -o remount,ro /mnt (rw, suid, dev, exec likewise) changes a mount that is 
 Options besides those of mount(8) (ro, suid, dev, noexec, noatime, nodiratime, allow_other, ...):
   acl              access control lists
   threads=N        threads that serve the kernel
-  secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp
+  secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp  security=none|auth|encrypt
   transfers=client  file data goes by one-sided access of the client, at nodes that give it (default)
   transfers=server  the nodes move it
   hard     while a node is away, operations on its files wait for it, for up to `away_ms` of cluster.toml (default 10 s)

@@ -13,7 +13,7 @@
 use crate::config::ConfigTimeouts;
 use crate::text_position::explain;
 use crate::{CliError, ClusterId, Context};
-use polvo_fabric::Address;
+use polvo_fabric::{Address, Security};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,6 +29,7 @@ pub const DEFAULT_DIRS: [&str; 2] = [".polvo", "/etc/polvo"];
 struct ClusterFile {
     id: Option<String>,
     secret_file: PathBuf,
+    security: Option<String>,
     addresses: Vec<String>,
     connect_ms: Option<u64>,
     rpc_ms: Option<u64>,
@@ -47,6 +48,8 @@ pub struct ClusterDir {
     pub id: Option<ClusterId>,
     /// The secret's file.
     pub secret_file: PathBuf,
+    /// What becomes of bytes that travel over tcp, when the file says so.
+    pub security: Option<Security>,
     /// Nodes to ask.
     pub addresses: Vec<Address>,
     /// Limits.
@@ -58,10 +61,12 @@ impl ClusterDir {
     pub fn read(dir: &Path) -> Result<ClusterDir, CliError> {
         let file = dir.join(CLUSTER_FILE);
         let text = std::fs::read_to_string(&file).doing(|| format!("cluster file {}", file.display()))?;
-        let known = "known keys: id, secret_file, addresses, connect_ms, rpc_ms, held_ms, lease_ms, away_ms, stop_ms";
+        let known =
+            "known keys: id, secret_file, security, addresses, connect_ms, rpc_ms, held_ms, lease_ms, away_ms, stop_ms";
         let raw: ClusterFile = toml::from_str(&text).map_err(|e| explain(&file, &text, &e, known))?;
         let problem = |why: String| CliError::Usage(format!("{}: {why}", file.display()));
         let id = raw.id.map(|id| id.parse()).transpose().map_err(problem)?;
+        let security = raw.security.map(|word| word.parse()).transpose().map_err(problem)?;
         let addresses: Vec<Address> = raw.addresses.iter().map(|a| a.parse()).collect::<Result<_, _>>()?;
         if addresses.is_empty() {
             return Err(problem("addresses is empty; name at least one node".into()));
@@ -85,6 +90,7 @@ impl ClusterDir {
             dir: dir.into(),
             id,
             secret_file: dir.join(raw.secret_file),
+            security,
             addresses,
             timeouts,
         })
@@ -108,6 +114,7 @@ impl ClusterDir {
         let file = ClusterFile {
             id: Some(id.to_string()),
             secret_file: secret_file.into(),
+            security: None,
             addresses: addresses.iter().map(Address::to_string).collect(),
             connect_ms: None,
             rpc_ms: None,

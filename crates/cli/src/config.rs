@@ -7,7 +7,7 @@ use crate::secret::Secret;
 use crate::text_position::{explain, key_at, line_of};
 use crate::{CliError, ClusterId, ConfigProblem, Context};
 use polvo_cluster::Timeouts;
-use polvo_fabric::Address;
+use polvo_fabric::{Address, Security};
 use polvo_format::NodeId;
 use polvo_node::OneSided;
 use polvo_pmem::Persistence;
@@ -106,6 +106,8 @@ pub struct Config {
     pub cluster: Option<ClusterId>,
     /// File with the secret.
     pub secret_file: PathBuf,
+    /// What becomes of bytes that travel over tcp.
+    pub security: Security,
     /// Regions a node.
     pub regions_per_node: u16,
     /// All nodes, by id.
@@ -150,6 +152,7 @@ struct RawConfig {
 struct RawCluster {
     id: Option<Spanned<String>>,
     secret_file: PathBuf,
+    security: Option<Spanned<String>>,
     regions_per_node: Option<Spanned<u16>>,
     nodes: Spanned<Vec<RawClusterNode>>,
 }
@@ -302,6 +305,10 @@ impl Config {
             Some((_, "nodes")) => OneSided::Nodes,
             Some((word, other)) => return Err(source.problem(word, format!("{other:?} must be all or nodes"))),
         };
+        let security = match &raw.cluster.security {
+            None => Security::default(),
+            Some(word) => word.as_ref().parse().map_err(|why: String| source.problem(word, why))?,
+        };
         let defaults = ConfigTimeouts::default();
         let t = raw.timeouts;
         let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
@@ -336,6 +343,7 @@ impl Config {
             file: file.into(),
             cluster,
             secret_file: base.join(raw.cluster.secret_file),
+            security,
             regions_per_node,
             node,
             listen,
@@ -482,6 +490,19 @@ mod tests {
             "{error}"
         );
         assert!(error.contains("expected u64"), "{error}");
+    }
+
+    #[test]
+    fn security_is_one_of_three_words() {
+        let config = |word| TEMPLATE.replacen("# security = \"auth\"", &format!("security = \"{word}\""), 1);
+        let parse = |word| Config::parse(&config(word), Path::new("/etc/p.toml"));
+        assert_eq!(parse("none").unwrap().security, Security::None);
+        assert_eq!(parse("encrypt").unwrap().security, Security::Encrypt);
+        let error = parse("tls").unwrap_err().to_string();
+        assert!(
+            error.contains("key cluster.security") && error.contains("none, auth or encrypt"),
+            "{error}"
+        );
     }
 
     #[test]

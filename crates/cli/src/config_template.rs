@@ -11,6 +11,11 @@ id = "3f3f3f3f-3f3f-4f3f-bf3f-3f3f3f3f3f3f"
 # File with the secret that nodes and clients share; nobody but its owner and group may have access (chmod 600).
 secret_file = "secret"
 
+# What becomes of the bytes that travel over tcp: "auth": whoever changes, repeats or leaves out any of them ends the connection;
+# "encrypt": nobody can read them either; "none": they are as they are, for a network that nobody else can reach. Of what the two
+# sides of a connection want, the stronger is used. Peers on one machine (shm) need none.
+# security = "auth"
+
 # Regions a node: pieces in which load and space are spread. The same in all nodes' files, and never changed once
 # the cluster has files.
 # regions_per_node = 4

@@ -129,6 +129,10 @@ impl Reach {
                 cluster: cluster.0,
                 secret: secret.secret,
                 role: Role::Client,
+                security: args
+                    .security
+                    .or(dir.as_ref().and_then(|d| d.security))
+                    .unwrap_or_default(),
             },
             provider: args.provider.map(|p| p.name().to_string()),
             transfers: args.transfers.map(Mover::transfers).unwrap_or_default(),

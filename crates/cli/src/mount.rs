@@ -90,6 +90,10 @@ fn split_options(options: &[String], cluster: &mut ClusterArgs) -> Result<String
             Some(("secret_file", value)) => cluster.secret_file = Some(value.into()),
             Some(("cluster_dir", value)) => cluster.cluster_dir = Some(value.into()),
             Some(("cluster", value)) => cluster.cluster = Some(value.parse().map_err(CliError::Usage)?),
+            Some(("security", value)) => {
+                let why = |why| CliError::Usage(format!("mount option security={value}: {why}"));
+                cluster.security = Some(value.parse().map_err(why)?);
+            }
             Some(("provider", "shm")) => cluster.provider = Some(Provider::Shm),
             Some(("provider", "tcp")) => cluster.provider = Some(Provider::Tcp),
             Some(("provider", other)) => {
@@ -163,6 +167,9 @@ fn start_detached(
     }
     if let Some(provider) = args.cluster.provider {
         line.extend(["--provider".into(), provider.name().into()]);
+    }
+    if let Some(security) = args.cluster.security {
+        line.extend(["--security".into(), security.name().into()]);
     }
     if let Some(mover) = args.cluster.transfers {
         line.extend(["--transfers".into(), mover.name().into()]);
@@ -274,6 +281,7 @@ mod tests {
             "provider=tcp",
             "threads=2",
             "transfers=server",
+            "security=encrypt",
             "",
         ]
         .map(String::from);
@@ -281,6 +289,8 @@ mod tests {
         assert_eq!(cluster.secret_file, Some("/s".into()));
         assert_eq!(cluster.provider, Some(Provider::Tcp));
         assert_eq!(cluster.transfers, Some(Mover::Server));
+        assert_eq!(cluster.security, Some(polvo_fabric::Security::Encrypt));
+        assert!(split_options(&["security=tls".into()], &mut cluster).is_err());
         assert!(split_options(&["provider=udp".into()], &mut cluster).is_err());
         assert!(split_options(&["transfers=both".into()], &mut cluster).is_err());
     }

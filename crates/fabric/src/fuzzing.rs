@@ -1,7 +1,8 @@
 //! What fuzz targets drive that is not public otherwise.
 
+use crate::handshake::Shaken;
 use crate::provider::tcp::Tcp;
-use crate::{Access, Buffer, Event, Memory, MemoryRegions, QueuePair, Remote, Role, Verb};
+use crate::{Access, Buffer, Event, Memory, MemoryRegions, QueuePair, Remote, Role, Security, Verb};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
@@ -12,7 +13,7 @@ use std::time::Duration;
 const MOST: usize = 64 << 10;
 
 /// A peer past the handshake sends these bytes and ends, while a batch of reads, writes and atomics of ours waits for it.
-/// Whatever they are, nothing outside of the memory region is touched.
+/// Whatever they are, nothing outside of the memory region is touched. Those that begin with a 1 are records.
 pub fn tcp_peer_sends(bytes: &[u8]) {
     const LEN: usize = 4096;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -26,7 +27,12 @@ pub fn tcp_peer_sends(bytes: &[u8]) {
         let regions = MemoryRegions::new();
         let buffer = Buffer::new(3 * LEN);
         regions.register(Memory::Buffer(buffer.clone()), LEN as u64, LEN as u64, Access::ALL);
-        let tcp = Tcp::new(near.into(), Role::Client, "fuzzer".into(), regions).expect("the socket registers");
+        let (security, bytes) = match bytes.split_first() {
+            Some((1, records)) => (Security::Auth, records),
+            _ => (Security::None, bytes),
+        };
+        let shaken = Shaken::pretended(Role::Client, security);
+        let tcp = Tcp::new(near.into(), shaken, "fuzzer".into(), regions).expect("the socket registers");
         let ours = QueuePair::new(Rc::new(tcp));
         let _ = far.write_all(&bytes[..bytes.len().min(MOST)]);
         let _ = far.shutdown(std::net::Shutdown::Write);

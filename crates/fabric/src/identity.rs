@@ -1,6 +1,7 @@
 //! Who talks to whom.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Who a peer has proved to be.
@@ -21,6 +22,42 @@ impl fmt::Display for Role {
     }
 }
 
+/// What becomes of the bytes that travel between machines. Of what the two sides of a connection want, the stronger is used. Peers on
+/// one host share memory, and need none.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub enum Security {
+    /// They are as they are: for networks that nobody else can reach.
+    None,
+    /// Whoever changes, repeats, leaves out or swaps any of them ends the connection.
+    #[default]
+    Auth,
+    /// Nobody else can read them either.
+    Encrypt,
+}
+
+impl Security {
+    /// All, the weakest first.
+    pub(crate) const ALL: [Security; 3] = [Security::None, Security::Auth, Security::Encrypt];
+
+    /// As settings call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Security::None => "none",
+            Security::Auth => "auth",
+            Security::Encrypt => "encrypt",
+        }
+    }
+}
+
+impl FromStr for Security {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Security, String> {
+        let found = Security::ALL.into_iter().find(|security| security.name() == name);
+        found.ok_or_else(|| format!("{name:?} must be none, auth or encrypt"))
+    }
+}
+
 /// Our side of the handshake.
 #[derive(Clone)]
 pub struct Identity {
@@ -30,6 +67,8 @@ pub struct Identity {
     pub secret: Arc<[u8]>,
     /// Who we are.
     pub role: Role,
+    /// What we want at least.
+    pub security: Security,
 }
 
 impl fmt::Debug for Identity {

@@ -36,7 +36,7 @@ pub use address::Address;
 pub use completion::Counters;
 pub use endpoint::{Listener, connect};
 pub use error::FabricError;
-pub use identity::{Identity, Role};
+pub use identity::{Identity, Role, Security};
 pub use memory::{Buffer, Memory};
 pub use poller::{poller, settle};
 pub use queue_pair::{Events, QueuePair};

@@ -11,7 +11,7 @@ use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};
 use crate::suite::{Context, Effort, Experiment};
 use crate::wakefulness::Wakefulness;
-use polvo_fabric::{QueuePair, Remote, RemoteKey, Verb};
+use polvo_fabric::{QueuePair, Remote, RemoteKey, Security, Verb};
 use polvo_rpc::scheme::SelfIdentified;
 use polvo_rpc::{RpcClient, SLOTS};
 use std::time::Instant;
@@ -47,7 +47,16 @@ struct Peers {
 
 impl Peers {
     fn new(provider: &str, context: &Context<'_>, waits: Wakefulness) -> Result<Peers, BenchError> {
-        let server = EchoServer::start(echo::address(provider, context.scratch))?;
+        Peers::with(Security::None, provider, context, waits)
+    }
+
+    fn with(
+        security: Security,
+        provider: &str,
+        context: &Context<'_>,
+        waits: Wakefulness,
+    ) -> Result<Peers, BenchError> {
+        let server = EchoServer::start_with(echo::address(provider, context.scratch), security)?;
         let here = OnThread::on_core(Some(MEASURING))?;
         let client = here.run(server.client())?;
         Ok(Peers {
@@ -271,5 +280,33 @@ fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     }
     let word = repeated(n, || peers.reads(8, ops))?;
     found.figure("tcp one-sided read 8 B, asleep", Unit::Ns, &word);
+    security(&peers, context, found)?;
     peers.stop()
+}
+
+type Measure<'a> = &'a dyn Fn(&Peers) -> Result<f64, BenchError>;
+
+/// The same with and without records, in turn.
+fn security(plain: &Peers, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
+    let (n, ops) = (context.effort.rounds, context.effort.ops);
+    let sealed = Peers::with(Security::Auth, "tcp", context, Wakefulness::asleep())?;
+    let measures: [(&str, Unit, Measure<'_>); 4] = [
+        ("RPC 64 B, asleep", Unit::Ns, &|peers| peers.calls(ops)),
+        ("one-sided read 4 KiB, asleep", Unit::Ns, &|peers| {
+            peers.reads(4096, ops)
+        }),
+        ("1 MiB reads", Unit::GbPerS, &|peers| {
+            peers.stream(context.effort, false)
+        }),
+        ("1 MiB writes", Unit::GbPerS, &|peers| {
+            peers.stream(context.effort, true)
+        }),
+    ];
+    for (what, unit, measure) in measures {
+        let [without, with] = in_turn(n, [&mut || measure(plain), &mut || measure(&sealed)])?;
+        let base = format!("tcp {what}, security none");
+        found.figure(&base, unit, &without);
+        found.against(&format!("tcp {what}, security auth"), unit, &with, &base, None);
+    }
+    sealed.stop()
 }

@@ -4,7 +4,7 @@
 use polvo_fabric::sim::Network;
 use polvo_fabric::{
     Access, Address, Buffer, Event, Identity, Listener, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Role,
-    connect,
+    Security, connect,
 };
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,8 +19,23 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug)]
 pub enum Provider {
     Tcp,
+    /// TCP whose bytes travel in records.
+    Sealed,
     Shm,
     Sim(u64),
+}
+
+impl Provider {
+    /// Who we are to peers that we reach so.
+    pub fn identity(&self, role: Role) -> Identity {
+        Identity {
+            security: match self {
+                Provider::Sealed => Security::Auth,
+                _ => Security::None,
+            },
+            ..identity(role)
+        }
+    }
 }
 
 pub fn identity(role: Role) -> Identity {
@@ -28,6 +43,7 @@ pub fn identity(role: Role) -> Identity {
         cluster: [7; 16],
         secret: b"secret of the tests"[..].into(),
         role,
+        security: Security::default(),
     }
 }
 
@@ -138,7 +154,7 @@ pub struct Place {
 
 pub fn place(provider: &Provider) -> Place {
     match provider {
-        Provider::Tcp => Place {
+        Provider::Tcp | Provider::Sealed => Place {
             address: Address::Tcp("127.0.0.1:0".into()),
             _dir: None,
         },
@@ -160,11 +176,11 @@ pub fn place(provider: &Provider) -> Place {
 pub async fn pair(provider: &Provider) -> Pair {
     let place = place(provider);
     let (client_regions, server_regions) = (MemoryRegions::new(), MemoryRegions::new());
-    let mut listener = Listener::bind(&place.address, &identity(Role::Node(1)), &server_regions)
+    let mut listener = Listener::bind(&place.address, &provider.identity(Role::Node(1)), &server_regions)
         .await
         .unwrap();
     let addr = listener.local_addr();
-    let me = identity(Role::Client);
+    let me = provider.identity(Role::Client);
     let (client, server) = tokio::join!(connect(&addr, &me, &client_regions, TIMEOUT), listener.accept());
     let (client, server) = (client.unwrap(), server.unwrap());
     assert_eq!((client.peer(), server.peer()), (Role::Node(1), Role::Client));
@@ -183,6 +199,7 @@ pub async fn pair(provider: &Provider) -> Pair {
 pub fn on_each_provider(body: impl AsyncFn(Provider)) {
     let providers = [
         Provider::Tcp,
+        Provider::Sealed,
         Provider::Shm,
         Provider::Sim(1),
         Provider::Sim(2),

@@ -8,6 +8,7 @@
 //! for each other for ever): in that case what was read is copied.
 
 use super::output::{BY_REFERENCE, Output};
+use super::records::Opener;
 use super::wire::{Frame, HEADER, LAST, MAX_PAYLOAD, NO_OP, Opcode};
 use crate::completion::{MAX_READING, OpId, Shared};
 use crate::regions::Want;
@@ -93,7 +94,11 @@ pub(super) struct Input {
     end: usize,
     payload: Option<Payload>,
     batch: Option<Batch>,
-    /// The socket was empty when we looked last.
+    /// What is received comes through it.
+    opener: Option<Box<Opener>>,
+    /// The socket was empty when we looked last,
+    socket_empty: bool,
+    /// and nothing that has come from it is left here.
     pub(super) drained: bool,
     /// Nothing is received until output has gone, events are taken or an operation of our own begins.
     pub(super) waiting: bool,
@@ -107,13 +112,15 @@ pub(super) struct Around<'a> {
 }
 
 impl Input {
-    pub(super) fn new() -> Input {
+    pub(super) fn new(opener: Option<Opener>) -> Input {
         Input {
             buffer: vec![0; BUFFER].into(),
             start: 0,
             end: 0,
             payload: None,
             batch: None,
+            opener: opener.map(Box::new),
+            socket_empty: false,
             drained: false,
             waiting: false,
         }
@@ -127,6 +134,7 @@ impl Input {
 
     /// Receives and handles what is there, at most a round of it.
     pub(super) fn receive(&mut self, around: &Around<'_>, output: &mut Output) -> Result<Received, Ended> {
+        self.socket_empty = false;
         self.drained = false;
         self.waiting = false;
         let (mut frames, mut bytes) = (0, 0);
@@ -517,6 +525,11 @@ impl Input {
             (self.start, self.end) = (0, self.end - self.start);
         }
         self.stop_if_revoked(around);
+        if let Some(mut opener) = self.opener.take() {
+            let got = self.refill_opened(&mut opener, around);
+            self.opener = Some(opener);
+            return got;
+        }
         let direct = match &mut self.payload {
             Some(payload) => payload.place(around.shared)?,
             None => None,
@@ -567,10 +580,7 @@ impl Input {
             };
         };
         if got == 0 {
-            return Err(match (&self.payload, self.buffered()) {
-                (None, 0) => Ended::Lost("closed by the peer".into()),
-                _ => "a truncated frame".into(),
-            });
+            return Err(self.end());
         }
         self.drained = got < asked;
         around.shared.note_activity();
@@ -584,6 +594,57 @@ impl Input {
             self.end += got;
         }
         Ok(got)
+    }
+
+    /// The peer sends no more.
+    fn end(&self) -> Ended {
+        match (&self.payload, self.buffered()) {
+            (None, 0) => Ended::Lost("closed by the peer".into()),
+            _ => "a truncated frame".into(),
+        }
+    }
+
+    /// As [`Input::refill`], of records: a part of a sound one, to where it belongs or into the buffer; or receives once.
+    fn refill_opened(&mut self, opener: &mut Opener, around: &Around<'_>) -> Result<usize, Ended> {
+        if !opener.bytes().is_empty() || opener.open_next()? {
+            let bytes = opener.bytes();
+            let taken = match &mut self.payload {
+                Some(payload) if self.end == 0 => {
+                    let now = bytes.len().min(payload.left());
+                    payload.take(&bytes[..now], around.shared)?;
+                    now
+                }
+                _ => {
+                    let now = bytes.len().min(self.buffer.len() - self.end);
+                    self.buffer[self.end..self.end + now].copy_from_slice(&bytes[..now]);
+                    self.end += now;
+                    now
+                }
+            };
+            opener.take(taken);
+            return Ok(taken);
+        }
+        if self.socket_empty {
+            self.drained = true;
+            return Ok(0);
+        }
+        match opener.receive(around.socket) {
+            Ok((0, _)) if opener.is_within_record() => Err("a truncated record".into()),
+            Ok((0, _)) => Err(self.end()),
+            Ok((_, all)) => {
+                self.socket_empty = all;
+                around.shared.note_activity();
+                Ok(0)
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => {
+                    self.socket_empty = true;
+                    Ok(0)
+                }
+                io::ErrorKind::Interrupted => Ok(0),
+                _ => Err(Ended::Lost(error.to_string())),
+            },
+        }
     }
 }
 

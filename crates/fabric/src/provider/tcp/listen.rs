@@ -1,10 +1,10 @@
 //! Connecting and accepting over TCP.
 
 use super::Tcp;
-use crate::handshake::{self, ACCEPT_PAUSE, HANDSHAKE_TIMEOUT};
+use crate::handshake::{self, ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, Shaken};
 use crate::provider::Provider;
 use crate::strangers::{Sparing, Strangers};
-use crate::{Address, FabricError, Identity, MemoryRegions, Role};
+use crate::{Address, FabricError, Identity, MemoryRegions};
 use rustix::net::sockopt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -34,12 +34,12 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 
 fn queue_pair(
     stream: TcpStream,
-    role: Role,
+    shaken: Shaken,
     name: String,
     regions: &Arc<MemoryRegions>,
 ) -> io::Result<Rc<dyn Provider>> {
     let socket: OwnedFd = stream.into_std()?.into();
-    Ok(Rc::new(Tcp::new(socket, role, name, regions.clone())?))
+    Ok(Rc::new(Tcp::new(socket, shaken, name, regions.clone())?))
 }
 
 /// Connects to `host:port`; the caller bounds the time.
@@ -55,7 +55,7 @@ pub(crate) async fn connect(
     };
     let mut stream = TcpStream::connect(host_port).await.map_err(failed)?;
     prepare(&stream).map_err(failed)?;
-    let role = handshake::initiate(me, &mut stream).await.map_err(|failure| {
+    let shaken = handshake::initiate(me, &mut stream).await.map_err(|failure| {
         let why = failure.to_string();
         if failure.is_refusal() {
             FabricError::Refused {
@@ -69,17 +69,17 @@ pub(crate) async fn connect(
             }
         }
     })?;
-    queue_pair(stream, role, peer.clone(), regions).map_err(failed)
+    queue_pair(stream, shaken, peer.clone(), regions).map_err(failed)
 }
 
-type Shaken = (Result<(TcpStream, Role), handshake::Failure>, SocketAddr);
+type Met = (Result<(TcpStream, Shaken), handshake::Failure>, SocketAddr);
 
 /// A bound TCP port.
 pub(crate) struct TcpListening {
     listener: TcpListener,
     me: Identity,
     regions: Arc<MemoryRegions>,
-    handshakes: Strangers<IpAddr, Shaken>,
+    handshakes: Strangers<IpAddr, Met>,
     warnings: Sparing,
     local: Address,
 }
@@ -123,6 +123,8 @@ impl TcpListening {
                     Ok((stream, from)) => {
                         let me = self.me.clone();
                         self.handshakes.begin(from.ip(), shake(stream, from, me));
+                        // a crowd in the queue does not put out whom it came before unheard
+                        tokio::task::yield_now().await;
                     }
                     Err(error) => {
                         if let Some(more) = self.warnings.may_say() {
@@ -132,10 +134,10 @@ impl TcpListening {
                     }
                 },
                 Some(done) = self.handshakes.next() => match done {
-                    Ok((place, (Ok((stream, role)), from))) => {
+                    Ok((place, (Ok((stream, shaken)), from))) => {
                         self.handshakes.proved(place);
-                        let name = format!("{role} at {from}");
-                        match queue_pair(stream, role, name, &self.regions) {
+                        let name = format!("{} at {from}", shaken.role);
+                        match queue_pair(stream, shaken, name, &self.regions) {
                             Ok(provider) => return Ok(provider),
                             Err(error) => tracing::warn!(%from, %error, "connection dropped"),
                         }
@@ -152,7 +154,7 @@ impl TcpListening {
     }
 }
 
-async fn shake(mut stream: TcpStream, from: SocketAddr, me: Identity) -> Shaken {
+async fn shake(mut stream: TcpStream, from: SocketAddr, me: Identity) -> Met {
     let shaken = async {
         prepare(&stream)?;
         handshake::accept(&me, &mut stream).await
@@ -161,5 +163,5 @@ async fn shake(mut stream: TcpStream, from: SocketAddr, me: Identity) -> Shaken 
         Ok(shaken) => shaken,
         Err(_) => Err(handshake::Failure::Io("its handshake took too long".into())),
     };
-    (shaken.map(|role| (stream, role)), from)
+    (shaken.map(|shaken| (stream, shaken)), from)
 }

@@ -1,11 +1,13 @@
 //! Peers across a network: a software RNIC on a TCP connection.
 //!
 //! One-sided operations of the peer are served from the memory regions by whoever drives the queue pair, without code of
-//! the file system; see `input` and `output`. Handshakes are in `listen`.
+//! the file system; see `input` and `output`. Handshakes are in `listen`; what the bytes look like on their way where that is to be
+//! safe from others, in `records`.
 
 mod input;
 mod listen;
 mod output;
+mod records;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -13,11 +15,13 @@ mod wire;
 pub(crate) use listen::{TcpListening, connect};
 
 use crate::completion::{OpId, Shared};
+use crate::handshake::Shaken;
 use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
-use crate::{FabricError, Local, MemoryRegions, Role, Verb};
+use crate::{FabricError, Local, MemoryRegions, Security, Verb};
 use input::{Around, Ended, Input, Received};
 use output::{BY_REFERENCE, Output, Sent};
+use records::{Opener, Sealer};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,8 +52,15 @@ pub(crate) struct Tcp {
 
 impl Tcp {
     /// Takes over a connected, non-blocking socket whose peer has proved who it is.
-    pub(crate) fn new(socket: OwnedFd, peer: Role, name: String, regions: Arc<MemoryRegions>) -> io::Result<Tcp> {
-        let shared = Shared::new(peer, name);
+    pub(crate) fn new(socket: OwnedFd, peer: Shaken, name: String, regions: Arc<MemoryRegions>) -> io::Result<Tcp> {
+        let shared = Shared::new(peer.role, name);
+        let (input, output) = match peer.security {
+            Security::None => (Input::new(None), Output::default()),
+            Security::Auth | Security::Encrypt => (
+                Input::new(Some(Opener::new(peer.receiving))),
+                Output::sealed(Sealer::new(peer.sending)),
+            ),
+        };
         let hub_waker = Waker::from(shared.hub.clone());
         // SAFETY: `OwnedFd` owns the descriptor and always returns the same one.
         let socket = unsafe { AsyncFd::register(socket)? };
@@ -57,8 +68,8 @@ impl Tcp {
             shared,
             regions,
             socket,
-            input: RefCell::new(Input::new()),
-            output: RefCell::default(),
+            input: RefCell::new(input),
+            output: RefCell::new(output),
             hub_waker,
             refused: Cell::new(false),
             read_armed: Cell::new(false),

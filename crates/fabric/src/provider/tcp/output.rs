@@ -1,5 +1,6 @@
 //! What is to be sent: small things copied together, large ones by reference.
 
+use super::records::{BODY_MAX, Sealer};
 use crate::Memory;
 use crate::completion::OpId;
 use std::collections::VecDeque;
@@ -50,6 +51,8 @@ pub(crate) struct Output {
     answers: usize,
     /// The kernel takes no more.
     pub(crate) stuck: bool,
+    /// What is sent goes through it.
+    sealer: Option<Box<Sealer>>,
 }
 
 /// What a round of sending left.
@@ -64,8 +67,16 @@ pub(crate) enum Sent {
 }
 
 impl Output {
+    /// One whose bytes travel in records.
+    pub(super) fn sealed(sealer: Sealer) -> Output {
+        Output {
+            sealer: Some(Box::new(sealer)),
+            ..Output::default()
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.pieces.is_empty() && self.sealer.as_ref().is_none_or(|sealer| sealer.is_empty())
     }
 
     /// Bytes of memory it holds.
@@ -170,7 +181,7 @@ impl Output {
         }
     }
 
-    /// Forgets everything.
+    /// Forgets everything; nothing is sent any more.
     pub(crate) fn clear(&mut self) {
         *self = Output::default();
     }
@@ -179,15 +190,12 @@ impl Output {
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<(Sent, usize)> {
         let mut round = 0;
         self.stuck = false;
-        while !self.pieces.is_empty() {
+        while !self.is_empty() {
             if round >= ROUND {
                 return Ok((Sent::Round, round));
             }
             match self.send_once(socket) {
-                Ok(sent) => {
-                    round += sent;
-                    self.advance(sent);
-                }
+                Ok(sent) => round += sent,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.stuck = true;
                     return Ok((Sent::Stuck, round));
@@ -199,7 +207,49 @@ impl Output {
         Ok((Sent::All, round))
     }
 
-    fn send_once(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    fn send_once(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        if let Some(mut sealer) = self.sealer.take() {
+            self.seal(&mut sealer);
+            let sent = sealer.send(socket);
+            self.sealer = Some(sealer);
+            return sent;
+        }
+        let sent = self.send_pieces(socket)?;
+        self.advance(sent);
+        Ok(sent)
+    }
+
+    /// Copies what is to be sent into records, as many as go to the kernel in one call.
+    fn seal(&mut self, sealer: &mut Sealer) {
+        while !self.pieces.is_empty() && sealer.has_room() {
+            let mut len = 0;
+            sealer.seal(|record| {
+                let mut small = self.small_sent;
+                for piece in &self.pieces {
+                    let room = BODY_MAX - len;
+                    let bytes = match piece {
+                        Piece::Small(len) => {
+                            let at = small;
+                            small += len;
+                            &self.small[at..small]
+                        }
+                        // SAFETY: as in `own_if`.
+                        Piece::Reference { at, len, .. } => unsafe { std::slice::from_raw_parts(*at, *len) },
+                        Piece::Owned { bytes, sent, .. } => &bytes[*sent..],
+                    };
+                    let now = bytes.len().min(room);
+                    record.extend_from_slice(&bytes[..now]);
+                    len += now;
+                    if now == room {
+                        break;
+                    }
+                }
+            });
+            self.advance(len);
+        }
+    }
+
+    fn send_pieces(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let mut vectors = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,

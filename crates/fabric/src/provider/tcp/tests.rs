@@ -4,7 +4,7 @@ use super::output::BY_REFERENCE;
 use super::wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNREPORTED, UNSIGNALED};
 use crate::{
     Access, Address, Buffer, Event, Identity, Listener, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Role,
-    Verb, connect, handshake,
+    Security, Verb, connect, handshake,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ fn identity() -> Identity {
         cluster: [1; 16],
         secret: b"s"[..].into(),
         role: Role::Node(1),
+        security: Security::None,
     }
 }
 
