@@ -128,6 +128,7 @@ mod tests {
             cluster: [3; 16],
             secret: b"secret"[..].into(),
             role,
+            security: polvo_fabric::Security::default(),
         };
         let (tell_address, address) = mpsc::channel();
         let (tell_event, event) = mpsc::channel();

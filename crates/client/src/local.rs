@@ -87,17 +87,19 @@ impl LocalClient {
             Request::Write { .. } | Request::Commit { .. } | Request::WriteFrom { .. } => None,
             other => Some(other.clone()),
         };
-        let call = self.links.make_call(self.client.cred.clone(), request);
-        match node.handle(&self.links, call).await {
-            Err(FsError::SessionExpired) => {
-                self.attach_inside(node).await?;
-                let Some(request) = again else {
-                    return Err(FsError::SessionExpired);
-                };
-                node.handle(&self.links, self.links.make_call(self.client.cred.clone(), request))
-                    .await
+        let make_call = |request| self.links.make_call(self.client.cred.clone(), request);
+        let mut answer = node.handle(&self.links, make_call(request)).await;
+        let (mut attached, mut short_since) = (false, None);
+        loop {
+            match &answer {
+                Err(FsError::SessionExpired) if !std::mem::replace(&mut attached, true) => {
+                    self.attach_inside(node).await?
+                }
+                Err(FsError::HeldBack) if self.links.room_may_come(&mut short_since).await => {}
+                _ => return answer,
             }
-            answer => answer,
+            let Some(request) = &again else { return answer };
+            answer = node.handle(&self.links, make_call(request.clone())).await;
         }
     }
 

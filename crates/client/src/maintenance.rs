@@ -11,6 +11,10 @@ use tokio::time::Instant;
 /// Releases, and marks of access times, wait this long for more of their kind.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// A node whose connection was lost is asked so soon, and so often for the length of a lease, whether it is back: until it has
+/// heard of us, it holds space back that we might still be storing to.
+const RETURNED: Duration = Duration::from_millis(500);
+
 impl LocalClient {
     /// Renews the lease three times in its length, lets go of what the nodes ask for and what is not used any more,
     /// until the client is shut down; then ends the session. Sleeps otherwise.
@@ -19,16 +23,23 @@ impl LocalClient {
         self.links.never_wait();
         let every = self.client.context.timeouts().renew_every();
         let mut next = Instant::now() + every;
+        // since when a node may have been started anew without having heard of us
+        let mut lost: Option<Instant> = None;
         let stop = &self.client.stop;
         while !stop.is_asked() {
             // in this order: a lease that is due is not put off by releases, and a simulated run repeats
             tokio::select! {
                 biased;
                 () = stop.changed.notified() => {}
+                () = self.links.lost() => {
+                    lost = Some(Instant::now());
+                    next = next.min(Instant::now() + RETURNED);
+                }
                 () = tokio::time::sleep_until(next) => {
-                    next = Instant::now() + every;
                     self.client.access_times.look_at_the_day();
-                    self.renew().await;
+                    let all_there = self.renew().await;
+                    lost = lost.filter(|since| !all_there && since.elapsed() < every * 3);
+                    next = Instant::now() + if lost.is_some() { RETURNED } else { every };
                     self.release_some().await;
                     self.release_locks_left().await;
                     let excess = self.client.stocks.excess();
@@ -48,8 +59,9 @@ impl LocalClient {
         self.end().await;
     }
 
-    /// Renews the lease everywhere, once, and does what the answers ask for. Happens by itself three times in a lease.
-    pub async fn renew(&self) {
+    /// Renews the lease everywhere, once, and does what the answers ask for. Happens by itself three times in a lease. True when
+    /// every node has answered.
+    pub async fn renew(&self) -> bool {
         let mut answers = self.links.renew().await;
         if let Some(node) = &self.client.node
             && self.client.attached_inside.load(Ordering::Acquire)
@@ -62,6 +74,7 @@ impl LocalClient {
             answers.push((node.id(), answer));
         }
         let mut newest = self.client.map().epoch;
+        let mut all_there = true;
         for (node, answer) in answers {
             match self.renewed(node, answer).await {
                 Ok(epoch) if epoch > newest => match self.call_node(node, Request::Map).await {
@@ -72,9 +85,13 @@ impl LocalClient {
                     Ok(_) | Err(_) => tracing::debug!(%node, "no newer map"),
                 },
                 Ok(_) => {}
-                Err(error) => tracing::debug!(%node, %error, "lease not renewed"),
+                Err(error) => {
+                    all_there = false;
+                    tracing::debug!(%node, %error, "lease not renewed");
+                }
             }
         }
+        all_there
     }
 
     async fn renewed(&self, node: NodeId, answer: Answer) -> Result<polvo_format::Epoch, FsError> {

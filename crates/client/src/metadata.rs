@@ -416,7 +416,9 @@ impl LocalClient {
     /// A request that takes space: when there is none, what this client has in hand is returned and it is sent again.
     async fn call_for_space(&self, region: RegionId, request: impl Fn() -> Request) -> Answer {
         match self.call(region, request()).await {
-            Err(FsError::NoSpace) if self.give_back_all().await => self.call(region, request()).await,
+            Err(FsError::NoSpace | FsError::HeldBack) if self.give_back_all().await => {
+                self.call(region, request()).await
+            }
             answer => answer,
         }
     }

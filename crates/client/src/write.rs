@@ -158,6 +158,7 @@ impl LocalClient {
         };
         let mut done = 0;
         let mut most = COMMIT_BYTES;
+        let mut short_since = None;
         while done < bytes.len() {
             let part = bytes.part(done, most);
             let here = at.plus(done);
@@ -177,10 +178,11 @@ impl LocalClient {
                         break; // what somebody else appends now would come in between
                     }
                 }
+                Err(FsError::HeldBack) if self.links.room_may_come(&mut short_since).await => {}
                 Err(FsError::NoSpace) if most > SCATTERED_BYTES => most = SCATTERED_BYTES,
                 // so many pages are not to be had: what the region has left is handed out piece by piece
                 Err(FsError::NoSpace) if most > EAGER_MAX => most = EAGER_MAX,
-                Err(FsError::NoSpace) if done > 0 => break,
+                Err(FsError::NoSpace | FsError::HeldBack) if done > 0 => break,
                 Err(error) => return Err(error),
             }
         }
@@ -206,9 +208,9 @@ impl LocalClient {
             match written {
                 Ok(first) => return Ok((first, bytes.len())),
                 Err(FsError::SessionExpired) => {}
-                Err(FsError::NoSpace) if !std::mem::replace(&mut reclaimed, true) => {
+                Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, None).await {
-                        return Err(FsError::NoSpace);
+                        return Err(error);
                     }
                 }
                 Err(error) => return Err(error),
@@ -341,7 +343,8 @@ impl LocalClient {
                 Err(_) if is_over()? => {}
                 Err(error) => {
                     self.client.stocks.put_back(region, session, runs);
-                    let again = error == FsError::NoSpace && !std::mem::replace(&mut reclaimed, true);
+                    let is_short = matches!(error, FsError::NoSpace | FsError::HeldBack);
+                    let again = is_short && !std::mem::replace(&mut reclaimed, true);
                     if !(again && self.give_back_at(region, Some(region)).await) {
                         return Err(error);
                     }
@@ -454,9 +457,9 @@ impl LocalClient {
             match self.call(region, request).await {
                 Ok(Reply::Space(runs)) => self.client.stocks.receive(region, session, runs, Vec::new()),
                 Ok(other) => return Err(unexpected(&other)),
-                Err(FsError::NoSpace) if !std::mem::replace(&mut reclaimed, true) => {
+                Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, Some(region)).await {
-                        return Err(FsError::NoSpace);
+                        return Err(error);
                     }
                 }
                 Err(error) => return Err(error),

@@ -4,7 +4,7 @@ mod common;
 use common::{ROOT, file, inode, pattern};
 use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Thresholds, Transfers};
 use polvo_cluster::{Timeouts, host_identity, initial_map};
-use polvo_fabric::{Address, Identity, Role};
+use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::NodeId;
 use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
@@ -32,6 +32,7 @@ fn identity(role: Role) -> Identity {
         cluster: CLUSTER,
         secret: b"of these tests".as_slice().into(),
         role,
+        security: Security::default(),
     }
 }
 
@@ -79,6 +80,7 @@ impl Cluster {
                 transactions: Transactions::default(),
                 name: format!("node-{node}"),
                 one_sided: polvo_node::OneSided::All,
+                accept_older_pool: false,
             };
             let space = PoolSpace::open(pmem).expect("open");
             let opened = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("node");

@@ -11,9 +11,11 @@ use polvo_proto::{
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -22,6 +24,8 @@ const CONNECT_PAUSE_MIN: Duration = Duration::from_millis(2);
 const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// How often a request follows a region that moves before the caller hears of it.
 const MOVES_MAX: u32 = 4;
+/// Who waits for room that is held back asks again so often.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(20);
 
 /// One node as this thread knows it.
 #[derive(Default)]
@@ -102,16 +106,20 @@ impl Links {
     /// An envelope for a request of this session. Numbers are unique in the session: the upper bits tell its sets of
     /// links apart.
     pub fn make_call(&self, cred: Cred, request: Request) -> Call {
-        let n = self.next_request.get();
-        self.next_request.set(n + 1);
         Call {
             session: self.context.session,
-            request_id: Call::request_id(self.number, n),
+            request_id: self.next_request_id(),
             again: false,
             epoch: self.context.map.get().epoch,
             cred,
             request,
         }
+    }
+
+    fn next_request_id(&self) -> u64 {
+        let n = self.next_request.get();
+        self.next_request.set(n + 1);
+        Call::request_id(self.number, n)
     }
 
     /// From now on nothing that is done over these links waits for a node that is away: for work beside the operations,
@@ -258,6 +266,7 @@ impl Links {
             number,
             needs_sync,
             one_sided,
+            past,
             ..
         } = answer?
         else {
@@ -267,6 +276,7 @@ impl Links {
             let why = format!("node {} answers at its address", node.0);
             return Err(FsError::Unreachable { node: link.node.0, why });
         }
+        context.pools.see(node, &past)?;
         context.map.offer(map);
         link.tick.set(tick);
         context.note_session(node, number);
@@ -396,22 +406,40 @@ impl Links {
             .await
     }
 
-    /// As `call_region`, each attempt bounded by `limit`.
+    /// As `call_region`, each attempt bounded by `limit`. What finds no room but for what is held back is asked again, but for a part
+    /// of a transaction: others are locked meanwhile.
     pub async fn call_region_within(&self, region: RegionId, cred: Cred, request: Request, limit: Duration) -> Answer {
         let mut call = self.make_call(cred, request);
-        for _ in 0..MOVES_MAX {
+        let is_part = matches!(call.request, Request::Collect { .. } | Request::Prepare { .. });
+        let mut short_since = None;
+        let mut moves = 0;
+        while moves < MOVES_MAX {
             let node = self.primary(region)?;
             match self.send_within(node, &call, limit).await {
+                Err(FsError::HeldBack) if !is_part && self.room_may_come(&mut short_since).await => {
+                    call.request_id = self.next_request_id();
+                }
                 Err(FsError::WrongEpoch) => {
                     if let Reply::Map(map) = self.call_node(node, Cred::Kernel, Request::Map).await? {
                         self.context.map.offer(map);
                     }
                     call.epoch = self.context.map.get().epoch;
+                    moves += 1;
                 }
                 answer => return answer,
             }
         }
         Err(FsError::WrongEpoch)
+    }
+
+    /// There is no room but for what a node holds back that was started anew ([`FsError::HeldBack`]): waits a moment, unless that
+    /// has been so (`since`; none: not yet) for as long as this session waits for a node that is away. Then false, at once.
+    pub async fn room_may_come(&self, since: &mut Option<Instant>) -> bool {
+        let waits = since.get_or_insert_with(Instant::now).elapsed() < self.patience();
+        if waits {
+            tokio::time::sleep(LOOK_FOR_ROOM).await;
+        }
+        waits
     }
 
     /// Segment map of a region (cached; `refresh` fetches all of it anew, keys included).
@@ -489,7 +517,9 @@ impl Links {
         Ok(map)
     }
 
-    pub(crate) fn forget_segments(&self, region: RegionId) {
+    /// Has the map of a region's segments fetched anew before the next one-sided operation there: for who is not to reach
+    /// what lies now where a segment was that has gone back to the pool.
+    pub fn forget_segments(&self, region: RegionId) {
         self.segments.borrow_mut().remove(&region);
     }
 
@@ -507,6 +537,22 @@ impl Links {
                 .map(|node| async move { (node, self.renew_at(node).await) }),
         )
         .await
+    }
+
+    /// Waits until a connection that this thread has now is lost, or any other of them; forever when it has none.
+    pub async fn lost(&self) {
+        let links: Vec<Rc<Link>> = self.peers.borrow().values().filter_map(|peer| peer.live()).collect();
+        let mut waits: Vec<_> = links
+            .iter()
+            .map(|link| Box::pin(link.rpc.queue_pair().closed()))
+            .collect();
+        poll_fn(
+            |cx| match waits.iter_mut().any(|wait| wait.as_mut().poll(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            },
+        )
+        .await;
     }
 
     async fn renew_at(&self, node: NodeId) -> Answer {

@@ -1,7 +1,7 @@
 //! What all threads of one session share.
 
 use crate::absences::Absences;
-use crate::{CounterSet, LinkTotals, Links, MapCell, Timeouts, host_identity};
+use crate::{CounterSet, LinkTotals, Links, MapCell, PoolsSeen, Timeouts, host_identity};
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Identity, MemoryRegions};
 use polvo_format::{NodeId, SessionId};
@@ -30,6 +30,7 @@ pub struct SessionContext {
     attached: Mutex<BTreeMap<NodeId, Attached>>,
     /// How often operations were given up at each node.
     given_up: Mutex<BTreeMap<NodeId, Arc<AtomicU64>>>,
+    pub(crate) pools: PoolsSeen,
     pub(crate) absences: Absences,
     /// How long operations wait for a node that is away.
     patience: RwLock<Duration>,
@@ -86,6 +87,7 @@ impl SessionContext {
             counters: CounterSet::default(),
             attached: Mutex::default(),
             given_up: Mutex::default(),
+            pools: PoolsSeen::default(),
             absences: Absences::default(),
             patience: RwLock::new(timeouts.away),
             on_reset: RwLock::new(None),
@@ -121,6 +123,11 @@ impl SessionContext {
     /// The map.
     pub fn map(&self) -> &Arc<MapCell> {
         &self.map
+    }
+
+    /// What was seen of the nodes' pools.
+    pub fn pools(&self) -> &PoolsSeen {
+        &self.pools
     }
 
     /// The limits.

@@ -125,6 +125,32 @@ impl QueuePair {
         }
     }
 
+    /// Waits until the connection is lost, and takes no event: for who does not use it for the time being.
+    pub async fn closed(&self) {
+        let mut place = Place::new(self.provider.shared().hub.clone());
+        poll_fn(|cx| self.poll_closed(&mut place, cx)).await;
+    }
+
+    fn poll_closed(&self, place: &mut Place<Arc<Hub>>, cx: &mut Context<'_>) -> Poll<()> {
+        let shared = self.provider.shared();
+        place.awake();
+        self.provider.look();
+        if shared.is_closed() {
+            return Poll::Ready(());
+        }
+        place.sleep(cx.waker(), false);
+        if shared.hub.is_polled() {
+            return Poll::Pending;
+        }
+        if self.provider.arm() == Progress::More {
+            cx.waker().wake_by_ref();
+        }
+        match shared.is_closed() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
     /// Does what can be done without waiting, for example noticing that the peer has gone.
     pub fn progress(&self) {
         self.provider.look();

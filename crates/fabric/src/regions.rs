@@ -272,6 +272,16 @@ impl MemoryRegions {
         Ok(self.shared.get().expect("just set"))
     }
 
+    /// Pools with a descriptor that regions lie in, and their numbers.
+    pub(crate) fn pools(&self) -> Vec<(u64, Arc<polvo_pmem::Pmem>)> {
+        let table = self.table.read().expect("nobody panics holding this lock");
+        let pool = |(number, memory): (&u64, &Memory)| match memory {
+            Memory::Pool(pool) if pool.fd().is_some() => Some((*number, pool.clone())),
+            _ => None,
+        };
+        table.memories.iter().filter_map(pool).collect()
+    }
+
     /// A memory by its number, while any region lies in it.
     pub(crate) fn memory(&self, number: u64) -> Option<Memory> {
         self.table

@@ -186,6 +186,61 @@ fn a_crowd_of_silent_strangers_keeps_nobody_out() {
     }
 }
 
+/// A listener that was busy finds a crowd in its queue, behind somebody who has come to stay.
+#[test]
+fn a_crowd_in_the_queue_does_not_put_out_whom_it_came_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    for address in [
+        Address::Tcp("127.0.0.1:0".into()),
+        Address::Shm(dir.path().join("socket")),
+    ] {
+        block_on(async {
+            let regions = MemoryRegions::new();
+            let mut listener = Listener::bind(&address, &identity(Role::Node(1)), &regions)
+                .await
+                .unwrap();
+            let addr = listener.local_addr();
+            let honest = tokio::task::spawn_local({
+                let (addr, regions) = (addr.clone(), regions.clone());
+                async move { connect(&addr, &identity(Role::Client), &regions, TIMEOUT).await }
+            });
+            tokio::task::yield_now().await;
+            let _crowd: Vec<Box<dyn Send>> = (0..100)
+                .map(|_| -> Box<dyn Send> {
+                    match &addr {
+                        Address::Tcp(port) => Box::new(std::net::TcpStream::connect(port).unwrap()),
+                        Address::Shm(path) => Box::new(UnixStream::connect(path).unwrap()),
+                        Address::Sim(_) => unreachable!("these are not simulated"),
+                    }
+                })
+                .collect();
+            let (server, client) = tokio::join!(listener.accept(), honest);
+            assert!(server.is_ok() && client.unwrap().is_ok(), "{addr}");
+        });
+    }
+}
+
+/// Where the kernel's queue of a socket is full, connecting fails at once (EAGAIN) and does not wait as over tcp.
+#[test]
+fn a_queue_full_of_strangers_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    block_on(async {
+        let regions = MemoryRegions::new();
+        let addr = Address::Shm(path.clone());
+        let mut listener = Listener::bind(&addr, &identity(Role::Node(1)), &regions).await.unwrap();
+        let mut strangers = 0;
+        // those that have gone stay in the queue
+        while tokio::net::UnixStream::connect(&path).await.is_ok() {
+            strangers += 1;
+            assert!(strangers < 100_000, "the queue has no end");
+        }
+        let me = identity(Role::Client);
+        let (client, server) = tokio::join!(connect(&addr, &me, &regions, TIMEOUT), listener.accept());
+        assert!(client.is_ok() && server.is_ok(), "{client:?}");
+    });
+}
+
 #[test]
 fn a_socket_left_behind_is_replaced_and_ours_is_removed() {
     block_on(async {
@@ -226,5 +281,25 @@ fn dropping_a_queue_pair_ends_it_for_the_peer() {
         let pair = support::pair(&provider).await;
         drop(pair.client);
         assert_eq!(pair.events.next().await, None);
+    });
+}
+
+#[test]
+fn who_uses_a_queue_pair_for_nothing_hears_that_it_is_lost() {
+    on_each(async |provider| {
+        let pair = support::pair(&provider).await;
+        // what has come meanwhile is still there for whoever is to take it
+        pair.server
+            .execute_unsignaled(&mut [Verb::Send { bytes: b"first" }])
+            .await
+            .unwrap();
+        let (server, client) = (pair.server.clone(), pair.client.clone());
+        let waiting = tokio::task::spawn_local(async move { client.closed().await });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        server.close();
+        waiting.await.unwrap();
+        assert!(pair.client.next_event().await.is_some());
+        assert!(pair.client.next_event().await.is_none());
     });
 }

@@ -2,7 +2,7 @@
 //! and is started anew: nothing stops the store. So nobody else may be given those pages while that can happen.
 
 use polvo_cluster::{Links, Timeouts, initial_map};
-use polvo_fabric::{Identity, Role};
+use polvo_fabric::{Identity, Role, Security};
 use polvo_format::{Epoch, FileKind, Generation, Ino, NodeId, RegionId, SessionId, Tail};
 use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
@@ -54,6 +54,7 @@ impl Life {
                 cluster: CLUSTER,
                 secret: b"secret".as_slice().into(),
                 role: Role::Node(0),
+                security: Security::default(),
             },
             listen: vec![],
             map: initial_map(CLUSTER, vec![info], 1),
@@ -61,6 +62,7 @@ impl Life {
             transactions: Transactions::default(),
             name: "node 0".into(),
             one_sided: polvo_node::OneSided::All,
+            accept_older_pool: false,
         };
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).unwrap();
@@ -109,7 +111,7 @@ impl Life {
         loop {
             match self.delegate(64).await {
                 Ok(runs) => all.extend(runs),
-                Err(FsError::NoSpace) => return all,
+                Err(FsError::NoSpace | FsError::HeldBack) => return all,
                 Err(error) => panic!("{error}"),
             }
         }
@@ -235,16 +237,20 @@ async fn pages_of_a_run_before_are_not_given_out_while_a_peer_of_it_can_store_to
     assert_eq!(second.findings().await, Vec::<String>::new());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_peer_that_never_unmaps_holds_pages_back_for_a_lease_only() {
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = dir.path().join("pool");
-    format(&path);
-    let first = Life::begin(&path, 1).await;
+/// A run that finds a peer of the one before, and the places of pages that the one before had given out.
+async fn after_a_peer(path: &std::path::Path) -> (Life, Arc<Pmem>, Vec<(u64, u64)>) {
+    format(path);
+    let first = Life::begin(path, 1).await;
     let before = first.places(&first.delegate(4).await.unwrap()).await;
     let peer = first.peer();
     drop(first);
-    let second = Life::begin(&path, 2).await;
+    (Life::begin(path, 2).await, peer, before)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_never_unmaps_holds_pages_back_for_a_lease_only() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (second, peer, before) = after_a_peer(&dir.path().join("pool")).await;
     assert!(!overlap(&second.places(&second.delegate_all().await).await, &before));
     tokio::time::advance(Timeouts::default().lease).await;
     assert!(overlap(&second.places(&second.delegate_all().await).await, &before));
@@ -261,4 +267,17 @@ async fn without_such_peers_nothing_is_held_back() {
     drop(first);
     let second = Life::begin(&path, 2).await;
     assert!(overlap(&second.places(&second.delegate_all().await).await, &before));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_space_is_told_that_some_is_held_back() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (second, peer, before) = after_a_peer(&dir.path().join("pool")).await;
+    second.delegate_all().await;
+    assert_eq!(second.delegate(4).await, Err(FsError::HeldBack));
+    drop(peer);
+    let runs = second.delegate(4).await.expect("the peer has let go of the pool");
+    assert!(overlap(&second.places(&runs).await, &before));
+    second.delegate_all().await;
+    assert_eq!(second.delegate(4).await, Err(FsError::NoSpace));
 }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise};
 use std::fmt;
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -288,8 +288,40 @@ impl Mapping {
 
     /// Descriptor without the lock.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.shared.as_fd()
+    }
+
+    /// Puts a private mapping of the newer descriptor in the place of this one, and that descriptor in the place of ours. The
+    /// kernel does each in one step: at every moment there is something behind the addresses and the number. `announce` is called
+    /// before that, once nothing but the exchange itself can fail.
+    pub(crate) fn retire(&self, newer: BorrowedFd<'_>, announce: impl FnOnce()) -> Result<(), PmemError> {
+        if self.medium == Medium::DevDax {
+            return Err(unusable(&self.path, "a DAX device cannot be mapped privately"));
+        }
+        let failed = |e| os(&self.path, "map anew", e);
+        // NORESERVE: no page of it will be written to but by who is in the middle of it
+        let private = mmap(newer, self.len, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(failed)?;
+        announce();
+        // SAFETY: the new mapping has been made just now, is as long, and is known to nobody; the old one is ours, of the same
+        // addresses after that, and only accessed by copies and atomics that do not mind what lies behind.
+        let moved = unsafe {
+            let to = self.base.cast();
+            rustix::mm::mremap_fixed(private.cast(), self.len, self.len, rustix::mm::MremapFlags::MAYMOVE, to)
+        };
+        if let Err(error) = moved {
+            // SAFETY: made here, and still where it was.
+            let _ = unsafe { rustix::mm::munmap(private.cast(), self.len) };
+            return Err(failed(error));
+        }
+        // SAFETY: both descriptors are open; ours stays open, with another file behind it, and nobody closes it but its owner.
+        match unsafe { libc::dup3(newer.as_raw_fd(), self.shared.as_raw_fd(), libc::O_CLOEXEC) } {
+            -1 => Err(PmemError::Os {
+                path: self.path.display().to_string(),
+                what: "replace the descriptor",
+                source: std::io::Error::last_os_error(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Where it was opened.
@@ -321,7 +353,7 @@ impl Drop for Mapping {
     }
 }
 
-fn mmap(fd: &OwnedFd, len: usize, flags: MapFlags) -> Result<*mut u8, Errno> {
+fn mmap(fd: impl AsFd, len: usize, flags: MapFlags) -> Result<*mut u8, Errno> {
     // SAFETY: a new mapping at an address that the kernel chooses; it aliases no Rust object.
     unsafe {
         rustix::mm::mmap(

@@ -8,7 +8,7 @@ use crate::{Medium, Persistence, PmemError, persistence};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 
 /// One mapped pool. All access goes through it; offsets out of range are a caller's bug and panic
 /// (callers validate what came from media or wire first). Concurrent access is defined: aligned 8-byte words are never
@@ -16,6 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Pmem {
     backing: Backing,
     len: u64,
+    /// Number of this run, once it has begun; 0 before.
+    life: AtomicU64,
+    /// See [`Pmem::retire`].
+    retired: AtomicBool,
 }
 
 enum Backing {
@@ -39,6 +43,8 @@ impl Pmem {
         Arc::new(Pmem {
             len: mapping.len() as u64,
             backing: Backing::Mapped(mapping),
+            life: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
         })
     }
 
@@ -46,6 +52,8 @@ impl Pmem {
         Arc::new(Pmem {
             len: sim.len(),
             backing: Backing::Sim(Box::new(sim)),
+            life: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
         })
     }
 
@@ -158,9 +166,44 @@ impl Pmem {
     /// [`PmemError::Os`] when the medium knows no locks.
     pub fn begin_life(&self, number: u64) -> Result<(), PmemError> {
         match &self.backing {
-            Backing::Mapped(m) => life::begin(m.fd(), number).map_err(|error| life_error(m.path(), error)),
+            Backing::Mapped(m) => life::begin(m.fd(), number).map_err(|error| life_error(m.path(), error))?,
+            Backing::Sim(_) => {}
+        }
+        self.life.store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Number of the run that has begun with [`Pmem::begin_life`]; 0 when none has.
+    pub fn life(&self) -> u64 {
+        self.life.load(Ordering::Relaxed)
+    }
+
+    /// Lets go of the pool, in a process that was given it ([`Pmem::from_fd`]) by a run of its daemon that has ended: the mark of
+    /// that run is gone with the last such mapping ([`Pmem::is_mapped_since_before`]). `newer` is a descriptor of the same pool
+    /// from the run after it. From now on what is stored here reaches nobody; what is read is the pool's. Threads may be at it
+    /// meanwhile: who finds after a store that the pool [is retired](Pmem::is_retired) cannot know whether it has reached the pool;
+    /// else it has.
+    ///
+    /// # Errors
+    /// [`PmemError::Unusable`] for a DAX device, which the kernel does not map so; [`PmemError::Os`] when there is no room for
+    /// another mapping. The mapping is as before then, though it may count as retired.
+    pub fn retire(&self, newer: BorrowedFd<'_>) -> Result<(), PmemError> {
+        match &self.backing {
+            Backing::Mapped(m) => m.retire(newer, || self.retired.store(true, Ordering::SeqCst)),
             Backing::Sim(_) => Ok(()),
         }
+    }
+
+    /// Whether another run of the daemon is known to have begun, so that nothing stored here reaches the pool, or soon nothing will.
+    #[inline]
+    pub fn is_retired(&self) -> bool {
+        // Not before the stores of this thread. The kernel changes a mapping while x86 processors are interrupted for it, so a
+        // store that goes to the new one is begun after the mark was set; others are only told to forget the old one.
+        match cfg!(target_arch = "x86_64") {
+            true => compiler_fence(Ordering::SeqCst),
+            false => fence(Ordering::SeqCst),
+        }
+        self.retired.load(Ordering::Acquire)
     }
 
     /// True while a process still has the pool mapped that was given it by an earlier run than that of this number, and

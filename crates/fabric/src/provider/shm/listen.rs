@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
@@ -31,30 +32,45 @@ pub(super) struct Meeting {
     pub(super) keys: PeerKeys,
 }
 
-/// Exchanges rings, doorbells and key tables with a peer that has proved who it is.
+/// Pools that a peer may have.
+const MAX_POOLS: u64 = 16;
+/// Between two attempts to get into a queue that is full.
+const QUEUE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Exchanges rings, doorbells and key tables with a peer that has proved who it is. A node tells its pools, too: of what its runs
+/// before this one have given, nothing is kept.
 pub(super) async fn exchange(stream: UnixStream, role: Role, regions: &MemoryRegions) -> Result<Meeting, Failure> {
     let reader = Reader::new()?;
     let doorbell =
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
     let fds = [reader.fd(), doorbell.as_fd(), regions.share()?.fd()];
-    socket::send(stream.as_fd(), Message::Setup, &fds)?;
+    let pools = regions.pools();
+    socket::send(
+        stream.as_fd(),
+        Message::Setup {
+            pools: pools.len() as u64,
+        },
+        &fds,
+    )?;
+    for (number, pool) in &pools {
+        let fd = pool.fd().ok_or(Failure::Garbled)?;
+        socket::send(stream.as_fd(), socket::pool_message(*number, pool), &[fd])?;
+    }
     let mut incoming = Incoming::default();
-    let fds = loop {
-        stream.readable().await?;
-        let next = stream.try_io(Interest::READABLE, || match incoming.next(stream.as_fd()) {
-            Ok(Some(message)) => Ok(message),
-            Ok(None) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(Ended::Lost(why)) => Err(io::Error::other(why)),
-            Err(Ended::Broken(what)) => Err(io::Error::new(io::ErrorKind::InvalidData, what)),
-        });
-        match next {
-            Ok((Message::Setup, fds)) => break fds,
-            Ok(_) => return Err(Failure::Garbled),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(Failure::Garbled),
-            Err(error) => return Err(error.into()),
-        }
+    let (Message::Setup { pools }, fds) = next_message(&stream, &mut incoming).await? else {
+        return Err(Failure::Garbled);
     };
+    if pools > MAX_POOLS {
+        return Err(Failure::Garbled);
+    }
+    for _ in 0..pools {
+        let (Message::Pool { life, .. }, fds) = next_message(&stream, &mut incoming).await? else {
+            return Err(Failure::Garbled);
+        };
+        if let (Role::Node(_), [fd]) = (&role, &fds[..]) {
+            socket::retire_before(life, fd.as_fd())?;
+        }
+    }
     let [ring, peer_doorbell, keys]: [OwnedFd; 3] = fds.try_into().map_err(|_| Failure::Garbled)?;
     // Whatever it is that we were given, ringing must not block.
     let flags = rustix::fs::fcntl_getfl(&peer_doorbell).map_err(io::Error::from)?;
@@ -71,6 +87,25 @@ pub(super) async fn exchange(stream: UnixStream, role: Role, regions: &MemoryReg
     })
 }
 
+/// The next message of a peer that has not said all yet.
+async fn next_message(stream: &UnixStream, incoming: &mut Incoming) -> Result<(Message, Vec<OwnedFd>), Failure> {
+    loop {
+        stream.readable().await?;
+        let next = stream.try_io(Interest::READABLE, || match incoming.next(stream.as_fd()) {
+            Ok(Some(message)) => Ok(message),
+            Ok(None) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(Ended::Lost(why)) => Err(io::Error::other(why)),
+            Err(Ended::Broken(what)) => Err(io::Error::new(io::ErrorKind::InvalidData, what)),
+        });
+        match next {
+            Ok(message) => return Ok(message),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(Failure::Garbled),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Connects to the socket at `path`; the caller bounds the time.
 pub(crate) async fn connect(
     path: &Path,
@@ -82,9 +117,9 @@ pub(crate) async fn connect(
         peer: peer.clone(),
         why,
     };
-    let mut stream = UnixStream::connect(path).await.map_err(|e| failed(e.to_string()))?;
+    let mut stream = queue_up(path).await.map_err(|e| failed(e.to_string()))?;
     let met = async {
-        let role = handshake::initiate(me, &mut stream).await?;
+        let role = handshake::initiate(me, &mut stream).await?.role;
         exchange(stream, role, regions).await
     };
     let meeting = met.await.map_err(|failure| {
@@ -100,6 +135,16 @@ pub(crate) async fn connect(
     })?;
     let provider = Shm::new(meeting, peer.clone(), regions.clone()).map_err(|e| failed(e.to_string()))?;
     Ok(Rc::new(provider))
+}
+
+/// Connects; where the listener's queue is full (EAGAIN, at once), waits for a place in it.
+async fn queue_up(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_PAUSE).await,
+            connected => return connected,
+        }
+    }
 }
 
 type Met = Result<Meeting, Failure>;
@@ -171,6 +216,8 @@ impl ShmListening {
                         let (me, regions) = (self.me.clone(), self.regions.clone());
                         let process = stream.peer_cred().ok().and_then(|cred| cred.pid());
                         self.meetings.begin(process, meet(stream, me, regions));
+                        // a crowd in the queue does not put out whom it came before unheard
+                        tokio::task::yield_now().await;
                     }
                     Err(error) => {
                         if let Some(more) = self.warnings.may_say() {
@@ -219,7 +266,7 @@ fn place(process: Option<i32>) -> String {
 
 async fn meet(mut stream: UnixStream, me: Identity, regions: Arc<MemoryRegions>) -> Met {
     let met = async {
-        let role = handshake::accept(&me, &mut stream).await?;
+        let role = handshake::accept(&me, &mut stream).await?.role;
         exchange(stream, role, &regions).await
     };
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, met).await {

@@ -199,20 +199,11 @@ impl Shm {
                     &[buffer.fd()],
                 );
             }
-            Some(Memory::Pool(pool)) if pool.fd().is_some() => {
-                let fd = pool.fd().expect("just seen");
-                let (len, persistence, medium) = (pool.len(), pool.persistence(), pool.medium());
-                self.send(
-                    Message::Pool {
-                        memory: number,
-                        len,
-                        persistence,
-                        medium,
-                    },
-                    &[fd],
-                );
-            }
-            _ => self.send(Message::None(number), &[]),
+            Some(Memory::Pool(pool)) => match pool.fd() {
+                Some(fd) => self.send(socket::pool_message(number, &pool), &[fd]),
+                None => self.send(Message::None(number), &[]),
+            },
+            None => self.send(Message::None(number), &[]),
         }
     }
 
@@ -393,7 +384,24 @@ impl Shm {
             return Ok(false);
         }
         self.look_for_life()?;
-        self.run(verbs, completion).map(|()| true)
+        self.run(verbs, completion)?;
+        self.look_for_another_run()?;
+        Ok(true)
+    }
+
+    /// Another thread of the process has heard meanwhile that the peer was started anew, and let go of its pool: what was stored
+    /// there has reached nobody, perhaps.
+    fn look_for_another_run(&self) -> Result<(), FabricError> {
+        let memories = self.memories.borrow();
+        let is_retired = |(_, known): &(u64, Known)| match known {
+            Known::Here(PeerMemory::Mapped(Memory::Pool(pool))) => pool.is_retired(),
+            _ => false,
+        };
+        if memories.iter().any(is_retired) {
+            drop(memories);
+            self.lose("the peer was started anew");
+        }
+        self.shared.lost().map_or(Ok(()), Err)
     }
 
     /// The peer has gone: what it had sent before is delivered. As much as the ring holds, whatever the limit.

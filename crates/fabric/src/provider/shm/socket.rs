@@ -30,8 +30,8 @@ const NONE: u8 = 5;
 /// What one peer tells the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Message {
-    /// With the descriptors of the ring that the sender reads, its doorbell, and its key table.
-    Setup,
+    /// With the descriptors of the ring that the sender reads, its doorbell, and its key table. So many pools follow, unasked.
+    Setup { pools: u64 },
     /// Asks for a memory by its number.
     Want(u64),
     /// With the descriptor of a pool.
@@ -40,6 +40,8 @@ pub(super) enum Message {
         len: u64,
         persistence: Persistence,
         medium: Medium,
+        /// Number of the sender's run ([`Pmem::life`]).
+        life: u64,
     },
     /// With the descriptor of a buffer.
     Buffer { memory: u64, len: u64 },
@@ -57,21 +59,22 @@ const MEDIA: [Medium; 5] = [Medium::DevDax, Medium::FsDax, Medium::Tmpfs, Medium
 
 impl Message {
     pub(super) fn to_bytes(self) -> [u8; MESSAGE] {
-        let (kind, a, b, persistence, medium) = match self {
-            Message::Setup => (SETUP, super::ring::LAYOUT, crate::regions::SLOTS as u64, 0, 0),
-            Message::Want(memory) => (WANT, memory, 0, 0, 0),
+        let (kind, a, b, c, persistence, medium) = match self {
+            Message::Setup { pools } => (SETUP, super::ring::LAYOUT, crate::regions::SLOTS as u64, pools, 0, 0),
+            Message::Want(memory) => (WANT, memory, 0, 0, 0, 0),
             Message::Pool {
                 memory,
                 len,
                 persistence,
                 medium,
+                life,
             } => {
                 let persistence = PERSISTENCES.iter().position(|p| *p == persistence).unwrap_or(0);
                 let medium = MEDIA.iter().position(|m| *m == medium).unwrap_or(0);
-                (POOL, memory, len, persistence, medium)
+                (POOL, memory, len, life, persistence, medium)
             }
-            Message::Buffer { memory, len } => (BUFFER, memory, len, 0, 0),
-            Message::None(memory) => (NONE, memory, 0, 0, 0),
+            Message::Buffer { memory, len } => (BUFFER, memory, len, 0, 0, 0),
+            Message::None(memory) => (NONE, memory, 0, 0, 0, 0),
         };
         let mut bytes = [0; MESSAGE];
         bytes[0] = kind;
@@ -79,14 +82,15 @@ impl Message {
         bytes[2] = medium as u8;
         bytes[8..16].copy_from_slice(&a.to_le_bytes());
         bytes[16..24].copy_from_slice(&b.to_le_bytes());
+        bytes[24..32].copy_from_slice(&c.to_le_bytes());
         bytes
     }
 
     pub(super) fn from_bytes(bytes: [u8; MESSAGE]) -> Result<Message, &'static str> {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let (a, b) = (word(8), word(16));
+        let (a, b, c) = (word(8), word(16), word(24));
         match bytes[0] {
-            SETUP if a == super::ring::LAYOUT && b == crate::regions::SLOTS as u64 => Ok(Message::Setup),
+            SETUP if a == super::ring::LAYOUT && b == crate::regions::SLOTS as u64 => Ok(Message::Setup { pools: c }),
             SETUP => Err("a setup message of another version"),
             WANT => Ok(Message::Want(a)),
             POOL => {
@@ -99,6 +103,7 @@ impl Message {
                     len: b,
                     persistence,
                     medium,
+                    life: c,
                 })
             }
             BUFFER => Ok(Message::Buffer { memory: a, len: b }),
@@ -109,7 +114,7 @@ impl Message {
 
     fn fds(self) -> usize {
         match self {
-            Message::Setup => 3,
+            Message::Setup { .. } => 3,
             Message::Pool { .. } | Message::Buffer { .. } => 1,
             Message::Want(_) | Message::None(_) => 0,
         }
@@ -125,24 +130,70 @@ pub(super) enum PeerMemory {
 /// A pool mapped by this process.
 struct MappedPool {
     file: File,
+    /// Run of the node that has given it. What another run has given is another mapping: the node holds space back for as long as
+    /// one of a run before is there.
+    life: u64,
+    /// Stores there reach nobody any more.
+    is_retired: bool,
     pool: Weak<Pmem>,
 }
 
-/// One mapping serves all queue pairs of the process.
+/// One mapping serves all queue pairs of the process with a run of the node.
 static POOLS: Mutex<Vec<MappedPool>> = Mutex::new(Vec::new());
+
+/// What is said of a pool.
+pub(super) fn pool_message(memory: u64, pool: &Pmem) -> Message {
+    Message::Pool {
+        memory,
+        len: pool.len(),
+        persistence: pool.persistence(),
+        medium: pool.medium(),
+        life: pool.life(),
+    }
+}
 
 /// Device and inode.
 type File = (u64, u64);
 
-fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium) -> io::Result<Arc<Pmem>> {
-    let stat = rustix::fs::fstat(&fd)?;
-    let file = (stat.st_dev, stat.st_ino);
+fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// A node has told by which descriptor it has its pool open in this run. What runs before it had given is of no use any more:
+/// no thread of the process keeps it, though it may not have noticed yet that its node has ended.
+pub(super) fn retire_before(life: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let file = file_of(fd)?;
+    let mut pools = POOLS.lock().expect("nobody panics holding this lock");
+    pools.retain(|mapped| mapped.pool.strong_count() > 0);
+    for mapped in pools
+        .iter_mut()
+        .filter(|mapped| mapped.file == file && mapped.life < life)
+    {
+        let Some(pool) = mapped.pool.upgrade() else { continue };
+        match pool.retire(fd) {
+            Ok(()) => {
+                tracing::debug!(before = mapped.life, life, "a pool of a run before was let go of");
+                // what lies there now is of this run, and has to go with it
+                mapped.life = life;
+                mapped.is_retired = true;
+            }
+            Err(error) => {
+                tracing::debug!(before = mapped.life, %error, "a pool of a run before stays until nobody uses it");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium, life: u64) -> io::Result<Arc<Pmem>> {
+    let file = file_of(fd.as_fd())?;
     let mut pools = POOLS.lock().expect("nobody panics holding this lock");
     pools.retain(|mapped| mapped.pool.strong_count() > 0);
     let fits = |pool: &Arc<Pmem>| pool.len() == len && pool.persistence() == persistence && pool.medium() == medium;
     let mapped = pools
         .iter()
-        .filter(|mapped| mapped.file == file)
+        .filter(|mapped| mapped.file == file && mapped.life == life && !mapped.is_retired)
         .find_map(|mapped| mapped.pool.upgrade().filter(fits));
     if let Some(mapped) = mapped {
         return Ok(mapped);
@@ -151,6 +202,8 @@ fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium) -> 
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
     pools.push(MappedPool {
         file,
+        life,
+        is_retired: false,
         pool: Arc::downgrade(&pool),
     });
     Ok(pool)
@@ -165,11 +218,12 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
                 len,
                 persistence,
                 medium,
+                life,
                 ..
             },
             Some(fd),
         ) => {
-            let pool = map_pool(fd, len, persistence, medium)?;
+            let pool = map_pool(fd, len, persistence, medium, life)?;
             Ok(PeerMemory::Mapped(Memory::Pool(pool)))
         }
         (Message::Buffer { len, .. }, Some(fd)) => {
@@ -299,9 +353,10 @@ mod tests {
             len: 2,
             persistence: Persistence::Clflush,
             medium: Medium::File,
+            life: 3,
         };
         for message in [
-            Message::Setup,
+            Message::Setup { pools: 2 },
             Message::Want(9),
             pool,
             Message::Buffer { memory: 1, len: 5 },
@@ -322,16 +377,62 @@ mod tests {
         let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
         let (persistence, medium) = (pool.persistence(), pool.medium());
         let fd = || pool.fd().unwrap().try_clone_to_owned().unwrap();
-        let first = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
-        let second = map_pool(fd(), 1 << 20, persistence, medium).unwrap();
+        let map = |len, life| map_pool(fd(), len, persistence, medium, life);
+        let first = map(1 << 20, 1).unwrap();
+        let second = map(1 << 20, 1).unwrap();
         assert!(Arc::ptr_eq(&first, &second));
-        let shorter = map_pool(fd(), 1 << 19, persistence, medium).unwrap();
+        let shorter = map(1 << 19, 1).unwrap();
         assert!(!Arc::ptr_eq(&first, &shorter));
-        assert!(map_pool(fd(), 1 << 21, persistence, medium).is_err());
+        assert!(map(1 << 21, 1).is_err());
         pool.write(77, b"seen");
         let mut found = [0; 4];
         second.read(77, &mut found);
         assert_eq!(&found, b"seen");
+    }
+
+    #[test]
+    fn a_pool_of_a_run_before_is_let_go_of_whoever_uses_it() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("pool");
+        let run = |life| {
+            let pool = Pmem::open(&path, None).unwrap();
+            pool.begin_life(life).unwrap();
+            pool
+        };
+        let map = |of: &Pmem| {
+            let fd = of.fd().unwrap().try_clone_to_owned().unwrap();
+            map_pool(fd, of.len(), of.persistence(), of.medium(), of.life()).unwrap()
+        };
+        drop(Pmem::create(&path, 1 << 20, None).unwrap());
+        let first = run(1);
+        let ours = map(&first);
+        drop(first);
+        let second = run(2);
+        let mapped_anew = map(&second);
+        assert!(!Arc::ptr_eq(&ours, &mapped_anew));
+        assert!(second.is_mapped_since_before(2).unwrap());
+        // neither what an older run says nor what this one says of itself concerns a mapping of this run
+        retire_before(1, second.fd().unwrap()).unwrap();
+        assert!(second.is_mapped_since_before(2).unwrap());
+        retire_before(2, second.fd().unwrap()).unwrap();
+        assert!(!second.is_mapped_since_before(2).unwrap());
+        ours.write(0, b"late");
+        second.write(100, b"now");
+        let (mut late, mut now) = ([1; 4], [1; 3]);
+        second.read(0, &mut late);
+        assert_eq!(late, [0; 4], "a late store has reached the pool");
+        mapped_anew.read(100, &mut now);
+        assert_eq!(&now, b"now");
+        let third = {
+            drop(second);
+            run(3)
+        };
+        assert!(third.is_mapped_since_before(3).unwrap(), "of the second run");
+        drop(mapped_anew);
+        retire_before(3, third.fd().unwrap()).unwrap();
+        assert!(!third.is_mapped_since_before(3).unwrap());
+        let again = map(&third);
+        assert!(!Arc::ptr_eq(&ours, &again), "what was let go of is not used again");
     }
 
     #[test]

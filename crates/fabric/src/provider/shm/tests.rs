@@ -3,6 +3,7 @@
 use super::listen::exchange;
 use super::*;
 use crate::{Access, Buffer, Event, RemoteKey};
+use polvo_pmem::Pmem;
 use tokio::net::UnixStream;
 
 const LEN: usize = 4096;
@@ -119,5 +120,34 @@ fn a_write_in_the_ring_finds_nothing_once_its_key_is_revoked() {
         rude.regions.deregister(key);
         assert_eq!(rude.write(key.0, 1, &[1]), None);
         assert_eq!(rude.bytes()[LEN..LEN + 2], [1, 0]);
+    });
+}
+
+/// Another thread of the process has heard that the node was started anew, and this one not yet.
+#[test]
+fn a_store_into_a_pool_that_was_let_go_of_is_not_said_to_be_there() {
+    run(async {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
+        pool.begin_life(1).unwrap();
+        let Rude {
+            peer, victim, regions, ..
+        } = Rude::new().await;
+        let key = regions.register(Memory::Pool(pool.clone()), 0, pool.len(), Access::ALL);
+        let store = |bytes: &[u8]| {
+            let to = Remote { key, offset: 0 };
+            peer.post(&mut [Verb::Write { to, bytes }], Completion::Signaled)
+        };
+        while !matches!(store(b"there"), Ok(Posted::Done)) {
+            victim.look_at_socket();
+            peer.look_at_socket();
+        }
+        socket::retire_before(2, pool.fd().unwrap()).unwrap();
+        // as if it had looked for its peer's life just now
+        peer.last_look.set(Tick::now());
+        assert!(matches!(store(b"later"), Err(FabricError::Disconnected { .. })));
+        let mut found = [0; 5];
+        pool.read(0, &mut found);
+        assert_eq!(&found, b"there");
     });
 }
