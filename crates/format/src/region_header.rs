@@ -1,6 +1,7 @@
-//! The region header: slot 0 of a region's inode table, written last when the region is made.
+//! The region header: slot 0 of a region's inode table, written last when the region is made. Behind it lies the floor, a word
+//! that changes while the region lives.
 
-use crate::{FormatError, RegionId, checksum};
+use crate::{FormatError, Generation, RegionId, Tail, checksum};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -70,9 +71,61 @@ impl RegionHeader {
     }
 }
 
+/// Region offset of the floor's word.
+pub const REGION_FLOOR: u64 = crate::LINE as u64;
+
+/// What slots that nobody has used begin above. Segments of inodes come back to a region as zeros, and under an index that they
+/// may have had before: whoever remembers an inode of that time, or reads a page of its log, must not take a new one for it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Floor {
+    /// The highest one that a slot of a segment had which went back to the pool.
+    pub generation: Generation,
+    /// No log of such a slot had this version, or a higher one.
+    pub version: u32,
+}
+
+impl Floor {
+    /// The word: as a tail, so that up to three flipped bits are noticed.
+    pub fn encode(self) -> u64 {
+        Tail::new(self.version, u64::from(self.generation.0)).0
+    }
+
+    /// Reads the word.
+    pub fn decode(word: u64) -> Result<Floor, FormatError> {
+        let tail = Tail(word);
+        match tail.is_sound() {
+            true => Ok(Floor {
+                generation: Generation(tail.units() as u32),
+                version: tail.version(),
+            }),
+            false => Err(FormatError::Checksum("floor of the region")),
+        }
+    }
+
+    /// The lowest floor above both.
+    pub fn max(self, other: Floor) -> Floor {
+        Floor {
+            generation: self.generation.max(other.generation),
+            version: self.version.max(other.version),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_floor_round_trips_and_damage_is_noticed() {
+        assert_eq!(Floor::decode(0), Ok(Floor::default()));
+        let floor = Floor {
+            generation: Generation(u32::MAX),
+            version: 77,
+        };
+        let word = floor.encode();
+        assert_eq!(Floor::decode(word), Ok(floor));
+        assert!((0..64).all(|bit| Floor::decode(word ^ 1 << bit).is_err()));
+    }
 
     #[test]
     fn a_header_round_trips_and_damage_is_noticed() {

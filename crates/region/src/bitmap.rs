@@ -28,6 +28,11 @@ impl Bitmap {
         self.len
     }
 
+    /// Units that are in use.
+    pub fn used(&self) -> u32 {
+        self.used
+    }
+
     /// Units that are free.
     pub fn free(&self) -> u32 {
         self.len - self.used

@@ -59,9 +59,16 @@ impl Region {
 
     /// Writes the log of an inode anew if that is worth it. Gives the units looked at and written.
     fn compact(&mut self, slot: u64) -> Result<u64, RegionError> {
+        match self.cache.get(&self.store, slot)?.is_garbage() {
+            true => self.rewrite_log(slot),
+            false => Ok(0),
+        }
+    }
+
+    /// Writes the log of an inode anew, if it can be. Gives the units looked at and written.
+    pub(crate) fn rewrite_log(&mut self, slot: u64) -> Result<u64, RegionError> {
         let inode = self.cache.get(&self.store, slot)?;
-        let worth = inode.is_garbage() && inode.attr.nlink != 0 && inode.tail.version() + 1 < VERSION_MAX;
-        if !worth {
+        if inode.attr.nlink == 0 || inode.tail.version() + 1 >= VERSION_MAX {
             return Ok(0);
         }
         let mut inode = self.cache.take(slot).expect("just used");

@@ -32,6 +32,7 @@ mod read;
 mod recovery;
 mod region;
 mod session;
+mod shrink;
 mod snapshot;
 mod space;
 mod stage;

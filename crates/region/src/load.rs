@@ -6,8 +6,8 @@ use crate::inode::{Body, Inode, XATTR_BROKEN_OFF};
 use crate::origins::Origins;
 use crate::store::{Store, UNIT};
 use polvo_format::{
-    FileKind, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage, PAGE, PAGE_UNITS, Tail,
-    UnitPlace,
+    FileKind, Floor, FormatError, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage,
+    PAGE, PAGE_UNITS, REGION_FLOOR, Tail, UnitPlace,
 };
 use polvo_proto::{FsError, SegmentClass};
 
@@ -52,19 +52,29 @@ impl Store {
         bytes
     }
 
+    /// The floor of a region whose first segment is here.
+    pub fn read_floor(&self) -> Result<Floor, FormatError> {
+        Floor::decode(self.pmem.read_u64(self.at(REGION_FLOOR)))
+    }
+
     /// Calls with each inode slot that is not all zeros, in order, and its bytes.
     pub fn each_slot(&self, with: &mut dyn FnMut(u64, &[u8; INODE_SIZE])) {
+        for (index, _, _) in self.segments().filter(|s| s.2 == SegmentClass::Inodes) {
+            self.each_slot_of(index, with);
+        }
+    }
+
+    /// As [`Self::each_slot`], in one segment.
+    pub fn each_slot_of(&self, index: u32, with: &mut dyn FnMut(u64, &[u8; INODE_SIZE])) {
         let mut bytes = vec![0; SLOTS_AT_ONCE * INODE_SIZE];
         let in_segment = (1u64 << self.segment_shift()) / INODE_SIZE as u64;
-        for (index, _, _) in self.segments().filter(|s| s.2 == SegmentClass::Inodes) {
-            let first = u64::from(index) * in_segment;
-            for chunk in (first..first + in_segment).step_by(SLOTS_AT_ONCE) {
-                self.read(chunk * INODE_SIZE as u64, &mut bytes);
-                for (slot, bytes) in (chunk..).zip(bytes.as_chunks::<INODE_SIZE>().0) {
-                    // slot 0 is the region's header
-                    if slot != 0 && *bytes != [0; INODE_SIZE] {
-                        with(slot, bytes);
-                    }
+        let first = u64::from(index) * in_segment;
+        for chunk in (first..first + in_segment).step_by(SLOTS_AT_ONCE) {
+            self.read(chunk * INODE_SIZE as u64, &mut bytes);
+            for (slot, bytes) in (chunk..).zip(bytes.as_chunks::<INODE_SIZE>().0) {
+                // slot 0 is the region's header
+                if slot != 0 && *bytes != [0; INODE_SIZE] {
+                    with(slot, bytes);
                 }
             }
         }

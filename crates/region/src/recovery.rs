@@ -9,7 +9,7 @@ use crate::region::Region;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
-use polvo_format::{INODE_SIZE, LINE, RegionHeader, RegionId, TxnId, encode_attributes};
+use polvo_format::{INODE_SIZE, LINE, REGION_FLOOR, RegionHeader, RegionId, TxnId, encode_attributes};
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Region {
         orphans: Orphans,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Region, Recovery), RegionError> {
-        let store = Store::new(space, id)?;
+        let mut store = Store::new(space, id)?;
         match store.segments().next() {
             Some((0, _, SegmentClass::Inodes)) => {}
             Some(_) => return Err(RegionError::Pool(format!("region {id} does not begin with inodes"))),
@@ -100,6 +100,9 @@ impl Region {
             }
             None => return Err(store.corrupt("region header", 0, "is missing")),
         }
+        store.floor = store
+            .read_floor()
+            .map_err(|e| store.corrupt("region header", REGION_FLOOR, e))?;
         Region::rebuild(store, orphans, progress)
     }
 

@@ -139,14 +139,6 @@ impl Region {
         self.store.region
     }
 
-    /// Gives data segments that hold nothing (any more) back to the pool, for other regions there to have room; returns
-    /// how many. `last_word` is told the index of each while nobody else can have it yet; no segment of the region gets
-    /// that index again before it is recovered.
-    pub fn release_segments(&mut self, last_word: impl FnMut(u32)) -> u32 {
-        self.settle(); // what was dispatched to us may have deleted files
-        self.store.release_segments(last_word)
-    }
-
     /// Segments by index: (index, pool offset, class). New ones have higher indexes.
     pub fn segments(&self) -> impl Iterator<Item = (u32, u64, SegmentClass)> + '_ {
         self.store.segments()

@@ -35,6 +35,12 @@ struct Freed {
     shown: u64,
 }
 
+/// A segment that is being emptied: what is free in it stays out of use, counted as in quarantine.
+struct Closed {
+    segment: u32,
+    free: Vec<Run>,
+}
+
 #[derive(Default)]
 struct Class {
     /// segments that have a free unit
@@ -55,6 +61,7 @@ pub(crate) struct Space {
     quarantine: VecDeque<Freed>,
     /// free, but not to be given out yet; counted as in quarantine
     held_back: Vec<Run>,
+    closed: Option<Closed>,
     tick: u64,
     pub snapshots: Snapshots,
 }
@@ -72,6 +79,7 @@ impl Space {
             live: NumberMap::default(),
             quarantine: VecDeque::new(),
             held_back: Vec::new(),
+            closed: None,
             tick: 0,
             snapshots: Snapshots::default(),
         }
@@ -94,24 +102,23 @@ impl Space {
         of_class.free += units;
     }
 
-    /// Takes away a data segment of which nothing is in use or in quarantine, if there is one.
-    pub fn remove_empty_segment(&mut self) -> Option<u32> {
-        let class = SegmentClass::Data;
-        let of_class = &mut self.classes[class_at(class)];
-        let index = of_class.open.iter().copied().find(|&index| {
-            let bitmap = &self.segments[index as usize]
-                .as_ref()
-                .expect("open segments are there")
-                .1;
-            bitmap.free() == bitmap.len()
-        })?;
-        let units = u64::from(self.bitmap(index).len());
-        self.segments[index as usize] = None;
+    /// Segments of a class of which nothing is in use or in quarantine, those with the highest index first.
+    pub fn empty_segments(&self, class: SegmentClass) -> Vec<u32> {
+        let open = self.classes[class_at(class)].open.iter().rev().copied();
+        open.filter(|&index| self.bitmap(index).used() == 0).collect()
+    }
+
+    /// Takes away a segment.
+    ///
+    /// # Panics
+    /// When something of it is in use.
+    pub fn remove_segment(&mut self, index: u32) {
+        let (class, bitmap) = self.segments[index as usize].take().expect("the segment is ours");
+        assert_eq!(bitmap.used(), 0, "segment {index} is in use");
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.remove(&index);
-        of_class.units -= units;
-        of_class.free -= units;
-        Some(index)
+        of_class.units -= u64::from(bitmap.len());
+        of_class.free -= u64::from(bitmap.len());
     }
 
     fn segment(&self, index: u32) -> &(SegmentClass, Bitmap) {
@@ -223,6 +230,12 @@ impl Space {
 
     /// Gives a run back at once: nobody can know of it any more.
     pub fn give(&mut self, run: Run) {
+        if let Some(closed) = self.closed.as_mut().filter(|closed| closed.segment == run.segment) {
+            closed.free.push(run);
+            let class = self.segment(run.segment).0;
+            self.classes[class_at(class)].quarantined += u64::from(run.len);
+            return;
+        }
         let (class, bitmap) = self.segment_mut(run.segment);
         let was_full = bitmap.free() == 0;
         bitmap.give(run.start, run.len);
@@ -301,10 +314,11 @@ impl Space {
         self.give(run);
     }
 
-    /// Space is short: empties the quarantine but for what a client that is gone may still write to, and what a snapshot
-    /// may show. True when that gave anything.
+    /// Space is short: opens the closed segment, and empties the quarantine but for what a client that is gone may still write
+    /// to, and what a snapshot may show. True when that gave anything.
     pub fn empty_quarantine(&mut self) -> bool {
-        let before = self.quarantine.len();
+        let before = self.quarantine.len() + self.closed.iter().len();
+        self.open_closed();
         for freed in std::mem::take(&mut self.quarantine) {
             let written = freed.written && !planted(Planted::WrittenPagesReused);
             if written || !self.snapshots.let_go(freed.shown) {
@@ -316,29 +330,38 @@ impl Space {
         self.quarantine.len() < before
     }
 
-    /// Every run in quarantine or held back.
+    /// Every run that is free but not given out: in quarantine, held back, or in a closed segment.
     pub fn quarantined_runs(&self) -> impl Iterator<Item = Run> + '_ {
+        let closed = self.closed.iter().flat_map(|closed| &closed.free);
         self.quarantine
             .iter()
             .map(|f| f.run)
-            .chain(self.held_back.iter().copied())
+            .chain(self.held_back.iter().chain(closed).copied())
+    }
+
+    /// Takes all free units of a segment, as if they were in quarantine.
+    fn take_free(&mut self, segment: u32) -> Vec<Run> {
+        let mut runs = Vec::new();
+        let mut start = 0;
+        while start < self.bitmap(segment).len() {
+            let len = self.bitmap(segment).free_at(start, u32::MAX);
+            if len > 0 {
+                let run = Run { segment, start, len };
+                assert!(self.mark(run), "a run found free is free");
+                runs.push(run);
+            }
+            start += len.max(1);
+        }
+        let class = self.segment(segment).0;
+        self.classes[class_at(class)].quarantined += runs.iter().map(|run| u64::from(run.len)).sum::<u64>();
+        runs
     }
 
     /// Keeps the data pages that are free now from being given out, until `give_out_held_back`.
     pub fn hold_back_free_data(&mut self) {
-        let class = SegmentClass::Data;
-        for segment in self.classes[class_at(class)].open.clone() {
-            let mut start = 0;
-            while start < self.bitmap(segment).len() {
-                let len = self.bitmap(segment).free_at(start, u32::MAX);
-                if len > 0 {
-                    let run = Run { segment, start, len };
-                    assert!(self.mark(run), "a run found free is free");
-                    self.classes[class_at(class)].quarantined += u64::from(len);
-                    self.held_back.push(run);
-                }
-                start += len.max(1);
-            }
+        for segment in self.classes[class_at(SegmentClass::Data)].open.clone() {
+            let free = self.take_free(segment);
+            self.held_back.extend(free);
         }
     }
 
@@ -346,6 +369,29 @@ impl Space {
     pub fn give_out_held_back(&mut self) {
         for run in std::mem::take(&mut self.held_back) {
             self.leave_quarantine(run);
+        }
+    }
+
+    /// Gives out nothing of a segment any more, until it is opened again. One at a time.
+    pub fn close(&mut self, segment: u32) {
+        self.open_closed();
+        let free = self.take_free(segment);
+        self.closed = Some(Closed { segment, free });
+    }
+
+    /// The closed segment, and whether anything of it will still become free by itself, with the quarantine.
+    pub fn closed(&self) -> Option<(u32, bool)> {
+        let segment = self.closed.as_ref()?.segment;
+        Some((
+            segment,
+            self.quarantine.iter().any(|freed| freed.run.segment == segment),
+        ))
+    }
+
+    /// The closed segment is one like others again.
+    pub fn open_closed(&mut self) {
+        if let Some(closed) = self.closed.take() {
+            closed.free.into_iter().for_each(|run| self.leave_quarantine(run));
         }
     }
 

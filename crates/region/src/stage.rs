@@ -419,9 +419,14 @@ impl Region {
             "slot {slot} of {} was free",
             self.store.region
         );
+        // a slot that nobody has used
+        let (before, version) = match head.generation {
+            Generation(0) => (self.store.floor.generation, self.store.floor.version),
+            before => (before, head.tail.version()),
+        };
         let inode = InodeRef {
             ino,
-            generation: Generation(head.generation.0 + 1),
+            generation: Generation(before.0 + 1),
         };
         let init = Init {
             mode: file.mode & 0o7777,
@@ -466,7 +471,7 @@ impl Region {
                 ctime_ns: now_ns,
                 btime_ns: now_ns,
             },
-            tail: Tail::new(head.tail.version(), 0),
+            tail: Tail::new(version, 0),
             parent: if directory { parent } else { no_parent },
             moved: false,
             fresh: true,

@@ -11,7 +11,7 @@ use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
+use polvo_format::{Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,9 @@ pub(crate) struct Store {
     shift: u32,
     /// by index: pool offset and class. An index is given once in a run, so that nobody who remembers what was there
     /// takes another segment for it; none where a segment went back to the pool
-    segments: Vec<Option<(u64, SegmentClass)>>,
+    pub segments: Vec<Option<(u64, SegmentClass)>>,
+    /// of slots that nobody has used
+    pub floor: Floor,
     pub space: Space,
     /// inodes whose log is more than half dead
     pub garbage: BTreeSet<u64>,
@@ -86,6 +88,7 @@ impl Store {
             region,
             shift,
             segments,
+            floor: Floor::default(),
             space,
             garbage: BTreeSet::new(),
             damaged: NumberMap::default(),
@@ -254,28 +257,17 @@ impl Store {
         Ok(())
     }
 
-    /// Gives data segments that hold nothing (any more) back to the pool, quarantine emptied for it; returns how many.
-    /// `last_word` is told the index of each before anybody else can get it.
-    pub fn release_segments(&mut self, mut last_word: impl FnMut(u32)) -> u32 {
-        self.space.empty_quarantine();
-        let mut released = 0;
-        while let Some(index) = self.space.remove_empty_segment() {
-            last_word(index);
-            self.segments[index as usize] = None;
-            self.pool.give_back_segment(self.region, index);
-            released += 1;
-        }
-        released
+    /// Log pages that are left to operations which free something.
+    pub fn log_reserve(&self) -> u64 {
+        let longest = self.log_lengths.last_key_value().map_or(0, |(&pages, _)| pages as u64);
+        LOG_RESERVE.min(1 << (self.shift - 14)) + longest
     }
 
     /// Takes one log page.
     pub fn take_log_page(&mut self, urgency: Urgency) -> Result<u64, RegionError> {
         let class = SegmentClass::Logs;
         let reserve = match urgency {
-            Urgency::Normal => {
-                let longest = self.log_lengths.last_key_value().map_or(0, |(&pages, _)| pages as u64);
-                LOG_RESERVE.min(1 << (self.shift - 14)) + longest
-            }
+            Urgency::Normal => self.log_reserve(),
             Urgency::Frees => 0,
         };
         if self.space.free(class) <= reserve {

@@ -15,11 +15,12 @@ use super::tree::{Facts, Name, Regions, put_right};
 use super::{Cluster, OfflinePool, Progress, in_words, segments};
 use crate::flipped_bit::{flip_back, flipped_bit};
 use crate::recovery::is_unfinished;
+use crate::shrink::FLOOR_MAX;
 use crate::store::Store;
 use crate::{PoolSpace, Region, RegionError};
 use polvo_format::{
-    FileKind, FormatError, Generation, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, InodeView, LINE,
-    RegionHeader, RegionId, TAIL, Tail,
+    FileKind, Floor, FormatError, Generation, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, InodeView, LINE,
+    REGION_FLOOR, RegionHeader, RegionId, TAIL, Tail,
 };
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,6 +113,7 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
     progress_of.each("correcting", |id, space| {
         let store = Store::new(space, id)?;
         mend_header(&store, &mut report);
+        mend_floor(&store, &mut report);
         mend_inodes(&store, &mut report);
         Ok(())
     })?;
@@ -227,9 +229,13 @@ impl Steps<'_, '_, '_> {
     }
 }
 
+fn begins_with_inodes(store: &Store) -> bool {
+    matches!(store.segments().next(), Some((0, _, SegmentClass::Inodes)))
+}
+
 /// All that a region's header says is known from the segment table.
 fn mend_header(store: &Store, report: &mut Repaired) {
-    if !matches!(store.segments().next(), Some((0, _, SegmentClass::Inodes))) {
+    if !begins_with_inodes(store) {
         return;
     }
     let header = RegionHeader {
@@ -254,6 +260,30 @@ fn mend_header(store: &Store, report: &mut Repaired) {
     report
         .done
         .push(format!("region {}: header written anew", store.region.0));
+}
+
+/// Puts a flipped bit of the floor right; else it is the highest one there can be, which is right for all.
+fn mend_floor(store: &Store, report: &mut Repaired) {
+    if !begins_with_inodes(store) || store.read_floor().is_ok() {
+        return;
+    }
+    let at = store.at(REGION_FLOOR);
+    let mut bytes = store.pmem.read_u64(at).to_le_bytes();
+    let is_sound = |bytes: &[u8]| Floor::decode(u64::from_le_bytes(bytes.try_into().expect("a word"))).is_ok();
+    let how = match flipped_bit(&mut bytes, 0..64, is_sound) {
+        Some(bit) => {
+            flip_back(&store.pmem, at, bit);
+            "a flipped bit put right"
+        }
+        None => {
+            store.write_word(REGION_FLOOR, FLOOR_MAX.encode());
+            store.pmem.fence();
+            "set to the highest there can be"
+        }
+    };
+    report
+        .done
+        .push(format!("region {}: floor of its slots: {how}", store.region.0));
 }
 
 /// Puts single flipped bits of inodes and their logs right.
@@ -399,7 +429,9 @@ fn read_nameless(
     if found.tail.is_sound() && found.tail.units() != 0 {
         tries.push((found.tail, Length::Known));
     }
-    let versions = pages.versions(ino).into_iter().rev().chain(0..VERSIONS_TRIED);
+    let floor = store.read_floor().unwrap_or_default().version;
+    let tried = (floor..floor + VERSIONS_TRIED).chain(0..floor.min(VERSIONS_TRIED));
+    let versions = pages.versions(ino).into_iter().rev().chain(tried);
     tries.extend(versions.map(|version| (Tail::new(version & 0xff_ffff, 0), Length::Unknown)));
     let mut reading = tries
         .into_iter()

@@ -188,7 +188,12 @@ impl Media {
                     let bytes: [u8; INODE_SIZE] = get(at + n * 256, INODE_SIZE).try_into().unwrap();
                     if slot == 0 {
                         self.add(pool, at..at + 64, &[&format!("region {}:", region.0), "region header"]);
-                        self.quiet(pool, at + 64..at + 256, "behind the region's header");
+                        self.add(
+                            pool,
+                            at + 64..at + 72,
+                            &[&format!("region {}:", region.0), "region header"],
+                        );
+                        self.quiet(pool, at + 72..at + 256, "behind the region's floor");
                     } else if bytes != [0; INODE_SIZE] || n == 100 {
                         self.read_inode(pool, at + n * 256, Ino::new(region, slot), &bytes, &space, image);
                     }

@@ -407,6 +407,7 @@ impl Run {
             }
             Op::CollectGarbage => (0..regions).for_each(|region| {
                 self.world.collect_garbage(RegionId(region));
+                self.world.region(RegionId(region)).shrink(|_| ());
                 self.world.region(RegionId(region)).release_segments(|_| ());
             }),
             Op::Tick => self.pass_tick(),

@@ -53,6 +53,10 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("sessions and space", data::sessions_and_space),
     ("a full pool", data::a_full_pool),
     ("segments change hands", data::segments_change_hands),
+    (
+        "segments of inodes and logs go back",
+        data::segments_of_inodes_and_logs_go_back,
+    ),
     ("making a region", failures::making_a_region),
     ("recovery cut short", failures::recovery_cut_short),
     (
