@@ -1,6 +1,7 @@
 //! Attributes and times between our terms and those of the FUSE library.
 
-use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
+use crate::inodes::node_id_of;
+use fuser::{FileAttr, FileType, TimeOrNow};
 use polvo_format::{Attr, FileKind};
 use polvo_proto::TimeChange;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -40,7 +41,7 @@ pub(crate) fn kind_of_mode(mode: u32) -> Option<FileKind> {
 /// Attributes for a reply.
 pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     FileAttr {
-        ino: INodeNo(attr.ino.0),
+        ino: node_id_of(attr),
         size: attr.size,
         blocks: attr.blocks,
         atime: system_time(attr.atime_ns),
@@ -144,7 +145,10 @@ mod tests {
             btime_ns: 4,
         };
         let shown = file_attr(&attr);
-        assert_eq!((shown.ino.0, shown.kind, shown.perm), (5, FileType::CharDevice, 0o4751));
+        assert_eq!(
+            (shown.ino.0, shown.kind, shown.perm),
+            (3 << 40 | 5, FileType::CharDevice, 0o4751)
+        );
         assert_eq!(
             (shown.rdev, shown.nlink, shown.size, shown.blocks),
             (0x0010_3203, 2, 9, 8)

@@ -1,5 +1,6 @@
 //! Errors that a user of the mount sees as EIO, for the log: with their reason, but not by the thousand.
 
+use fuser::INodeNo;
 use polvo_proto::FsError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -24,16 +25,20 @@ impl Complaints {
         }
     }
 
-    /// An operation failed. Errors that are the user's own (a name that is not there) are not worth a line.
-    pub(crate) fn failed(&self, operation: &'static str, inode: u64, error: &FsError) {
+    /// An operation about an inode failed. Errors that are the user's own (a name that is not there) are not worth a line.
+    pub(crate) fn failed(&self, operation: &'static str, node: INodeNo, error: &FsError) {
         if !matches!(
             error,
-            FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch | FsError::SessionExpired
+            FsError::Io(_)
+                | FsError::Unreachable { .. }
+                | FsError::WrongEpoch
+                | FsError::SessionExpired
+                | FsError::SetBack { .. }
         ) {
             return;
         }
         if let Some(left_out) = self.may_write(self.start.elapsed().as_millis() as u64) {
-            tracing::warn!(operation, inode, %error, left_out, "operation failed");
+            tracing::warn!(operation, inode = node.0, %error, left_out, "operation failed");
         }
     }
 

@@ -6,9 +6,9 @@
 //! the kernel's buffer, and where the listing ends: new names have greater cookies, so a listing that followed them would
 //! chase whoever renames files away and back. POSIX leaves open whether names made since `opendir` or `rewinddir` are shown.
 
-use fuser::{Errno, FileType};
+use crate::inodes::node_id;
+use fuser::{Errno, FileType, INodeNo};
 use parking_lot::Mutex;
-use polvo_format::Ino;
 use polvo_proto::{DirEntry, DirPage, FsError, InodeRef};
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ pub(crate) struct OpenDirectory {
     /// Which.
     pub(crate) inode: InodeRef,
     /// Shown as the number of `..`.
-    pub(crate) parent: Ino,
+    pub(crate) parent: INodeNo,
     ahead: Mutex<Ahead>,
 }
 
@@ -43,7 +43,7 @@ struct Ahead {
 /// What goes into the kernel's buffer.
 pub(crate) enum Listed<'e> {
     /// `.` or `..`: number and name.
-    Dot(Ino, &'static str),
+    Dot(INodeNo, &'static str),
     /// An entry.
     Entry(&'e DirEntry),
 }
@@ -68,7 +68,7 @@ pub(crate) enum Taken {
 }
 
 impl OpenDirectory {
-    pub(crate) fn new(inode: InodeRef, parent: Ino) -> OpenDirectory {
+    pub(crate) fn new(inode: InodeRef, parent: INodeNo) -> OpenDirectory {
         OpenDirectory {
             inode,
             parent,
@@ -89,7 +89,7 @@ impl OpenDirectory {
     ) -> Result<(), ListError> {
         let mut taken = 0u64;
         if offset < AFTER_DOT {
-            if take(Listed::Dot(self.inode.ino, "."), AFTER_DOT)? == Taken::Full {
+            if take(Listed::Dot(node_id(self.inode), "."), AFTER_DOT)? == Taken::Full {
                 return Ok(());
             }
             taken += 1;
@@ -170,7 +170,7 @@ impl ListError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_format::{FileKind, Generation, Tail};
+    use polvo_format::{FileKind, Generation, Ino, Tail};
 
     fn inode(ino: u64) -> InodeRef {
         InodeRef {
@@ -241,7 +241,7 @@ mod tests {
             .chain((1..=10).map(|n| format!("n{n}")))
             .collect();
         for room in 1..15 {
-            let directory = OpenDirectory::new(inode(9), Ino(4));
+            let directory = OpenDirectory::new(inode(9), INodeNo(4));
             assert_eq!(read_all(&directory, room, &names, |_| ()), expected, "room for {room}");
         }
     }
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn deleting_what_was_listed_skips_nothing() {
         let names = std::cell::RefCell::new((1..=20).collect::<Vec<u64>>());
-        let directory = OpenDirectory::new(inode(9), Ino(4));
+        let directory = OpenDirectory::new(inode(9), INodeNo(4));
         let seen = read_all(&directory, 5, &names, |calls| {
             names.borrow_mut().retain(|c| *c > calls as u64 * 3)
         });
@@ -261,7 +261,7 @@ mod tests {
     fn a_listing_ends_however_busy_the_directory_is() {
         for room in 1..6 {
             let names = std::cell::RefCell::new((1..=20).collect::<Vec<u64>>());
-            let directory = OpenDirectory::new(inode(9), Ino(4));
+            let directory = OpenDirectory::new(inode(9), INodeNo(4));
             let seen = read_all(&directory, room, &names, |calls| {
                 assert!(calls < 100, "it goes on for ever");
                 let mut names = names.borrow_mut();
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn rewinding_shows_what_is_new_and_seeking_goes_back() {
         let names = std::cell::RefCell::new(vec![1, 2]);
-        let directory = OpenDirectory::new(inode(9), Ino(4));
+        let directory = OpenDirectory::new(inode(9), INodeNo(4));
         assert_eq!(read_all(&directory, 10, &names, |_| ()).len(), 4);
         names.borrow_mut().push(3);
         assert_eq!(read_all(&directory, 10, &names, |_| ()).len(), 5);
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn an_error_waits_until_what_was_listed_is_delivered() {
-        let directory = OpenDirectory::new(inode(9), Ino(4));
+        let directory = OpenDirectory::new(inode(9), INodeNo(4));
         let fetch = |after| {
             if after == 0 {
                 Ok(page(vec![entry(1)], 1))
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn positions_that_no_offset_can_hold() {
         for cookie in [u64::MAX - 1, i64::MAX as u64 - 1, 0] {
-            let directory = OpenDirectory::new(inode(9), Ino(4));
+            let directory = OpenDirectory::new(inode(9), INodeNo(4));
             let result = directory.list(
                 2,
                 |_| {

@@ -11,13 +11,13 @@ use crate::directory::{FETCH, ListError, Listed, OpenDirectory, Taken};
 use crate::error::errno;
 use crate::flags::{owner_may_open, without_privileges};
 use crate::handles::Handles;
-use crate::inodes::Inodes;
+use crate::inodes::{Inodes, ino_of, node_id};
 use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
 use crate::open_file::OpenHandle;
 use fuser::{Errno, FileHandle, Generation, INodeNo, OpenFlags, ReplyEntry};
 use polvo_client::{Client, LocalClient, OpenFile};
-use polvo_format::{Attr, Ino};
+use polvo_format::Attr;
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -57,17 +57,19 @@ impl Drop for PolvoFilesystem {
 }
 
 /// The inode a request names by number, with its generation.
-pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, ino: INodeNo) -> Result<InodeRef, FsError> {
-    let ino = Ino(ino.0);
-    if let Some(inode) = inodes.get(ino) {
+pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, node: INodeNo) -> Result<InodeRef, FsError> {
+    if let Some(inode) = inodes.get(node) {
         return Ok(inode);
     }
-    // Only the root can be named before a reply has told of it.
+    // Named before a reply has told of it: the root, or what a file handle names.
     let inode = client
-        .resolve(ino)
+        .resolve(ino_of(node))
         .await
         .map_err(|e| if e == FsError::NotFound { FsError::Stale } else { e })?;
-    if ino == Ino::ROOT {
+    if node_id(inode) != node {
+        return Err(FsError::Stale);
+    }
+    if node == INodeNo::ROOT {
         inodes.pin_root(inode);
     }
     Ok(inode)
@@ -120,7 +122,7 @@ impl PolvoFilesystem {
             let inode = known(&self.inodes, &client, ino).await?;
             calls(client, inode).await
         });
-        result.inspect_err(|error| self.complaints.failed(operation, ino.0, error))
+        result.inspect_err(|error| self.complaints.failed(operation, ino, error))
     }
 
     /// Runs client calls about an open file to their end on this thread.
@@ -147,9 +149,9 @@ impl PolvoFilesystem {
         F: Future<Output = Result<T, FsError>>,
     {
         let handle = self.files.get(handle)?;
-        let ino = handle.file.inode().ino.0;
+        let node = node_id(handle.file.inode());
         self.client.run(|client| calls(client, handle)).map_err(|error| {
-            self.complaints.failed(operation, ino, &error);
+            self.complaints.failed(operation, node, &error);
             errno(&error)
         })
     }
@@ -158,7 +160,7 @@ impl PolvoFilesystem {
     pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: ReplyEntry) {
         match attr {
             Ok(attr) => {
-                self.inodes.remember(&attr, Ino(parent.0));
+                self.inodes.remember(&attr, parent);
                 reply.entry(&NO_CACHING, &file_attr(&attr), Generation(attr.generation.0.into()));
             }
             Err(error) => reply.error(errno(&error)),
@@ -253,7 +255,7 @@ impl PolvoFilesystem {
         };
         directory.list(offset, fetch, take).map_err(|error| {
             if let ListError::File(error) = &error {
-                self.complaints.failed("readdir", inode.ino.0, error);
+                self.complaints.failed("readdir", node_id(inode), error);
             }
             error.errno()
         })

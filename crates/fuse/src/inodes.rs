@@ -1,15 +1,47 @@
 //! Inodes the kernel knows: node id to inode with generation, and how many lookups it will forget.
 //!
-//! The kernel's node id is our inode number; requests carry no generation, so it is kept here from the reply that told
-//! the kernel of the inode. A slot can be used again while the kernel still knows the file before it (deleted on another
-//! mount): the reply then carries the new generation, the kernel drops its old inode by itself, and its forgets for
-//! both arrive under the one number, so one entry counts both.
+//! A slot can be used again while the kernel still knows the file before it, which was deleted on another mount. So a node
+//! id ([`node_id`]) is more than the slot's address: under the same id the kernel would find its old inode by a handle of
+//! the new file, see another generation, and answer ESTALE without asking us.
+//!
+//! Requests carry no generation; it is kept here from the reply that told the kernel of the inode. Where two files do
+//! share a node id, the reply carries the new generation, the kernel drops its old inode by itself, and its forgets for
+//! both arrive under the one id, so one entry counts both.
 
+use fuser::INodeNo;
 use parking_lot::Mutex;
 use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_proto::InodeRef;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+
+/// Where the low bits of the generation stand in a node id: between the slot (40 bits) and the region.
+const GENERATION_SHIFT: u32 = 40;
+const GENERATION_MASK: u64 = 0xff;
+
+/// What the kernel, and with it programs (`st_ino`), call an inode: its number, and the low 8 bits of its generation
+/// between slot and region. The same on every mount. Files that follow each other in a slot have different ones; only
+/// every 256th has the same.
+pub(crate) fn node_id(inode: InodeRef) -> INodeNo {
+    if inode.ino == Ino::ROOT {
+        return INodeNo::ROOT;
+    }
+    let generation = u64::from(inode.generation.0) & GENERATION_MASK;
+    INodeNo(inode.ino.0 | generation << GENERATION_SHIFT)
+}
+
+/// [`node_id`] of an inode by its attributes.
+pub(crate) fn node_id_of(attr: &Attr) -> INodeNo {
+    node_id(InodeRef {
+        ino: attr.ino,
+        generation: attr.generation,
+    })
+}
+
+/// The inode number in a node id.
+pub(crate) fn ino_of(node: INodeNo) -> Ino {
+    Ino(node.0 & !(GENERATION_MASK << GENERATION_SHIFT))
+}
 
 /// Number of locks; a power of two.
 const SHARDS: usize = 16;
@@ -26,14 +58,14 @@ struct Known {
 /// A directory as a reply has last shown it.
 struct FoundDirectory {
     /// Shown as the number of `..`.
-    parent: Ino,
+    parent: INodeNo,
     /// `None` for the root, which is never removed.
     attr: Option<Attr>,
 }
 
 /// The table. All methods may be called from any thread.
 pub(crate) struct Inodes {
-    shards: [Mutex<HashMap<Ino, Known>>; SHARDS],
+    shards: [Mutex<HashMap<INodeNo, Known>>; SHARDS],
 }
 
 impl Inodes {
@@ -43,20 +75,21 @@ impl Inodes {
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Known>> {
+    fn shard(&self, node: INodeNo) -> &Mutex<HashMap<INodeNo, Known>> {
         // Region and slot both vary; fold them.
-        let folded = ino.0 ^ ino.0 >> 48 ^ ino.0 >> 7;
+        let folded = node.0 ^ node.0 >> 48 ^ node.0 >> 7;
         &self.shards[folded as usize % SHARDS]
     }
 
     /// Notes that a reply tells the kernel of an inode. Call before sending the reply: a forget may follow at once.
-    pub(crate) fn remember(&self, attr: &Attr, parent: Ino) {
+    pub(crate) fn remember(&self, attr: &Attr, parent: INodeNo) {
         let directory = (attr.kind == FileKind::Directory).then(|| {
             let attr = Some(*attr);
             Box::new(FoundDirectory { parent, attr })
         });
-        let mut shard = self.shard(attr.ino).lock();
-        let known = shard.entry(attr.ino).or_insert(Known {
+        let node = node_id_of(attr);
+        let mut shard = self.shard(node).lock();
+        let known = shard.entry(node).or_insert(Known {
             generation: attr.generation,
             lookups: 0,
             directory: None,
@@ -75,24 +108,24 @@ impl Inodes {
             generation: root.generation,
             lookups: u64::MAX / 2,
             directory: Some(Box::new(FoundDirectory {
-                parent: root.ino,
+                parent: INodeNo::ROOT,
                 attr: None,
             })),
         };
-        self.shard(root.ino).lock().entry(root.ino).or_insert(pinned);
+        self.shard(INodeNo::ROOT).lock().entry(INodeNo::ROOT).or_insert(pinned);
     }
 
     /// The inode under a node id; `None` for one that no reply has told of.
-    pub(crate) fn get(&self, ino: Ino) -> Option<InodeRef> {
-        let shard = self.shard(ino).lock();
-        shard.get(&ino).map(|known| InodeRef {
-            ino,
+    pub(crate) fn get(&self, node: INodeNo) -> Option<InodeRef> {
+        let shard = self.shard(node).lock();
+        shard.get(&node).map(|known| InodeRef {
+            ino: ino_of(node),
             generation: known.generation,
         })
     }
 
     /// Where a directory was last found; itself when unknown.
-    pub(crate) fn parent(&self, directory: Ino) -> Ino {
+    pub(crate) fn parent(&self, directory: INodeNo) -> INodeNo {
         let shard = self.shard(directory).lock();
         shard
             .get(&directory)
@@ -102,15 +135,15 @@ impl Inodes {
 
     /// What a directory was when it was last found, without names: for programs that have it open, or work in it, when
     /// it has been removed by way of another mount. (Files are held by who has them open; directories are not.)
-    pub(crate) fn removed_directory(&self, ino: Ino) -> Option<Attr> {
-        let shard = self.shard(ino).lock();
-        let attr = shard.get(&ino)?.directory.as_ref()?.attr?;
+    pub(crate) fn removed_directory(&self, node: INodeNo) -> Option<Attr> {
+        let shard = self.shard(node).lock();
+        let attr = shard.get(&node)?.directory.as_ref()?.attr?;
         Some(Attr { nlink: 0, ..attr })
     }
 
     /// The kernel forgets `lookups` replies.
-    pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
-        if let Entry::Occupied(mut known) = self.shard(ino).lock().entry(ino) {
+    pub(crate) fn forget(&self, node: INodeNo, lookups: u64) {
+        if let Entry::Occupied(mut known) = self.shard(node).lock().entry(node) {
             let left = known.get().lookups.saturating_sub(lookups);
             if left == 0 {
                 known.remove();
@@ -150,49 +183,74 @@ mod tests {
         }
     }
 
+    /// The node id of generation `generation` in slot `slot` of region 0.
+    fn node(slot: u64, generation: u32) -> INodeNo {
+        node_id_of(&attr(slot, generation, FileKind::File))
+    }
+
+    #[test]
+    fn files_that_follow_each_other_in_a_slot_have_different_node_ids() {
+        let region = polvo_format::RegionId(0xabcd);
+        for slot in [2, 1 << 20, (1 << 40) - 1] {
+            let ino = Ino::new(region, slot);
+            let ids = [1, 2, 255, 256, u32::MAX].map(|generation| node(ino.0, generation));
+            assert!(ids.iter().all(|id| ino_of(*id) == ino && id.0 >> 48 == 0xabcd));
+            for (n, id) in ids.iter().enumerate() {
+                assert_eq!(
+                    ids.iter().filter(|other| *other == id).count(),
+                    if n == 2 || n == 4 { 2 } else { 1 }
+                );
+            }
+        }
+        assert_eq!(node(1, 7), INodeNo::ROOT, "the kernel knows no other number of it");
+        assert_eq!(ino_of(INodeNo::ROOT), Ino::ROOT);
+    }
+
     #[test]
     fn known_until_every_lookup_is_forgotten() {
         let inodes = Inodes::new();
-        inodes.remember(&attr(7, 2, FileKind::File), Ino::ROOT);
-        inodes.remember(&attr(7, 2, FileKind::File), Ino::ROOT);
-        inodes.forget(Ino(7), 1);
+        inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT);
+        inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT);
+        inodes.forget(node(7, 2), 1);
         assert_eq!(
-            inodes.get(Ino(7)),
+            inodes.get(node(7, 2)),
             Some(InodeRef {
                 ino: Ino(7),
                 generation: Generation(2)
             })
         );
-        inodes.forget(Ino(7), 1);
-        assert_eq!(inodes.get(Ino(7)), None);
-        inodes.forget(Ino(7), 1);
+        inodes.forget(node(7, 2), 1);
+        assert_eq!(inodes.get(node(7, 2)), None);
+        inodes.forget(node(7, 2), 1);
         assert_eq!(inodes.len(), 0);
     }
 
     #[test]
-    fn a_slot_used_again_shows_its_new_file_even_when_replies_overtake() {
+    fn a_node_id_used_again_shows_its_new_file_even_when_replies_overtake() {
         let inodes = Inodes::new();
-        inodes.remember(&attr(7, 3, FileKind::File), Ino::ROOT);
-        inodes.remember(&attr(7, 2, FileKind::Directory), Ino(9));
-        assert_eq!(inodes.get(Ino(7)).map(|i| i.generation), Some(Generation(3)));
-        inodes.remember(&attr(7, 4, FileKind::File), Ino::ROOT);
-        assert_eq!(inodes.get(Ino(7)).map(|i| i.generation), Some(Generation(4)));
-        inodes.forget(Ino(7), 2);
-        assert!(inodes.get(Ino(7)).is_some(), "the third lookup is not forgotten yet");
+        let generation_of_7 = || inodes.get(node(7, 2)).map(|i| i.generation);
+        inodes.remember(&attr(7, 258, FileKind::File), INodeNo::ROOT);
+        inodes.remember(&attr(7, 2, FileKind::Directory), INodeNo(9));
+        assert_eq!(generation_of_7(), Some(Generation(258)));
+        inodes.remember(&attr(7, 514, FileKind::File), INodeNo::ROOT);
+        assert_eq!(generation_of_7(), Some(Generation(514)));
+        inodes.forget(node(7, 2), 2);
+        assert!(generation_of_7().is_some(), "the third lookup is not forgotten yet");
     }
 
     #[test]
     fn directories_know_where_they_were_found() {
         let inodes = Inodes::new();
-        inodes.remember(&attr(8, 1, FileKind::Directory), Ino(5));
-        inodes.remember(&attr(9, 1, FileKind::File), Ino(5));
-        assert_eq!(inodes.parent(Ino(8)), Ino(5));
-        inodes.remember(&attr(8, 1, FileKind::Directory), Ino(6));
-        assert_eq!(inodes.parent(Ino(8)), Ino(6), "it was renamed");
-        assert_eq!(inodes.parent(Ino(9)), Ino(9));
-        assert_eq!(inodes.parent(Ino(1000)), Ino(1000));
-        assert_eq!(inodes.removed_directory(Ino(8)).map(|a| a.nlink), Some(0));
-        assert_eq!(inodes.removed_directory(Ino(9)), None, "a file");
+        let (eight, nine, unknown) = (node(8, 1), node(9, 1), INodeNo(1000));
+        inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(5));
+        inodes.remember(&attr(9, 1, FileKind::File), INodeNo(5));
+        assert_eq!(inodes.parent(eight), INodeNo(5));
+        inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(6));
+        assert_eq!(inodes.parent(eight), INodeNo(6), "it was renamed");
+        assert_eq!(inodes.parent(nine), nine);
+        assert_eq!(inodes.parent(unknown), unknown);
+        assert_eq!(inodes.removed_directory(eight).map(|a| a.nlink), Some(0));
+        assert_eq!(inodes.removed_directory(nine), None, "a file");
     }
 
     #[test]
@@ -203,8 +261,8 @@ mod tests {
             generation: Generation(1),
         };
         inodes.pin_root(root);
-        inodes.forget(Ino::ROOT, 1 << 40);
-        assert_eq!(inodes.get(Ino::ROOT), Some(root));
-        assert_eq!(inodes.parent(Ino::ROOT), Ino::ROOT);
+        inodes.forget(INodeNo::ROOT, 1 << 40);
+        assert_eq!(inodes.get(INodeNo::ROOT), Some(root));
+        assert_eq!(inodes.parent(INodeNo::ROOT), INodeNo::ROOT);
     }
 }

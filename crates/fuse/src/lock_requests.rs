@@ -3,6 +3,7 @@
 use crate::caller::lock_call;
 use crate::error::errno;
 use crate::filesystem::PolvoFilesystem;
+use crate::inodes::node_id;
 use crate::lock_owners::Entered;
 use crate::lock_waits::{LockWait, keep_for_owner};
 use crate::open_file::OpenHandle;
@@ -54,7 +55,7 @@ impl PolvoFilesystem {
             Err(errno) => return reply.error(errno),
         };
         let (inode, name, range) = (handle.file.inode(), caller.owner.0, range_of(&bytes));
-        let complain = |error: &FsError| self.complaints.failed("lock", inode.ino.0, error);
+        let complain = |error: &FsError| self.complaints.failed("lock", node_id(inode), error);
         if typ == libc::F_UNLCK {
             let Some(owner) = self.lock_owners.key(inode, name) else {
                 return reply.ok();
@@ -179,7 +180,7 @@ impl PolvoFilesystem {
             .client
             .run(|client| async move { client.release_locks(inode, owner).await });
         if let Err(error) = released {
-            self.complaints.failed("release", inode.ino.0, &error);
+            self.complaints.failed("release", node_id(inode), &error);
         }
     }
 

@@ -6,12 +6,13 @@ use crate::directory::{Listed, OpenDirectory, Taken};
 use crate::error::{errno, errno_of_inode};
 use crate::filesystem::{NO_CACHING, PolvoFilesystem, known};
 use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
+use crate::inodes::{node_id, node_id_of};
 use crate::lock_requests::LockCaller;
 use crate::open_file::OpenHandle;
 use crate::xattr;
 use fuser::*;
 use polvo_client::Whence;
-use polvo_format::{FileKind, Ino, NAME_MAX, PAGE};
+use polvo_format::{FileKind, NAME_MAX, PAGE};
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr, TimeChange, XattrMode};
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -103,21 +104,21 @@ impl Filesystem for PolvoFilesystem {
                             ino: attr.ino,
                             generation: attr.generation,
                         };
-                        client.lookup(found, b"..").await?.ino
+                        node_id_of(&client.lookup(found, b"..").await?)
                     }
-                    _ => dir.ino,
+                    _ => parent,
                 };
                 Ok((attr, parent))
             });
             match found {
-                Ok((attr, parent)) => self.reply_entry(INodeNo(parent.0), Ok(attr), reply),
+                Ok((attr, parent)) => self.reply_entry(parent, Ok(attr), reply),
                 Err(error) => self.reply_entry(parent, Err(error), reply),
             }
         });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        self.inodes.forget(Ino(ino.0), nlookup);
+        self.inodes.forget(ino, nlookup);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -128,7 +129,7 @@ impl Filesystem for PolvoFilesystem {
                 |client, inode| async move { client.get_attr(inode).await },
             ) {
                 Ok(attr) => reply.attr(&NO_CACHING, &file_attr(&attr)),
-                Err(error) => match self.inodes.removed_directory(Ino(ino.0)) {
+                Err(error) => match self.inodes.removed_directory(ino) {
                     Some(attr) if error == FsError::Stale => reply.attr(&NO_CACHING, &file_attr(&attr)),
                     _ => reply.error(errno_of_inode(&error)),
                 },
@@ -323,7 +324,7 @@ impl Filesystem for PolvoFilesystem {
             });
             match opened {
                 Ok((attr, file)) => {
-                    self.inodes.remember(&attr, Ino(parent.0));
+                    self.inodes.remember(&attr, parent);
                     let generation = Generation(attr.generation.0.into());
                     let handle = self.files.insert(OpenHandle::new(file, flags));
                     reply.created(&NO_CACHING, &file_attr(&attr), generation, handle, open_flags());
@@ -489,7 +490,7 @@ impl Filesystem for PolvoFilesystem {
         self.guard("opendir", || {
             match self.with_inode("opendir", ino, |_, inode| async move { Ok(inode) }) {
                 Ok(inode) => {
-                    let directory = OpenDirectory::new(inode, self.inodes.parent(inode.ino));
+                    let directory = OpenDirectory::new(inode, self.inodes.parent(node_id(inode)));
                     reply.opened(self.directories.insert(Arc::new(directory)), FopenFlags::empty());
                 }
                 Err(error) => reply.error(errno_of_inode(&error)),
@@ -502,8 +503,8 @@ impl Filesystem for PolvoFilesystem {
             let listed = self.list(fh, offset, |listed, next| {
                 let kind = listed.file_type();
                 let full = match listed {
-                    Listed::Dot(ino, name) => reply.add(INodeNo(ino.0), next, kind, name),
-                    Listed::Entry(e) => reply.add(INodeNo(e.target.ino.0), next, kind, OsStr::from_bytes(&e.name)),
+                    Listed::Dot(node, name) => reply.add(node, next, kind, name),
+                    Listed::Entry(e) => reply.add(node_id(e.target), next, kind, OsStr::from_bytes(&e.name)),
                 };
                 Ok(if full { Taken::Full } else { Taken::Yes })
             });
@@ -537,7 +538,7 @@ impl Filesystem for PolvoFilesystem {
                         return Ok(Taken::Full);
                     }
                     if counted {
-                        self.inodes.remember(&attr, dir.ino);
+                        self.inodes.remember(&attr, node_id(dir));
                     }
                     Ok(Taken::Yes)
                 })
@@ -568,7 +569,7 @@ impl Filesystem for PolvoFilesystem {
             let nodes = match usage {
                 Ok((nodes, _unreachable)) => nodes,
                 Err(error) => {
-                    self.complaints.failed("statfs", ino.0, &error);
+                    self.complaints.failed("statfs", ino, &error);
                     return reply.error(errno(&error));
                 }
             };
@@ -634,7 +635,7 @@ impl Filesystem for PolvoFilesystem {
             let Some(name) = xattr::stored_name(name.as_bytes(), self.acl) else {
                 return reply.error(Errno::EOPNOTSUPP);
             };
-            if name == xattr::COUNTERS && Ino(ino.0) == Ino::ROOT {
+            if name == xattr::COUNTERS && ino == INodeNo::ROOT {
                 let counters = xattr::counters(&self.client.counters());
                 return reply_xattr(Ok(counters.into_bytes()), size, reply);
             }

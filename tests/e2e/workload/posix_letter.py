@@ -687,6 +687,34 @@ def a_file_handle_names_its_file_on_every_mount():
     os.rmdir(path(A, "handles"))
 
 
+@check
+def a_file_handle_names_the_later_file_of_a_slot_too():
+    os.mkdir(path(A, "again"))
+    places = set()
+    used_again = 0
+    for _ in range(10):  # files and directories that every mount has seen and one has removed, in slots used before
+        for n in range(10):
+            os.mkdir(path(A, f"again/d{n}"))
+            make(A, f"again/d{n}/f", b"later")
+            names = [f"again/d{n}", f"again/d{n}/f"]
+            for name in names:
+                place = os.stat(path(A, name)).st_ino & ~(0xFF << 40)
+                used_again += place in places
+                places.add(place)
+            handles = [file_handle(path(A, name)) for name in names]
+            for mount in DIRS:
+                for name, handle in zip(names, handles):
+                    fd = open_handle(mount, handle, os.O_RDONLY)
+                    assert os.fstat(fd).st_ino == os.stat(path(mount, name)).st_ino
+                    os.close(fd)
+                assert os.listdir(path(mount, f"again/d{n}")) == ["f"]
+        for n in range(10):
+            os.unlink(path(A, f"again/d{n}/f"))
+            os.rmdir(path(A, f"again/d{n}"))
+    assert used_again >= 20, f"only {used_again} slots were used again"
+    os.rmdir(path(A, "again"))
+
+
 def main():
     failed = 0
     for function in CHECKS:

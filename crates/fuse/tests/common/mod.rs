@@ -3,7 +3,7 @@
 
 use polvo_client::Client;
 use polvo_cluster::{Timeouts, initial_map};
-use polvo_fabric::{Address, Identity, Role};
+use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::NodeId;
 use polvo_fuse::{Mount, MountError, MountOptions};
 use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
@@ -77,6 +77,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
             cluster: CLUSTER,
             secret,
             role: Role::Node(NODE.0),
+            security: Security::default(),
         },
         listen: vec![address],
         map: initial_map(CLUSTER, vec![info], 3),
@@ -84,6 +85,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         transactions: Transactions::default(),
         name: "test".to_owned(),
         one_sided: polvo_node::OneSided::All,
+        accept_older_pool: false,
     };
     let space = PoolSpace::open(pmem).expect("a fresh pool opens");
     let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("a fresh pool opens");
