@@ -15,11 +15,13 @@ POLVO := $(BIN)/polvo
 # by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
 	idle \
-	limits \
+	limits:FILES=250000 \
 	three-mounts \
 	locks:ROUNDS=100 \
 	node-gone \
 	partition:ROUNDS=3 \
+	held-back \
+	set-back \
 	posix-letter \
 	overlay \
 	mounting \
@@ -29,9 +31,9 @@ E2E := \
 	bad-input \
 	repair \
 	rename-storm:TIME=20 \
-	real-programs:PARTS=trees+crate+sqlite+archives \
+	real-programs:PARTS=trees+crate+sqlite \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance disjoint-writers kill9 make-run partition real-programs rename-storm
+E2E_LONG := balance conformance disjoint-writers kill9 limits make-run partition real-programs rename-storm
 
 .PHONY: help
 help: ## This list

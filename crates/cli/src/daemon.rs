@@ -16,7 +16,7 @@ use polvo_client::Client;
 use polvo_fabric::{Address, Identity, Role};
 use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::Cred;
+use polvo_proto::{Cred, FsError};
 use polvo_region::PoolSpace;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,12 +30,13 @@ use tracing::{info, warn};
 pub const READY: &str = "ready";
 
 /// Runs a node to its end. Returns when it was asked to stop (SIGTERM, SIGINT, a `Shutdown` request).
-pub fn run(config: &Config) -> Result<(), CliError> {
+/// `accept_older_pool`: even if other nodes have seen a later copy of the pool.
+pub fn run(config: &Config, accept_older_pool: bool) -> Result<(), CliError> {
     let (cluster, secret) = config.cluster_and_secret()?;
     descriptors::raise_limit(descriptors::NODE_WANTS);
     let pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
     let space = open_pool(config, cluster)?;
-    let node = open_node(config, cluster, secret.secret, space)?;
+    let node = open_node(config, cluster, secret.secret, space, accept_older_pool)?;
     polvo_fabric::set_serve_spin_limit(config.poll);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -91,6 +92,7 @@ fn open_node(
     cluster: ClusterId,
     secret: Arc<[u8]>,
     space: Arc<PoolSpace>,
+    accept_older_pool: bool,
 ) -> Result<Arc<Node>, CliError> {
     let node_config = NodeConfig {
         id: config.node,
@@ -98,6 +100,7 @@ fn open_node(
             cluster: cluster.0,
             secret,
             role: Role::Node(config.node.0),
+            security: config.security,
         },
         listen: config.listen.clone(),
         map: cluster_map(config, cluster),
@@ -105,6 +108,7 @@ fn open_node(
         transactions: Transactions::default(),
         name: format!("node {}", config.node.0),
         one_sided: config.one_sided,
+        accept_older_pool,
     };
     let started = Instant::now();
     let mut last = String::new();
@@ -135,6 +139,7 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
     // `serve` drops the sender when it fails before it has bound its addresses.
     let Ok(bound) = bound_rx.await else {
         return Err(match (&mut serving).await {
+            Ok(Err(e @ FsError::SetBack { .. })) => set_back(config, &e),
             Ok(Err(e)) => CliError::Listen(e.to_string()),
             Ok(Ok(())) => CliError::Listen("stopped before it was ready".into()),
             Err(join) => CliError::Other(format!("the node failed: {join}")),
@@ -187,8 +192,17 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
         }
     };
     match result {
+        Ok(Err(e @ FsError::SetBack { .. })) => Err(set_back(config, &e)),
         Ok(result) => result.doing(|| format!("node {}", config.node.0)),
         Err(join) => Err(CliError::Other(format!("the node failed: {join}"))),
+    }
+}
+
+/// The pool is an older copy of itself.
+fn set_back(config: &Config, error: &FsError) -> CliError {
+    CliError::SetBack {
+        pool: config.pool.display().to_string(),
+        why: error.to_string(),
     }
 }
 

@@ -23,6 +23,8 @@ pub enum Exit {
     Pool = 4,
     /// `polvod`: the mount failed.
     Mount = 5,
+    /// `polvod`: the pool is an older copy of itself.
+    SetBack = 6,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -90,6 +92,17 @@ pub enum CliError {
         /// why, and what to do
         why: String,
     },
+    /// a pool is an older copy of itself
+    #[error(
+        "pool {pool}: {why}; restore the later copy, or, if there is none, start polvod once with --accept-older-pool, and \
+         repair the cluster with `polvo fsck --repair` when all nodes are stopped"
+    )]
+    SetBack {
+        /// path of the pool
+        pool: String,
+        /// who says so
+        why: String,
+    },
     /// an address cannot be used
     #[error(transparent)]
     Fabric(#[from] FabricError),
@@ -117,6 +130,7 @@ impl CliError {
             CliError::Listen(_) => Exit::Address,
             CliError::Pool { .. } => Exit::Pool,
             CliError::Mount { .. } => Exit::Mount,
+            CliError::SetBack { .. } => Exit::SetBack,
             CliError::Os { .. } | CliError::Fs { .. } | CliError::Fabric(_) | CliError::Other(_) => Exit::Failure,
         }
     }

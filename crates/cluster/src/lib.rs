@@ -16,6 +16,7 @@ mod links;
 mod map_cell;
 mod one_sided;
 mod placement;
+mod pools_seen;
 mod session;
 mod timeouts;
 
@@ -29,5 +30,6 @@ pub use links::Links;
 pub use map_cell::MapCell;
 pub use one_sided::{RegionVerb, within};
 pub use placement::{candidates, initial_map};
+pub use pools_seen::PoolsSeen;
 pub use session::SessionContext;
 pub use timeouts::Timeouts;

@@ -8,11 +8,13 @@
 mod attr;
 mod checksum;
 mod error;
+mod history;
 mod ids;
 mod inode;
 mod log_entry;
 mod log_page;
 mod log_record;
+mod peer_record;
 mod redo;
 mod region_header;
 mod segment;
@@ -20,6 +22,7 @@ mod superblock;
 
 pub use attr::{Attr, FileKind};
 pub use error::FormatError;
+pub use history::{ERAS_KEPT, Era, History, KnownPool, PoolPast};
 pub use ids::{
     Epoch, Generation, Gpa, Ino, NodeId, Origin, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId,
 };
@@ -30,12 +33,13 @@ pub use inode::{
 pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX, XATTR_PART_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
 pub use log_record::{LogEntries, Record, entry_units, seal};
+pub use peer_record::{PEER_PLACE, PEER_RECORD_SIZE, PEERS_MAX, PeerRecord};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
-pub use region_header::RegionHeader;
+pub use region_header::{Floor, REGION_FLOOR, RegionHeader};
 pub use segment::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
-    FORMAT_VERSION, POOL_MAGIC, PoolLayout, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS,
-    Superblock,
+    FORMAT_VERSION, POOL_MAGIC, PoolLayout, REDO_SLOT_SIZE, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED,
+    SUPERBLOCKS, Superblock,
 };
 
 /// A cache line: the unit in which the medium may tear a store of more than eight bytes.

@@ -4,6 +4,8 @@
 //! Two copies lie at offsets 0 and [`SUPERBLOCK_SIZE`]; a change is written to the older one with a generation raised
 //! by one, so that at any moment one copy is whole.
 
+use crate::history::{ERAS_KEPT, History};
+use crate::peer_record::{PEER_PLACE, PEERS_MAX};
 use crate::{FormatError, NodeId, PAGE, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -57,7 +59,9 @@ struct Raw {
     segments: U32,
     reserved2: U32,
     sequence: U64,
-    reserved3: [u8; 132],
+    era: U64,
+    marks: [U64; ERAS_KEPT as usize],
+    reserved3: [u8; 60],
     crc: U32,
 }
 
@@ -149,6 +153,15 @@ impl PoolLayout {
         self.redo_offset + u64::from(slot) * u64::from(REDO_SLOT_SIZE)
     }
 
+    /// Where the records of peers lie ([`crate::PeerRecord`]), and for how many nodes there is room: between the redo log and
+    /// the first segment, as far as they are apart.
+    pub fn peers(&self) -> (u64, u64) {
+        let offset = self.redo_offset + u64::from(self.redo_slots) * u64::from(REDO_SLOT_SIZE);
+        let offset = offset.next_multiple_of(PEER_PLACE);
+        let room = self.segments_offset.saturating_sub(offset) / PEER_PLACE;
+        (offset, room.min(PEERS_MAX))
+    }
+
     /// Every zone lies in the pool, aligned, and none covers another.
     fn check(&self) -> Result<(), String> {
         let page = PAGE as u64;
@@ -209,6 +222,8 @@ pub struct Superblock {
     pub layout: PoolLayout,
     /// Numbers below it may have been handed out.
     pub sequence: u64,
+    /// The latest eras of the pool.
+    pub history: History,
 }
 
 impl Superblock {
@@ -238,7 +253,9 @@ impl Superblock {
             segments: U32::new(self.layout.segments),
             reserved2: U32::ZERO,
             sequence: U64::new(self.sequence),
-            reserved3: [0; 132],
+            era: U64::new(self.history.era),
+            marks: self.history.marks.map(U64::new),
+            reserved3: [0; 60],
             crc: U32::ZERO,
         };
         raw.crc = U32::new(checksum::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]));
@@ -289,6 +306,10 @@ impl Superblock {
                 segments: raw.segments.get(),
             },
             sequence: raw.sequence.get(),
+            history: History {
+                era: raw.era.get(),
+                marks: raw.marks.map(U64::get),
+            },
         };
         superblock
             .layout
@@ -302,6 +323,9 @@ impl Superblock {
         }
         if superblock.sequence == 0 || superblock.sequence >> 48 != 0 {
             return Err(FormatError::invalid(WHAT, format!("sequence {}", superblock.sequence)));
+        }
+        if superblock.history.era >> 48 != 0 {
+            return Err(FormatError::invalid(WHAT, format!("era {}", superblock.history.era)));
         }
         Ok(superblock)
     }
@@ -319,6 +343,10 @@ mod tests {
             node: NodeId(7),
             layout: PoolLayout::plan(64 << 20, None).unwrap(),
             sequence: 1 << 20,
+            history: History {
+                era: 3,
+                marks: [8, 1, 2, 3, 4, 5, 6, 7],
+            },
         }
     }
 

@@ -251,17 +251,30 @@ async fn still_held(links: &Rc<Links>, region: RegionId, locks: &[(TxnId, Gpa)])
     Ok(held)
 }
 
+/// Lock words. One whose segment has gone back to the pool is free: nothing in it was in use any more.
 async fn read_words(links: &Links, region: RegionId, at: impl Iterator<Item = Gpa>) -> Result<Vec<u64>, FsError> {
     let at: Vec<Gpa> = at.collect();
-    let mut words = vec![[0u8; 8]; at.len()];
-    let mut reads: Vec<RegionVerb<'_>> = at
-        .into_iter()
-        .zip(&mut words)
-        .map(|(at, into)| RegionVerb::Read { at, into })
-        .collect();
-    links.one_sided(region, &mut reads).await?;
-    drop(reads);
+    let mut words = vec![FREE; at.len()];
+    match read_at(links, region, &at, &mut words).await {
+        Err(FsError::Invalid(_)) => {
+            for (at, word) in at.chunks(1).zip(words.chunks_mut(1)) {
+                match read_at(links, region, at, word).await {
+                    Err(FsError::Invalid(_)) => word[0] = FREE,
+                    read => read?,
+                }
+            }
+        }
+        read => read?,
+    }
     Ok(words.into_iter().map(u64::from_le_bytes).collect())
+}
+
+async fn read_at(links: &Links, region: RegionId, at: &[Gpa], words: &mut [[u8; 8]]) -> Result<(), FsError> {
+    let reads = at
+        .iter()
+        .zip(words)
+        .map(|(at, into)| RegionVerb::Read { at: *at, into });
+    links.one_sided(region, &mut reads.collect::<Vec<_>>()).await
 }
 
 /// One more attempt at every decided transaction that somebody may still wait for: by housekeeping, at every tick.
@@ -344,6 +357,7 @@ impl Node {
         if fenced != Reply::Done {
             return Err(FsError::Io("a participant did not fence".into()));
         }
+        links.forget_segments(part.region);
         let words = read_words(links, part.region, part.locks.iter().copied()).await?;
         // Locks are let go after all writes: if one is, the writes are in place, and others may have written since.
         let write = words.iter().all(|word| *word == txn.0) || planted(Planted::DispatchedTwice);

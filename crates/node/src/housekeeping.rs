@@ -16,8 +16,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// How often a node looks after itself. It does nothing in between.
 pub(crate) const PERIOD: Duration = Duration::from_millis(500);
-/// Usage of the other nodes is asked for every period in which inodes were placed, else every so many.
-const USAGE_EVERY_IDLE: u64 = 20;
+/// Every so many periods nodes show each other what their pools are, and ask for each other's usage (which they do every period in
+/// which inodes were placed, too).
+const EXCHANGE_EVERY: u64 = 20;
 /// An inode held by a transaction for so long makes us ask its coordinator.
 const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
 /// Pieces of log garbage collection a region and period.
@@ -46,13 +47,39 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
                 last_renewal = Instant::now();
                 links.renew().await;
             }
-            if node.fullness.take_used() || round % USAGE_EVERY_IDLE == 0 {
+            if node.fullness.take_used() || round % EXCHANGE_EVERY == 0 {
                 exchange_usage(&node, &links).await;
+            }
+            if round % EXCHANGE_EVERY == 0
+                && let Err(error) = node.show_past(&links).await
+            {
+                tracing::error!(%error, "stopping");
+                *node.refused.lock() = Some(error);
+                node.stop();
             }
             dispatch::dispatch_left_over(&node, &links).await;
         };
         tokio::join!(settled, rest);
         collect_garbage(&node).await;
+    }
+}
+
+/// Connects again to nodes whose connection was lost, for the length of a lease: until one that was started anew has heard of us,
+/// it holds space back that we might still be storing to. Runs until it is dropped.
+pub(crate) async fn return_to_restarted(node: Arc<Node>, links: Rc<Links>) {
+    let (lease, every) = (node.config.timeouts.lease, node.config.timeouts.renew_every());
+    loop {
+        // a connection that was made meanwhile is watched from the next round on
+        if tokio::time::timeout(every, links.lost()).await.is_err() {
+            continue;
+        }
+        let since = Instant::now();
+        while since.elapsed() < lease {
+            tokio::time::sleep(PERIOD).await;
+            if links.renew().await.iter().all(|(_, answer)| answer.is_ok()) {
+                break;
+            }
+        }
     }
 }
 
@@ -113,7 +140,7 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
     .await;
 }
 
-/// In small pieces, so that requests come in between.
+/// In small pieces, so that requests come in between; then what is empty goes back to the pool.
 async fn collect_garbage(node: &Arc<Node>) {
     for served in node.regions.values() {
         for _ in 0..GARBAGE_PIECES {
@@ -121,6 +148,10 @@ async fn collect_garbage(node: &Arc<Node>) {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+        let given_back = served.shrink();
+        if given_back > 0 {
+            tracing::debug!(region = served.id.0, given_back, "segments of inodes and logs");
         }
     }
 }

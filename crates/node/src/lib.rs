@@ -37,6 +37,7 @@ mod names;
 mod node;
 mod peer_services;
 mod permission;
+mod pool_past;
 mod probe;
 mod reactor;
 mod rename;

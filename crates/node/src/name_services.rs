@@ -267,7 +267,10 @@ impl Turn<'_> {
                 Err(Failure::NoRoom(node, error)) => {
                     self.node.fullness.note_full(node);
                     rejected.push(node);
-                    no_room = error;
+                    // room that is held back comes if one waits for it
+                    if no_room != FsError::HeldBack {
+                        no_room = error;
+                    }
                 }
                 Err(Failure::Fs(error)) => return Err(error),
             }

@@ -56,6 +56,8 @@ pub struct NodeConfig {
     pub name: String,
     /// To whom one-sided access to file data is given.
     pub one_sided: OneSided,
+    /// Serve the pool although other nodes have seen a later copy of it: what was done since this copy is lost.
+    pub accept_older_pool: bool,
 }
 
 /// One node: its pool, its regions, its sessions. `Send + Sync`: entered by whichever thread needs it.
@@ -87,6 +89,8 @@ pub struct Node {
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
     pub(crate) stopping: watch::Sender<bool>,
+    /// Why this pool must not be served any longer.
+    pub(crate) refused: Mutex<Option<FsError>>,
     /// Requests under way.
     pub(crate) under_way: AtomicU64,
     /// Decided transactions that are being dispatched.
@@ -200,6 +204,13 @@ impl Node {
         );
         // a transaction waits for its participants only as long as others can wait for it
         context.set_patience(config.timeouts.connect);
+        let others = map.get();
+        let others = others.nodes.iter().map(|node| node.id).filter(|id| *id != config.id);
+        let seen: Vec<_> = others.filter_map(|id| Some((id, space.peer(id)?))).collect();
+        let keep = space.clone();
+        context
+            .pools()
+            .remember(seen, move |peer, known| keep.remember_peer(peer, known));
         let node = Arc::new(Node {
             clock,
             pmem,
@@ -221,6 +232,7 @@ impl Node {
             held_back: AtomicBool::new(held_back),
             tick: AtomicU64::new(1),
             stopping: watch::channel(false).0,
+            refused: Mutex::default(),
             under_way: AtomicU64::new(0),
             dispatching: AtomicU64::new(0),
             bound: Mutex::default(),
@@ -332,7 +344,12 @@ impl Node {
             Err(RegionError::Fs(FsError::NoSpace)) => {
                 self.give_out_held_back();
                 self.collect_segments();
-                f()
+                match f() {
+                    Err(RegionError::Fs(FsError::NoSpace)) if self.held_back.load(Relaxed) => {
+                        Err(FsError::HeldBack.into())
+                    }
+                    result => result,
+                }
             }
             result => result,
         }

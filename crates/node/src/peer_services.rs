@@ -3,7 +3,7 @@
 use crate::served::Served;
 use crate::sessions::Party;
 use crate::turn::Turn;
-use polvo_format::{NodeId, RegionId, SessionId, TxnId};
+use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
 use polvo_proto::{Answer, FsError, InodeRef, Intent, Reply};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,6 +15,14 @@ impl Turn<'_> {
             Party::Node(node) => Ok(node),
             Party::Client => Err(FsError::NotPermitted),
         }
+    }
+
+    /// The pool of the node that asks, and ours.
+    pub fn past(&self, theirs: &PoolPast) -> Answer {
+        let node = self.asking_node()?;
+        let seen = self.node.context.pools().see(node, theirs);
+        seen.inspect_err(|error| tracing::error!(%error, "refused"))?;
+        Ok(Reply::Past(self.node.space.past()))
     }
 
     pub async fn collect(

@@ -22,6 +22,8 @@ use tokio::time::Instant;
 
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 4096;
+/// Of these, clients leave so many to nodes.
+const CONNECTIONS_OF_NODES: usize = 256;
 /// Most connections of one session: one for each thread of a client.
 const SESSION_CONNECTIONS_MAX: usize = 512;
 /// A connection over which no session has been attached for so long is closed.
@@ -57,10 +59,15 @@ impl Connections {
         number
     }
 
-    /// Is there room for one more? If not, the one that has been there longest without a session makes room.
-    fn make_room(&self) -> bool {
+    /// Is there room for one more, of a node or of a client? If not, the one that has been there longest without a session makes
+    /// room.
+    fn make_room(&self, party: Party) -> bool {
         let mut live = self.live.borrow_mut();
-        if live.len() < CONNECTIONS_MAX {
+        let most = match party {
+            Party::Node(_) => CONNECTIONS_MAX,
+            Party::Client => CONNECTIONS_MAX - CONNECTIONS_OF_NODES,
+        };
+        if live.len() < most {
             return true;
         }
         let idle = live.iter().find(|(_, c)| c.session.borrow().is_none());
@@ -125,9 +132,16 @@ impl Node {
     /// Runs on the current LocalSet. `ready` is called once every listener is bound, with the bound addresses.
     ///
     /// # Errors
-    /// An address that is malformed or in use.
+    /// An address that is malformed or in use; [`FsError::SetBack`] when another node has seen a later copy of the pool.
     pub async fn serve(self: Arc<Self>, ready: impl FnOnce(&[Address])) -> Result<(), FsError> {
         let mut stopping = self.stopping.subscribe();
+        let mut tasks = JoinSet::new();
+        tasks.spawn_local(polvo_fabric::poller());
+        let links = self.new_links();
+        if let Err(error) = self.begin_era(&links).await {
+            links.detach().await;
+            return Err(error);
+        }
         let mut listeners = Vec::with_capacity(self.config.listen.len());
         for address in &self.config.listen {
             let bound = Listener::bind(address, &self.config.identity, &self.memory).await;
@@ -137,13 +151,11 @@ impl Node {
         *self.bound.lock() = addresses.clone();
         ready(&addresses);
 
-        let links = self.new_links();
         let connections = Rc::new(Connections::default());
-        let mut tasks = JoinSet::new();
-        tasks.spawn_local(polvo_fabric::poller());
         for listener in listeners {
             tasks.spawn_local(accept(self.clone(), links.clone(), connections.clone(), listener));
         }
+        tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(housekeeping::run(self.clone(), links.clone(), connections.clone()));
 
@@ -162,9 +174,13 @@ impl Node {
             tracing::warn!("requests were under way when the time to stop was over");
         }
         connections.close_where(|_, _| true);
+        let refused = self.refused.lock().take();
+        if refused.is_none() {
+            self.end_era(&links).await;
+        }
         links.detach().await;
         tasks.shutdown().await;
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// Where this node listens.
@@ -193,9 +209,9 @@ async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>,
             }
         };
         while serving.try_join_next().is_some() {}
-        if !connections.make_room() {
+        if !connections.make_room(party_of(&pair)) {
             if let Some(more) = warnings.may_say() {
-                tracing::warn!(more, "{CONNECTIONS_MAX} connections are open; one more was refused");
+                tracing::warn!(more, "too many connections are open; one more was refused");
             }
             pair.close();
             continue;
@@ -211,12 +227,16 @@ async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>,
     }
 }
 
-/// Counts a connection from now on.
-fn begin(connections: &Connections, pair: QueuePair) -> (Rc<Connection>, u64) {
-    let party = match pair.peer() {
+fn party_of(pair: &QueuePair) -> Party {
+    match pair.peer() {
         Role::Node(id) => Party::Node(NodeId(id)),
         Role::Client => Party::Client,
-    };
+    }
+}
+
+/// Counts a connection from now on.
+fn begin(connections: &Connections, pair: QueuePair) -> (Rc<Connection>, u64) {
+    let party = party_of(&pair);
     let connection = Rc::new(Connection {
         party,
         session: RefCell::new(None),

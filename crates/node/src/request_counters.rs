@@ -46,6 +46,7 @@ kinds!(
     SetXattr,
     RemoveXattr,
     Usage,
+    Past,
     Status,
     Check,
     Shutdown,

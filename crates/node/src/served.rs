@@ -1,6 +1,5 @@
 //! A region served here: the region behind its lock, and where its segments lie.
 
-use crate::error::to_fs;
 use crate::node::OneSided;
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
@@ -145,16 +144,28 @@ impl Served {
         }
     }
 
-    /// Gives data segments that hold nothing back to the pool, their keys taken away first; returns how many.
+    /// Space is short: gives segments that hold nothing back to the pool; returns how many.
     pub fn release_segments(&self) -> u32 {
+        self.giving_back(|region, last_word| region.release_segments(last_word))
+    }
+
+    /// Now and then: gives segments of inodes and logs back that are not needed, and does a bounded piece of work for more of
+    /// them to be empty; returns how many.
+    pub fn shrink(&self) -> u32 {
+        self.giving_back(|region, last_word| region.shrink(last_word))
+    }
+
+    /// Does something that gives segments back, their keys taken away first.
+    fn giving_back<R>(&self, f: impl FnOnce(&mut Region, &mut dyn FnMut(u32)) -> R) -> R {
         let mut region = self.region.lock();
         // those that came before one that goes are not to be missed
         self.take_over_segments(&region);
-        region.release_segments(|index| {
+        f(&mut region, &mut |index| {
             let mut places = self.places.write();
             if let Ok(at) = places.known.binary_search_by_key(&index, |place| place.index) {
                 let place = places.known.remove(at);
-                self.memory.deregister(RemoteKey(place.write_key));
+                let keys = [place.write_key, place.read_key].into_iter().filter(|key| *key != 0);
+                keys.for_each(|key| self.memory.deregister(RemoteKey(key)));
             }
         })
     }
@@ -215,18 +226,16 @@ impl Served {
             .ok_or_else(|| FsError::Invalid(format!("{at:?} and {len} bytes on are not in a segment")))
     }
 
-    /// Makes `len` bytes that a participant of this pool contributed durable: all writes, then the locks let go. When
-    /// some locks are found let go already, all writes are in place since the first time, and later ones of others
+    /// Makes what a participant of this pool contributed durable: all writes, then the locks let go. When some locks are found
+    /// let go already (or gone, with their segment), all writes are in place since the first time, and later ones of others
     /// may be too, so nothing is written any more.
     pub fn dispatch(&self, txn: TxnId, writes: &[(Gpa, Vec<u8>)], locks: &[Gpa]) -> Result<(), FsError> {
-        let held = locks
-            .iter()
-            .map(|lock| self.locate(*lock, 8).map(|(at, _)| at))
-            .collect::<Result<Vec<_>, _>>()?;
+        let located = locks.iter().filter_map(|lock| self.locate(*lock, 8).ok());
+        let held: Vec<u64> = located.map(|(at, _)| at).collect();
         if held.iter().any(|at| at % 8 != 0) {
             return Err(FsError::Io("lock word out of line in a transaction's record".into()));
         }
-        if held.iter().all(|at| self.pmem.read_u64(*at) == txn.0) {
+        if held.len() == locks.len() && held.iter().all(|at| self.pmem.read_u64(*at) == txn.0) {
             for (at, bytes) in writes {
                 let (offset, _) = self.locate(*at, bytes.len())?;
                 self.pmem.write(offset, bytes);
@@ -285,11 +294,6 @@ impl Served {
     /// What this thread has stored is in place, and durable, after this.
     pub fn end_stores(&self) {
         self.pmem.fence();
-    }
-
-    /// `enter`, for who does not wait for held inodes.
-    pub fn enter_at_once<T>(&self, f: impl FnOnce(&mut Region) -> Result<T, RegionError>) -> Result<T, FsError> {
-        self.enter(f).map_err(to_fs)
     }
 }
 

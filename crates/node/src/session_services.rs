@@ -132,6 +132,7 @@ impl Node {
             number: session.number,
             needs_sync: self.needs_sync(),
             one_sided: self.gives_one_sided(party),
+            past: self.space.past(),
         };
         Ok((session, reply))
     }
@@ -213,6 +214,7 @@ impl Turn<'_> {
             } => self.set_xattr(inode, &name, &value, mode).await,
             Request::RemoveXattr { inode, name } => self.remove_xattr(inode, &name).await,
             Request::Usage => Ok(Reply::Usage(self.node.usage())),
+            Request::Past(past) => self.past(&past),
             Request::Status => Ok(Reply::Json(self.node.status())),
             Request::Check { region, page } => {
                 let served = self.served(region)?;

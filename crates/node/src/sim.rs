@@ -19,9 +19,10 @@ use crate::check_pages::facts;
 use crate::{Clock, Node, NodeConfig, OneSided, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
-use polvo_fabric::{Address, Identity, Role};
+use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{NodeId, SessionId};
 use polvo_pmem::Pmem;
+use polvo_pmem::sim::{CrashImage, KeepAll};
 use polvo_proto::{ClusterMap, FsError, NodeInfo, join_facts};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::cell::Cell;
@@ -138,6 +139,7 @@ fn identity(role: Role) -> Identity {
         cluster: CLUSTER,
         secret: b"a secret of the simulated cluster".as_slice().into(),
         role,
+        security: Security::default(),
     }
 }
 
@@ -220,6 +222,18 @@ impl Cluster {
         &self.hosts[usize::from(node)].pmem
     }
 
+    /// What the pool of a node holds now.
+    pub fn copy_of_pool(&self, node: u16) -> CrashImage {
+        self.pmem(node).sim().expect("pools are simulated").image(&mut KeepAll)
+    }
+
+    /// Puts a copy in the place of the pool of a node that does not run.
+    pub fn set_back(&mut self, node: u16, copy: &CrashImage) {
+        let host = &mut self.hosts[usize::from(node)];
+        assert!(host.running.is_none(), "node {node} runs");
+        host.pmem = Pmem::simulated_from_image(copy);
+    }
+
     /// True while it has been started and has neither crashed nor stopped.
     pub fn is_running(&self, node: u16) -> bool {
         self.hosts[usize::from(node)]
@@ -228,8 +242,17 @@ impl Cluster {
             .is_some_and(|running| !running.task.is_finished())
     }
 
-    /// Starts a node on what its pool holds. Errors are those of opening the pool and of `Node::open`.
+    /// Starts a node on what its pool holds. Errors are those of opening the pool, of `Node::open` and of `Node::serve`.
     pub async fn restart(&mut self, node: u16) -> Result<(), FsError> {
+        self.start_node(node, false).await
+    }
+
+    /// As `restart`, although other nodes have seen a later copy of the pool.
+    pub async fn restart_accepting(&mut self, node: u16) -> Result<(), FsError> {
+        self.start_node(node, true).await
+    }
+
+    async fn start_node(&mut self, node: u16, accept_older_pool: bool) -> Result<(), FsError> {
         let host = &self.hosts[usize::from(node)];
         assert!(host.running.is_none(), "node {node} runs already");
         self.network.reconnect(&host_name(node));
@@ -243,6 +266,7 @@ impl Cluster {
             transactions: self.options.transactions,
             name: host_name(node),
             one_sided: self.options.one_sided,
+            accept_older_pool,
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
         let (ready, is_ready) = oneshot::channel();
@@ -251,9 +275,10 @@ impl Cluster {
             let serve = served.serve(|_| ready.send(()).expect("the cluster waits for its nodes"));
             LocalSet::new().run_until(serve).await
         });
-        is_ready
-            .await
-            .map_err(|_| FsError::Io(format!("node {node} did not start")))?;
+        if is_ready.await.is_err() {
+            task.await.expect("a node does not panic")?;
+            return Err(FsError::Io(format!("node {node} did not start")));
+        }
         self.hosts[usize::from(node)].running = Some(Running { node: opened, task });
         Ok(())
     }
@@ -275,6 +300,14 @@ impl Cluster {
     pub async fn power_cut(&mut self, node: u16, seed: u64) {
         self.crash(node).await;
         self.pmem(node).sim().expect("pools are simulated").power_cut(seed);
+    }
+
+    /// What a node ended with that was not asked to.
+    pub async fn ended(&mut self, node: u16) -> Result<(), FsError> {
+        let running = self.hosts[usize::from(node)].running.take().expect("this node runs");
+        let result = running.task.await.expect("a node does not panic");
+        self.network.disconnect(&host_name(node));
+        result
     }
 
     /// Stops a node in good order.

@@ -226,9 +226,9 @@ async fn decide(
     }
     let intents = completed(intents.to_vec(), outcomes);
     let now_ns = turn.now_ns();
-    let decided = turn
-        .served(own)?
-        .enter_at_once(|region| turn.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns)))?;
+    let served = turn.served(own)?;
+    let decide = |region: &mut Region| turn.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns));
+    let decided = turn.node.enter_with_room(served, decide).map_err(to_fs)?;
     outcomes.take(&intents, &decided.outcomes);
     Ok(decided.record)
 }
@@ -268,7 +268,10 @@ async fn local(
 
 /// Tells an error of the place that was chosen for a new inode from one of the operation.
 fn place(turn: &Turn<'_>, region: RegionId, intents: &[Intent], error: FsError) -> Failure {
-    let elsewhere = matches!(error, FsError::NoSpace | FsError::Unreachable { .. });
+    let elsewhere = matches!(
+        error,
+        FsError::NoSpace | FsError::HeldBack | FsError::Unreachable { .. }
+    );
     match turn.links.primary(region) {
         Ok(node) if elsewhere && intents.iter().any(Intent::makes_inode) => Failure::NoRoom(node, error),
         _ => Failure::from(error),

@@ -253,6 +253,59 @@ fn creates_and_removals_survive_their_coordinator_too() {
     }
 }
 
+/// A transaction is dispatched, its coordinator dies before it has said so, and the segment of inodes that it has touched goes
+/// back to the pool meanwhile.
+#[test]
+fn what_was_dispatched_ends_although_its_segment_is_gone() {
+    run(options(19), async |cluster| {
+        let slots = (1 << 18) / INODE_SIZE as u64;
+        let c = Caller::new(cluster, "client");
+        let dir = c.directory_at(cluster, 0, "d").await;
+        let crowd = c.directory_at(cluster, 1, "crowd").await;
+        let mut others = Vec::new();
+        let region = loop {
+            let name = format!("f{}", others.len());
+            let file = c.create(crowd, &name).await.unwrap();
+            others.push((name, file));
+            if primary(cluster, file) == 1 && file.ino.slot() >= slots {
+                break file.ino.region();
+            }
+        };
+        let mut tries = 0..;
+        let (doomed, file) = loop {
+            let name = format!("doomed{}", tries.next().unwrap());
+            let file = c.create(dir, &name).await.unwrap();
+            if file.ino.region() == region && file.ino.slot() >= slots {
+                break (name, file);
+            }
+            c.unlink(dir, &name).await.unwrap();
+        };
+        cluster.rest().await;
+        cluster.node(0).stop_coordinator_at(Phase::Dispatched);
+        let asking = {
+            let (c, doomed) = (c.clone(), doomed.clone());
+            spawn_local(async move { c.unlink(dir, &doomed).await })
+        };
+        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        cluster.crash(0).await;
+        for (name, _) in others.iter().filter(|(_, other)| other.ino.region() == region) {
+            c.unlink(crowd, name).await.unwrap();
+        }
+        cluster.sleep(Duration::from_secs(5)).await;
+        let segments = Request::Segments { region, from: 0 };
+        match c.ask_node(1, segments).await {
+            Ok(Reply::Segments(map)) => assert!(map.locate(file.ino.offset().unwrap()).is_none(), "it went back"),
+            other => panic!("{other:?}"),
+        }
+        cluster.restart(0).await.unwrap();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        cluster.rest().await;
+        assert_eq!(c.find(dir, &doomed).await, Err(FsError::NotFound));
+        assert_eq!(c.attr(file).await.err(), Some(FsError::Stale));
+        healthy(cluster).await;
+    });
+}
+
 #[test]
 fn a_participant_that_dies_gets_its_part_when_it_is_back() {
     for power in [None, Some(1), Some(2), Some(3)] {

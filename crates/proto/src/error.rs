@@ -94,6 +94,23 @@ pub enum FsError {
     /// EINTR: a wait was called off
     #[error("interrupted")]
     Interrupted,
+    /// ENOSPC, when it lasts: there would be room, but for what a node that was started anew holds back until nobody can still be
+    /// storing there for the run before. Try again.
+    #[error("no space left but for what is held back since a node was started anew")]
+    HeldBack,
+    /// A node serves an older copy of its pool than the one that was seen.
+    #[error(
+        "node {node} serves an older copy of its pool: era {seen} of the pool was seen, and is none of the {found} that this \
+         copy has had"
+    )]
+    SetBack {
+        /// which
+        node: u16,
+        /// number of the era that was seen of its pool
+        seen: u64,
+        /// how many the copy has had
+        found: u64,
+    },
 }
 
 impl FsError {
@@ -103,7 +120,7 @@ impl FsError {
             FsError::NotPermitted => 1,
             FsError::NotFound => 2,
             FsError::Interrupted => 4,
-            FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch => 5,
+            FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch | FsError::SetBack { .. } => 5,
             FsError::NoSuchOffset => 6,
             FsError::TooBig => 7,
             FsError::BadHandle => 9,
@@ -115,7 +132,7 @@ impl FsError {
             FsError::IsDirectory => 21,
             FsError::Invalid(_) => 22,
             FsError::FileTooLarge => 27,
-            FsError::NoSpace => 28,
+            FsError::NoSpace | FsError::HeldBack => 28,
             FsError::TooManyLinks => 31,
             FsError::Deadlock => 35,
             FsError::NameTooLong => 36,

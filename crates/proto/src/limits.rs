@@ -136,6 +136,7 @@ impl Request {
             | Request::GetXattr { .. }
             | Request::ListXattr { .. }
             | Request::Usage
+            | Request::Past(_)
             | Request::Status
             | Request::Check { .. }
             | Request::Shutdown

@@ -4,7 +4,7 @@ use crate::{
     CheckFacts, ClusterMap, FsError, LockAsk, LockRange, LockSeen, LockTicket, LockWait, SegmentMap, SegmentPlace,
 };
 use polvo_format::{
-    Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, RegionId, RegionOffset, SessionId, Tail, TxnId,
+    Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -666,6 +666,9 @@ pub enum Request {
     },
     /// Space and inodes of this node.
     Usage,
+    /// Which eras the pool of the node that asks has had, and which the one that answers. Nodes only. EIO
+    /// ([`FsError::SetBack`]) when the node that answers has seen a later copy.
+    Past(PoolPast),
     /// Everything `polvo status` shows of this node, as JSON.
     Status,
     /// Checks a region online. The facts come in pages of one and the same check; asking for page 0 runs a new one.
@@ -834,6 +837,8 @@ pub enum Reply {
         needs_sync: bool,
         /// the caller may read and write file data one-sided; else the node moves it (`Read`, `WriteFrom`)
         one_sided: bool,
+        /// which pool the node serves, and its eras
+        past: PoolPast,
     },
     /// To `Heartbeat`.
     Renewed {
@@ -881,6 +886,8 @@ pub enum Reply {
     Space(Vec<PageRun>),
     /// To `Usage`.
     Usage(Usage),
+    /// To `Past`.
+    Past(PoolPast),
     /// To `Status`.
     Json(String),
     /// To `Check`.

@@ -19,6 +19,9 @@ Exit codes:
   3  an address cannot be listened at (in use?)
   4  the pool cannot be used (not there, in use, of another node or cluster, damaged)
   5  the mount failed
+  6  the pool is an older copy of itself: other nodes have seen a later one, by the eras that a pool goes through at each
+     start and each clean end. Restore the later copy. Where there is none, start once with --accept-older-pool: what was
+     done since the copy is lost on this node; then stop all nodes and run `polvo fsck --repair`
 
 A new node:
   polvod --print-config > /etc/polvo/polvod.toml     and edit it
@@ -38,6 +41,9 @@ struct Args {
     /// Check the configuration file and the secret, and end
     #[arg(long)]
     check_config: bool,
+    /// Serve the pool although other nodes have seen a later copy of it (see Exit code 6)
+    #[arg(long)]
+    accept_older_pool: bool,
     /// Started in the background by `polvo up`
     #[arg(long, hide = true)]
     detached: bool,
@@ -74,5 +80,5 @@ fn run(args: &Args) -> Result<(), CliError> {
     }
     let filter = tracing_subscriber::EnvFilter::new(&config.log_level);
     log_output::start(filter);
-    daemon::run(&config)
+    daemon::run(&config, args.accept_older_pool)
 }

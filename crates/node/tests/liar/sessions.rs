@@ -4,13 +4,18 @@ use crate::common::*;
 use crate::scene::*;
 use polvo_fabric::{Address, MemoryRegions, connect};
 use polvo_format::{Epoch, FileKind, NodeId, SessionId, Tail};
-use polvo_node::sim::Cluster;
+use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
 use polvo_rpc::RpcClient;
 use std::time::Duration;
 
 /// A connection of the liar's on which nothing was said yet.
 async fn stranger(cluster: &Cluster, node: u16) -> RpcClient {
+    admitted(cluster, node).await.expect("there is room for one more")
+}
+
+/// The same, if the node lets it in.
+async fn admitted(cluster: &Cluster, node: u16) -> Option<RpcClient> {
     let memory = MemoryRegions::new();
     cluster.network().place(&memory, "stranger");
     let address = Address::Sim(format!("node-{node}"));
@@ -18,7 +23,7 @@ async fn stranger(cluster: &Cluster, node: u16) -> RpcClient {
     let pair = connect(&address, &cluster.client_identity(), &memory, limit)
         .await
         .unwrap();
-    RpcClient::establish(pair, &memory, limit).await.unwrap()
+    RpcClient::establish(pair, &memory, limit).await.ok()
 }
 
 async fn ask_over(rpc: &RpcClient, session: SessionId, request: Request) -> Answer {
@@ -256,6 +261,29 @@ fn a_connection_without_a_session_is_closed_after_a_while() {
         cluster.sleep(Duration::from_secs(2)).await;
         assert!(silent.is_closed() && !honest.is_closed());
         assert_eq!(ask_over(&honest, session, Request::Detach).await, Ok(Reply::Done));
+    });
+}
+
+#[test]
+fn clients_leave_connections_to_nodes() {
+    run(ClusterOptions::default(), async |cluster| {
+        let mut connections = Vec::new();
+        while let Some(connection) = admitted(cluster, 0).await {
+            let session = cluster.next_session();
+            ask_over(&connection, session, attach()).await.unwrap();
+            connections.push((connection, session));
+        }
+        assert!(
+            (3800..=4096 - 256).contains(&connections.len()),
+            "{}",
+            connections.len()
+        );
+        let links = cluster.node(1).new_links();
+        let usage = links.call_node(NodeId(0), Cred::Kernel, Request::Usage).await;
+        assert!(matches!(usage, Ok(Reply::Usage(_))), "a node is served: {usage:?}");
+        for (connection, session) in &connections {
+            assert_eq!(ask_over(connection, *session, Request::Detach).await, Ok(Reply::Done));
+        }
     });
 }
 

@@ -6,12 +6,13 @@
 
 mod mend;
 mod open;
+mod peers;
 mod redo_log;
 mod segment_table;
 mod sequence;
 
 use crate::RegionError;
-use polvo_format::{Gpa, NodeId, PoolLayout, RegionId, TxnId};
+use polvo_format::{Era, Gpa, NodeId, PoolLayout, PoolPast, RegionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Collected, Outcome, SegmentClass};
 use redo_log::RedoLog;
@@ -118,6 +119,25 @@ impl PoolSpace {
     /// Who it belongs to.
     pub fn identity(&self) -> PoolIdentity {
         self.identity
+    }
+
+    /// Which pool it is, and its latest eras.
+    pub fn past(&self) -> PoolPast {
+        PoolPast {
+            pool: self.identity.pool,
+            history: self.sequence.history(),
+        }
+    }
+
+    /// A new era of the pool begins, with a mark drawn at random: at a start, before anything is served, and at a clean end.
+    /// `known`: an era that others have seen of a later copy of this pool, which is to be used in spite of it. Durable on
+    /// return.
+    pub fn begin_era(&self, mark: u64, known: Option<Era>) {
+        self.sequence.begin_era(&self.pmem, mark, |history| {
+            if let Some(known) = known {
+                history.leave_behind(known);
+            }
+        });
     }
 
     /// Where its zones lie.

@@ -5,7 +5,7 @@ use super::segment_table::SegmentTable;
 use super::sequence::{STRIDE, Sequence, write_superblock};
 use super::{FormatParams, PoolIdentity, PoolSpace};
 use crate::{Finding, RegionError};
-use polvo_format::{FormatError, PoolLayout, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS, Superblock};
+use polvo_format::{FormatError, History, PoolLayout, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SUPERBLOCKS, Superblock};
 use polvo_pmem::Pmem;
 use std::sync::Arc;
 
@@ -60,6 +60,7 @@ impl PoolSpace {
             node,
             layout,
             sequence: 1,
+            history: History::default(),
         };
         write_superblock(pmem, &superblock);
         superblock.generation = 2;

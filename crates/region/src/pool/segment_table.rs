@@ -130,8 +130,13 @@ impl SegmentTable {
 
     pub fn give_back(&self, pmem: &Pmem, region: RegionId, index: u32) {
         let owned = self.state.lock().owned.remove(&(region, index));
-        let (at, _) = owned.unwrap_or_else(|| panic!("{region} has no segment {index}"));
+        let (at, class) = owned.unwrap_or_else(|| panic!("{region} has no segment {index}"));
         store(pmem, &self.layout, at, SegmentEntry::Free);
+        if class == SegmentClass::Inodes {
+            // when a repair asks a segment whose it is, it goes by the inodes in it
+            pmem.zero_streaming(self.layout.segment_offset(at), self.layout.segment_size());
+            pmem.fence();
+        }
         self.state.lock().free.insert(at.0);
     }
 

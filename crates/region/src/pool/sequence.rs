@@ -1,7 +1,7 @@
 //! Numbers that are never used twice in the life of a pool.
 
 use parking_lot::Mutex;
-use polvo_format::Superblock;
+use polvo_format::{History, SUPERBLOCKS, Superblock};
 use polvo_pmem::Pmem;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -43,6 +43,23 @@ impl Sequence {
     /// Numbers from here on are not reserved yet.
     pub fn limit(&self) -> u64 {
         self.limit.load(Relaxed)
+    }
+
+    /// The latest eras of the pool.
+    pub fn history(&self) -> History {
+        self.superblock.lock().history
+    }
+
+    /// A new era begins, after `change`. Durable on return, in both copies: whichever of them is damaged later, the other
+    /// one knows of it.
+    pub fn begin_era(&self, pmem: &Pmem, mark: u64, change: impl FnOnce(&mut History)) {
+        let mut superblock = self.superblock.lock();
+        change(&mut superblock.history);
+        superblock.history.begin(mark);
+        for _copy in 0..SUPERBLOCKS {
+            superblock.generation += 1;
+            write_superblock(pmem, &superblock);
+        }
     }
 
     fn reserve(&self, pmem: &Pmem) {

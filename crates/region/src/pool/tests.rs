@@ -3,8 +3,8 @@
 use super::*;
 use parking_lot::Mutex;
 use polvo_format::{
-    LINE, REDO_RECORD_MAX, RedoState, RegionOffset, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SegmentEntry, SegmentIndex,
-    SegmentOwner,
+    ERAS_KEPT, KnownPool, LINE, REDO_RECORD_MAX, RedoState, RegionOffset, SUPERBLOCK_SIZE, SUPERBLOCK_USED,
+    SegmentEntry, SegmentIndex, SegmentOwner,
 };
 use polvo_pmem::sim::{CrashImage, KeepAll, LoseAll, RandomLines};
 use polvo_proto::FsError;
@@ -629,5 +629,104 @@ fn threads_log_side_by_side() {
     let space = reopened(&now(&space));
     for region in space.regions() {
         assert_eq!(space.pmem().read_u64(space.segments_of(region)[0].1), 200);
+    }
+}
+
+#[test]
+fn an_era_begins_or_does_not_and_either_superblock_knows_of_it() {
+    let space = fresh();
+    for mark in 1..20 {
+        let before = space.past().history;
+        let images = power_cuts(space.pmem(), || space.begin_era(mark, None));
+        let after = space.past().history;
+        assert_eq!(after.latest(), Era { number: mark, mark });
+        for image in &images {
+            let found = reopened(image).past().history;
+            assert!(found == before || found == after, "{found:?}");
+        }
+        // numbers are reserved between two starts, by one superblock only
+        if mark % 3 == 0 {
+            let limit = space.sequence.limit();
+            while space.next_sequence() < limit {}
+        }
+        for copy in 0..2 {
+            let mut bytes = now(&space).to_vec();
+            bytes[copy * SUPERBLOCK_SIZE + 40] ^= 1;
+            let space = PoolSpace::open(Pmem::simulated_from(bytes)).unwrap();
+            assert_eq!(space.past().history, after, "without copy {copy}");
+        }
+    }
+    space.begin_era(1, Some(Era { number: 1000, mark: 0 }));
+    assert!(space.past().history.era > 1000 + ERAS_KEPT);
+    space.begin_era(
+        2,
+        Some(Era {
+            number: u64::MAX,
+            mark: 0,
+        }),
+    );
+    assert!(
+        !reopened(&now(&space))
+            .past()
+            .history
+            .is_behind(space.past().history.latest())
+    );
+}
+
+#[test]
+fn peers_are_remembered_over_power_cuts_by_this_pool_alone() {
+    let space = fresh();
+    let known = |number| KnownPool {
+        pool: [number as u8; 16],
+        era: Era {
+            number,
+            mark: number * 77,
+        },
+    };
+    let (peer, other) = (NodeId(5), NodeId(1023));
+    assert_eq!((space.peer(peer), space.peer(NodeId(0))), (None, None));
+    space.remember_peer(other, known(9));
+    for number in 1..20 {
+        let before = space.peer(peer);
+        for image in power_cuts(space.pmem(), || space.remember_peer(peer, known(number))) {
+            let space = reopened(&image);
+            let found = space.peer(peer);
+            assert!(found == before || found == Some(known(number)), "{found:?}");
+            assert_eq!(space.peer(other), Some(known(9)));
+        }
+        assert_eq!(reopened(&now(&space)).peer(peer), Some(known(number)));
+    }
+    // there is room for so many
+    let before = now(&space).to_vec();
+    space.remember_peer(NodeId(1024), known(1));
+    space.remember_peer(NodeId(u16::MAX), known(1));
+    assert_eq!(space.peer(NodeId(1024)), None);
+    assert!(now(&space).to_vec() == before);
+    // what lies there is no record of a pool that is made anew on the same medium
+    let made_anew = FormatParams {
+        identity: PoolIdentity {
+            pool: [9; 16],
+            ..IDENTITY
+        },
+        ..params()
+    };
+    PoolSpace::format(space.pmem(), &made_anew).unwrap();
+    assert_eq!(PoolSpace::open(space.pmem().clone()).unwrap().peer(peer), None);
+}
+
+#[test]
+fn records_of_peers_lie_between_the_redo_log_and_the_segments() {
+    for (len, shift) in [
+        (2 << 20, Some(18)),
+        (LEN, Some(18)),
+        (16 << 20, None),
+        (100 << 30, None),
+        (3 << 40, None),
+    ] {
+        let layout = PoolLayout::plan(len, shift).unwrap();
+        let (offset, room) = layout.peers();
+        assert!(offset >= layout.slot_offset(layout.redo_slots - 1) + u64::from(polvo_format::REDO_SLOT_SIZE));
+        assert!(offset + room * polvo_format::PEER_PLACE <= layout.segments_offset);
+        assert!(room >= if len < 16 << 20 { 30 } else { 1024 }, "{len}: room for {room}");
     }
 }

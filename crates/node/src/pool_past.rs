@@ -1,0 +1,76 @@
+//! Whether pools are those that were seen last: the eras of this one are shown to the other nodes before it serves anything,
+//! then every ten seconds and at a clean end, and theirs are looked at in return. A node whose pool was set back to an older
+//! copy of itself would give numbers to new files by which names elsewhere mean others, and lack what others take for done.
+
+use crate::node::Node;
+use polvo_cluster::{Links, Timeouts, join_all};
+use polvo_format::{Era, NodeId};
+use polvo_proto::{Cred, FsError, Reply, Request};
+use std::rc::Rc;
+
+impl Node {
+    /// Before anything is served: the other nodes that can be reached look at what this pool is, then a new era of it begins, and
+    /// they know.
+    ///
+    /// # Errors
+    /// [`FsError::SetBack`] when one of them has seen a later copy, unless the configuration accepts that.
+    pub(crate) async fn begin_era(&self, links: &Rc<Links>) -> Result<(), FsError> {
+        let known = match self.show_past(links).await {
+            Ok(()) => None,
+            Err(error @ FsError::SetBack { seen, .. }) if self.config.accept_older_pool => {
+                tracing::warn!(%error, "accepted, as asked");
+                Some(Era { number: seen, mark: 0 })
+            }
+            Err(error) => return Err(error),
+        };
+        self.space.begin_era(random_mark(), known);
+        // whoever can be reached knows of the new era before anything is done in it
+        self.show_past(links).await
+    }
+
+    /// At a clean end: a copy of the pool that was made before can be told from it.
+    pub(crate) async fn end_era(&self, links: &Rc<Links>) {
+        self.space.begin_era(random_mark(), None);
+        if let Err(error) = self.show_past(links).await {
+            tracing::error!(%error, "this node stops");
+        }
+    }
+
+    /// Shows what this pool has been to the nodes that can be reached, and sees what theirs are.
+    ///
+    /// # Errors
+    /// [`FsError::SetBack`] when one of them has seen a later copy of this one; of several the latest.
+    pub(crate) async fn show_past(&self, links: &Rc<Links>) -> Result<(), FsError> {
+        let map = self.map();
+        let others = map.nodes.iter().map(|node| node.id).filter(|id| *id != self.id());
+        let refused = join_all(others.map(|other| async move {
+            let shown = links.call_node_at_once(other, Cred::Kernel, Request::Past(self.space.past()));
+            match tokio::time::timeout(Timeouts::ASIDE, shown).await.ok()? {
+                Ok(Reply::Past(past)) => {
+                    if let Err(error) = self.context.pools().see(other, &past) {
+                        tracing::error!(%error, "another node");
+                    }
+                    None
+                }
+                Err(FsError::SetBack { node, seen, found }) if NodeId(node) == self.id() => Some((seen, found)),
+                _ => None,
+            }
+        }))
+        .await;
+        match refused.into_iter().flatten().max() {
+            Some((seen, found)) => Err(FsError::SetBack {
+                node: self.id().0,
+                seen,
+                found,
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Tells an era from those of other copies with the same number.
+fn random_mark() -> u64 {
+    let mut mark = [0; 8];
+    getrandom::fill(&mut mark).expect("the system has random numbers");
+    u64::from_le_bytes(mark)
+}
