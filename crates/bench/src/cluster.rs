@@ -169,6 +169,7 @@ impl ClusterPlan<'_> {
                 node: NodeId(id),
             },
             segment_shift: None,
+            checksums: true,
         };
         PoolSpace::format(&pmem, &params)?;
         let space = PoolSpace::open(pmem)?;

@@ -125,6 +125,7 @@ pub fn format(job: &FormatJob) -> Result<Arc<Pmem>, CliError> {
         &FormatParams {
             identity,
             segment_shift: None,
+            checksums: true,
         },
     )
     .map_err(|e| CliError::region(&job.pool, e))?;

@@ -69,6 +69,7 @@ impl Cluster {
             let params = FormatParams {
                 identity: identity_of_pool,
                 segment_shift: None,
+                checksums: true,
             };
             PoolSpace::format(&pmem, &params).expect("format");
             let config = NodeConfig {

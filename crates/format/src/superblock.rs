@@ -14,8 +14,10 @@ const WHAT: &str = "superblock";
 
 /// First bytes of a pool.
 pub const POOL_MAGIC: [u8; 8] = *b"POLVOFS\0";
-/// Version of the media format that this program writes, and the only one it reads.
-pub const FORMAT_VERSION: u32 = 3;
+/// Newest version of the media format that this program knows: that of pools with checksums of file data.
+pub const FORMAT_VERSION: u32 = 4;
+/// Version of pools without them; it is the same in all else.
+const WITHOUT_CHECKSUMS: u32 = 3;
 /// Bytes set aside for one superblock; the second one lies this far into the pool.
 pub const SUPERBLOCK_SIZE: usize = PAGE;
 /// Number of superblocks.
@@ -86,12 +88,14 @@ pub struct PoolLayout {
     pub segments_offset: u64,
     /// How many.
     pub segments: u32,
+    /// Segments of data end with checksums of their pages ([`crate::PageChecksum`]).
+    pub checksums: bool,
 }
 
 impl PoolLayout {
     /// Lays out a pool of `pool_len` bytes; segment size by pool size where no shift is given. The error says, for a
     /// user, why the pool cannot be made.
-    pub fn plan(pool_len: u64, segment_shift: Option<u32>) -> Result<PoolLayout, FormatError> {
+    pub fn plan(pool_len: u64, segment_shift: Option<u32>, checksums: bool) -> Result<PoolLayout, FormatError> {
         let shift = match segment_shift {
             Some(shift) => shift,
             None => (SEGMENT_SHIFT_DEFAULT..SEGMENT_SHIFT_MAX)
@@ -127,6 +131,7 @@ impl PoolLayout {
             redo_slots: redo_slots as u32,
             segments_offset,
             segments: segments as u32,
+            checksums,
         })
     }
 
@@ -236,7 +241,10 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPERBLOCK_USED] {
         let mut raw = Raw {
             magic: POOL_MAGIC,
-            version: U32::new(FORMAT_VERSION),
+            version: U32::new(match self.layout.checksums {
+                true => FORMAT_VERSION,
+                false => WITHOUT_CHECKSUMS,
+            }),
             reserved0: U32::ZERO,
             generation: U64::new(self.generation),
             cluster: self.cluster,
@@ -278,7 +286,7 @@ impl Superblock {
             return Err(FormatError::Checksum(WHAT));
         }
         let version = raw.version.get();
-        if version != FORMAT_VERSION {
+        if version != FORMAT_VERSION && version != WITHOUT_CHECKSUMS {
             return Err(FormatError::Version {
                 structure: WHAT,
                 found: version,
@@ -304,6 +312,7 @@ impl Superblock {
                 redo_slots: raw.redo_slots.get(),
                 segments_offset: raw.segments_offset.get(),
                 segments: raw.segments.get(),
+                checksums: version == FORMAT_VERSION,
             },
             sequence: raw.sequence.get(),
             history: History {
@@ -341,7 +350,7 @@ mod tests {
             cluster: *b"cluster-cluster-",
             pool: *b"pool-pool-pool-p",
             node: NodeId(7),
-            layout: PoolLayout::plan(64 << 20, None).unwrap(),
+            layout: PoolLayout::plan(64 << 20, None, true).unwrap(),
             sequence: 1 << 20,
             history: History {
                 era: 3,
@@ -417,7 +426,7 @@ mod tests {
             100 << 30,
             3 << 40,
         ] {
-            let l = PoolLayout::plan(len, None).unwrap();
+            let l = PoolLayout::plan(len, None, true).unwrap();
             l.check().unwrap();
             assert!(u64::from(l.segments) <= SEGMENTS_MAX);
             if len <= 64 << 30 {
@@ -429,7 +438,7 @@ mod tests {
                 "nothing but a last part is left over"
             );
         }
-        PoolLayout::plan(2 << 20, Some(18)).unwrap().check().unwrap();
+        PoolLayout::plan(2 << 20, Some(18), true).unwrap().check().unwrap();
         for (len, shift) in [
             (0, None),
             (1 << 20, None),
@@ -437,7 +446,7 @@ mod tests {
             (1 << 30, Some(17)),
             (1 << 30, Some(31)),
         ] {
-            PoolLayout::plan(len, shift).unwrap_err();
+            PoolLayout::plan(len, shift, true).unwrap_err();
         }
     }
 }

@@ -313,6 +313,7 @@ mod tests {
                 node: NodeId(1),
             },
             segment_shift: Some(18),
+            checksums: true,
         };
         PoolSpace::format(&pmem, &params).unwrap();
         let region = Region::create(&PoolSpace::open(pmem.clone()).unwrap(), RegionId(0), 0).unwrap();

@@ -51,6 +51,8 @@ pub struct ClusterOptions {
     pub pool_bytes: u64,
     /// log2 of the segment size; `None`: by pool size.
     pub segment_shift: Option<u32>,
+    /// Whether file data has checksums.
+    pub checksums: bool,
     /// Limits.
     pub timeouts: Timeouts,
     /// To whom the nodes give one-sided access to file data.
@@ -67,6 +69,7 @@ impl Default for ClusterOptions {
             regions_per_node: 2,
             pool_bytes: 64 << 20,
             segment_shift: None,
+            checksums: true,
             timeouts: Timeouts::default(),
             one_sided: OneSided::All,
             transactions: Transactions::default(),
@@ -180,6 +183,7 @@ impl Cluster {
             let params = FormatParams {
                 identity,
                 segment_shift: cluster.options.segment_shift,
+                checksums: cluster.options.checksums,
             };
             PoolSpace::format(&pmem, &params).expect("the pool is large enough");
             cluster.hosts.push(Host { pmem, running: None });

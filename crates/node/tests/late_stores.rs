@@ -27,6 +27,7 @@ fn format(path: &Path) {
     let params = FormatParams {
         identity,
         segment_shift: Some(18),
+        checksums: true,
     };
     PoolSpace::format(&pmem, &params).unwrap();
 }

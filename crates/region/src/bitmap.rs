@@ -59,6 +59,11 @@ impl Bitmap {
         Some(at)
     }
 
+    /// First unit at or after `from` that is in use.
+    pub fn next_used(&self, from: u32) -> Option<u32> {
+        self.find(from, true)
+    }
+
     /// First free run at or after `from`: (start, length up to `max`).
     fn next_run(&self, from: u32, max: u32) -> Option<(u32, u32)> {
         let start = self.find(from, false)?;

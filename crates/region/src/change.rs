@@ -192,6 +192,9 @@ impl Region {
             let placed = Placed::new(store, view, offset, size, bytes.len() as u64)?;
             let (entries, n) = placed.entries(store, offset, bytes, now_ns);
             let data = |store: &Store| placed.store(store, bytes);
+            let filled_checksum = placed
+                .filled
+                .and_then(|(at, len)| store.filled_checksum(at, &bytes[..len as usize]));
             if let Err(e) = store.append(inode, &entries[..n], Urgency::Normal, data) {
                 if let Some((run, _, _)) = placed.fresh {
                     store.space.give(run);
@@ -204,6 +207,9 @@ impl Region {
                     "bytes behind the last extent of a page are free"
                 );
                 store.space.snapshots.filled(inode.slot, offset);
+                if let Some((at, word)) = filled_checksum {
+                    store.write_word(at, word);
+                }
             }
             if let Some((_, at, len)) = placed.fresh {
                 store.space.map_fresh(at, len);
@@ -212,12 +218,14 @@ impl Region {
         })
     }
 
-    /// Log commit of runs that lie in space delegated to `session` (checked; consumed, whole pages at a time).
+    /// Log commit of runs that lie in space delegated to `session` (checked; consumed, whole pages at a time). `crcs`: the CRC-32C
+    /// of what lies in each page that the runs touch, 4 bytes each, or nothing.
     pub fn commit(
         &mut self,
         session: SessionId,
         inode: InodeRef,
         runs: &[WriteRun],
+        crcs: &[u8],
         append: bool,
         known: Tail,
         now_ns: i64,
@@ -236,9 +244,11 @@ impl Region {
             let before = inode.tail;
             let base = if append { inode.attr.size } else { 0 };
             let mut entries = check_runs(store, runs, base, now_ns)?;
+            store.check_crcs(runs, crcs)?;
             entries.extend(inode.without_capabilities(now_ns));
             sessions.consume(session, runs)?;
-            if let Err(e) = store.append(inode, &entries, Urgency::Normal, |_| ()) {
+            let checksums = |store: &Store| store.put_checksums_of_runs(runs, crcs);
+            if let Err(e) = store.append(inode, &entries, Urgency::Normal, checksums) {
                 sessions.unconsume(session, runs);
                 return Err(e);
             }
@@ -425,6 +435,10 @@ impl Placed {
         let behind = last.filter(|(at, e)| at + e.len == size && !e.inline);
         let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
         let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
+        let room = match behind {
+            Some(at) if room > 0 && !store.may_fill(at) => 0,
+            _ => room,
+        };
         let fill = room.min(len);
         let rest = len - fill;
         if rest > 0 {
@@ -469,6 +483,7 @@ impl Placed {
         let (fill, rest) = bytes.split_at(self.filled.map_or(0, |(_, len)| len as usize));
         if let Some((_, at, _)) = self.fresh {
             store.write_data(at, rest);
+            store.put_checksums_of(at, rest);
         }
         if let Some((at, _)) = self.filled {
             store.write_data(at, fill);

@@ -12,6 +12,7 @@ mod bitmap;
 mod cache;
 mod change;
 mod check;
+mod data_checksums;
 mod directory;
 mod error;
 mod extents;
@@ -47,6 +48,7 @@ mod writes;
 
 pub use change::Stored;
 pub use check::{CheckReport, Finding};
+pub use data_checksums::{DamagedData, ScrubPlace, Scrubbed};
 pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};

@@ -21,6 +21,8 @@ pub enum Planted {
     NamesChangedInPlace,
     /// The entries of one change go to the inodes' logs one log after the other, the last one first.
     LogsOneAfterTheOther,
+    /// Checksums of file data are stored, and not flushed before the tail moves.
+    ChecksumsNotFlushed,
     /// Recovery takes pages that are partly live to be free.
     PartlyLivePagesForgotten,
 

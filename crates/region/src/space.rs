@@ -53,6 +53,8 @@ struct Class {
 
 pub(crate) struct Space {
     shift: u32,
+    /// pages at the end of a segment of data that hold no data
+    checksum_pages: u32,
     /// by index; none where a segment went back to the pool
     segments: Vec<Option<(SegmentClass, Bitmap)>>,
     classes: [Class; 3],
@@ -71,9 +73,11 @@ fn class_at(class: SegmentClass) -> usize {
 }
 
 impl Space {
-    pub fn new(shift: u32) -> Space {
+    /// `checksum_pages`: so many at the end of each segment of data are for checksums.
+    pub fn new(shift: u32, checksum_pages: u32) -> Space {
         Space {
             shift,
+            checksum_pages,
             segments: Vec::new(),
             classes: Default::default(),
             live: NumberMap::default(),
@@ -95,7 +99,14 @@ impl Space {
         let units = (1u64 << self.shift) / unit as u64;
         assert!(index as usize >= self.segments.len(), "segments come in order");
         self.segments.resize_with(index as usize, || None);
-        self.segments.push(Some((class, Bitmap::new(units as u32))));
+        let mut bitmap = Bitmap::new(units as u32);
+        let never_free = self.never_free(class);
+        assert!(
+            bitmap.take(units as u32 - never_free, never_free),
+            "a new segment is free"
+        );
+        self.segments.push(Some((class, bitmap)));
+        let units = units - u64::from(never_free);
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.insert(index);
         of_class.units += units;
@@ -105,7 +116,31 @@ impl Space {
     /// Segments of a class of which nothing is in use or in quarantine, those with the highest index first.
     pub fn empty_segments(&self, class: SegmentClass) -> Vec<u32> {
         let open = self.classes[class_at(class)].open.iter().rev().copied();
-        open.filter(|&index| self.bitmap(index).used() == 0).collect()
+        let used = self.never_free(class);
+        open.filter(|&index| self.bitmap(index).used() == used).collect()
+    }
+
+    /// Units of a segment that are never free.
+    fn never_free(&self, class: SegmentClass) -> u32 {
+        match class {
+            SegmentClass::Data => self.checksum_pages,
+            SegmentClass::Inodes | SegmentClass::Logs => 0,
+        }
+    }
+
+    /// The first slot from one on that is in use.
+    pub fn next_slot(&self, from: u64) -> Option<u64> {
+        let in_segment = (1u64 << self.shift) / INODE_SIZE as u64;
+        let (first, mut at) = ((from / in_segment) as usize, (from % in_segment) as u32);
+        for (index, segment) in self.segments.iter().enumerate().skip(first) {
+            if let Some((SegmentClass::Inodes, bitmap)) = segment
+                && let Some(unit) = bitmap.next_used(at)
+            {
+                return Some(index as u64 * in_segment + u64::from(unit));
+            }
+            at = 0;
+        }
+        None
     }
 
     /// Takes away a segment.
@@ -114,11 +149,13 @@ impl Space {
     /// When something of it is in use.
     pub fn remove_segment(&mut self, index: u32) {
         let (class, bitmap) = self.segments[index as usize].take().expect("the segment is ours");
-        assert_eq!(bitmap.used(), 0, "segment {index} is in use");
+        let never_free = self.never_free(class);
+        assert_eq!(bitmap.used(), never_free, "segment {index} is in use");
+        let units = u64::from(bitmap.len() - never_free);
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.remove(&index);
-        of_class.units -= u64::from(bitmap.len());
-        of_class.free -= u64::from(bitmap.len());
+        of_class.units -= units;
+        of_class.free -= units;
     }
 
     fn segment(&self, index: u32) -> &(SegmentClass, Bitmap) {
@@ -478,7 +515,7 @@ mod tests {
     use super::*;
 
     fn space() -> Space {
-        let mut space = Space::new(21);
+        let mut space = Space::new(21, 0);
         for (index, class) in (0..).zip([
             SegmentClass::Inodes,
             SegmentClass::Logs,

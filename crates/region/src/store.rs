@@ -11,7 +11,9 @@ use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
+use polvo_format::{
+    Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset, checksum_pages,
+};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +45,8 @@ pub(crate) struct Store {
     pub pmem: Arc<Pmem>,
     pub region: RegionId,
     shift: u32,
+    /// data pages have checksums
+    pub checksums: bool,
     /// by index: pool offset and class. An index is given once in a run, so that nobody who remembers what was there
     /// takes another segment for it; none where a segment went back to the pool
     pub segments: Vec<Option<(u64, SegmentClass)>>,
@@ -76,7 +80,8 @@ impl Store {
     pub fn new(pool: &Arc<PoolSpace>, region: RegionId) -> Result<Store, RegionError> {
         let shift = pool.usage().segment_size.ilog2();
         let mut segments = Vec::new();
-        let mut space = Space::new(shift);
+        let checksums = pool.layout().checksums;
+        let mut space = Space::new(shift, if checksums { checksum_pages(shift) } else { 0 });
         for (index, at, class) in pool.segments_of(region) {
             segments.resize(index as usize, None);
             segments.push(Some((at, class)));
@@ -87,6 +92,7 @@ impl Store {
             pool: pool.clone(),
             region,
             shift,
+            checksums,
             segments,
             floor: Floor::default(),
             space,
@@ -113,6 +119,11 @@ impl Store {
 
     pub fn segment_shift(&self) -> u32 {
         self.shift
+    }
+
+    /// Pages of a segment of data that hold checksums.
+    pub fn checksum_pages(&self) -> u32 {
+        if self.checksums { checksum_pages(self.shift) } else { 0 }
     }
 
     /// The request that asked for the next commit has got it.
@@ -315,7 +326,8 @@ impl Store {
         let usage = self.pool.usage();
         let segments = usage.free_segments.saturating_sub(keep_for_metadata(&usage));
         let class = SegmentClass::Data;
-        self.space.free(class) + self.space.quarantined(class) + (u64::from(segments) << (self.shift - 12))
+        let in_segment = (1u64 << (self.shift - 12)) - u64::from(self.checksum_pages());
+        self.space.free(class) + self.space.quarantined(class) + u64::from(segments) * in_segment
     }
 
     /// Takes a run of at most `max` data pages; ENOSPC when there is none at all.

@@ -16,6 +16,15 @@ pub const ROOT: InodeRef = InodeRef {
 
 /// An empty region 0 in a pool of some MiB with segments of 256 KiB.
 pub fn region(pool_mib: u64) -> Region {
+    region_of(pool_mib, true)
+}
+
+/// As [`region`], in a pool without checksums of file data.
+pub fn region_without_checksums(pool_mib: u64) -> Region {
+    region_of(pool_mib, false)
+}
+
+fn region_of(pool_mib: u64, checksums: bool) -> Region {
     let pmem = Pmem::simulated(pool_mib << 20);
     let identity = PoolIdentity {
         cluster: [1; 16],
@@ -25,6 +34,7 @@ pub fn region(pool_mib: u64) -> Region {
     let params = FormatParams {
         identity,
         segment_shift: Some(18),
+        checksums,
     };
     PoolSpace::format(&pmem, &params).unwrap();
     Region::create(&PoolSpace::open(pmem).unwrap(), RegionId(0), NOW).unwrap()
@@ -110,10 +120,13 @@ pub fn dispatch(region: &Region, txn: TxnId, collected: &Collected) {
 
 /// What a check finds.
 pub fn findings(region: &mut Region) -> Vec<String> {
-    region
-        .check(&mut |_, _| ())
-        .findings
-        .into_iter()
-        .map(|f| f.what)
-        .collect()
+    let found = region.check(&mut |_, _| ()).findings.into_iter().map(|f| f.what);
+    let mut all: Vec<String> = found.collect();
+    all.extend(
+        region
+            .scrub_all(&mut |_| ())
+            .iter()
+            .map(|damaged| format!("{damaged:?}")),
+    );
+    all
 }

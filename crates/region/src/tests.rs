@@ -350,7 +350,7 @@ fn runs_must_lie_in_what_was_delegated_and_are_taken_once() {
         len,
         gpa: space.gpa.checked_add(page * PAGE as u64 + at).unwrap(),
     };
-    let mut commit = |session, runs: &[WriteRun]| r.commit(session, file, runs, false, Tail::default(), NOW);
+    let mut commit = |session, runs: &[WriteRun]| r.commit(session, file, runs, &[], false, Tail::default(), NOW);
     let whole = run(0, 0, 2 * PAGE as u64, 0);
     assert!(commit(SessionId(8), &[whole]).is_err());
     assert!(commit(SESSION, &[run(3, 1, PAGE as u64, 0)]).is_err(), "beyond the end");
@@ -546,7 +546,7 @@ fn requests(region: &mut Region) -> Vec<(u64, Option<InodeRef>, u64)> {
         gpa,
     };
     for_request(region, 9, |r| {
-        r.commit(SESSION, other, &[run(0, page)], true, Tail(0), NOW + 9)
+        r.commit(SESSION, other, &[run(0, page)], &[], true, Tail(0), NOW + 9)
             .unwrap();
     });
     let hole = FallocateMode::PunchHole;

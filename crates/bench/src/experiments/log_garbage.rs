@@ -38,6 +38,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     let params = FormatParams {
         identity,
         segment_shift: None,
+        checksums: true,
     };
     PoolSpace::format(&pmem, &params)?;
     let space = PoolSpace::open(pmem)?;

@@ -61,6 +61,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         &FormatParams {
             identity,
             segment_shift: None,
+            checksums: true,
         },
     )
     .expect("the pool is large enough");

@@ -114,6 +114,7 @@ impl Region {
                     store.read(extent.gpa.offset().0 + done, &mut bytes);
                     let at = store.space.offset(run);
                     store.write_data(at, &bytes);
+                    store.put_checksums_of(at, &bytes);
                     let new = Mapped {
                         len,
                         gpa: store.gpa(at),

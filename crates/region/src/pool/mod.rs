@@ -38,6 +38,8 @@ pub struct FormatParams {
     pub identity: PoolIdentity,
     /// log2 of the segment size; `None` = by pool size (2 MiB up to 64 GiB)
     pub segment_shift: Option<u32>,
+    /// whether it has room for checksums of file data: 8 bytes a page
+    pub checksums: bool,
 }
 
 /// Segment counts.

@@ -46,7 +46,8 @@ impl PoolSpace {
                 "a pool of {len} bytes is too small: it takes {POOL_MIN} or more"
             )));
         }
-        let layout = PoolLayout::plan(len, params.segment_shift).map_err(|why| RegionError::Pool(why.to_string()))?;
+        let layout = PoolLayout::plan(len, params.segment_shift, params.checksums)
+            .map_err(|why| RegionError::Pool(why.to_string()))?;
         pmem.zero_streaming(0, SUPERBLOCKS * SUPERBLOCK_SIZE as u64);
         pmem.fence();
         SegmentTable::format(pmem, &layout);

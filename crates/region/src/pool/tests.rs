@@ -25,6 +25,7 @@ fn params() -> FormatParams {
     FormatParams {
         identity: IDENTITY,
         segment_shift: Some(SHIFT),
+        checksums: true,
     }
 }
 
@@ -102,6 +103,7 @@ fn media_that_are_no_pool_are_refused_with_a_cure() {
         &Pmem::simulated(15 << 20),
         &FormatParams {
             segment_shift: None,
+            checksums: true,
             ..params()
         },
     ));
@@ -112,6 +114,7 @@ fn media_that_are_no_pool_are_refused_with_a_cure() {
         &Pmem::simulated(LEN),
         &FormatParams {
             segment_shift: Some(3),
+            checksums: true,
             ..params()
         },
     ));
@@ -190,6 +193,7 @@ fn format_cut_short_leaves_no_pool_or_the_empty_one() {
                 &FormatParams {
                     identity,
                     segment_shift: Some(SHIFT),
+                    checksums: true,
                 },
             )
             .unwrap()
@@ -723,7 +727,7 @@ fn records_of_peers_lie_between_the_redo_log_and_the_segments() {
         (100 << 30, None),
         (3 << 40, None),
     ] {
-        let layout = PoolLayout::plan(len, shift).unwrap();
+        let layout = PoolLayout::plan(len, shift, true).unwrap();
         let (offset, room) = layout.peers();
         assert!(offset >= layout.slot_offset(layout.redo_slots - 1) + u64::from(polvo_format::REDO_SLOT_SIZE));
         assert!(offset + room * polvo_format::PEER_PLACE <= layout.segments_offset);

@@ -2,7 +2,7 @@
 //! those that touch several regions are collected, decided and dispatched, and file data is written to delegated space.
 //! One-sided writes are stores to the other pool.
 
-use polvo_format::{Attr, FileKind, Gpa, Ino, NodeId, PAGE, RegionId, SessionId, Tail, TxnId};
+use polvo_format::{Attr, FileKind, Gpa, Ino, NodeId, PAGE, RegionId, SessionId, Tail, TxnId, crcs_of_pages};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::CrashImage;
 use polvo_proto::*;
@@ -133,6 +133,7 @@ impl World {
                 &FormatParams {
                     identity,
                     segment_shift: Some(shape.segment_shift),
+                    checksums: true,
                 },
             )
             .unwrap();
@@ -656,7 +657,7 @@ impl World {
     /// the runs' offsets are relative to the end of file.
     pub fn commit(&mut self, inode: InodeRef, runs: &[(u64, Vec<u8>)], append: bool) -> Result<Written, RegionError> {
         let mut spare: Vec<PageRun> = Vec::new();
-        let mut write_runs = Vec::new();
+        let (mut write_runs, mut crcs) = (Vec::new(), Vec::new());
         for (offset, bytes) in runs {
             let mut done = 0;
             while done < bytes.len() {
@@ -676,6 +677,7 @@ impl World {
                 let gpa = run.gpa.checked_add(start).unwrap();
                 let (pmem, at) = self.locate(gpa);
                 pmem.write_streaming(at, &bytes[done..done + len as usize]);
+                crcs_of_pages(at, &bytes[done..done + len as usize], &mut crcs);
                 pmem.fence();
                 write_runs.push(WriteRun {
                     offset: offset + done as u64,
@@ -697,7 +699,7 @@ impl World {
         let now = self.tick();
         let written = self
             .of(inode)
-            .commit(SESSION, inode, &write_runs, append, Tail::default(), now);
+            .commit(SESSION, inode, &write_runs, &crcs, append, Tail::default(), now);
         if written.is_err() {
             self.take_back(inode, &write_runs);
         }
@@ -774,6 +776,7 @@ impl World {
                     .findings
                     .iter()
                     .map(|f| format!("{:?}: {}", f.ino, f.what))
+                    .chain(region.scrub_all(&mut |_| ()).iter().map(|d| format!("{d:?}")))
                     .collect(),
                 inodes: report.inodes.iter().map(inode).collect(),
                 names: report.names.iter().map(name).collect(),

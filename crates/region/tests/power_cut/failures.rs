@@ -23,6 +23,7 @@ pub fn making_a_region() {
         &FormatParams {
             identity,
             segment_shift: Some(18),
+            checksums: true,
         },
     )
     .unwrap();

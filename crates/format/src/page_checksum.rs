@@ -1,0 +1,200 @@
+//! Checksums of file data: a word for each page of a segment of data, all together at the segment's end.
+//!
+//! ```text
+//! bits 0..32 CRC-32C | 32..44 first byte in the page | 44..56 bytes - 1 | 56..64 CRC-8 of the other seven bytes
+//! ```
+//!
+//! It covers what was written to the page since that was last free: one range, which only ever grows at its end. A word of 0 says
+//! that nothing is known. Words are believed for nothing but the bytes that they cover, so one that lags behind is still right.
+
+use crate::{FormatError, PAGE, checksum};
+
+const WHAT: &str = "checksum of a data page";
+const PAGE_BYTES: u64 = PAGE as u64;
+
+/// Bytes of a checksum on the media.
+pub const PAGE_CHECKSUM_SIZE: u64 = 8;
+
+/// Bytes of a CRC in the list that a writer makes.
+pub const PAGE_CRC_SIZE: usize = 4;
+
+/// What is known of the bytes of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageChecksum {
+    start: u16,
+    len: u16,
+    crc: u32,
+}
+
+impl PageChecksum {
+    /// Of `len` bytes from `start` on in a page, with this CRC-32C. `None` for a range that no page has.
+    pub fn new(start: u64, len: u64, crc: u32) -> Option<PageChecksum> {
+        let is_range = (1..=PAGE_BYTES).contains(&len) && start <= PAGE_BYTES - len;
+        is_range.then_some(PageChecksum {
+            start: start as u16,
+            len: len as u16,
+            crc,
+        })
+    }
+
+    /// Behind the last byte that it covers, in the page.
+    pub fn end(&self) -> u64 {
+        u64::from(self.start) + u64::from(self.len)
+    }
+
+    /// With more bytes, which follow those that it covers; `None` where the page has no room for them.
+    pub fn with(&self, bytes: &[u8]) -> Option<PageChecksum> {
+        let crc = checksum::crc32c_append(self.crc, bytes);
+        PageChecksum::new(self.start.into(), u64::from(self.len) + bytes.len() as u64, crc)
+    }
+
+    /// Whether a whole page has the bytes that it was made of.
+    ///
+    /// # Panics
+    /// When `page` is shorter than a page.
+    pub fn holds(&self, page: &[u8]) -> bool {
+        let bytes = &page[usize::from(self.start)..self.end() as usize];
+        checksum::crc32c(bytes) == self.crc
+    }
+
+    /// The word for the media.
+    pub fn encode(self) -> u64 {
+        let low = u64::from(self.crc) | u64::from(self.start) << 32 | u64::from(self.len - 1) << 44;
+        low | u64::from(check(low)) << 56
+    }
+
+    /// Reads a word; `None`: nothing is known of the page.
+    ///
+    /// # Errors
+    /// `Checksum`, `Invalid`: the word is damaged.
+    pub fn decode(word: u64) -> Result<Option<PageChecksum>, FormatError> {
+        if word == 0 {
+            return Ok(None);
+        }
+        let low = word & ((1 << 56) - 1);
+        if u64::from(check(low)) != word >> 56 {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let (start, len) = (low >> 32 & 0xfff, (low >> 44 & 0xfff) + 1);
+        let known = PageChecksum::new(start, len, low as u32);
+        known
+            .map(Some)
+            .ok_or_else(|| FormatError::invalid(WHAT, format!("{len} bytes from {start} on")))
+    }
+}
+
+fn check(low: u64) -> u8 {
+    let [bytes @ .., _] = low.to_le_bytes();
+    checksum::crc8(bytes)
+}
+
+/// Pages at the end of a segment that hold the checksums of all its pages.
+pub fn checksum_pages(segment_shift: u32) -> u32 {
+    let pages = (1u64 << segment_shift) / PAGE_BYTES;
+    (pages * PAGE_CHECKSUM_SIZE).div_ceil(PAGE_BYTES) as u32
+}
+
+/// Where the checksum of the page at an offset lies, in the region or in the pool: segments begin at multiples of their size in
+/// both.
+pub fn page_checksum_offset(offset: u64, segment_shift: u32) -> u64 {
+    let size = 1u64 << segment_shift;
+    let page = (offset & (size - 1)) / PAGE_BYTES;
+    let pages = size / PAGE_BYTES;
+    (offset | (size - 1)) + 1 - (pages - page) * PAGE_CHECKSUM_SIZE
+}
+
+/// Appends the CRC-32C of what lies in each page, for bytes that begin at an offset: as the list of CRCs of a commit has them.
+pub fn crcs_of_pages(offset: u64, mut bytes: &[u8], list: &mut Vec<u8>) {
+    let mut room = (PAGE_BYTES - offset % PAGE_BYTES) as usize;
+    while !bytes.is_empty() {
+        let (page, rest) = bytes.split_at(bytes.len().min(room));
+        list.extend_from_slice(&checksum::crc32c(page).to_le_bytes());
+        (bytes, room) = (rest, PAGE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Vec<u8> {
+        (0..PAGE).map(|n| (n * n / 7) as u8).collect()
+    }
+
+    fn of(start: usize, len: usize) -> PageChecksum {
+        let crc = checksum::crc32c(&page()[start..start + len]);
+        PageChecksum::new(start as u64, len as u64, crc).unwrap()
+    }
+
+    #[test]
+    fn comes_back_as_written() {
+        for (start, len) in [(0, 1), (0, PAGE), (1, PAGE - 1), (4095, 1), (100, 2000)] {
+            let known = of(start, len);
+            assert_eq!(PageChecksum::decode(known.encode()), Ok(Some(known)));
+            assert!(known.holds(&page()));
+        }
+        assert_eq!(PageChecksum::decode(0), Ok(None));
+        for (start, len) in [(0, 0), (0, 4097), (1, 4096), (4096, 1), (u64::MAX, 2)] {
+            assert_eq!(PageChecksum::new(start, len, 0), None, "{start} {len}");
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_of_what_it_covers_is_noticed_and_no_other() {
+        let known = of(1000, 96);
+        for byte in 0..PAGE {
+            let mut bad = page();
+            bad[byte] ^= 1 << (byte % 8);
+            assert_eq!(known.holds(&bad), !(1000..1096).contains(&byte), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn up_to_three_flipped_bits_of_the_word_are_noticed() {
+        let word = of(1000, 96).encode();
+        for (a, b, c) in (0..64).flat_map(|a| (a..64).flat_map(move |b| (b..64).map(move |c| (a, b, c)))) {
+            let bad = word ^ (1 << a | 1 << b | 1 << c);
+            assert!(PageChecksum::decode(bad).is_err(), "bits {a} {b} {c}");
+        }
+    }
+
+    #[test]
+    fn grows_at_its_end() {
+        let all = page();
+        assert_eq!(of(10, 20).with(&all[30..500]), Some(of(10, 490)));
+        assert_eq!(of(10, 20).with(&all[30..]), Some(of(10, PAGE - 10)));
+        assert_eq!(of(10, 20).with(&[0; PAGE]), None);
+        assert_eq!(of(10, 20).end(), 30);
+    }
+
+    #[test]
+    fn every_page_has_a_place_behind_the_others_of_its_segment() {
+        for shift in [18u32, 21, 24] {
+            let (size, pages) = (1u64 << shift, (1u64 << shift) / PAGE_BYTES);
+            for segment in [0, 5 * size] {
+                let places: Vec<u64> = (0..pages)
+                    .map(|page| page_checksum_offset(segment + page * PAGE_BYTES + page % PAGE_BYTES, shift))
+                    .collect();
+                let first = segment + size - pages * 8;
+                assert!(places.iter().copied().eq((0..pages).map(|page| first + page * 8)));
+                assert!(first >= segment + size - u64::from(checksum_pages(shift)) * PAGE_BYTES);
+            }
+        }
+        assert_eq!(
+            (checksum_pages(18), checksum_pages(21), checksum_pages(30)),
+            (1, 1, 512)
+        );
+    }
+
+    #[test]
+    fn a_list_has_one_crc_for_each_page() {
+        let bytes = [page(), page()].concat();
+        let mut list = Vec::new();
+        crcs_of_pages(1000, &bytes[..5000], &mut list);
+        let crc = |range: std::ops::Range<usize>| checksum::crc32c(&bytes[range]).to_le_bytes();
+        assert_eq!(list, [crc(0..3096), crc(3096..5000)].concat());
+        list.clear();
+        crcs_of_pages(8192, &bytes, &mut list);
+        assert_eq!(list, [crc(0..4096), crc(4096..8192)].concat());
+    }
+}
