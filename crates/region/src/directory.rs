@@ -58,7 +58,8 @@ impl Directory {
 
     /// Cookie of the next new entry.
     pub fn next_cookie(&self) -> u64 {
-        self.next_cookie
+        // a rebuilt log may have lost the checkpoint that says so
+        self.next_cookie.max(1)
     }
 
     /// A checkpoint says which cookie comes next.

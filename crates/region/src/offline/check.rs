@@ -6,6 +6,7 @@ use super::{Cluster, OfflinePool, Progress, in_words};
 use crate::{PoolSpace, Region, RegionError};
 use polvo_format::RegionId;
 use polvo_proto::{CheckFacts, InodeFact, NameFact, join_facts};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What a check found.
@@ -21,11 +22,11 @@ pub struct Checked {
     pub inodes: u64,
 }
 
-/// Checks the pools of a cluster. What a crash has left is finished in them.
+/// Checks the pools of a cluster. What a crash has left is finished in them. `data`: file data is compared with its checksums, too.
 ///
 /// # Errors
 /// [`RegionError::Pool`] when a pool is none, or they do not belong together.
-pub fn check(pools: &[OfflinePool], progress: &mut Progress<'_>) -> Result<Checked, RegionError> {
+pub fn check(pools: &[OfflinePool], data: bool, progress: &mut Progress<'_>) -> Result<Checked, RegionError> {
     let (cluster, damage) = Cluster::open(pools)?;
     let mut checked = Checked {
         findings: damage,
@@ -52,12 +53,22 @@ pub fn check(pools: &[OfflinePool], progress: &mut Progress<'_>) -> Result<Check
         let what = format!("checking region {}", id.0);
         let space = &cluster.pools[at].1;
         let mut advance = |done: u64| progress(&what, before + done, total);
-        facts.extend(check_region(space, id, &mut advance, &mut checked));
+        facts.extend(check_region(space, id, data, &mut advance, &mut checked));
         before += 2 * space.segments_of(id).len() as u64;
     }
     checked.regions = facts.len();
     checked.inodes = facts.iter().map(|f| f.inodes.len() as u64).sum();
     checked.findings.extend(join_facts(&facts));
+    let named = facts.iter().flat_map(|f| &f.names).map(|name| name.target.ino.region());
+    let strangers: BTreeSet<u16> = named
+        .filter(|region| !cluster.of_region.contains_key(region))
+        .map(|region| region.0)
+        .collect();
+    if !strangers.is_empty() {
+        checked.findings.push(format!(
+            "names lead to regions {strangers:?}, whose pools were not named, or are too damaged to tell: links are not checked"
+        ));
+    }
     Ok(checked)
 }
 
@@ -65,6 +76,7 @@ pub fn check(pools: &[OfflinePool], progress: &mut Progress<'_>) -> Result<Check
 fn check_region(
     space: &Arc<PoolSpace>,
     id: RegionId,
+    data: bool,
     advance: &mut dyn FnMut(u64),
     checked: &mut Checked,
 ) -> Option<CheckFacts> {
@@ -78,6 +90,17 @@ fn check_region(
     checked.notes.extend(recovery.mended.into_iter().map(in_words));
     let segments = space.segments_of(id).len() as u64;
     let report = region.check(&mut |done, _| advance(segments + done));
+    if data {
+        checked
+            .findings
+            .extend(region.scrub_all(&mut |_| ()).iter().map(|damaged| {
+                let (ino, end) = (damaged.inode.ino, damaged.offset + damaged.len);
+                format!(
+                    "inode {ino:?}: bytes {} to {end} of the file are damaged",
+                    damaged.offset
+                )
+            }));
+    }
     let inode = |(inode, kind, nlink)| InodeFact { inode, kind, nlink };
     let name = |(dir, target, kind)| NameFact { dir, target, kind };
     Some(CheckFacts {

@@ -29,6 +29,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const VERSIONS_TRIED: u32 = 64;
 /// Directories without an identity below each other that are found again, one a round.
 const ROUNDS_MAX: u32 = 64;
+/// Times that files are rebuilt: what was rebuilt can turn out to have data that another file has too when all are read again.
+const REBUILDS: u32 = 3;
 
 /// What a repair has done.
 #[derive(Clone, Debug, Default)]
@@ -150,9 +152,17 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
     }
 
     rebuild_directories(&mut regions, &mut progress_of, facts, now_ns, &mut report)?;
-    rebuild_files(&mut regions, now_ns, &mut report);
-    drop(regions);
-    let mut regions = progress_of.recover(&mut report)?;
+    for _ in 0..REBUILDS {
+        let done = report.done.len();
+        rebuild_files(&mut regions, now_ns, &mut report);
+        drop(regions);
+        let rebuilt = report.done.len() > done;
+        regions = progress_of.recover(&mut report)?;
+        let is_damaged = regions.values().any(|region| !region.damaged().is_empty());
+        if !rebuilt || !is_damaged {
+            break;
+        }
+    }
     let keep = regions.values().flat_map(|region| region.damaged()).collect();
     put_right(&mut regions, &keep, now_ns, &mut report);
     if keep.is_empty() {
