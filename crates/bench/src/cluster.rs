@@ -169,7 +169,7 @@ impl ClusterPlan<'_> {
                 node: NodeId(id),
             },
             segment_shift: None,
-            checksums: true,
+            checksums: false,
         };
         PoolSpace::format(&pmem, &params)?;
         let space = PoolSpace::open(pmem)?;
@@ -183,6 +183,7 @@ impl ClusterPlan<'_> {
             name: format!("bench {id}"),
             one_sided: OneSided::All,
             accept_older_pool: false,
+            scrub: None,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
         let (ready, bound) = mpsc::channel();
@@ -276,6 +277,7 @@ impl BenchNode {
             timeouts: self.timeouts,
             cred: Cred::Kernel,
             transfers,
+            verify: false,
         };
         Ok(OnThread::new()?.run(Client::connect(config))?)
     }

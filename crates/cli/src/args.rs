@@ -58,6 +58,9 @@ pub enum Command {
     /// Check the consistency of a running cluster, or check and repair the pools of a stopped one
     #[command(after_long_help = FSCK_HELP)]
     Fsck(FsckArgs),
+    /// Compare all file data of a running cluster with its checksums
+    #[command(after_long_help = SCRUB_HELP)]
+    Scrub(ScrubArgs),
     /// List directories
     Ls(LsArgs),
     /// Write files to standard output
@@ -150,6 +153,9 @@ pub struct ClusterArgs {
     /// what the node wants [default: auth]
     #[arg(long, value_name = "LEVEL")]
     pub security: Option<Security>,
+    /// Compare all data that is read with its checksums; what is damaged is an error
+    #[arg(long)]
+    pub verify: bool,
 }
 
 const UP_HELP: &str = "\
@@ -196,6 +202,9 @@ pub struct UpArgs {
     /// How stores become durable: auto, clwb, clflushopt, clflush or none
     #[arg(long, value_name = "MODE")]
     pub persistence: Option<String>,
+    /// Pools without checksums of file data
+    #[arg(long)]
+    pub no_checksums: bool,
     /// Log level of the nodes
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -260,6 +269,9 @@ pub struct FormatArgs {
     /// How stores become durable: auto, clwb, clflushopt, clflush or none
     #[arg(long, value_name = "MODE")]
     pub persistence: Option<String>,
+    /// Without checksums of file data
+    #[arg(long)]
+    pub no_checksums: bool,
     /// Destroy what is there
     #[arg(long)]
     pub force: bool,
@@ -277,6 +289,7 @@ Options besides those of mount(8) (ro, suid, dev, noexec, noatime, nodiratime, a
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp  security=none|auth|encrypt
   transfers=client  file data goes by one-sided access of the client, at nodes that give it (default)
   transfers=server  the nodes move it
+  verify   compare all data that is read with its checksums; what is damaged is EIO
   hard     while a node is away, operations on its files wait for it, for up to `away_ms` of cluster.toml (default 10 s)
            from when that was noticed, and then fail with EIO until it is back (default)
   soft     they fail with EIO at once
@@ -393,6 +406,9 @@ pub struct FsckArgs {
     /// Check a running cluster
     #[arg(long)]
     pub online: bool,
+    /// Compare all file data with its checksums, too (of a running cluster: polvo scrub)
+    #[arg(long, conflicts_with = "online")]
+    pub data: bool,
     /// Directory of a stopped development cluster: all its pools
     #[arg(long, value_name = "DIR", conflicts_with_all = ["online", "pools"])]
     pub dir: Option<PathBuf>,
@@ -405,6 +421,39 @@ pub struct FsckArgs {
     /// Repair without asking
     #[arg(short, long, requires = "repair", conflicts_with = "dry_run")]
     pub yes: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No progress bar
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+const SCRUB_HELP: &str = "\
+The nodes read all file data that they hold and compare it with the checksums that were stored when it was written. Programs go on
+meanwhile; --rate leaves them more of the memory's bandwidth. Damaged files are named, with the places in them: they are read as
+they are, unless a mount or a command is told to verify what it reads, and sound again when those places are written or the file is
+put back from a copy. Nodes scrub now and then by themselves (scrub_every_h and scrub_mib_s in polvod.toml), and say in their log
+what they find. Pools that were made without checksums, or by a version before them, have nothing to compare with.
+
+Exit codes: 0 clean; 1 damaged files were found, or not everything could be looked at.
+
+Examples:
+  polvo scrub                             the default cluster
+  polvo scrub --rate 500M                 at most 500 MiB a second
+  polvo scrub --json polvo://node1:7400";
+
+/// `polvo scrub`
+#[derive(Args, Debug, Clone)]
+pub struct ScrubArgs {
+    /// polvo://HOST:PORT
+    pub url: Option<OsString>,
+    /// At most so many bytes a second, such as 500M
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<Size>,
     /// As JSON
     #[arg(long)]
     pub json: bool,

@@ -9,7 +9,7 @@ use crate::{CliError, ClusterId, ConfigProblem, Context};
 use polvo_cluster::Timeouts;
 use polvo_fabric::{Address, Security};
 use polvo_format::NodeId;
-use polvo_node::OneSided;
+use polvo_node::{OneSided, ScrubPace};
 use polvo_pmem::Persistence;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -126,6 +126,10 @@ pub struct Config {
     pub persistence: Option<Persistence>,
     /// To whom one-sided access to file data is given.
     pub one_sided: OneSided,
+    /// Pools that are made have checksums of file data.
+    pub checksums: bool,
+    /// When and how fast file data is compared with them unasked.
+    pub scrub: Option<ScrubPace>,
     /// Limits.
     pub timeouts: ConfigTimeouts,
     /// A mount in the daemon.
@@ -173,6 +177,8 @@ struct RawNode {
     poll_us: Option<Spanned<u64>>,
     pid_file: Option<PathBuf>,
     one_sided: Option<Spanned<String>>,
+    scrub_every_h: Option<Spanned<u64>>,
+    scrub_mib_s: Option<Spanned<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -180,6 +186,7 @@ struct RawNode {
 struct RawPool {
     path: PathBuf,
     persistence: Option<Spanned<String>>,
+    checksums: Option<bool>,
 }
 
 #[derive(Deserialize, Default)]
@@ -205,6 +212,29 @@ struct RawMount {
 #[serde(deny_unknown_fields)]
 struct RawLog {
     level: Option<Spanned<String>>,
+}
+
+/// Default of `node.scrub_every_h`: a week.
+const SCRUB_EVERY_H: u64 = 7 * 24;
+/// Largest, ten years.
+const SCRUB_EVERY_MAX_H: u64 = 10 * 365 * 24;
+/// Default of `node.scrub_mib_s`.
+const SCRUB_MIB_S: u64 = 64;
+/// Largest, a TiB.
+const SCRUB_MAX_MIB_S: u64 = 1 << 20;
+
+fn scrub_pace(source: &Source<'_>, node: &RawNode) -> Result<Option<ScrubPace>, ConfigProblem> {
+    let limited = |value: &Option<Spanned<u64>>, default, (min, max)| match value {
+        None => Ok(default),
+        Some(given) if (min..=max).contains(given.as_ref()) => Ok(*given.as_ref()),
+        Some(given) => Err(source.problem(given, format!("must be {min} to {max}"))),
+    };
+    let every_h = limited(&node.scrub_every_h, SCRUB_EVERY_H, (0, SCRUB_EVERY_MAX_H))?;
+    let mib_s = limited(&node.scrub_mib_s, SCRUB_MIB_S, (1, SCRUB_MAX_MIB_S))?;
+    Ok((every_h > 0).then_some(ScrubPace {
+        every: Duration::from_secs(every_h * 3600),
+        rate: mib_s << 20,
+    }))
 }
 
 /// The text under examination, to say where a value lies.
@@ -305,6 +335,7 @@ impl Config {
             Some((_, "nodes")) => OneSided::Nodes,
             Some((word, other)) => return Err(source.problem(word, format!("{other:?} must be all or nodes"))),
         };
+        let scrub = scrub_pace(&source, &raw.node)?;
         let security = match &raw.cluster.security {
             None => Security::default(),
             Some(word) => word.as_ref().parse().map_err(|why: String| source.problem(word, why))?,
@@ -356,6 +387,8 @@ impl Config {
             pool: base.join(raw.pool.path),
             persistence,
             one_sided,
+            checksums: raw.pool.checksums.unwrap_or(true),
+            scrub,
             timeouts,
             mount: raw.mount.map(|m| ConfigMount {
                 dir: base.join(m.dir),

@@ -54,6 +54,12 @@ id = 0
 # node moves the data itself. It keeps data from clients that use tcp; one that uses shm has the whole pool mapped.
 # one_sided = "all"
 
+# Every so many hours the node compares all file data that it holds with its checksums, and says in its log what is damaged
+# (`polvo scrub` does it at once); 0: never.
+# scrub_every_h = 168
+# At most so many MiB a second.
+# scrub_mib_s = 64
+
 [pool]
 # The persistent memory: a device (/dev/dax0.0), a file on a DAX file system, a file on tmpfs, or any file.
 # Made by: polvo format --config FILE
@@ -62,6 +68,10 @@ path = "/dev/dax0.0"
 # How stores become durable: auto (detected), clwb, clflushopt, clflush, or none (eADR; media without power
 # protection to begin with).
 # persistence = "auto"
+
+# Whether a pool that `polvo format` makes has checksums of file data. They take 8 bytes a page of 4096, and some time of each write;
+# see docs/performance.md. A pool that is there stays as it was made.
+# checksums = true
 
 # Every wait has its limit here. docs/operations.md says what happens after each.
 [timeouts]

@@ -79,6 +79,8 @@ pub struct Reach {
     pub provider: Option<String>,
     /// Who moves file data.
     pub transfers: Transfers,
+    /// What is read is compared with its checksums.
+    pub verify: bool,
     /// Limits.
     pub timeouts: ConfigTimeouts,
     /// Where the cluster's directory is, when that is how it was named.
@@ -136,6 +138,7 @@ impl Reach {
             },
             provider: args.provider.map(|p| p.name().to_string()),
             transfers: args.transfers.map(Mover::transfers).unwrap_or_default(),
+            verify: args.verify,
             timeouts: dir.as_ref().map(|d| d.timeouts).unwrap_or_default(),
             dir,
         })
@@ -160,6 +163,7 @@ impl Reach {
             timeouts: self.command_timeouts(),
             cred,
             transfers: self.transfers,
+            verify: self.verify,
         }
     }
 }

@@ -109,6 +109,7 @@ fn open_node(
         name: format!("node {}", config.node.0),
         one_sided: config.one_sided,
         accept_older_pool,
+        scrub: config.scrub,
     };
     let started = Instant::now();
     let mut last = String::new();

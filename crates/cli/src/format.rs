@@ -25,6 +25,8 @@ pub struct FormatJob {
     pub size: Option<Size>,
     /// Override of what is detected.
     pub persistence: Option<Persistence>,
+    /// With checksums of file data.
+    pub checksums: bool,
     /// Destroy what is there.
     pub force: bool,
 }
@@ -61,6 +63,7 @@ fn job(args: &FormatArgs) -> Result<FormatJob, CliError> {
             node: config.node,
             size: args.size,
             persistence: persistence.or(config.persistence),
+            checksums: config.checksums && !args.no_checksums,
             force: args.force,
         });
     }
@@ -80,6 +83,7 @@ fn job(args: &FormatArgs) -> Result<FormatJob, CliError> {
         node: NodeId(args.node.ok_or_else(|| missing("--node"))?),
         size: args.size,
         persistence,
+        checksums: !args.no_checksums,
         force: args.force,
     })
 }
@@ -125,7 +129,7 @@ pub fn format(job: &FormatJob) -> Result<Arc<Pmem>, CliError> {
         &FormatParams {
             identity,
             segment_shift: None,
-            checksums: true,
+            checksums: job.checksums,
         },
     )
     .map_err(|e| CliError::region(&job.pool, e))?;

@@ -45,6 +45,7 @@ pub mod output;
 pub mod path;
 pub mod process;
 pub mod progress;
+pub mod scrub;
 pub mod secret;
 pub mod size;
 pub mod status;

@@ -47,6 +47,9 @@ impl MountedDir {
         if parsed.soft {
             client.set_patience(Duration::ZERO);
         }
+        if parsed.verify {
+            client.verify_reads(true);
+        }
         client.start_maintenance();
         let mount = Mount::new(client.clone(), dir, parsed).map_err(|e| mount_error(dir, e))?;
         Ok(MountedDir {
@@ -173,6 +176,9 @@ fn start_detached(
     }
     if let Some(mover) = args.cluster.transfers {
         line.extend(["--transfers".into(), mover.name().into()]);
+    }
+    if args.cluster.verify {
+        line.push("--verify".into());
     }
     let program = std::env::current_exe().doing(|| "finding this program".into())?;
     let log = args.log.clone().unwrap_or_else(|| files.log());

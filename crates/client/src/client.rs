@@ -38,6 +38,8 @@ pub struct ClientConfig {
     pub cred: Cred,
     /// Who moves file data.
     pub transfers: Transfers,
+    /// Each read is compared with the checksums of the data.
+    pub verify: bool,
 }
 
 /// What a client has asked of the nodes, also in `polvo status --json` of a mount. Work of an internal client in its
@@ -67,6 +69,7 @@ pub struct Client {
     pub(crate) tick_inside: AtomicU64,
     pub(crate) cred: Cred,
     pub(crate) transfers: Transfers,
+    verify: AtomicBool,
     pub(crate) names: NameCache,
     pub(crate) holds: Holds,
     pub(crate) locks: Locks,
@@ -128,7 +131,9 @@ impl Client {
             config.timeouts,
             config.provider,
         );
-        Ok(Client::make(context, None, config.cred, config.transfers))
+        let client = Client::make(context, None, config.cred, config.transfers);
+        client.verify_reads(config.verify);
+        Ok(client)
     }
 
     /// A client over a session that the caller has made (the simulator's, say).
@@ -151,6 +156,16 @@ impl Client {
         Client::make(context, Some(node.clone()), cred, Transfers::default())
     }
 
+    /// From now on, each read compares what it reads with the checksums of the data (or no longer does), whole pages at a time, and
+    /// fails with [`FsError::Io`] where they differ. Where data has no checksums it is read as ever.
+    pub fn verify_reads(&self, verify: bool) {
+        self.verify.store(verify, Ordering::Relaxed);
+    }
+
+    pub(crate) fn verifies(&self) -> bool {
+        self.verify.load(Ordering::Relaxed)
+    }
+
     fn make(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred, transfers: Transfers) -> Arc<Client> {
         let client = Arc::new(Client {
             context: context.clone(),
@@ -160,6 +175,7 @@ impl Client {
             tick_inside: AtomicU64::new(0),
             cred,
             transfers,
+            verify: AtomicBool::new(false),
             names: NameCache::new(),
             holds: Holds::new(),
             locks: Locks::default(),

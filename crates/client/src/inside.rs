@@ -8,6 +8,7 @@
 use crate::holds::Held;
 use crate::inode::tail_at;
 use crate::local::LocalClient;
+use crate::verify::damaged_at;
 use polvo_format::{Gpa, RegionId, SEGMENT_SHIFT_MIN, Tail};
 use polvo_node::{FileView, Node, Part};
 use polvo_proto::FsError;
@@ -60,7 +61,7 @@ impl LocalClient {
     /// spoilt the copy.
     pub(crate) fn read_at_once(&self, held: &Held, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
         let inside = held.inside.get()?;
-        if self.copy_known(held, inside, offset, into) {
+        if !self.client.verifies() && self.copy_known(held, inside, offset, into) {
             return Some((into.len(), false));
         }
         let node = self.inside(held.inode.ino.region())?;
@@ -140,7 +141,7 @@ impl LocalClient {
         let unchanged = hold.then_some(unchanged);
         let region = held.inode.ino.region();
         let mut rest = &mut into[..plan.len];
-        for Part { len, at } in parts {
+        for Part { len, at } in parts.iter() {
             let (now, later) = rest.split_at_mut(*len);
             rest = later;
             match at {
@@ -148,7 +149,17 @@ impl LocalClient {
                 None => now.fill(0),
             }
         }
-        let is_current = Tail(node.pool().read_u64(inside.tail_at)) == plan.tail;
+        let is_current = || Tail(node.pool().read_u64(inside.tail_at)) == plan.tail;
+        if self.client.verifies()
+            && let Some(damaged) = first_damaged(node, region, parts)?
+        {
+            // what is no longer the file's may be anything
+            if unchanged.is_some() || is_current() {
+                return Err(damaged_at(held, damaged));
+            }
+            return Ok(Copied::Spoiled);
+        }
+        let is_current = is_current();
         if is_current && let Some(extent) = plan.extent {
             let at = self.pool_offset(node, Gpa::new(region, extent.at))?;
             self.extents
@@ -182,6 +193,19 @@ impl LocalClient {
             _ => Ok(locate(node, of_region, at.region(), unit)? + within),
         }
     }
+}
+
+/// The first of the parts of a read that is damaged.
+fn first_damaged(node: &Node, region: RegionId, parts: &[Part]) -> Result<Option<Gpa>, FsError> {
+    for Part { len, at } in parts {
+        let Some(at) = at.map(|at| Gpa::new(region, at)) else {
+            continue;
+        };
+        if node.is_damaged(at, *len)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
 }
 
 #[cold]

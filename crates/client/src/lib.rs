@@ -36,6 +36,7 @@ mod read;
 mod space;
 mod stream;
 mod transfers;
+mod verify;
 mod write;
 
 pub use client::{Client, ClientConfig, Counters};

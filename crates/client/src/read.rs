@@ -8,6 +8,7 @@ use crate::inode::tail_at;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::transfers::Transfers;
+use crate::verify::damaged_at;
 use polvo_cluster::{InFlight, RegionVerb};
 use polvo_format::{FileKind, Tail};
 use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, Request};
@@ -19,6 +20,8 @@ pub(crate) const BATCH_BYTES: usize = 1 << 20;
 pub(crate) const BATCHES: usize = 4;
 /// Most data reads in one batch; a read of a file in smaller pieces is cut short of its length and goes on.
 const BATCH_PIECES: usize = 256;
+/// The same, where checksums are read along with them.
+const VERIFIED_PIECES: usize = BATCH_PIECES / 2;
 /// Reads of a range that changes under the reader before it looks at the clock.
 const QUICK_TRIES: u32 = 16;
 
@@ -43,7 +46,7 @@ impl LocalClient {
     /// overwritten faster than it can be read for as long as `Timeouts::held`.
     pub async fn read(&self, file: &OpenFile, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
         let held = &*file.held;
-        let at_once = into.len() <= BATCH_BYTES && held.is_kept(self.client.losses());
+        let at_once = into.len() <= BATCH_BYTES && held.is_kept(self.client.losses()) && !self.client.verifies();
         let read = if at_once {
             self.read_at_once(held, offset, into)
         } else {
@@ -130,9 +133,11 @@ impl LocalClient {
         }
         let (mut tries, mut loads) = (0, 0);
         let mut deadline = None;
+        let verify = self.verifies_at(data_region(held)).await?;
+        let most = if verify { VERIFIED_PIECES } else { BATCH_PIECES };
         loop {
             let plan = match held.index.read().as_ref() {
-                Some(index) => index.plan(offset, into.len(), BATCH_PIECES).map_err(|missed| missed.at),
+                Some(index) => index.plan(offset, into.len(), most).map_err(|missed| missed.at),
                 None => Err(offset),
             };
             let plan = match plan {
@@ -146,8 +151,13 @@ impl LocalClient {
                     return Err(FsError::Busy);
                 }
             };
-            let (tail, is_read) = match self.read_planned(held, &plan, into).await {
-                Ok(tail) => (tail, true),
+            let read = match verify {
+                true => self.read_verified(held, &plan, into).await,
+                false => self.read_planned(held, &plan, into).await.map(|tail| (tail, None)),
+            };
+            let (tail, is_read) = match read {
+                Ok((tail, Some(damaged))) if tail == plan.tail => return Err(damaged_at(held, damaged)),
+                Ok((tail, damaged)) => (tail, damaged.is_none()),
                 // nothing lies there: a segment may have been given back since the file moved on
                 Err(error @ FsError::Invalid(_)) => match self.log_state(held.inode.ino).await?.tail {
                     tail if tail == plan.tail => return Err(error),

@@ -363,6 +363,7 @@ impl LocalClient {
             offset,
             len: len as u64,
             into,
+            verify: self.client.verifies(),
         };
         self.call(data_region(held), request).await
     }

@@ -10,7 +10,7 @@ use crate::open::{OpenFile, data_region};
 use crate::space::{Surplus, Taken};
 use crate::transfers::{Source, Transfers};
 use polvo_cluster::{Link, RegionVerb, join_all};
-use polvo_format::{FileKind, Gpa, NodeId, PAGE, RegionId, RegionOffset, Tail};
+use polvo_format::{FileKind, Gpa, NodeId, PAGE, PAGE_CRC_SIZE, RegionId, RegionOffset, Tail, crcs_of_pages};
 use polvo_proto::{
     EAGER_MAX, FILE_SIZE_MAX, FsError, LogCursor, PageRun, RELEASE_MAX, RUNS_MAX, Reply, Request, WriteRun,
 };
@@ -291,6 +291,7 @@ impl LocalClient {
             let laid = lay_out(&runs, bytes.len(), base);
             let len = laid.iter().map(|run| run.len as usize).sum();
             self.learn_segments(region, session);
+            let crcs = self.crcs_of(region, &laid, &bytes[..len]).await?;
             let way = match self.put_data(region, session, &laid, &bytes[..len], !lost).await {
                 Ok(way) => way,
                 Err(FsError::SessionExpired) => continue, // the space was not ours any more
@@ -306,6 +307,7 @@ impl LocalClient {
             let request = Request::Commit {
                 inode: held.inode,
                 runs: laid,
+                crcs,
                 append: at == At::End,
                 known: known.tail,
                 want_pages: self.client.stocks.want(region),
@@ -352,6 +354,21 @@ impl LocalClient {
             }
         }
         Err(FsError::SessionExpired)
+    }
+
+    /// The CRCs of the pages that data is to lie in, where the node keeps them.
+    async fn crcs_of(&self, region: RegionId, laid: &[WriteRun], bytes: &[u8]) -> Result<Vec<u8>, FsError> {
+        let mut crcs = Vec::new();
+        if self.links.to(self.client.primary(region)?).await?.checksums {
+            crcs.reserve_exact((bytes.len() / PAGE + 2 * laid.len()) * PAGE_CRC_SIZE);
+            let mut rest = bytes;
+            for run in laid {
+                let (part, later) = rest.split_at(run.len as usize);
+                crcs_of_pages(run.gpa.offset().0, part, &mut crcs);
+                rest = later;
+            }
+        }
+        Ok(crcs)
     }
 
     /// Writes the data where it was laid out, several batches at a time. If it may go `ahead` of what is asked of the node next,

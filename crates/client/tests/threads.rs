@@ -82,6 +82,7 @@ impl Cluster {
                 name: format!("node-{node}"),
                 one_sided: polvo_node::OneSided::All,
                 accept_older_pool: false,
+                scrub: None,
             };
             let space = PoolSpace::open(pmem).expect("open");
             let opened = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("node");
@@ -114,6 +115,7 @@ impl Cluster {
             timeouts: Timeouts::default(),
             cred: Cred::Kernel,
             transfers,
+            verify: false,
         };
         let client = Client::connect_blocking(config).expect("connect");
         client.start_maintenance();
@@ -243,6 +245,7 @@ fn nobody_at_the_address_is_an_error_in_bounded_time() {
         timeouts: Timeouts::default(),
         cred: Cred::Kernel,
         transfers: Transfers::default(),
+        verify: false,
     };
     let error = Client::connect_blocking(config).err();
     assert!(matches!(error, Some(FsError::Unreachable { .. })), "{error:?}");

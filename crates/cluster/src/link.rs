@@ -19,6 +19,8 @@ pub struct Link {
     pub needs_sync: bool,
     /// We may read and write file data one-sided; else the node moves it.
     pub one_sided: bool,
+    /// File data has checksums there: who writes makes them.
+    pub checksums: bool,
     /// Tells connections of one thread apart: keys handed out over another one are not used over this one.
     pub(crate) serial: u64,
     /// Grace tick to report: learnt so long ago that no read begun before it can still be under way.

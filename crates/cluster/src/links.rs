@@ -71,6 +71,13 @@ pub struct Links {
     counters: Arc<LinkCounters>,
 }
 
+/// What a node says of itself, see [`Link`].
+struct Greeted {
+    needs_sync: bool,
+    one_sided: bool,
+    checksums: bool,
+}
+
 impl Links {
     /// Links of a session of their own; `name`, `home`: see `Request::Attach`. Threads of one session share counters
     /// and more when they take theirs from one [`SessionContext`].
@@ -238,19 +245,20 @@ impl Links {
             given_up,
             needs_sync: false,
             one_sided: true,
+            checksums: false,
             serial,
             resets: Cell::new(0),
             tick: Cell::new(0),
             timeout: self.context.timeouts.rpc,
             counters: self.counters.clone(),
         };
-        (link.needs_sync, link.one_sided) = self.greet(&link, self.context.timeouts.connect).await?;
+        let greeted = self.greet(&link, self.context.timeouts.connect).await?;
+        (link.needs_sync, link.one_sided, link.checksums) = (greeted.needs_sync, greeted.one_sided, greeted.checksums);
         Ok(link)
     }
 
-    /// Says (again) over a link who we are; returns whether the node's medium needs `Sync`, and whether we may access data
-    /// one-sided.
-    async fn greet(&self, link: &Link, limit: Duration) -> Result<(bool, bool), FsError> {
+    /// Says (again) over a link who we are.
+    async fn greet(&self, link: &Link, limit: Duration) -> Result<Greeted, FsError> {
         let context = &self.context;
         let request = Request::Attach {
             version: PROTOCOL_VERSION,
@@ -266,6 +274,7 @@ impl Links {
             number,
             needs_sync,
             one_sided,
+            checksums,
             past,
             ..
         } = answer?
@@ -281,7 +290,11 @@ impl Links {
         link.tick.set(tick);
         context.note_session(node, number);
         link.resets.set(context.resets(node));
-        Ok((needs_sync, one_sided))
+        Ok(Greeted {
+            needs_sync,
+            one_sided,
+            checksums,
+        })
     }
 
     /// Sends a request to a node. A session that the node has forgotten is attached anew. A request cut off by a lost
@@ -654,6 +667,7 @@ mod tests {
             segment_shift: 18,
             read_key: 1,
             node_key: 0,
+            checksums: (0, 0),
             segments: vec![place(0, 0), place(1, 7)],
         };
         assert_eq!(contiguous(&map), 2);

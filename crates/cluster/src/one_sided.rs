@@ -21,6 +21,13 @@ pub enum RegionVerb<'a> {
         /// into
         into: &'a mut [u8],
     },
+    /// Read of the checksums of the pages from an address on, 8 bytes each; within one segment of data.
+    ReadChecksums {
+        /// the first page
+        at: Gpa,
+        /// into
+        into: &'a mut [u8],
+    },
     /// Write to delegated data space.
     WriteData {
         /// to
@@ -52,6 +59,7 @@ impl RegionVerb<'_> {
     fn at(&self) -> Gpa {
         match self {
             RegionVerb::Read { at, .. }
+            | RegionVerb::ReadChecksums { at, .. }
             | RegionVerb::WriteData { at, .. }
             | RegionVerb::WriteAny { at, .. }
             | RegionVerb::CompareSwap { at, .. } => *at,
@@ -60,7 +68,7 @@ impl RegionVerb<'_> {
 
     fn len(&self) -> usize {
         match self {
-            RegionVerb::Read { into, .. } => into.len(),
+            RegionVerb::Read { into, .. } | RegionVerb::ReadChecksums { into, .. } => into.len(),
             RegionVerb::WriteData { bytes, .. } | RegionVerb::WriteAny { bytes, .. } => bytes.len(),
             RegionVerb::CompareSwap { .. } => 8,
         }
@@ -148,6 +156,17 @@ impl<'v> Translator<'v> {
                     self.verbs.push(Verb::Read { from, into: now });
                     rest = later;
                 }
+            }
+            RegionVerb::ReadChecksums { into, .. } => {
+                let (place, inner, _) = locate(map, offset)?;
+                let never = || Untranslatable::Never(FsError::NotPermitted);
+                let offset = map.checksum_of(place, inner).ok_or_else(never)?;
+                let key = RemoteKey(map.read_key);
+                if key.0 == 0 {
+                    return Err(never());
+                }
+                let from = Remote { key, offset };
+                self.verbs.push(Verb::Read { from, into });
             }
             RegionVerb::WriteData { bytes, .. } => {
                 let mut rest: &'v [u8] = bytes;
@@ -419,6 +438,7 @@ mod tests {
             segment_shift: 12,
             read_key: 71,
             node_key: 0,
+            checksums: (0x400, 0x2000),
             segments: vec![place(0, 0x8000, 0), place(1, 0x2000, 72), place(2, 0x5000, 73)],
         }
     }
@@ -511,6 +531,33 @@ mod tests {
             translate(&maps, &mut ops),
             Err(Untranslatable::Never(FsError::NotPermitted))
         ));
+    }
+
+    #[test]
+    fn checksums_lie_elsewhere_in_the_pool() {
+        let mut words = [0; 16];
+        let read = |maps: &Maps, words: &mut [u8]| {
+            let mut ops = [RegionVerb::ReadChecksums {
+                at: gpa(0x2000),
+                into: words,
+            }];
+            translate(maps, &mut ops).map(|verbs| match verbs[..] {
+                [Verb::Read { from, .. }] => (from.key.0, from.offset),
+                _ => panic!("one verb"),
+            })
+        };
+        // the third page of the pool, which begins at 0x2000
+        assert_eq!(read(&maps(), &mut words).ok(), Some((71, 0x400 + 3 * 8)));
+        let mut without = maps();
+        let map = |checksums, read_key| SegmentMap {
+            checksums,
+            read_key,
+            ..map()
+        };
+        for (checksums, read_key) in [((0, 0), 71), ((0x400, 0x2000), 0)] {
+            without.first = Rc::new(map(checksums, read_key));
+            assert!(matches!(read(&without, &mut words), Err(Untranslatable::Never(_))));
+        }
     }
 
     #[test]

@@ -34,9 +34,7 @@ pub use inode::{
 pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX, XATTR_PART_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
 pub use log_record::{LogEntries, Record, entry_units, seal};
-pub use page_checksum::{
-    PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, checksum_pages, crcs_of_pages, page_checksum_offset,
-};
+pub use page_checksum::{PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, crcs_of_pages};
 pub use peer_record::{PEER_PLACE, PEER_RECORD_SIZE, PEERS_MAX, PeerRecord};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
 pub use region_header::{Floor, REGION_FLOOR, RegionHeader};

@@ -1,4 +1,5 @@
-//! Checksums of file data: a word for each page of a segment of data, all together at the segment's end.
+//! Checksums of file data: a word for each page of the pool's segments, all together in a zone of the pool
+//! ([`crate::PoolLayout::checksum_offset`]).
 //!
 //! ```text
 //! bits 0..32 CRC-32C | 32..44 first byte in the page | 44..56 bytes - 1 | 56..64 CRC-8 of the other seven bytes
@@ -88,21 +89,6 @@ fn check(low: u64) -> u8 {
     checksum::crc8(bytes)
 }
 
-/// Pages at the end of a segment that hold the checksums of all its pages.
-pub fn checksum_pages(segment_shift: u32) -> u32 {
-    let pages = (1u64 << segment_shift) / PAGE_BYTES;
-    (pages * PAGE_CHECKSUM_SIZE).div_ceil(PAGE_BYTES) as u32
-}
-
-/// Where the checksum of the page at an offset lies, in the region or in the pool: segments begin at multiples of their size in
-/// both.
-pub fn page_checksum_offset(offset: u64, segment_shift: u32) -> u64 {
-    let size = 1u64 << segment_shift;
-    let page = (offset & (size - 1)) / PAGE_BYTES;
-    let pages = size / PAGE_BYTES;
-    (offset | (size - 1)) + 1 - (pages - page) * PAGE_CHECKSUM_SIZE
-}
-
 /// Appends the CRC-32C of what lies in each page, for bytes that begin at an offset: as the list of CRCs of a commit has them.
 pub fn crcs_of_pages(offset: u64, mut bytes: &[u8], list: &mut Vec<u8>) {
     let mut room = (PAGE_BYTES - offset % PAGE_BYTES) as usize;
@@ -165,25 +151,6 @@ mod tests {
         assert_eq!(of(10, 20).with(&all[30..]), Some(of(10, PAGE - 10)));
         assert_eq!(of(10, 20).with(&[0; PAGE]), None);
         assert_eq!(of(10, 20).end(), 30);
-    }
-
-    #[test]
-    fn every_page_has_a_place_behind_the_others_of_its_segment() {
-        for shift in [18u32, 21, 24] {
-            let (size, pages) = (1u64 << shift, (1u64 << shift) / PAGE_BYTES);
-            for segment in [0, 5 * size] {
-                let places: Vec<u64> = (0..pages)
-                    .map(|page| page_checksum_offset(segment + page * PAGE_BYTES + page % PAGE_BYTES, shift))
-                    .collect();
-                let first = segment + size - pages * 8;
-                assert!(places.iter().copied().eq((0..pages).map(|page| first + page * 8)));
-                assert!(first >= segment + size - u64::from(checksum_pages(shift)) * PAGE_BYTES);
-            }
-        }
-        assert_eq!(
-            (checksum_pages(18), checksum_pages(21), checksum_pages(30)),
-            (1, 1, 512)
-        );
     }
 
     #[test]

@@ -11,6 +11,8 @@ const WHAT: &str = "record of a peer";
 pub const PEER_RECORD_SIZE: usize = 64;
 /// Bytes set aside for one node: two records.
 pub const PEER_PLACE: u64 = 2 * PEER_RECORD_SIZE as u64;
+/// Nodes for which pools with checksums have room at the least.
+pub(crate) const PEERS_MIN: u64 = 64;
 /// Nodes that are remembered at the most: those with lower numbers.
 pub const PEERS_MAX: u64 = 1024;
 

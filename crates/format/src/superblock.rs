@@ -5,7 +5,8 @@
 //! by one, so that at any moment one copy is whole.
 
 use crate::history::{ERAS_KEPT, History};
-use crate::peer_record::{PEER_PLACE, PEERS_MAX};
+use crate::page_checksum::PAGE_CHECKSUM_SIZE;
+use crate::peer_record::{PEER_PLACE, PEERS_MAX, PEERS_MIN};
 use crate::{FormatError, NodeId, PAGE, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -63,7 +64,8 @@ struct Raw {
     sequence: U64,
     era: U64,
     marks: [U64; ERAS_KEPT as usize],
-    reserved3: [u8; 60],
+    checksums_offset: U64,
+    reserved3: [u8; 52],
     crc: U32,
 }
 
@@ -88,8 +90,8 @@ pub struct PoolLayout {
     pub segments_offset: u64,
     /// How many.
     pub segments: u32,
-    /// Segments of data end with checksums of their pages ([`crate::PageChecksum`]).
-    pub checksums: bool,
+    /// Checksums of the pages of all segments ([`crate::PageChecksum`]); 0: none.
+    pub checksums_offset: u64,
 }
 
 impl PoolLayout {
@@ -114,7 +116,13 @@ impl PoolLayout {
         let table_len = ((pool_len >> shift).min(SEGMENTS_MAX) * SEGMENT_ENTRY_SIZE).next_multiple_of(page);
         let redo_offset = table_offset + table_len;
         let redo_slots = (pool_len >> 18).clamp(REDO_SLOTS_MIN, REDO_SLOTS_MAX);
-        let segments_offset = (redo_offset + redo_slots * u64::from(REDO_SLOT_SIZE)).next_multiple_of(segment);
+        let redo_end = redo_offset + redo_slots * u64::from(REDO_SLOT_SIZE);
+        let checksums_len = match checksums {
+            true => checksums_len((pool_len >> shift).min(SEGMENTS_MAX), shift),
+            false => 0,
+        };
+        let peers_len = if checksums { PEERS_MIN * PEER_PLACE } else { 0 };
+        let segments_offset = (redo_end + peers_len + checksums_len).next_multiple_of(segment);
         let segments = (pool_len.saturating_sub(segments_offset) >> shift).min(SEGMENTS_MAX);
         if segments < SEGMENTS_MIN {
             let need = segments_offset + (SEGMENTS_MIN << shift);
@@ -131,7 +139,7 @@ impl PoolLayout {
             redo_slots: redo_slots as u32,
             segments_offset,
             segments: segments as u32,
-            checksums,
+            checksums_offset: if checksums { segments_offset - checksums_len } else { 0 },
         })
     }
 
@@ -159,12 +167,27 @@ impl PoolLayout {
     }
 
     /// Where the records of peers lie ([`crate::PeerRecord`]), and for how many nodes there is room: between the redo log and
-    /// the first segment, as far as they are apart.
+    /// the checksums or the first segment, as far as they are apart.
     pub fn peers(&self) -> (u64, u64) {
         let offset = self.redo_offset + u64::from(self.redo_slots) * u64::from(REDO_SLOT_SIZE);
         let offset = offset.next_multiple_of(PEER_PLACE);
-        let room = self.segments_offset.saturating_sub(offset) / PEER_PLACE;
+        let end = match self.checksums_offset {
+            0 => self.segments_offset,
+            checksums => checksums,
+        };
+        let room = end.saturating_sub(offset) / PEER_PLACE;
         (offset, room.min(PEERS_MAX))
+    }
+
+    /// Whether pages of file data have checksums here.
+    pub fn has_checksums(&self) -> bool {
+        self.checksums_offset != 0
+    }
+
+    /// Pool offset of the checksum of the page that lies at a pool offset, in a segment. Those of pages that follow each other
+    /// follow each other. Only where there are any.
+    pub fn checksum_offset(&self, page: u64) -> u64 {
+        self.checksums_offset + (page - self.segments_offset) / PAGE as u64 * PAGE_CHECKSUM_SIZE
     }
 
     /// Every zone lies in the pool, aligned, and none covers another.
@@ -189,6 +212,12 @@ impl PoolLayout {
                 page,
             ),
             (
+                "checksums",
+                self.checksums_offset,
+                checksums_len(segments, self.segment_shift),
+                page,
+            ),
+            (
                 "segments",
                 self.segments_offset,
                 segments << self.segment_shift,
@@ -197,6 +226,9 @@ impl PoolLayout {
         ];
         let mut end = SUPERBLOCKS * SUPERBLOCK_SIZE as u64;
         for (zone, offset, len, align) in zones {
+            if zone == "checksums" && !self.has_checksums() {
+                continue;
+            }
             if offset < end || !offset.is_multiple_of(align) {
                 return Err(format!("{zone} at {offset:#x}"));
             }
@@ -207,6 +239,12 @@ impl PoolLayout {
         }
         Ok(())
     }
+}
+
+/// Bytes of the checksums of so many segments, whole pages.
+fn checksums_len(segments: u64, segment_shift: u32) -> u64 {
+    let pages = segments << segment_shift >> PAGE.ilog2();
+    (pages * PAGE_CHECKSUM_SIZE).next_multiple_of(PAGE as u64)
 }
 
 /// Bytes of an entry of the segment table.
@@ -241,7 +279,7 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPERBLOCK_USED] {
         let mut raw = Raw {
             magic: POOL_MAGIC,
-            version: U32::new(match self.layout.checksums {
+            version: U32::new(match self.layout.has_checksums() {
                 true => FORMAT_VERSION,
                 false => WITHOUT_CHECKSUMS,
             }),
@@ -263,7 +301,8 @@ impl Superblock {
             sequence: U64::new(self.sequence),
             era: U64::new(self.history.era),
             marks: self.history.marks.map(U64::new),
-            reserved3: [0; 60],
+            checksums_offset: U64::new(self.layout.checksums_offset),
+            reserved3: [0; 52],
             crc: U32::ZERO,
         };
         raw.crc = U32::new(checksum::crc32c(&raw.as_bytes()[..SUPERBLOCK_USED - 4]));
@@ -312,7 +351,7 @@ impl Superblock {
                 redo_slots: raw.redo_slots.get(),
                 segments_offset: raw.segments_offset.get(),
                 segments: raw.segments.get(),
-                checksums: version == FORMAT_VERSION,
+                checksums_offset: raw.checksums_offset.get(),
             },
             sequence: raw.sequence.get(),
             history: History {
@@ -324,6 +363,13 @@ impl Superblock {
             .layout
             .check()
             .map_err(|why| FormatError::invalid(WHAT, why))?;
+        if superblock.layout.has_checksums() != (version == FORMAT_VERSION) {
+            let at = superblock.layout.checksums_offset;
+            return Err(FormatError::invalid(
+                WHAT,
+                format!("checksums at {at:#x} in version {version}"),
+            ));
+        }
         if superblock.generation == 0 || superblock.generation >> 63 != 0 || superblock.offset() != offset {
             return Err(FormatError::invalid(
                 WHAT,

@@ -40,6 +40,8 @@ pub struct MountOptions {
     pub shared_mappings: bool,
     /// Operations fail at once while a node is known to be away, instead of waiting for it for a while.
     pub soft: bool,
+    /// All data that is read is compared with its checksums; what is damaged is EIO.
+    pub verify: bool,
     /// Name of the source in `/proc/mounts`.
     pub fsname: String,
     /// Threads that serve the kernel.
@@ -63,6 +65,7 @@ impl Default for MountOptions {
             acl: false,
             shared_mappings: true,
             soft: false,
+            verify: false,
             fsname: "polvo".to_owned(),
             threads: NonZeroUsize::new(cores.clamp(THREADS.0, THREADS.1)).expect("at least 4"),
         }
@@ -101,6 +104,8 @@ impl MountOptions {
                 "mmap" => self.shared_mappings = parse_mmap(name, value)?,
                 "soft" => self.soft = true,
                 "hard" => self.soft = false,
+                "verify" => self.verify = true,
+                "noverify" => self.verify = false,
                 "fsname" => self.fsname = parse_name(name, value)?,
                 "threads" => self.threads = parse_threads(name, value)?,
                 // Every change is on the media when it is acknowledged, and with it its times.

@@ -248,6 +248,7 @@ impl Turn<'_> {
         &self,
         inode: InodeRef,
         runs: &[WriteRun],
+        crcs: &[u8],
         append: bool,
         known: Tail,
         want_pages: u32,
@@ -260,7 +261,7 @@ impl Turn<'_> {
         let mut written = self
             .on_for_session(inode.ino.region(), |r| {
                 self.before_write(r, inode)?;
-                let mut written = r.commit(session, inode, runs, append, known, self.now_ns())?;
+                let mut written = r.commit(session, inode, runs, crcs, append, known, self.now_ns())?;
                 if want_pages > 0 {
                     // the write is done; that no more space is to be had is told to who asks for some
                     written.space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();

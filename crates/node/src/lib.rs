@@ -44,6 +44,7 @@ mod rename;
 mod rename_lock;
 mod replay;
 mod request_counters;
+mod scrub;
 mod served;
 mod session_services;
 mod sessions;
@@ -60,5 +61,6 @@ pub use node::{Node, NodeConfig, OneSided};
 pub use polvo_region::{FileView, Part};
 #[cfg(feature = "testing")]
 pub use probe::Phase;
+pub use scrub::ScrubPace;
 pub use sessions::Session;
 pub use two_phase::Transactions;

@@ -9,6 +9,7 @@ use crate::lock_table::Locks;
 use crate::probe::Probe;
 use crate::rename_lock::RenameLock;
 use crate::request_counters::RequestCounters;
+use crate::scrub::{ScrubCounters, ScrubPace};
 use crate::served::{PoolKeys, Served};
 use crate::sessions::{Party, Sessions};
 use crate::transaction::Undecided;
@@ -58,6 +59,8 @@ pub struct NodeConfig {
     pub one_sided: OneSided,
     /// Serve the pool although other nodes have seen a later copy of it: what was done since this copy is lost.
     pub accept_older_pool: bool,
+    /// File data is compared with its checksums unasked; `None`: never.
+    pub scrub: Option<ScrubPace>,
 }
 
 /// One node: its pool, its regions, its sessions. `Send + Sync`: entered by whichever thread needs it.
@@ -79,6 +82,7 @@ pub struct Node {
     pub(crate) undispatched: Mutex<Vec<Dispatch>>,
     pub(crate) prepared: Prepared,
     pub(crate) checks: CheckPages,
+    pub(crate) scrubbed: ScrubCounters,
     pub(crate) counters: RequestCounters,
     pub(crate) probe: Probe,
     pub(crate) started: Instant,
@@ -143,7 +147,6 @@ impl Node {
         };
         let life = space.next_sequence();
         let held_back = begin_life(&pmem, life);
-        let segment_size = space.usage().segment_size;
         let present = space.regions();
         let mut regions = BTreeMap::new();
         for info in config
@@ -173,7 +176,7 @@ impl Node {
             } else {
                 Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
             };
-            let served = Served::new(region, info.epoch, segment_size, &pmem, &memory, config.one_sided);
+            let served = Served::new(region, info.epoch, space.layout(), &pmem, &memory, config.one_sided);
             regions.insert(info.id, Arc::new(served));
         }
         for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
@@ -225,6 +228,7 @@ impl Node {
             undispatched: Mutex::new(undispatched),
             prepared: Prepared::found(prepared),
             checks: CheckPages::default(),
+            scrubbed: ScrubCounters::default(),
             counters: RequestCounters::default(),
             probe: Probe::default(),
             started: Instant::now(),

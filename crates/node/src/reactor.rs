@@ -4,6 +4,7 @@ use crate::deadlocks;
 use crate::dispatch;
 use crate::housekeeping;
 use crate::node::Node;
+use crate::scrub;
 use crate::sessions::{Party, Session};
 use crate::turn::Turn;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
@@ -157,6 +158,7 @@ impl Node {
         }
         tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
+        tasks.spawn_local(scrub::run(self.clone()));
         tasks.spawn_local(housekeeping::run(self.clone(), links.clone(), connections.clone()));
 
         // an error means that the node is gone, and with it the sender: then there is nothing to serve either

@@ -49,6 +49,7 @@ kinds!(
     Past,
     Status,
     Check,
+    Scrub,
     Shutdown,
     Collect,
     TxnState,

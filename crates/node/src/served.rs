@@ -3,7 +3,7 @@
 use crate::node::OneSided;
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
-use polvo_format::{Epoch, Gpa, RegionId, SessionId, TxnId};
+use polvo_format::{Epoch, Gpa, PoolLayout, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{
     Collected, FsError, InodeRef, Intent, PageRun, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace,
@@ -48,6 +48,8 @@ pub(crate) struct Served {
     /// Where segments lie. What is missing is in the region. Locked, if both are, after the region.
     places: RwLock<Places>,
     segment_shift: u32,
+    /// Where they begin in the pool, and the segments; 0 and 0: nowhere.
+    checksums: (u64, u64),
     pmem: Arc<Pmem>,
     memory: Arc<MemoryRegions>,
     one_sided: OneSided,
@@ -57,7 +59,7 @@ impl Served {
     pub fn new(
         region: Region,
         epoch: Epoch,
-        segment_size: u64,
+        layout: &PoolLayout,
         pmem: &Arc<Pmem>,
         memory: &Arc<MemoryRegions>,
         one_sided: OneSided,
@@ -67,7 +69,11 @@ impl Served {
             epoch,
             region: Mutex::new(region),
             places: RwLock::default(),
-            segment_shift: segment_size.trailing_zeros(),
+            segment_shift: layout.segment_shift,
+            checksums: match layout.has_checksums() {
+                true => (layout.checksums_offset, layout.segments_offset),
+                false => (0, 0),
+            },
             pmem: pmem.clone(),
             memory: memory.clone(),
             one_sided,
@@ -182,6 +188,7 @@ impl Served {
             segment_shift: self.segment_shift,
             read_key: keys.read,
             node_key: keys.node,
+            checksums: self.checksums,
             segments: places[start..end].to_vec(),
         }
     }
@@ -224,6 +231,12 @@ impl Served {
         self.update_places();
         self.find(at, len)
             .ok_or_else(|| FsError::Invalid(format!("{at:?} and {len} bytes on are not in a segment")))
+    }
+
+    /// As [`Self::locate`]; `None` for what is no file data.
+    pub fn locate_data(&self, at: Gpa, len: usize) -> Result<Option<u64>, FsError> {
+        let (offset, class) = self.locate(at, len)?;
+        Ok((class == SegmentClass::Data).then_some(offset))
     }
 
     /// Makes what a participant of this pool contributed durable: all writes, then the locks let go. When some locks are found
@@ -316,8 +329,10 @@ mod tests {
             checksums: true,
         };
         PoolSpace::format(&pmem, &params).unwrap();
-        let region = Region::create(&PoolSpace::open(pmem.clone()).unwrap(), RegionId(0), 0).unwrap();
-        let served = Served::new(region, Epoch(1), 1 << 18, &pmem, &MemoryRegions::new(), OneSided::All);
+        let space = PoolSpace::open(pmem.clone()).unwrap();
+        let region = Region::create(&space, RegionId(0), 0).unwrap();
+        let memory = MemoryRegions::new();
+        let served = Served::new(region, Epoch(1), space.layout(), &pmem, &memory, OneSided::All);
         let delegate = |session| served.enter(|region| region.delegate(SessionId(session), 64).unwrap());
         let index = |run: &PageRun| (run.gpa.offset().0 >> 18) as u32;
         let (kept, given_up) = (delegate(7), delegate(8));

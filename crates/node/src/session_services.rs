@@ -132,6 +132,7 @@ impl Node {
             number: session.number,
             needs_sync: self.needs_sync(),
             one_sided: self.gives_one_sided(party),
+            checksums: self.space.layout().has_checksums(),
             past: self.space.past(),
         };
         Ok((session, reply))
@@ -191,10 +192,11 @@ impl Turn<'_> {
             Request::Commit {
                 inode,
                 runs,
+                crcs,
                 append,
                 known,
                 want_pages,
-            } => self.commit(inode, &runs, append, known, want_pages).await,
+            } => self.commit(inode, &runs, &crcs, append, known, want_pages).await,
             Request::Fallocate {
                 inode,
                 mode,
@@ -220,6 +222,7 @@ impl Turn<'_> {
                 let served = self.served(region)?;
                 Ok(Reply::Facts(self.node.checks.page(self.session.id, served, page)?))
             }
+            Request::Scrub { region, from } => Ok(Reply::Scrubbed(self.node.scrub(self.served(region)?, from).await)),
             Request::Shutdown => self.shutdown(),
             Request::Collect {
                 txn,
@@ -242,7 +245,8 @@ impl Turn<'_> {
                 offset,
                 len,
                 into,
-            } => self.read(inode, offset, len, into).await,
+                verify,
+            } => self.read(inode, offset, len, into, verify).await,
             Request::WriteFrom {
                 inode,
                 offset,

@@ -271,6 +271,7 @@ impl Cluster {
             name: host_name(node),
             one_sided: self.options.one_sided,
             accept_older_pool,
+            scrub: None,
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
         let (ready, is_ready) = oneshot::channel();
@@ -377,7 +378,15 @@ impl Cluster {
     pub fn check(&self) -> Vec<String> {
         let nodes = self.hosts.iter().filter_map(|host| host.running.as_ref());
         let regions = nodes.flat_map(|running| running.node.regions.values());
-        join_facts(&regions.map(|served| facts(served)).collect::<Vec<_>>())
+        let facts = regions.map(|served| {
+            let mut facts = facts(served);
+            let damaged = served.enter(|region| region.scrub_all(&mut |_| ()));
+            facts
+                .findings
+                .extend(damaged.iter().map(|damaged| format!("{damaged:?}")));
+            facts
+        });
+        join_facts(&facts.collect::<Vec<_>>())
     }
 
     /// True when no node has a transaction that is not decided, or decided and not dispatched.

@@ -4,6 +4,7 @@ use crate::node::Node;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Sessions listed; more are only counted, so that the answer fits a message.
 const SESSIONS_SHOWN: usize = 100;
@@ -30,6 +31,17 @@ struct Status {
     locks: Locks,
     rpc: Rpc,
     links: Links,
+    scrubbed: Scrubbed,
+}
+
+/// Since the node was started.
+#[derive(Serialize)]
+struct Scrubbed {
+    /// Whether file data has checksums at all.
+    checksums: bool,
+    bytes: u64,
+    /// Places, as often as they were found.
+    damaged: u64,
 }
 
 #[derive(Serialize)]
@@ -187,6 +199,11 @@ impl Node {
                 rpc_bytes: links.rpc_bytes,
                 one_sided_batches: links.one_sided_batches,
                 one_sided_bytes: links.one_sided_bytes,
+            },
+            scrubbed: Scrubbed {
+                checksums: self.space.layout().has_checksums(),
+                bytes: self.scrubbed.bytes.load(Relaxed),
+                damaged: self.scrubbed.damaged.load(Relaxed),
             },
         };
         serde_json::to_string(&status).expect("a status holds nothing that JSON cannot say")

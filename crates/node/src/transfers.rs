@@ -16,7 +16,7 @@ use crate::served::Served;
 use crate::turn::Turn;
 use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
-use polvo_format::{FileKind, PAGE, SessionId, Tail};
+use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
 use polvo_proto::{Answer, FsError, InodeRef, PageRun, RUNS_MAX, Reply, Window, WriteRun, Written};
 use polvo_region::{Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
@@ -31,6 +31,8 @@ const BATCH_VERBS: usize = 256;
 /// same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then. Nothing is reported, since the
 /// memory of a caller that has given its read up is taken back meanwhile.
 const UNSIGNALED_MAX: u64 = 64 << 10;
+/// Bytes that are summed up before they are copied: whole pages, and they stay in the processor's cache.
+const CACHED_BYTES: usize = 64 << 10;
 /// What holes are made of.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -177,7 +179,7 @@ fn parts(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 
 impl Turn<'_> {
     /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was served.
-    pub async fn read(&self, inode: InodeRef, offset: u64, len: u64, into: Option<Window>) -> Answer {
+    pub async fn read(&self, inode: InodeRef, offset: u64, len: u64, into: Option<Window>, verify: bool) -> Answer {
         let region = inode.ino.region();
         let served = self.served(region)?;
         let mut backoff = None;
@@ -193,6 +195,9 @@ impl Turn<'_> {
                 number: snapshot.number,
                 ended: false,
             };
+            if verify {
+                self.verify(inode, &snapshot)?;
+            }
             let bytes = match into {
                 None => self.copy_out(&snapshot),
                 Some(window) => {
@@ -206,6 +211,22 @@ impl Turn<'_> {
             }
             backoff.get_or_insert_with(|| self.backoff()).wait().await?;
         }
+    }
+
+    /// EIO for a snapshot that shows damaged data.
+    fn verify(&self, inode: InodeRef, snapshot: &Snapshot) -> Result<(), FsError> {
+        for piece in &snapshot.pieces {
+            if let Piece::Data { at, len } = piece
+                && let Some(page) = self.node.space.damaged_page(*at, *len)
+            {
+                let why = format!(
+                    "data of inode {:?} is damaged, in the page at {page:#x} of the pool",
+                    inode.ino
+                );
+                return Err(FsError::Io(why));
+            }
+        }
+        Ok(())
     }
 
     fn copy_out(&self, snapshot: &Snapshot) -> Vec<u8> {
@@ -296,24 +317,38 @@ impl Turn<'_> {
     /// A write of any size whose bytes are in memory of this process. All of it, or nothing. Returns where in the file they
     /// are; `offset` `None`: at its end.
     pub async fn write_here(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
+        let checksums = self.node.space.layout().has_checksums();
         let copy = async |served: &Served, laid: &[WriteRun], base| {
-            laid.iter().try_for_each(|run| {
-                let from = (run.offset - base) as usize;
-                served.write_streaming(run.gpa, &bytes[from..][..run.len as usize])
-            })
+            let mut crcs = Vec::new();
+            for run in laid {
+                let mut rest = &bytes[(run.offset - base) as usize..][..run.len as usize];
+                let mut at = run.gpa;
+                while !rest.is_empty() {
+                    // what was summed up is still in the cache when it is copied
+                    let (part, later) =
+                        rest.split_at(rest.len().min(if checksums { CACHED_BYTES } else { usize::MAX }));
+                    if checksums {
+                        crcs_of_pages(at.offset().0, part, &mut crcs);
+                    }
+                    served.write_streaming(at, part)?;
+                    (at, rest) = (Gpa(at.0 + part.len() as u64), later);
+                }
+            }
+            Ok(crcs)
         };
         let len = bytes.len() as u64;
         Ok(self.write_fresh(inode, offset, Tail(0), len, copy).await?.offset)
     }
 
-    /// Takes pages for `len` bytes, has them filled (by stores that are durable after a fence), and commits them.
+    /// Takes pages for `len` bytes, has them filled (by stores that are durable after a fence; `fill` returns the CRCs of the pages),
+    /// and commits them.
     async fn write_fresh(
         &self,
         inode: InodeRef,
         offset: Option<u64>,
         known: Tail,
         len: u64,
-        fill: impl AsyncFnOnce(&Served, &[WriteRun], u64) -> Result<(), FsError>,
+        fill: impl AsyncFnOnce(&Served, &[WriteRun], u64) -> Result<Vec<u8>, FsError>,
     ) -> Result<Written, FsError> {
         let base = offset.unwrap_or(0);
         check_end(base, len)?;
@@ -337,11 +372,11 @@ impl Turn<'_> {
         let served = self.served(region)?;
         let mut reserved = Reserved { served, runs };
         let laid = lay_out(&reserved.runs, base, len);
-        fill(served, &laid, base).await?;
+        let crcs = fill(served, &laid, base).await?;
         let written = self
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;
-                r.commit(OWNER, inode, &laid, offset.is_none(), known, self.now_ns())
+                r.commit(OWNER, inode, &laid, &crcs, offset.is_none(), known, self.now_ns())
             })
             .await?;
         reserved.runs.clear();
@@ -349,7 +384,7 @@ impl Turn<'_> {
     }
 
     /// Fetches the bytes of runs from the caller's memory to where the runs lie.
-    async fn fetch(&self, served: &Served, laid: &[WriteRun], base: u64, window: Window) -> Result<(), FsError> {
+    async fn fetch(&self, served: &Served, laid: &[WriteRun], base: u64, window: Window) -> Result<Vec<u8>, FsError> {
         let memory = Memory::Pool(self.node.pmem.clone());
         let mut batches = Batches::new(self, true)?;
         for run in laid {
@@ -369,6 +404,23 @@ impl Turn<'_> {
                 batches.add(verb, len).await?;
             }
         }
-        batches.execute().await
+        batches.execute().await?;
+        drop(batches);
+        let mut crcs = Vec::new();
+        if self.node.space.layout().has_checksums() {
+            let mut bytes = vec![0; CACHED_BYTES];
+            for run in laid {
+                let (at, _) = served.locate(run.gpa, run.len as usize)?;
+                for (start, len) in parts(run.len, CACHED_BYTES as u64) {
+                    if start > 0 && start % BATCH_BYTES == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                    let part = &mut bytes[..len as usize];
+                    self.node.pmem.read(at + start, part);
+                    crcs_of_pages(at + start, part, &mut crcs);
+                }
+            }
+        }
+        Ok(crcs)
     }
 }

@@ -64,6 +64,7 @@ impl Life {
             name: "node 0".into(),
             one_sided: polvo_node::OneSided::All,
             accept_older_pool: false,
+            scrub: None,
         };
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).unwrap();
@@ -154,6 +155,7 @@ impl Life {
                 len: bytes.len() as u64,
                 gpa: run.gpa,
             }],
+            crcs: Vec::new(),
             append: false,
             known: Tail::default(),
             want_pages: 0,

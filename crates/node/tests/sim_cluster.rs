@@ -917,6 +917,7 @@ fn a_client_inside_a_node_calls_it_directly() {
                 inode: file,
                 runs,
                 append: false,
+                crcs: Vec::new(),
                 known: Tail::default(),
                 want_pages: 0,
             };

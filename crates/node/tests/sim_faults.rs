@@ -184,7 +184,7 @@ fn what_a_crash_leaves_is_finished_in_the_pools_as_well() {
                     pmem: cluster.pmem(node).clone(),
                 })
                 .collect();
-            let checked = check(&pools, &mut |_, _, _| ()).unwrap();
+            let checked = check(&pools, true, &mut |_, _, _| ()).unwrap();
             assert_eq!(checked.findings, Vec::<String>::new(), "{phase:?}: {:?}", checked.notes);
             asking.abort(); // it would be asked again
             for node in 0..3 {

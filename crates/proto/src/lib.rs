@@ -11,6 +11,7 @@ mod limits;
 mod lock;
 mod map;
 mod message;
+mod scrub;
 
 pub use check::{CheckFacts, InodeFact, NameFact, join_facts};
 pub use error::FsError;
@@ -18,6 +19,7 @@ pub use limits::*;
 pub use lock::*;
 pub use map::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap, SegmentPlace};
 pub use message::*;
+pub use scrub::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;

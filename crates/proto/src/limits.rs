@@ -18,6 +18,8 @@ pub const XATTRS_MAX: usize = 1 << 20;
 pub const ACL_MAX: usize = 3584;
 /// Most write runs in one commit.
 pub const RUNS_MAX: usize = 512;
+/// Most bytes of checksums in one commit: that of a write of 8 MiB to pages of which no two are neighbours.
+pub const CRCS_MAX: usize = 16 << 10;
 /// Largest file, in bytes (2^63 - 1, as POSIX `off_t` allows).
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 /// Most segments in one answer to `Segments`.
@@ -62,7 +64,10 @@ impl Call {
             Request::Read { len, .. } | Request::WriteFrom { len, .. } => {
                 at_most("bytes of a transfer", *len as usize, TRANSFER_MAX as usize)
             }
-            Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
+            Request::Commit { runs, crcs, .. } => {
+                at_most("write runs", runs.len(), RUNS_MAX)?;
+                at_most("bytes of checksums", crcs.len(), CRCS_MAX)
+            }
             Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
@@ -139,6 +144,7 @@ impl Request {
             | Request::Past(_)
             | Request::Status
             | Request::Check { .. }
+            | Request::Scrub { .. }
             | Request::Shutdown
             | Request::TxnState { .. }
             | Request::Fence

@@ -1,6 +1,6 @@
 //! The cluster map and the segment maps: who serves a region, and where its bytes lie.
 
-use polvo_format::{Epoch, NodeId, RegionId, RegionOffset};
+use polvo_format::{Epoch, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, RegionOffset};
 use serde::{Deserialize, Serialize};
 
 /// Role of a replica.
@@ -128,6 +128,8 @@ pub struct SegmentMap {
     pub read_key: u64,
     /// Key for one-sided writes and atomics anywhere in the pool, for dispatch; 0 for an asker that is no node.
     pub node_key: u64,
+    /// Where the pool's checksums of file data begin, and its segments; 0 and 0: it has none.
+    pub checksums: (u64, u64),
     /// Segments by index.
     pub segments: Vec<SegmentPlace>,
 }
@@ -139,5 +141,12 @@ impl SegmentMap {
         let index = u32::try_from(offset.0 >> self.segment_shift).ok()?;
         let at = self.segments.binary_search_by_key(&index, |s| s.index).ok()?;
         Some((&self.segments[at], offset.0 & ((1 << self.segment_shift) - 1)))
+    }
+
+    /// Pool offset of the checksum of the page at an offset in a segment; `None` where there are none.
+    pub fn checksum_of(&self, place: &SegmentPlace, inner: u64) -> Option<u64> {
+        let (checksums, segments) = self.checksums;
+        let page = place.pool_offset.checked_add(inner)?.checked_sub(segments)? / PAGE as u64;
+        (checksums != 0).then(|| checksums + page * PAGE_CHECKSUM_SIZE)
     }
 }

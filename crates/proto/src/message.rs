@@ -1,7 +1,8 @@
 //! Requests and replies.
 
 use crate::{
-    CheckFacts, ClusterMap, FsError, LockAsk, LockRange, LockSeen, LockTicket, LockWait, SegmentMap, SegmentPlace,
+    CheckFacts, ClusterMap, FsError, LockAsk, LockRange, LockSeen, LockTicket, LockWait, ScrubPlace, Scrubbed,
+    SegmentMap, SegmentPlace,
 };
 use polvo_format::{
     Attr, Epoch, FileKind, Generation, Gpa, Ino, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId,
@@ -598,6 +599,9 @@ pub enum Request {
         inode: InodeRef,
         /// where the bytes lie; in ascending, non-overlapping order of offset
         runs: Vec<WriteRun>,
+        /// CRC-32C of what lies in each page that the runs touch, 4 bytes each; or none
+        #[serde(with = "serde_bytes")]
+        crcs: Vec<u8>,
         /// offsets are relative to the end of file
         append: bool,
         /// the log as the caller knows it
@@ -677,6 +681,13 @@ pub enum Request {
         region: RegionId,
         /// 0, or `next` of the page before
         page: u64,
+    },
+    /// Compares some of a region's file data with its checksums.
+    Scrub {
+        /// which
+        region: RegionId,
+        /// `next` of the answer before; at first the default
+        from: ScrubPlace,
     },
     /// Ends the daemon in good order (role node or administrator).
     Shutdown,
@@ -766,6 +777,8 @@ pub enum Request {
         len: u64,
         /// where to; `None`: the answer
         into: Option<Window>,
+        /// the node compares the bytes with their checksums
+        verify: bool,
     },
     /// Server-directed write: the node fetches the bytes from the caller's memory.
     WriteFrom {
@@ -837,6 +850,8 @@ pub enum Reply {
         needs_sync: bool,
         /// the caller may read and write file data one-sided; else the node moves it (`Read`, `WriteFrom`)
         one_sided: bool,
+        /// file data has checksums here: who writes makes them
+        checksums: bool,
         /// which pool the node serves, and its eras
         past: PoolPast,
     },
@@ -919,6 +934,8 @@ pub enum Reply {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
+    /// To `Scrub`.
+    Scrubbed(Scrubbed),
     /// To `Prepare`: one result an intent; a vote for the transaction.
     Prepared(Vec<Outcome>),
     /// To `FollowLog`; `None`: what is known is of no use any more, as far as is remembered.

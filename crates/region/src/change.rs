@@ -207,8 +207,8 @@ impl Region {
                     "bytes behind the last extent of a page are free"
                 );
                 store.space.snapshots.filled(inode.slot, offset);
-                if let Some((at, word)) = filled_checksum {
-                    store.write_word(at, word);
+                if let Some(known) = filled_checksum {
+                    store.put_checksum(at, known);
                 }
             }
             if let Some((_, at, len)) = placed.fresh {

@@ -12,43 +12,11 @@ use crate::planted::{Planted, planted};
 use crate::space::each_page;
 use crate::store::Store;
 use crate::{PoolSpace, Region};
-use polvo_format::{FileKind, PAGE, PAGE_CRC_SIZE, PageChecksum, crcs_of_pages, page_checksum_offset};
+use polvo_format::{FileKind, PAGE, PAGE_CRC_SIZE, PageChecksum, PoolLayout, crcs_of_pages};
 use polvo_pmem::Pmem;
-use polvo_proto::{FsError, InodeRef, WriteRun};
+use polvo_proto::{DamagedData, FsError, ScrubPlace, Scrubbed, WriteRun};
 
 const PAGE_BYTES: u64 = PAGE as u64;
-
-/// Where a scrub goes on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ScrubPlace {
-    slot: u64,
-    /// in the file
-    offset: u64,
-}
-
-/// Bytes of a file that are not what was written.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DamagedData {
-    /// which
-    pub inode: InodeRef,
-    /// in the file; as much of a page as the file has in one piece
-    pub offset: u64,
-    /// bytes
-    pub len: u64,
-}
-
-/// What a step of a scrub has found.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Scrubbed {
-    /// `None`: all has been looked at
-    pub next: Option<ScrubPlace>,
-    /// verified
-    pub bytes: u64,
-    /// without a checksum
-    pub unknown: u64,
-    /// damaged pages
-    pub damaged: Vec<DamagedData>,
-}
 
 /// What a page was found to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,8 +27,8 @@ enum State {
 }
 
 /// Looks at the page that an offset in the pool lies in. The word is read first: it covers nothing that is stored after it.
-fn verify_page(pmem: &Pmem, segment_shift: u32, at: u64, page: &mut [u8; PAGE]) -> State {
-    let word = pmem.read_u64(page_checksum_offset(at, segment_shift));
+fn verify_page(pmem: &Pmem, layout: &PoolLayout, at: u64, page: &mut [u8; PAGE]) -> State {
+    let word = pmem.read_u64(layout.checksum_offset(at));
     match PageChecksum::decode(word) {
         Ok(None) => State::Unknown,
         Ok(Some(known)) => {
@@ -78,15 +46,15 @@ impl PoolSpace {
     /// The offset of the first damaged page of data among those that bytes at an offset of the pool lie in. They lie in one segment
     /// of data, and stay the file's meanwhile.
     pub fn damaged_page(&self, at: u64, len: u64) -> Option<u64> {
-        let shift = self.layout().segment_shift;
-        if !self.layout().checksums {
+        let layout = self.layout();
+        if !layout.has_checksums() {
             return None;
         }
         let mut page = [0; PAGE];
         let mut damaged = None;
         each_page(at, len, |number, _| {
             let at = number * PAGE_BYTES;
-            if damaged.is_none() && verify_page(self.pmem(), shift, at, &mut page) == State::Damaged {
+            if damaged.is_none() && verify_page(self.pmem(), layout, at, &mut page) == State::Damaged {
                 damaged = Some(at);
             }
         });
@@ -95,11 +63,14 @@ impl PoolSpace {
 }
 
 impl Store {
+    /// Where the checksum of a data page lies in the pool.
+    fn checksum_at(&self, offset: u64) -> u64 {
+        self.pool.layout().checksum_offset(self.at(offset))
+    }
+
     /// What is known of a data page in use.
     fn page_checksum(&self, offset: u64) -> Option<PageChecksum> {
-        let word = self
-            .pmem
-            .read_u64(self.at(page_checksum_offset(offset, self.segment_shift())));
+        let word = self.pmem.read_u64(self.checksum_at(offset));
         PageChecksum::decode(word).ok().flatten()
     }
 
@@ -108,9 +79,7 @@ impl Store {
         if !self.checksums {
             return true;
         }
-        let word = self
-            .pmem
-            .read_u64(self.at(page_checksum_offset(offset, self.segment_shift())));
+        let word = self.pmem.read_u64(self.checksum_at(offset));
         match PageChecksum::decode(word) {
             Ok(known) => known.is_none_or(|known| known.end() == offset % PAGE_BYTES),
             Err(_) => false,
@@ -132,10 +101,10 @@ impl Store {
             words.extend_from_slice(&known.map_or(0, PageChecksum::encode).to_le_bytes());
             at += bytes;
         });
-        let first = page_checksum_offset(offset, self.segment_shift());
-        match planted(Planted::ChecksumsNotFlushed) {
-            true => self.pmem.write(self.at(first), &words),
-            false => self.write(first, &words),
+        let first = self.checksum_at(offset);
+        self.pmem.write(first, &words);
+        if !planted(Planted::ChecksumsNotFlushed) {
+            self.pmem.flush(first, words.len() as u64);
         }
     }
 
@@ -148,14 +117,19 @@ impl Store {
         }
     }
 
-    /// What becomes of the checksum of a page when bytes are added in place at an offset: place and word, to be stored when the tail
-    /// has moved.
-    pub fn filled_checksum(&self, offset: u64, bytes: &[u8]) -> Option<(u64, u64)> {
+    /// What becomes of the checksum of a page when bytes are added in place at an offset.
+    pub fn filled_checksum(&self, offset: u64, bytes: &[u8]) -> Option<PageChecksum> {
         if !self.checksums {
             return None;
         }
-        let known = self.page_checksum(offset)?.with(bytes)?;
-        Some((page_checksum_offset(offset, self.segment_shift()), known.encode()))
+        self.page_checksum(offset)?.with(bytes)
+    }
+
+    /// Stores it, the tail having moved.
+    pub fn put_checksum(&self, offset: u64, known: PageChecksum) {
+        let at = self.checksum_at(offset);
+        self.pmem.write_u64(at, known.encode());
+        self.pmem.flush(at, 8);
     }
 
     /// A commit brings either one CRC for each page that its runs touch, or none.
@@ -253,7 +227,7 @@ impl Region {
                 if last.0 != at / PAGE_BYTES {
                     last = (
                         at / PAGE_BYTES,
-                        verify_page(&store.pmem, store.segment_shift(), store.at(at), &mut page),
+                        verify_page(&store.pmem, store.pool.layout(), store.at(at), &mut page),
                     );
                     looked += PAGE_BYTES;
                 }
@@ -294,7 +268,7 @@ mod tests {
     use super::*;
     use crate::testing::*;
     use polvo_format::Tail;
-    use polvo_proto::SetAttr;
+    use polvo_proto::{InodeRef, SetAttr};
 
     fn scrub(r: &mut Region) -> Scrubbed {
         r.scrub(ScrubPlace::default(), u64::MAX)
@@ -314,20 +288,21 @@ mod tests {
         crcs: bool,
     ) -> Result<(), crate::RegionError> {
         let pages = (at + bytes.len() as u64).div_ceil(PAGE_BYTES) as u32;
-        let given = r.delegate(SESSION, pages).unwrap();
-        assert_eq!(given.len(), 1);
-        let gpa = polvo_format::Gpa(given[0].gpa.0 + at);
-        r.store.write_data(gpa.offset().0, bytes);
-        let mut list = Vec::new();
-        if crcs {
-            crcs_of_pages(gpa.0, bytes, &mut list);
+        let (mut runs, mut list) = (Vec::new(), Vec::new());
+        let (mut rest, mut offset, mut skip) = (bytes, offset, at);
+        for given in r.delegate(SESSION, pages).unwrap() {
+            let room = u64::from(given.pages) * PAGE_BYTES - skip;
+            let (part, later) = rest.split_at(rest.len().min(room as usize));
+            let gpa = polvo_format::Gpa(given.gpa.0 + skip);
+            r.store.write_data(gpa.offset().0, part);
+            if crcs {
+                crcs_of_pages(gpa.0, part, &mut list);
+            }
+            let len = part.len() as u64;
+            runs.push(WriteRun { offset, len, gpa });
+            (rest, offset, skip) = (later, offset + len, 0);
         }
-        let run = WriteRun {
-            offset,
-            len: bytes.len() as u64,
-            gpa,
-        };
-        r.commit(SESSION, file, &[run], &list, false, Tail(0), NOW).map(|_| ())
+        r.commit(SESSION, file, &runs, &list, false, Tail(0), NOW).map(|_| ())
     }
 
     fn flip(r: &Region, at: u64) {
@@ -389,8 +364,8 @@ mod tests {
         let file = file(&mut r, b"f");
         r.write(file, 0, false, &[3; 4096], Tail(0), NOW).unwrap();
         let at = place(&mut r, file, 0);
-        let word = page_checksum_offset(at, r.store.segment_shift());
-        flip(&r, word);
+        let word = r.store.checksum_at(at);
+        r.store.pmem.write_u64(word, r.store.pmem.read_u64(word) ^ 1 << 40);
         assert_eq!(
             scrub(&mut r).damaged,
             [DamagedData {
@@ -437,8 +412,7 @@ mod tests {
         let at = place(&mut r, file, 1499);
         let before = r.store.page_checksum(at).unwrap();
         r.write(file, 0, true, &[3; 10], Tail(0), NOW).unwrap();
-        r.store
-            .write_word(page_checksum_offset(at, r.store.segment_shift()), before.encode());
+        r.store.put_checksum(at, before);
         r.write(file, 0, true, &[4; 10], Tail(0), NOW).unwrap();
         assert_ne!(place(&mut r, file, 1510) / PAGE_BYTES, at / PAGE_BYTES);
         assert_eq!(findings(&mut r), [""; 0]);

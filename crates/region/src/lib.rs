@@ -48,7 +48,6 @@ mod writes;
 
 pub use change::Stored;
 pub use check::{CheckReport, Finding};
-pub use data_checksums::{DamagedData, ScrubPlace, Scrubbed};
 pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};

@@ -53,8 +53,6 @@ struct Class {
 
 pub(crate) struct Space {
     shift: u32,
-    /// pages at the end of a segment of data that hold no data
-    checksum_pages: u32,
     /// by index; none where a segment went back to the pool
     segments: Vec<Option<(SegmentClass, Bitmap)>>,
     classes: [Class; 3],
@@ -73,11 +71,9 @@ fn class_at(class: SegmentClass) -> usize {
 }
 
 impl Space {
-    /// `checksum_pages`: so many at the end of each segment of data are for checksums.
-    pub fn new(shift: u32, checksum_pages: u32) -> Space {
+    pub fn new(shift: u32) -> Space {
         Space {
             shift,
-            checksum_pages,
             segments: Vec::new(),
             classes: Default::default(),
             live: NumberMap::default(),
@@ -99,14 +95,7 @@ impl Space {
         let units = (1u64 << self.shift) / unit as u64;
         assert!(index as usize >= self.segments.len(), "segments come in order");
         self.segments.resize_with(index as usize, || None);
-        let mut bitmap = Bitmap::new(units as u32);
-        let never_free = self.never_free(class);
-        assert!(
-            bitmap.take(units as u32 - never_free, never_free),
-            "a new segment is free"
-        );
-        self.segments.push(Some((class, bitmap)));
-        let units = units - u64::from(never_free);
+        self.segments.push(Some((class, Bitmap::new(units as u32))));
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.insert(index);
         of_class.units += units;
@@ -116,16 +105,7 @@ impl Space {
     /// Segments of a class of which nothing is in use or in quarantine, those with the highest index first.
     pub fn empty_segments(&self, class: SegmentClass) -> Vec<u32> {
         let open = self.classes[class_at(class)].open.iter().rev().copied();
-        let used = self.never_free(class);
-        open.filter(|&index| self.bitmap(index).used() == used).collect()
-    }
-
-    /// Units of a segment that are never free.
-    fn never_free(&self, class: SegmentClass) -> u32 {
-        match class {
-            SegmentClass::Data => self.checksum_pages,
-            SegmentClass::Inodes | SegmentClass::Logs => 0,
-        }
+        open.filter(|&index| self.bitmap(index).used() == 0).collect()
     }
 
     /// The first slot from one on that is in use.
@@ -149,13 +129,11 @@ impl Space {
     /// When something of it is in use.
     pub fn remove_segment(&mut self, index: u32) {
         let (class, bitmap) = self.segments[index as usize].take().expect("the segment is ours");
-        let never_free = self.never_free(class);
-        assert_eq!(bitmap.used(), never_free, "segment {index} is in use");
-        let units = u64::from(bitmap.len() - never_free);
+        assert_eq!(bitmap.used(), 0, "segment {index} is in use");
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.remove(&index);
-        of_class.units -= units;
-        of_class.free -= units;
+        of_class.units -= u64::from(bitmap.len());
+        of_class.free -= u64::from(bitmap.len());
     }
 
     fn segment(&self, index: u32) -> &(SegmentClass, Bitmap) {
@@ -515,7 +493,7 @@ mod tests {
     use super::*;
 
     fn space() -> Space {
-        let mut space = Space::new(21, 0);
+        let mut space = Space::new(21);
         for (index, class) in (0..).zip([
             SegmentClass::Inodes,
             SegmentClass::Logs,

@@ -11,9 +11,7 @@ use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{
-    Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset, checksum_pages,
-};
+use polvo_format::{Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,8 +78,7 @@ impl Store {
     pub fn new(pool: &Arc<PoolSpace>, region: RegionId) -> Result<Store, RegionError> {
         let shift = pool.usage().segment_size.ilog2();
         let mut segments = Vec::new();
-        let checksums = pool.layout().checksums;
-        let mut space = Space::new(shift, if checksums { checksum_pages(shift) } else { 0 });
+        let mut space = Space::new(shift);
         for (index, at, class) in pool.segments_of(region) {
             segments.resize(index as usize, None);
             segments.push(Some((at, class)));
@@ -92,7 +89,7 @@ impl Store {
             pool: pool.clone(),
             region,
             shift,
-            checksums,
+            checksums: pool.layout().has_checksums(),
             segments,
             floor: Floor::default(),
             space,
@@ -119,11 +116,6 @@ impl Store {
 
     pub fn segment_shift(&self) -> u32 {
         self.shift
-    }
-
-    /// Pages of a segment of data that hold checksums.
-    pub fn checksum_pages(&self) -> u32 {
-        if self.checksums { checksum_pages(self.shift) } else { 0 }
     }
 
     /// The request that asked for the next commit has got it.
@@ -326,8 +318,7 @@ impl Store {
         let usage = self.pool.usage();
         let segments = usage.free_segments.saturating_sub(keep_for_metadata(&usage));
         let class = SegmentClass::Data;
-        let in_segment = (1u64 << (self.shift - 12)) - u64::from(self.checksum_pages());
-        self.space.free(class) + self.space.quarantined(class) + u64::from(segments) * in_segment
+        self.space.free(class) + self.space.quarantined(class) + (u64::from(segments) << (self.shift - 12))
     }
 
     /// Takes a run of at most `max` data pages; ENOSPC when there is none at all.

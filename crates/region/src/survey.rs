@@ -54,7 +54,7 @@ pub(crate) struct Survey {
 
 impl Survey {
     pub fn new(store: &Store, names: Names) -> Survey {
-        let mut space = Space::new(store.segment_shift(), store.checksum_pages());
+        let mut space = Space::new(store.segment_shift());
         for (index, _, class) in store.segments() {
             space.add_segment(index, class);
         }

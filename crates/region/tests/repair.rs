@@ -33,7 +33,7 @@ fn images(pools: &[OfflinePool]) -> Vec<CrashImage> {
 
 /// What the check finds wrong.
 fn findings(pools: &[OfflinePool]) -> Vec<String> {
-    check(pools, &mut |_, _, _| ()).unwrap().findings
+    check(pools, false, &mut |_, _, _| ()).unwrap().findings
 }
 
 /// Repairs, and says what was done; all is clean then, and a second repair does nothing.

@@ -106,6 +106,7 @@ impl Crew {
                 Cred::Kernel,
             )),
         };
+        client.client().verify_reads(self.shared.plan.verifying[number]);
         let dice = Dice::new(
             self.shared.plan.seed,
             1000 + 100 * number as u64 + u64::from(member.lives),

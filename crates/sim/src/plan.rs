@@ -114,6 +114,10 @@ pub struct Plan {
     pub transfers: Vec<Transfers>,
     /// To whom nodes give one-sided access to data.
     pub one_sided: OneSided,
+    /// Pools have checksums of file data.
+    pub checksums: bool,
+    /// Which clients compare what they read with them.
+    pub verifying: Vec<bool>,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -176,6 +180,10 @@ impl Plan {
             false => OneSided::All,
         };
         let transfers = homes.iter().map(|_| transfers(&mut moving)).collect();
+        // and so here
+        let mut summing = Dice::new(seed, 5);
+        let checksums = summing.percent(80);
+        let verifying = homes.iter().map(|_| summing.percent(50)).collect();
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Plan {
             seed,
@@ -187,6 +195,8 @@ impl Plan {
             clients: homes[..kept].to_vec(),
             transfers,
             one_sided,
+            checksums,
+            verifying,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -205,6 +215,7 @@ impl Plan {
             regions_per_node: self.regions_per_node,
             pool_bytes: self.pool_bytes,
             segment_shift: Some(18),
+            checksums: self.checksums,
             timeouts: Timeouts {
                 lease: self.lease,
                 ..Timeouts::default()
@@ -245,10 +256,12 @@ impl fmt::Display for Plan {
                 (Home::Outside, Transfers::Server(_)) => "outside, server-directed".to_string(),
                 (Home::Inside(node), _) => format!("in node {node}"),
             })
+            .zip(&self.verifying)
+            .map(|(client, verifies)| if *verifies { client + ", verifying" } else { client })
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults; lease {} s; delays {:?}; one-sided access: {:?}",
+            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -259,6 +272,7 @@ impl fmt::Display for Plan {
             self.lease.as_secs(),
             self.delay,
             self.one_sided,
+            self.checksums,
         )
     }
 }

@@ -121,6 +121,7 @@ impl Committer {
                 len: len as u64,
                 gpa,
             }],
+            crcs: Vec::new(),
             append: false,
             known: self.known.get(),
             want_pages: if low { PAGES } else { 0 },

@@ -38,7 +38,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     let params = FormatParams {
         identity,
         segment_shift: None,
-        checksums: true,
+        checksums: false,
     };
     PoolSpace::format(&pmem, &params)?;
     let space = PoolSpace::open(pmem)?;

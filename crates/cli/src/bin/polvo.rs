@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_cli::args::{Cli, Command, MountArgs};
 use polvo_cli::mount_helper::{self, HelperCall};
-use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, log_output, mount, path, status};
+use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, log_output, mount, path, scrub, status};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -55,6 +55,7 @@ fn run(command: &Command) -> Result<ExitCode, CliError> {
         Command::Umount(args) => mount::umount(args)?,
         Command::Status(args) => return status::status(args).map(ExitCode::from),
         Command::Df(args) => return df::df(args).map(ExitCode::from),
+        Command::Scrub(args) => return scrub::scrub(args).map(ExitCode::from),
         Command::Fsck(args) => return Ok(ExitCode::from(fsck::fsck(args) as u8)),
         Command::Ls(args) => path::ls(args)?,
         Command::Cat(args) => path::cat(args)?,

@@ -165,7 +165,7 @@ fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<(Vec<(u1
     make_dirs(&cluster.pool_dir.clone(), &mut cluster.made)?;
     cluster.write(dir)?;
     Secret::random(cluster.cluster_id()).write_new(&dir.join("secret"))?;
-    format_pools(cluster)?;
+    format_pools(cluster, !args.no_checksums)?;
     for attempt in 1.. {
         write_configs(dir, cluster)?;
         let all: Vec<u16> = cluster.node_ids().collect();
@@ -202,7 +202,7 @@ fn check_mount_point(mount: &Path) -> Result<(), CliError> {
     }
 }
 
-fn format_pools(cluster: &DevCluster) -> Result<(), CliError> {
+fn format_pools(cluster: &DevCluster, checksums: bool) -> Result<(), CliError> {
     let persistence = parse_persistence(&cluster.persistence).map_err(CliError::Usage)?;
     let job = |node: u16| FormatJob {
         pool: cluster.pool(node),
@@ -210,6 +210,7 @@ fn format_pools(cluster: &DevCluster) -> Result<(), CliError> {
         node: NodeId(node),
         size: Some(Size(cluster.size)),
         persistence,
+        checksums,
         force: false,
     };
     // Side by side: most of the time goes into making the pages.

@@ -142,6 +142,7 @@ fn check(args: &FsckArgs) -> Result<Findings, CliError> {
     }
     let check = OfflineCheck {
         pools,
+        data: args.data,
         quiet: args.quiet,
     };
     match (args.repair, args.dry_run, args.yes) {

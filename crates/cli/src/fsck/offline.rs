@@ -16,6 +16,8 @@ const SHOWN_MAX: usize = 50;
 pub struct OfflineCheck {
     /// The pools of all nodes.
     pub pools: Vec<PathBuf>,
+    /// File data is compared with its checksums, too.
+    pub data: bool,
     /// No progress bar.
     pub quiet: bool,
 }
@@ -38,7 +40,7 @@ pub fn check_pools(check: &OfflineCheck) -> Result<Findings, CliError> {
         // a DAX device has no copy: what a crash has left is finished, as its node would at its start
         None => open(path),
     })?;
-    checked(&pools, check.quiet)
+    checked(&pools, check)
 }
 
 /// Repairs the pools, or says what it would do.
@@ -56,7 +58,7 @@ pub fn repair_pools(check: &OfflineCheck, consent: Consent) -> Result<Findings, 
             })
         })?;
         let planned = repaired(&copies, check.quiet)?;
-        let mut found = checked(&copies, check.quiet)?;
+        let mut found = checked(&copies, check)?;
         if consent == Consent::DryRun || planned.done.is_empty() {
             found.planned = planned.done;
             found.notes.extend(planned.notes);
@@ -67,7 +69,7 @@ pub fn repair_pools(check: &OfflineCheck, consent: Consent) -> Result<Findings, 
     }
     let pools = open_all(&check.pools, open)?;
     let done = repaired(&pools, check.quiet)?;
-    let mut found = checked(&pools, check.quiet)?;
+    let mut found = checked(&pools, check)?;
     for OfflinePool { name, pmem } in &pools {
         if pmem.medium() == Medium::File {
             pmem.sync().map_err(|e| CliError::pmem(Path::new(name), e))?;
@@ -122,9 +124,11 @@ fn repaired(pools: &[OfflinePool], quiet: bool) -> Result<Repaired, CliError> {
     report.map_err(|e| CliError::Other(e.to_string()))
 }
 
-fn checked(pools: &[OfflinePool], quiet: bool) -> Result<Findings, CliError> {
-    let bar = progress::count("checking", 0, quiet);
-    let checked = polvo_region::check(pools, &mut |what, done, total| advance(&bar, what, done, total));
+fn checked(pools: &[OfflinePool], check: &OfflineCheck) -> Result<Findings, CliError> {
+    let bar = progress::count("checking", 0, check.quiet);
+    let checked = polvo_region::check(pools, check.data, &mut |what, done, total| {
+        advance(&bar, what, done, total)
+    });
     bar.finish_and_clear();
     let checked = checked.map_err(|e| CliError::Other(e.to_string()))?;
     Ok(Findings {

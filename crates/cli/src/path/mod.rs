@@ -23,8 +23,9 @@ pub use stat::stat;
 
 use crate::{CliError, Context};
 use polvo_client::LocalClient;
-use polvo_format::Attr;
+use polvo_format::{Attr, FileKind, Ino};
 use polvo_proto::{DirEntry, FsError, InodeRef};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes copied at a time.
 const CHUNK: usize = 1 << 20;
@@ -80,6 +81,27 @@ async fn entries(client: &LocalClient, dir: InodeRef) -> Result<Vec<DirEntry>, F
             return Ok(all);
         }
     }
+}
+
+/// The paths of inodes, found by listing the whole cluster; what cannot be listed is left out.
+pub(crate) async fn names_of(client: &LocalClient, wanted: &BTreeSet<Ino>) -> BTreeMap<Ino, Vec<String>> {
+    let mut found: BTreeMap<Ino, Vec<String>> = BTreeMap::new();
+    let mut dirs = match client.walk(b"/", true).await {
+        Ok(root) => vec![(inode_of(&root), b"/".to_vec())],
+        Err(_) => Vec::new(),
+    };
+    while let Some((dir, path)) = dirs.pop() {
+        for entry in entries(client, dir).await.unwrap_or_default() {
+            let path = join(&path, &entry.name);
+            if wanted.contains(&entry.target.ino) {
+                found.entry(entry.target.ino).or_default().push(shown(&path));
+            }
+            if entry.kind == FileKind::Directory {
+                dirs.push((entry.target, path));
+            }
+        }
+    }
+    found
 }
 
 /// Where copies and moves go: an existing directory, into which they go by their own names, or a path of its own.

@@ -87,6 +87,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         name: "test".to_owned(),
         one_sided: polvo_node::OneSided::All,
         accept_older_pool: false,
+        scrub: None,
     };
     let space = PoolSpace::open(pmem).expect("a fresh pool opens");
     let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("a fresh pool opens");

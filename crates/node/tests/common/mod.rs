@@ -285,6 +285,7 @@ impl Caller {
             inode,
             runs,
             append: false,
+            crcs: Vec::new(),
             known: Tail::default(),
             want_pages: 0,
         };

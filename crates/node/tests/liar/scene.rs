@@ -216,6 +216,7 @@ impl Scene {
             inode,
             runs,
             append: false,
+            crcs: Vec::new(),
             known: Tail::default(),
             want_pages: 0,
         }

@@ -18,6 +18,7 @@ fn read(inode: InodeRef, len: u64, into: Option<Window>) -> Request {
         offset,
         len,
         into,
+        verify: false,
     }
 }
 
@@ -333,6 +334,7 @@ fn one_sided_access_to_data_of_a_node_that_gives_none() {
             inode: file,
             runs: vec![run],
             append: false,
+            crcs: Vec::new(),
             known: Tail::default(),
             want_pages: 8,
         };

@@ -92,7 +92,7 @@ pub fn offline(images: &[CrashImage]) -> Vec<OfflinePool> {
 
 /// What the check of pools says, findings first.
 pub fn said(pools: &[OfflinePool]) -> Vec<String> {
-    match check(pools, &mut |_, _, _| ()) {
+    match check(pools, false, &mut |_, _, _| ()) {
         Ok(checked) => checked.findings.into_iter().chain(checked.notes).collect(),
         Err(refused) => vec![refused.to_string()],
     }
