@@ -67,6 +67,8 @@ kinds!(
     Conclude,
     FollowLog,
     Withdraw,
+    OpenToWrite,
+    EndWriting,
 );
 
 /// Requests by kind.

@@ -20,4 +20,4 @@ pub use map::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentCla
 pub use message::*;
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;

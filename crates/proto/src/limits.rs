@@ -65,6 +65,7 @@ impl Call {
             Request::Commit { runs, .. } => at_most("write runs", runs.len(), RUNS_MAX),
             Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::EndWriting { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
                 at_most("intents", intents.len(), INTENTS_MAX)
@@ -152,7 +153,9 @@ impl Request {
             | Request::Accessed { .. }
             | Request::Read { .. }
             | Request::Conclude { .. }
-            | Request::FollowLog { .. } => false,
+            | Request::FollowLog { .. }
+            | Request::OpenToWrite { .. }
+            | Request::EndWriting { .. } => false,
         }
     }
 }
