@@ -37,6 +37,7 @@ mod space;
 mod stream;
 mod transfers;
 mod write;
+mod writers;
 
 pub use client::{Client, ClientConfig, Counters};
 pub use local::LocalClient;
