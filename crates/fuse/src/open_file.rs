@@ -1,5 +1,6 @@
 //! A file as a program has it open: the client's open file, and who has locked something by way of it.
 
+use crate::mappings::Opened;
 use fuser::OpenFlags;
 use parking_lot::Mutex;
 use polvo_client::OpenFile;
@@ -10,16 +11,19 @@ pub(crate) struct OpenHandle {
     pub(crate) file: Arc<OpenFile>,
     /// Opened with `O_NOATIME`.
     pub(crate) leaves_access_time: bool,
+    /// Whether it may be mapped.
+    pub(crate) opened: Opened,
     /// Owners that have asked for locks by way of this handle and have not closed the file since, as the kernel names them:
     /// processes, and this open file itself (`flock`, open file description locks).
     lockers: Mutex<Vec<u64>>,
 }
 
 impl OpenHandle {
-    pub(crate) fn new(file: Arc<OpenFile>, flags: OpenFlags) -> Arc<OpenHandle> {
+    pub(crate) fn new(file: Arc<OpenFile>, flags: OpenFlags, opened: Opened) -> Arc<OpenHandle> {
         Arc::new(OpenHandle {
             file,
             leaves_access_time: flags.0 & libc::O_NOATIME != 0,
+            opened,
             lockers: Mutex::default(),
         })
     }
