@@ -18,6 +18,8 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Writing {
     /// Open files that write, those that are being opened included. While there are any, no end is told.
     opens: usize,
+    /// Requests under way that claim the right back. Nor is it told while there are any of these: it would come before them.
+    claims: usize,
     /// Greatest number of a request that has told the primary; 0: it knows by itself, or not at all.
     number: u64,
     /// The primary may know of it.
@@ -69,19 +71,23 @@ impl Held {
     }
 
     /// The session was lost, and the inode is opened anew: what to ask for, if it is written to.
-    fn claim_again(&self, holds: &Holds) -> Option<(MapClaim, u64)> {
+    fn claim_again(&self, holds: &Holds) -> Option<Claiming<'_>> {
         let mut writing = self.writing.lock();
         if writing.opens == 0 {
-            *writing = Writing {
-                queued: writing.queued,
-                ..Writing::default()
-            };
+            writing.told = writing.claims > 0;
+            writing.noted = false;
+            writing.may_map = false;
             return None;
         }
         let claim = if writing.may_map { MapClaim::Still } else { MapClaim::No };
         writing.number = holds.next_number();
         writing.told = true;
-        Some((claim, writing.number))
+        writing.claims += 1;
+        Some(Claiming {
+            held: self,
+            claim,
+            number: writing.number,
+        })
     }
 
     /// The answer to that.
@@ -96,6 +102,19 @@ impl Held {
             );
         }
         writing.may_map = may_map;
+    }
+}
+
+/// A request under way that claims the right back.
+struct Claiming<'a> {
+    held: &'a Held,
+    claim: MapClaim,
+    number: u64,
+}
+
+impl Drop for Claiming<'_> {
+    fn drop(&mut self) {
+        self.held.writing.lock().claims -= 1;
     }
 }
 
@@ -133,11 +152,8 @@ impl Holds {
             return;
         }
         drop(writing);
-        let mut ended = self.ended_writers.lock();
-        ended.push(held.clone());
-        if ended.len() == 1 {
-            self.work.notify_one();
-        }
+        self.ended_writers.lock().push(held.clone());
+        self.work.notify_one();
     }
 
     /// Takes what is written to no longer, with the numbers that the primaries are to be told.
@@ -145,6 +161,11 @@ impl Holds {
         let ended = std::mem::take(&mut *self.ended_writers.lock());
         let ended = ended.into_iter().filter_map(|held| {
             let mut writing = held.writing.lock();
+            if writing.claims > 0 {
+                drop(writing);
+                self.ended_writers.lock().push(held); // later
+                return None;
+            }
             writing.queued = false;
             if writing.opens > 0 || !std::mem::take(&mut writing.told) {
                 return None;
@@ -166,8 +187,9 @@ impl LocalClient {
     pub(crate) async fn claim_again(&self, held: &Held) -> Result<((NodeId, u64), polvo_proto::FileMap), FsError> {
         match held.claim_again(&self.client.holds) {
             None => self.ask_open(held.inode).await,
-            Some((claim, number)) => {
-                let (holder, map, may_map) = self.ask_open_to_write(held.inode, claim, number).await?;
+            Some(claiming) => {
+                let asked = self.ask_open_to_write(held.inode, claiming.claim, claiming.number);
+                let (holder, map, may_map) = asked.await?;
                 held.claimed_again(may_map);
                 Ok((holder, map))
             }

@@ -476,7 +476,7 @@ impl Filesystem for PolvoFilesystem {
     fn release(
         &self,
         _req: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
@@ -487,6 +487,10 @@ impl Filesystem for PolvoFilesystem {
             let ended = self.files.get(fh).and_then(|handle| {
                 self.end_locks(fh, &handle);
                 self.mappings.closed(handle.file.inode(), handle.opened);
+                if self.locks && handle.was_refused() {
+                    let why = "it is mapped shared on this mount, and another client has the right to map it";
+                    self.complaints.failed("open", ino, &FsError::Io(why.into()));
+                }
                 self.files.remove(fh)
             });
             reply_empty(ended.map(drop), reply);
