@@ -22,6 +22,8 @@ pub(crate) struct Writing {
     claims: usize,
     /// Greatest number of a request that has told the primary; 0: it knows by itself, or not at all.
     number: u64,
+    /// Number of the last request that claimed the right back. Answers to earlier ones say nothing of it any more.
+    claimed: u64,
     /// The primary may know of it.
     told: bool,
     /// The primary has said that it knows.
@@ -83,6 +85,7 @@ impl Held {
         writing.number = holds.next_number();
         writing.told = true;
         writing.claims += 1;
+        writing.claimed = writing.number;
         Some(Claiming {
             held: self,
             claim,
@@ -91,8 +94,11 @@ impl Held {
     }
 
     /// The answer to that.
-    fn claimed_again(&self, may_map: bool) {
+    fn claimed_again(&self, number: u64, may_map: bool) {
         let mut writing = self.writing.lock();
+        if may_map && number < writing.claimed {
+            return;
+        }
         writing.noted = true;
         if writing.may_map && !may_map {
             tracing::warn!(
@@ -135,10 +141,13 @@ impl Holds {
         BeginWriting::Tell(writing.number)
     }
 
-    /// The primary has answered.
-    pub(crate) fn told_writing(&self, held: &Held, may_map: bool) {
+    /// The primary has answered the request with that number.
+    pub(crate) fn told_writing(&self, held: &Held, number: u64, may_map: bool) {
         let mut writing = held.writing.lock();
         debug_assert!(writing.opens > 0, "whoever has asked counts");
+        if number < writing.claimed {
+            return;
+        }
         writing.noted = true;
         // who has it keeps it while it writes, in whichever order the answers come
         writing.may_map |= may_map;
@@ -190,7 +199,7 @@ impl LocalClient {
             Some(claiming) => {
                 let asked = self.ask_open_to_write(held.inode, claiming.claim, claiming.number);
                 let (holder, map, may_map) = asked.await?;
-                held.claimed_again(may_map);
+                held.claimed_again(claiming.number, may_map);
                 Ok((holder, map))
             }
         }
@@ -207,7 +216,7 @@ impl LocalClient {
         };
         match self.call(inode.ino.region(), request).await? {
             Reply::OpenedToWrite { may_map, .. } => {
-                self.client.holds.told_writing(held, may_map);
+                self.client.holds.told_writing(held, number, may_map);
                 Ok(())
             }
             other => Err(unexpected(&other)),
@@ -247,5 +256,82 @@ impl LocalClient {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{FileKind, Generation, Ino};
+
+    fn held(holds: &Holds) -> Arc<Held> {
+        let inode = InodeRef {
+            ino: Ino(7),
+            generation: Generation(1),
+        };
+        holds.enter(inode, FileKind::File, (NodeId(1), 1), None)
+    }
+
+    fn begin(holds: &Holds, held: &Held) -> u64 {
+        match holds.begin_writing(held, MapClaim::IfAlone) {
+            BeginWriting::Tell(number) => number,
+            BeginWriting::Noted => panic!("the primary knows nothing"),
+        }
+    }
+
+    #[test]
+    fn an_end_is_told_once_and_not_while_the_file_is_open_again() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let number = begin(&holds, &held);
+        holds.told_writing(&held, number, true);
+        holds.closed_writer(&held);
+        assert!(matches!(
+            holds.begin_writing(&held, MapClaim::IfAlone),
+            BeginWriting::Noted
+        ));
+        assert!(holds.take_ended_writers().is_empty());
+        assert!(held.may_map());
+        holds.closed_writer(&held);
+        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+        assert!(!held.may_map());
+        assert!(holds.take_ended_writers().is_empty());
+    }
+
+    #[test]
+    fn an_open_that_failed_is_told_too() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let number = begin(&holds, &held);
+        holds.closed_writer(&held);
+        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+    }
+
+    #[test]
+    fn what_was_answered_before_a_loss_counts_no_more() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let before = begin(&holds, &held);
+        let claiming = held.claim_again(&holds).expect("it is written to");
+        assert_eq!(claiming.claim, MapClaim::No, "it had no right yet");
+        held.claimed_again(claiming.number, false);
+        holds.told_writing(&held, before, true);
+        assert!(!held.may_map());
+    }
+
+    #[test]
+    fn an_end_waits_for_a_claim_under_way() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let number = begin(&holds, &held);
+        holds.told_writing(&held, number, true);
+        let claiming = held.claim_again(&holds).expect("it is written to");
+        assert_eq!(claiming.claim, MapClaim::Still);
+        holds.closed_writer(&held);
+        assert!(holds.take_ended_writers().is_empty());
+        let number = claiming.number;
+        held.claimed_again(number, true);
+        drop(claiming);
+        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
     }
 }

@@ -184,7 +184,7 @@ fn a_file_that_is_open_for_writing_elsewhere_cannot_be_mapped() {
         soon_says(&a, "w", ALL);
         let held = open();
         assert_eq!(said(&b, "w"), NONE, "open {how}");
-        assert_eq!(said(&a, "w"), ALL, "open {how}, and on that mount only");
+        soon_says(&a, "w", ALL); // on that mount it can
         drop(held);
         soon_says(&b, "w", ALL);
     }
