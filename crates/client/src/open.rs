@@ -241,7 +241,8 @@ impl LocalClient {
         }
         let (node, incarnation) = held.holder();
         if self.client.incarnation(node) != incarnation {
-            let (holder, map) = self.claim_again(held).await?;
+            // seldom, and large
+            let (holder, map) = Box::pin(self.claim_again(held)).await?;
             held.set_holder(holder);
             if held.index.read().is_some() {
                 *held.index.write() = Some(index_of(&map, 0));

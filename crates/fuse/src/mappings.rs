@@ -106,7 +106,7 @@ impl Mappings {
     /// Why that cannot be done.
     pub(crate) fn prepare(&mut self) -> Result<(), &'static str> {
         if !may_register_files() {
-            return Err("this process lacks CAP_SYS_ADMIN");
+            return Err("this process lacks CAP_SYS_ADMIN in the first user namespace");
         }
         let file = NEVER_MAPPED.iter().find_map(|path| open_sysfs(path).ok());
         self.never_mapped = Some(file.ok_or("no file of sysfs can be opened for writing")?);
