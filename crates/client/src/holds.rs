@@ -9,6 +9,7 @@
 
 use crate::index::FileIndex;
 use crate::inside::Inside;
+use crate::writers::Writing;
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use polvo_format::{FileKind, Ino, NodeId, Tail};
@@ -43,6 +44,8 @@ pub(crate) struct Held {
     pub(crate) marked: AtomicU64,
     /// Number of losses (of sessions, anywhere) up to which the hold is known to be kept.
     kept: AtomicU64,
+    /// Whether it is open for writing.
+    pub(crate) writing: Mutex<Writing>,
 }
 
 impl Held {
@@ -109,6 +112,10 @@ pub(crate) struct Holds {
     held: AtomicUsize,
     clock: AtomicU64,
     doomed: Mutex<Vec<InodeRef>>,
+    /// Inodes that were open for writing (see `writers`); each once.
+    pub(crate) ended_writers: Mutex<Vec<Arc<Held>>>,
+    /// Numbers given to requests that open for writing.
+    pub(crate) numbers: AtomicU64,
 }
 
 impl Holds {
@@ -120,6 +127,8 @@ impl Holds {
             held: AtomicUsize::new(0),
             clock: AtomicU64::new(0),
             doomed: Mutex::default(),
+            ended_writers: Mutex::default(),
+            numbers: AtomicU64::new(0),
         }
     }
 
@@ -127,7 +136,7 @@ impl Holds {
         &self.shards[(ino.0 ^ ino.0 >> 48) as usize % SHARDS]
     }
 
-    fn count_open(&self, held: &Arc<Held>) -> Arc<Held> {
+    pub(crate) fn count_open(&self, held: &Arc<Held>) -> Arc<Held> {
         held.opens.fetch_add(1, Ordering::Relaxed);
         held.used
             .store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
@@ -185,6 +194,7 @@ impl Holds {
             doomed: AtomicBool::new(false),
             marked: AtomicU64::new(0),
             kept: AtomicU64::new(u64::MAX),
+            writing: Mutex::default(),
         });
         let counted = self.count_open(&held);
         if !matches!(
@@ -278,6 +288,19 @@ impl Holds {
             }));
         }
         idle
+    }
+
+    /// What is open for writing, in the order of numbers, so that a simulated run repeats.
+    pub(crate) fn writers(&self) -> Vec<Arc<Held>> {
+        let mut writers = Vec::new();
+        for shard in &self.shards {
+            writers.extend(shard.lock().values().filter_map(|slot| match slot {
+                Slot::Held(held) if held.is_written() => Some(held.clone()),
+                _ => None,
+            }));
+        }
+        writers.sort_unstable_by_key(|held| held.inode);
+        writers
     }
 
     fn begin_release(&self, inode: InodeRef) -> bool {

@@ -9,9 +9,10 @@
 //!   (`read`), writes go one-sided into delegated space and are committed with one RPC (`write`).
 //! - Where a client has no one-sided access to data, or is told not to use it, the node moves the data (`transfers`).
 //! - A client inside a node ([`Client::internal`]) does the same with loads, stores and function calls (`local`).
+//! - Who opens a file to write says so to its node, which lets one client at a time map it shared and writable (`writers`).
 //!
-//! Round trips with warm caches: lookup, stat and open 1 (one-sided); create, unlink, rename 1 RPC; a read 1 batch; a
-//! write 1 RPC, preceded by 1 one-sided batch when larger than 4 KiB.
+//! Round trips with warm caches: lookup, stat and open 1 (one-sided; to write 1 RPC); create, unlink, rename 1 RPC; a read
+//! 1 batch; a write 1 RPC, preceded by 1 one-sided batch when larger than 4 KiB.
 #![forbid(unsafe_code)]
 
 mod access_times;
@@ -38,6 +39,7 @@ mod stream;
 mod transfers;
 mod verify;
 mod write;
+mod writers;
 
 pub use client::{Client, ClientConfig, Counters};
 pub use local::LocalClient;

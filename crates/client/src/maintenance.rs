@@ -25,6 +25,7 @@ impl LocalClient {
         let mut next = Instant::now() + every;
         // since when a node may have been started anew without having heard of us
         let mut lost: Option<Instant> = None;
+        let mut claimed = self.client.losses();
         let stop = &self.client.stop;
         while !stop.is_asked() {
             // in this order: a lease that is due is not put off by releases, and a simulated run repeats
@@ -38,9 +39,14 @@ impl LocalClient {
                 () = tokio::time::sleep_until(next) => {
                     self.client.access_times.look_at_the_day();
                     let all_there = self.renew().await;
+                    let losses = self.client.losses();
+                    if claimed != losses && self.keep_writers().await {
+                        claimed = losses;
+                    }
                     lost = lost.filter(|since| !all_there && since.elapsed() < every * 3);
                     next = Instant::now() + if lost.is_some() { RETURNED } else { every };
                     self.release_some().await;
+                    self.end_writers().await;
                     self.release_locks_left().await;
                     let excess = self.client.stocks.excess();
                     self.return_space(excess).await;
@@ -52,6 +58,7 @@ impl LocalClient {
                         () = tokio::time::sleep(GATHER) => {}
                     }
                     self.release_some().await;
+                    self.end_writers().await;
                     self.send_accesses().await;
                 }
             }

@@ -45,7 +45,7 @@ impl LocalClient {
         let made = self.make(dir, name, file, true).await?;
         let file = match made.before {
             false => self.opened_made(&made).await?,
-            true => match self.open(inode_of(&made)).await {
+            true => match self.open_to_write(inode_of(&made), true).await {
                 // it was made, and has been removed since: neither that it was nor that it was not is an answer
                 Err(FsError::Stale) => {
                     return Err(FsError::Unreachable {

@@ -6,8 +6,9 @@ use crate::index::{FileIndex, MapChange};
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::pull::Units;
+use crate::writers::BeginWriting;
 use polvo_format::{FileKind, NodeId, RegionId, Tail};
-use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, Reply, Request, Written};
+use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, MapClaim, Reply, Request, Written};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ const LOAD_TRIES: u32 = 64;
 pub struct OpenFile {
     pub(crate) held: Arc<Held>,
     client: Arc<Client>,
+    /// It counts as one that writes.
+    writes: bool,
 }
 
 impl OpenFile {
@@ -30,10 +33,19 @@ impl OpenFile {
     pub fn kind(&self) -> FileKind {
         self.held.kind
     }
+
+    /// Whether this client has the right to map the file shared and writable, as far as it knows. Lost when the node forgets
+    /// the session and gives the right to another one.
+    pub fn may_map(&self) -> bool {
+        self.writes && self.held.may_map()
+    }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        if self.writes {
+            self.client.holds.closed_writer(&self.held);
+        }
         self.client.holds.closed(&self.held);
     }
 }
@@ -97,6 +109,21 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`] when the inode is gone.
     pub async fn open(&self, inode: InodeRef) -> Result<Arc<OpenFile>, FsError> {
+        self.open_as(inode, None).await
+    }
+
+    /// The same, for who is going to write: no other client gets the right to map the file shared and writable meanwhile. One
+    /// RPC, or a one-sided read while others here write to it. `map`: ask for that right; [`OpenFile::may_map`] tells whether
+    /// it was given.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone, [`FsError::Access`].
+    pub async fn open_to_write(&self, inode: InodeRef, map: bool) -> Result<Arc<OpenFile>, FsError> {
+        let claim = if map { MapClaim::IfAlone } else { MapClaim::No };
+        self.open_as(inode, Some(claim)).await
+    }
+
+    async fn open_as(&self, inode: InodeRef, claim: Option<MapClaim>) -> Result<Arc<OpenFile>, FsError> {
         let holds = &self.client.holds;
         let context = &self.client.context;
         let limit = context.timeouts().rpc * 3 + context.patience();
@@ -105,15 +132,36 @@ impl LocalClient {
             loop {
                 match holds.begin(inode) {
                     Begin::Held(held) => {
-                        let file = self.file(held);
+                        let file = self.file(held, false);
                         self.keep(&file.held).await?;
-                        self.current(inode.ino, Some(inode.generation)).await?;
-                        return Ok(file);
+                        let Some(claim) = claim else {
+                            self.current(inode.ino, Some(inode.generation)).await?;
+                            return Ok(file);
+                        };
+                        let begun = holds.begin_writing(&file.held, claim);
+                        // counted: from here on its end is told
+                        let writer = self.file(holds.count_open(&file.held), true);
+                        match begun {
+                            BeginWriting::Noted => drop(self.current(inode.ino, Some(inode.generation)).await?),
+                            BeginWriting::Tell(number) => self.tell_writing(&writer.held, claim, number).await?,
+                        }
+                        return Ok(writer);
                     }
                     Begin::Ask(opening) => {
-                        let (holder, map) = self.ask_open(inode).await?;
+                        let number = holds.next_number();
+                        let (holder, map, may_map) = match claim {
+                            Some(claim) => self.ask_open_to_write(inode, claim, number).await?,
+                            None => {
+                                let (holder, map) = self.ask_open(inode).await?;
+                                (holder, map, false)
+                            }
+                        };
                         let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map, 0));
-                        return Ok(self.file(opening.opened(map.attr.kind, holder, index)));
+                        let held = opening.opened(map.attr.kind, holder, index);
+                        if claim.is_some() {
+                            held.opened_to_write(number, may_map);
+                        }
+                        return Ok(self.file(held, claim.is_some()));
                     }
                     Begin::Wait => holds.wait_changed(inode).await,
                 }
@@ -126,14 +174,15 @@ impl LocalClient {
         }
     }
 
-    fn file(&self, held: Arc<Held>) -> Arc<OpenFile> {
+    fn file(&self, held: Arc<Held>, writes: bool) -> Arc<OpenFile> {
         Arc::new(OpenFile {
             held,
             client: self.client.clone(),
+            writes,
         })
     }
 
-    async fn ask_open(&self, inode: InodeRef) -> Result<((NodeId, u64), FileMap), FsError> {
+    pub(crate) async fn ask_open(&self, inode: InodeRef) -> Result<((NodeId, u64), FileMap), FsError> {
         let holder = self.session_at(inode.ino.region()).await?;
         match self.call(inode.ino.region(), Request::Open { inode }).await? {
             Reply::FileMap(map) => Ok((holder, sane(map, inode)?)),
@@ -141,7 +190,30 @@ impl LocalClient {
         }
     }
 
-    /// Opens a file that was made just now with `open`, so that its primary holds it already.
+    /// As `ask_open`, to write; says also whether we have the right to map the file.
+    pub(crate) async fn ask_open_to_write(
+        &self,
+        inode: InodeRef,
+        claim: MapClaim,
+        number: u64,
+    ) -> Result<((NodeId, u64), FileMap, bool), FsError> {
+        let holder = self.session_at(inode.ino.region()).await?;
+        let request = Request::OpenToWrite {
+            inode,
+            claim,
+            number,
+            want_map: true,
+        };
+        match self.call(inode.ino.region(), request).await? {
+            Reply::OpenedToWrite {
+                may_map,
+                map: Some(map),
+            } => Ok((holder, sane(map, inode)?, may_map)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Opens a file that was made just now with `open`, so that its primary holds it already, and knows that we write to it.
     pub(crate) async fn open_held(
         &self,
         inode: InodeRef,
@@ -156,7 +228,9 @@ impl LocalClient {
         let holder = (primary, self.client.incarnation(primary));
         let fresh = kind == FileKind::File && size == 0 && self.inside(region).is_none();
         let index = fresh.then(|| FileIndex::empty(cursor));
-        Ok(self.file(self.client.holds.enter(inode, kind, holder, index)))
+        let held = self.client.holds.enter(inode, kind, holder, index);
+        held.made_open();
+        Ok(self.file(held, true))
     }
 
     /// Makes sure that an open inode is still held: after the loss of the session at its primary it is opened anew.
@@ -167,7 +241,8 @@ impl LocalClient {
         }
         let (node, incarnation) = held.holder();
         if self.client.incarnation(node) != incarnation {
-            let (holder, map) = self.ask_open(held.inode).await?;
+            // seldom, and large
+            let (holder, map) = Box::pin(self.claim_again(held)).await?;
             held.set_holder(holder);
             if held.index.read().is_some() {
                 *held.index.write() = Some(index_of(&map, 0));

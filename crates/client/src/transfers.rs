@@ -397,7 +397,7 @@ impl LocalClient {
         let bytes = bytes.part(0, POOLED_BYTES);
         let region = data_region(held);
         for _ in 0..SESSION_TRIES {
-            self.keep(held).await?;
+            self.keep_to_write(held, at).await?;
             let known = self.known_log(held);
             let request = |from: Window| Request::WriteFrom {
                 inode: held.inode,

@@ -32,6 +32,8 @@ const DELEGATE_TRIES: u32 = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum At {
     Offset(u64),
+    /// At an offset, as part of a mapping's page.
+    Page(u64),
     /// Wherever the file ends.
     End,
 }
@@ -40,7 +42,7 @@ impl At {
     /// As a request says it.
     pub(crate) fn offset(self) -> u64 {
         match self {
-            At::Offset(offset) => offset,
+            At::Offset(offset) | At::Page(offset) => offset,
             At::End => 0,
         }
     }
@@ -48,6 +50,7 @@ impl At {
     fn plus(self, bytes: usize) -> At {
         match self {
             At::Offset(offset) => At::Offset(offset + bytes as u64),
+            At::Page(offset) => At::Page(offset + bytes as u64),
             At::End => At::End,
         }
     }
@@ -81,6 +84,26 @@ impl LocalClient {
         match self.write_at_once(&file.held, Some(offset), bytes) {
             Some(_) => Ok(bytes.len()),
             None => self.write_at(file, offset, Source::Bytes(bytes)).await,
+        }
+    }
+
+    /// Writes back pages of a mapping, for which this client must have the right to map the file still.
+    ///
+    /// # Errors
+    /// As [`LocalClient::write`]; EIO when the right is lost.
+    pub async fn write_pages(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
+        let written = self.write_all(&file.held, At::Page(offset), Source::Bytes(bytes));
+        Ok(written.await?.1)
+    }
+
+    /// Makes sure that an inode is still held, and where pages of a mapping are written that it may be mapped.
+    pub(crate) async fn keep_to_write(&self, held: &Held, at: At) -> Result<(), FsError> {
+        self.keep(held).await?;
+        match at {
+            At::Page(_) if !held.may_map() => Err(FsError::Io(
+                "what was stored to a mapping is not written back: another client may map the file by now".into(),
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -143,7 +166,7 @@ impl LocalClient {
             _ => return Err(FsError::Invalid("not a regular file".into())),
         }
         let mut first = match at {
-            At::Offset(offset) => Some(offset),
+            At::Offset(offset) | At::Page(offset) => Some(offset),
             At::End => None,
         };
         if bytes.len() == 0 {
@@ -193,12 +216,12 @@ impl LocalClient {
     async fn write_whole(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let mut reclaimed = false;
         for _ in 0..SESSION_TRIES {
-            self.keep(held).await?;
+            self.keep_to_write(held, at).await?;
             let region = data_region(held);
             let written = match self.inside(region) {
                 Some(node) => {
                     let offset = match at {
-                        At::Offset(offset) => Some(offset),
+                        At::Offset(offset) | At::Page(offset) => Some(offset),
                         At::End => None,
                     };
                     self.write_inside(node, held.inode, offset, bytes).await
@@ -274,7 +297,7 @@ impl LocalClient {
         let region = data_region(held);
         let (mut reclaimed, mut lost) = (false, false);
         for _ in 0..SESSION_TRIES {
-            self.keep(held).await?;
+            self.keep_to_write(held, at).await?;
             let (_, session) = self.session_at(region).await?;
             let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
             let mut runs = match self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await {
@@ -285,7 +308,7 @@ impl LocalClient {
                 self.client.stocks.put_back(region, session, runs.split_off(RUNS_MAX));
             }
             let base = match at {
-                At::Offset(offset) => offset,
+                At::Offset(offset) | At::Page(offset) => offset,
                 At::End => 0,
             };
             let laid = lay_out(&runs, bytes.len(), base);

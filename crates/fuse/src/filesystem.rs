@@ -14,12 +14,15 @@ use crate::handles::Handles;
 use crate::inodes::{Inodes, ino_of, node_id};
 use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
+use crate::mappings::{Mappings, Opened, SharedMappings};
 use crate::open_file::OpenHandle;
-use fuser::{Errno, FileHandle, Generation, INodeNo, OpenFlags, ReplyEntry};
+use fuser::{BackingId, Errno, FileHandle, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyEntry};
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::Attr;
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -42,8 +45,7 @@ pub(crate) struct PolvoFilesystem {
     pub(crate) locks: bool,
     /// The kernel enforces access control lists.
     pub(crate) acl: bool,
-    /// Files may be mapped shared.
-    pub(crate) shared_mappings: bool,
+    pub(crate) mappings: Mappings,
     pub(crate) lock_owners: Arc<LockOwners>,
     pub(crate) lock_waits: LockWaits,
     /// Cleared at the end of the session.
@@ -92,7 +94,7 @@ impl PolvoFilesystem {
             readdirplus: options.readdirplus,
             locks: options.locks,
             acl: options.acl,
-            shared_mappings: options.shared_mappings,
+            mappings: Mappings::new(options.shared_mappings),
             alive,
         }
     }
@@ -210,6 +212,39 @@ impl PolvoFilesystem {
         Ok(())
     }
 
+    /// Opens a file. Who is going to write says so to the cluster, and who could map the file shared and writable asks for the
+    /// right to do so.
+    pub(crate) async fn open_file(
+        client: &LocalClient,
+        inode: InodeRef,
+        flags: OpenFlags,
+        allowed: SharedMappings,
+    ) -> Result<Arc<OpenFile>, FsError> {
+        match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => client.open(inode).await,
+            OpenAccMode::O_WRONLY => client.open_to_write(inode, false).await,
+            OpenAccMode::O_RDWR => client.open_to_write(inode, allowed == SharedMappings::One).await,
+        }
+    }
+
+    /// How the kernel opens a file that was opened with those flags: whether programs may map it. EINVAL where they may not,
+    /// and the flags keep that from being arranged. May wait a moment.
+    pub(crate) fn begin_open(
+        &self,
+        file: &OpenFile,
+        flags: OpenFlags,
+        register: impl FnOnce(&File) -> io::Result<BackingId>,
+    ) -> Result<Opened, Errno> {
+        let only_read_or_written = flags.acc_mode() != OpenAccMode::O_RDWR;
+        let may_be_mapped = only_read_or_written || file.may_map();
+        let may_be_mapped = may_be_mapped || self.mappings.backing(register).is_none();
+        let direct = flags.0 & libc::O_DIRECT != 0;
+        match self.mappings.open(file.inode(), may_be_mapped, direct) {
+            Opened::NotDirectly => Err(Errno::EINVAL),
+            opened => Ok(opened),
+        }
+    }
+
     /// Creates and opens a file, or opens the one that another mount has made under this name since the kernel looked.
     pub(crate) async fn create_or_open(
         client: &LocalClient,
@@ -218,6 +253,7 @@ impl PolvoFilesystem {
         file: NewFile,
         flags: OpenFlags,
         caller: Caller,
+        allowed: SharedMappings,
     ) -> Result<(Attr, Arc<OpenFile>), FsError> {
         match client.create_open(dir, name, file).await {
             Err(FsError::Exists) if flags.0 & libc::O_EXCL == 0 => {}
@@ -233,7 +269,8 @@ impl PolvoFilesystem {
             ino: attr.ino,
             generation: attr.generation,
         };
-        let open = client.open(inode).await.map_err(|_| FsError::Stale)?;
+        let open = Self::open_file(client, inode, flags, allowed).await;
+        let open = open.map_err(|_| FsError::Stale)?;
         if flags.0 & libc::O_TRUNC != 0 {
             Self::truncate_at_open(client, inode, caller).await?;
         }

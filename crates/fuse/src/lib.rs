@@ -7,8 +7,8 @@
 //!
 //! What the kernel may cache: nothing. Attribute and entry timeouts are 0 and files are opened for direct I/O, so an
 //! operation that has returned on one mount is seen at once on all others. Memory mappings work nevertheless
-//! (`FUSE_DIRECT_IO_ALLOW_MMAP`, unless the mount is told to refuse shared ones: the kernel does not ask us at `mmap`, so that
-//! cannot be decided file by file); pages of a mapping are as fresh as the last open, stat or fault.
+//! (`FUSE_DIRECT_IO_ALLOW_MMAP`); pages of a mapping are as fresh as the last open, stat or fault. That is why one mount at a
+//! time may map a file shared and writable (`mappings`).
 //!
 //! What FUSE cannot do here: `O_TMPFILE` (the library does not know the request and answers ENOSYS; the kernel then says
 //! EOPNOTSUPP and programs fall back to a named file), birth times through `statx` (same reason), and the file position
@@ -31,6 +31,7 @@ mod inodes;
 mod lock_owners;
 mod lock_requests;
 mod lock_waits;
+mod mappings;
 mod mount;
 mod mount_point;
 mod mount_table;
@@ -41,6 +42,7 @@ mod requests;
 mod xattr;
 
 pub use error::MountError;
+pub use mappings::SharedMappings;
 pub use mount::Mount;
 pub use mount_point::unmount;
 pub use options::MountOptions;

@@ -153,6 +153,7 @@ impl PolvoFilesystem {
     /// A process closes a file (one of its descriptors of it): its locks end.
     pub(crate) fn close_locks(&self, fh: FileHandle, owner: LockOwner) -> Result<(), Errno> {
         let handle = self.files.get(fh)?;
+        handle.note_flush();
         handle.forget_locker(owner.0);
         let Some(owner) = self.lock_owners.closed(handle.file.inode(), owner.0) else {
             return Ok(());

@@ -1,27 +1,45 @@
 //! A file as a program has it open: the client's open file, and who has locked something by way of it.
 
+use crate::mappings::Opened;
 use fuser::OpenFlags;
 use parking_lot::Mutex;
 use polvo_client::OpenFile;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One open file of the kernel (a file handle).
 pub(crate) struct OpenHandle {
     pub(crate) file: Arc<OpenFile>,
     /// Opened with `O_NOATIME`.
     pub(crate) leaves_access_time: bool,
+    /// Whether it may be mapped.
+    pub(crate) opened: Opened,
+    /// A program has closed it.
+    flushed: AtomicBool,
     /// Owners that have asked for locks by way of this handle and have not closed the file since, as the kernel names them:
     /// processes, and this open file itself (`flock`, open file description locks).
     lockers: Mutex<Vec<u64>>,
 }
 
 impl OpenHandle {
-    pub(crate) fn new(file: Arc<OpenFile>, flags: OpenFlags) -> Arc<OpenHandle> {
+    pub(crate) fn new(file: Arc<OpenFile>, flags: OpenFlags, opened: Opened) -> Arc<OpenHandle> {
         Arc::new(OpenHandle {
             file,
             leaves_access_time: flags.0 & libc::O_NOATIME != 0,
+            opened,
+            flushed: AtomicBool::new(false),
             lockers: Mutex::default(),
         })
+    }
+
+    /// A program closes a descriptor of it.
+    pub(crate) fn note_flush(&self) {
+        self.flushed.store(true, Ordering::Relaxed);
+    }
+
+    /// At its end: no program has ever had it, since the kernel refused to open it so.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.opened == Opened::Unmappable && !self.flushed.load(Ordering::Relaxed)
     }
 
     /// An owner asks for a lock.

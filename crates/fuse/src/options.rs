@@ -1,6 +1,7 @@
 //! Mount options, as the command line and `/etc/fstab` give them.
 
 use crate::MountError;
+use crate::mappings::SharedMappings;
 use fuser::{Config, MountOption, SessionACL};
 use std::num::NonZeroUsize;
 use std::thread::available_parallelism;
@@ -36,8 +37,8 @@ pub struct MountOptions {
     pub directory_access_times: bool,
     /// POSIX access control lists: the kernel enforces them, for which it asks about every inode that is not the caller's.
     pub acl: bool,
-    /// Programs may map files shared (`MAP_SHARED`); off: that fails with ENODEV, and private mappings stay.
-    pub shared_mappings: bool,
+    /// What programs may map shared (`MAP_SHARED`); the rest fails with ENODEV.
+    pub shared_mappings: SharedMappings,
     /// Operations fail at once while a node is known to be away, instead of waiting for it for a while.
     pub soft: bool,
     /// All data that is read is compared with its checksums; what is damaged is EIO.
@@ -63,7 +64,7 @@ impl Default for MountOptions {
             access_times: true,
             directory_access_times: true,
             acl: false,
-            shared_mappings: true,
+            shared_mappings: SharedMappings::One,
             soft: false,
             verify: false,
             fsname: "polvo".to_owned(),
@@ -202,11 +203,15 @@ fn parse_name(option: &str, value: &str) -> Result<String, MountError> {
     Ok(value.to_owned())
 }
 
-fn parse_mmap(option: &str, value: &str) -> Result<bool, MountError> {
+fn parse_mmap(option: &str, value: &str) -> Result<SharedMappings, MountError> {
     match value {
-        "shared" => Ok(true),
-        "private" => Ok(false),
-        _ => Err(bad(option, format!("{value:?} is neither \"shared\" nor \"private\""))),
+        "one" => Ok(SharedMappings::One),
+        "shared" => Ok(SharedMappings::All),
+        "private" => Ok(SharedMappings::None),
+        _ => Err(bad(
+            option,
+            format!("{value:?} is none of \"one\", \"shared\", \"private\""),
+        )),
     }
 }
 
@@ -236,11 +241,14 @@ mod tests {
         assert!(options.access_times && !options.directory_access_times);
         options.apply("diratime").expect("known");
         assert!(options.directory_access_times);
-        assert!(options.shared_mappings);
+        assert_eq!(options.shared_mappings, SharedMappings::One);
         options.apply("hard,mmap=private").expect("known");
-        assert!(!options.soft && !options.shared_mappings);
+        assert!(!options.soft);
+        assert_eq!(options.shared_mappings, SharedMappings::None);
         options.apply("mmap=shared").expect("known");
-        assert!(options.shared_mappings);
+        assert_eq!(options.shared_mappings, SharedMappings::All);
+        options.apply("mmap=one").expect("known");
+        assert_eq!(options.shared_mappings, SharedMappings::One);
     }
 
     #[test]

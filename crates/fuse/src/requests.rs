@@ -8,6 +8,7 @@ use crate::filesystem::{NO_CACHING, PolvoFilesystem, known};
 use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
 use crate::inodes::{node_id, node_id_of};
 use crate::lock_requests::LockCaller;
+use crate::mappings::{Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::xattr;
 use fuser::*;
@@ -32,6 +33,29 @@ const MAX_COPY: u64 = 1 << 30;
 /// How regular files are opened: past the page cache, writers of one file side by side.
 fn open_flags() -> FopenFlags {
     FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+}
+
+impl PolvoFilesystem {
+    /// Makes ready to decide file by file which ones may be mapped shared.
+    fn prepare_mappings(&mut self, config: &mut KernelConfig) -> Result<(), &'static str> {
+        self.mappings.prepare()?;
+        let wanted = InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        if config.capabilities().contains(wanted) {
+            config.add_capabilities(wanted).expect("they are there");
+            config.set_max_stack_depth(1).expect("less than the most");
+            Ok(())
+        } else {
+            Err("this kernel (older than 6.9, or built without FUSE_PASSTHROUGH) cannot refuse those of single files")
+        }
+    }
+
+    /// What a file that may not be mapped is opened for passthrough to.
+    fn passthrough(&self, opened: Opened) -> Option<&BackingId> {
+        match opened {
+            Opened::Unmappable => self.mappings.backing(|_| Err(io::ErrorKind::NotFound.into())),
+            Opened::Mappable | Opened::NotDirectly => None,
+        }
+    }
 }
 
 thread_local! {
@@ -64,7 +88,13 @@ impl Filesystem for PolvoFilesystem {
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_DONT_MASK;
-        if self.shared_mappings {
+        if self.mappings.allowed() == SharedMappings::One
+            && let Err(why) = self.prepare_mappings(config)
+        {
+            tracing::warn!("shared memory mappings are refused on this mount (`mmap=private`): {why}");
+            self.mappings.refuse_all();
+        }
+        if self.mappings.allowed() != SharedMappings::None {
             wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         }
         if self.locks {
@@ -291,17 +321,29 @@ impl Filesystem for PolvoFilesystem {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.guard("open", || {
-            let caller = Caller::from(req);
-            let opened = self.with_inode("open", ino, |client, inode| async move {
-                let file = client.open(inode).await?;
+            let (caller, allowed) = (Caller::from(req), self.mappings.allowed());
+            let file = self.with_inode("open", ino, |client, inode| async move {
+                let file = Self::open_file(&client, inode, flags, allowed).await?;
                 if flags.0 & libc::O_TRUNC != 0 {
                     Self::truncate_at_open(&client, inode, caller).await?;
                 }
                 Ok(file)
             });
-            match opened {
-                Ok(file) => reply.opened(self.files.insert(OpenHandle::new(file, flags)), open_flags()),
-                Err(error) => reply.error(errno_of_inode(&error)),
+            let file = match file {
+                Ok(file) => file,
+                Err(error) => return reply.error(errno_of_inode(&error)),
+            };
+            let (inode, opened) = match self.begin_open(&file, flags, |backing| reply.open_backing(backing)) {
+                Ok(opened) => (file.inode(), opened),
+                Err(errno) => return reply.error(errno),
+            };
+            let handle = self.files.insert(OpenHandle::new(file, flags, opened));
+            match self.passthrough(opened) {
+                Some(backing) => reply.opened_passthrough(handle, open_flags(), backing),
+                None => {
+                    reply.opened(handle, open_flags());
+                    self.mappings.answered(inode);
+                }
             }
         });
     }
@@ -319,17 +361,30 @@ impl Filesystem for PolvoFilesystem {
         self.guard("create", || {
             let file = new_file(req, FileKind::File, mode, umask);
             let (name, flags, caller) = (name.as_bytes(), OpenFlags(flags), Caller::from(req));
-            let opened = self.with_inode("create", parent, |client, dir| async move {
-                Self::create_or_open(&client, dir, name, file, flags, caller).await
+            let allowed = self.mappings.allowed();
+            let made = self.with_inode("create", parent, |client, dir| async move {
+                Self::create_or_open(&client, dir, name, file, flags, caller, allowed).await
             });
-            match opened {
-                Ok((attr, file)) => {
-                    self.inodes.remember(&attr, parent);
-                    let generation = Generation(attr.generation.0.into());
-                    let handle = self.files.insert(OpenHandle::new(file, flags));
-                    reply.created(&NO_CACHING, &file_attr(&attr), generation, handle, open_flags());
+            let (attr, file) = match made {
+                Ok(made) => made,
+                Err(error) => return reply.error(errno(&error)),
+            };
+            let (inode, opened) = match self.begin_open(&file, flags, |backing| reply.open_backing(backing)) {
+                Ok(opened) => (file.inode(), opened),
+                Err(errno) => return reply.error(errno),
+            };
+            self.inodes.remember(&attr, parent);
+            let generation = Generation(attr.generation.0.into());
+            let handle = self.files.insert(OpenHandle::new(file, flags, opened));
+            let attr = file_attr(&attr);
+            match self.passthrough(opened) {
+                Some(backing) => {
+                    reply.created_passthrough(&NO_CACHING, &attr, generation, handle, open_flags(), backing);
                 }
-                Err(error) => reply.error(errno(&error)),
+                None => {
+                    reply.created(&NO_CACHING, &attr, generation, handle, open_flags());
+                    self.mappings.answered(inode);
+                }
             }
         });
     }
@@ -387,9 +442,13 @@ impl Filesystem for PolvoFilesystem {
             // Pages of a mapping are written where they belong, however the file was opened.
             let append = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
             let caller = Caller::from(req);
+            let one = self.mappings.allowed() == SharedMappings::One;
             let written = self.with_file("write", fh, |client, file| async move {
                 if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
                     Self::take_privileges(&client, file.inode(), caller).await?;
+                }
+                if one && write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+                    return client.write_pages(&file, offset, data).await;
                 }
                 if append {
                     return client.append(&file, data).await.map(|(_, written)| written);
@@ -417,7 +476,7 @@ impl Filesystem for PolvoFilesystem {
     fn release(
         &self,
         _req: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
@@ -427,6 +486,11 @@ impl Filesystem for PolvoFilesystem {
         self.guard("release", || {
             let ended = self.files.get(fh).and_then(|handle| {
                 self.end_locks(fh, &handle);
+                self.mappings.closed(handle.file.inode(), handle.opened);
+                if self.locks && handle.was_refused() {
+                    let why = "it is mapped shared on this mount, and another client has the right to map it";
+                    self.complaints.failed("open", ino, &FsError::Io(why.into()));
+                }
                 self.files.remove(fh)
             });
             reply_empty(ended.map(drop), reply);

@@ -7,8 +7,8 @@ use crate::permission::{self, EXECUTE, READ, WRITE};
 use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
-    ACL_MAX, Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, Reply, SetAttr, WriteRun,
-    XATTR_VALUE_MAX, XattrMode,
+    ACL_MAX, Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, MapClaim, Reply, SetAttr,
+    WriteRun, XATTR_VALUE_MAX, XattrMode,
 };
 use polvo_region::{Region, RegionError};
 
@@ -196,6 +196,30 @@ impl Turn<'_> {
             })
             .await?;
         Ok(Reply::FileMap(map))
+    }
+
+    pub async fn open_to_write(&self, inode: InodeRef, claim: MapClaim, number: u64, want_map: bool) -> Answer {
+        let (may_map, map) = self
+            .on_for_session(inode.ino.region(), |r| {
+                // who may only read keeps nobody from mapping
+                self.check(r, inode, |attr, acl| permission::access(self.cred, attr, acl, WRITE))?;
+                let map = match want_map {
+                    true => Some(r.file_map(inode, 0)?),
+                    false => None,
+                };
+                Ok((r.open_to_write(self.session.id, inode, claim, number)?, map))
+            })
+            .await?;
+        Ok(Reply::OpenedToWrite { may_map, map })
+    }
+
+    pub fn end_writing(&self, inodes: &[(InodeRef, u64)]) -> Answer {
+        for (inode, number) in inodes {
+            if let Some(served) = self.node.served(inode.ino.region()) {
+                served.enter(|region| region.end_writing(self.session.id, *inode, *number));
+            }
+        }
+        Ok(Reply::Done)
     }
 
     pub async fn extents(&self, inode: InodeRef, from: u64) -> Answer {

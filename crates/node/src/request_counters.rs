@@ -68,6 +68,8 @@ kinds!(
     Conclude,
     FollowLog,
     Withdraw,
+    OpenToWrite,
+    EndWriting,
 );
 
 /// Requests by kind.

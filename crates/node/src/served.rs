@@ -107,7 +107,7 @@ impl Served {
                 ino: outcome.attr.ino,
                 generation: outcome.attr.generation,
             };
-            if let Err(error) = region.open(session, inode) {
+            if let Err(error) = region.open_made(session, inode) {
                 region.abort(txn);
                 return Err(error);
             }

@@ -264,6 +264,13 @@ impl Turn<'_> {
             } => self.prepare(txn, region, on_behalf, open, &intents).await,
             Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
             Request::FollowLog { dir, known } => self.follow_log(dir, known).await,
+            Request::OpenToWrite {
+                inode,
+                claim,
+                number,
+                want_map,
+            } => self.open_to_write(inode, claim, number, want_map).await,
+            Request::EndWriting { inodes } => self.end_writing(&inodes),
         }
     }
 

@@ -251,7 +251,7 @@ async fn local(
         let mut outcomes = Outcomes::default();
         outcomes.take(intents, &decided.outcomes);
         if let (true, Some(made)) = (open, outcomes.made) {
-            region.open(
+            region.open_made(
                 session,
                 InodeRef {
                     ino: made.attr.ino,

@@ -449,6 +449,83 @@ fn a_file_made_open_is_held_from_the_first_moment() {
 }
 
 #[test]
+fn one_session_at_a_time_may_map_a_file_shared_and_writable() {
+    use MapClaim::{IfAlone, No, Still};
+    with_cluster(async |cluster| {
+        let [a, b, reader] = ["a", "b", "reader"].map(|name| Caller::new(cluster, name));
+        for node in 0..3 {
+            let (_, file) = a.file_at(cluster, ROOT, node, &format!("f{node}")).await;
+            reader.open(file).await.unwrap();
+            assert_eq!(
+                a.may_map(file, IfAlone, 1).await,
+                Ok(true),
+                "readers are not in the way"
+            );
+            assert_eq!(b.may_map(file, IfAlone, 1).await, Ok(false));
+            a.end_writing(file, 0).await.unwrap();
+            assert_eq!(
+                b.may_map(file, IfAlone, 2).await,
+                Ok(false),
+                "the end was of an earlier open"
+            );
+            a.end_writing(file, 1).await.unwrap();
+            assert_eq!(a.may_map(file, IfAlone, 2).await, Ok(false), "another writes");
+            b.end_writing(file, 2).await.unwrap();
+            assert_eq!(a.may_map(file, IfAlone, 3).await, Ok(true));
+            // the hold goes, and the right with it
+            a.release(file).await.unwrap();
+            assert_eq!(b.may_map(file, IfAlone, 3).await, Ok(true));
+            // the session goes
+            b.links.detach().await;
+            assert_eq!(a.may_map(file, No, 4).await, Ok(false), "it did not ask for it");
+            assert_eq!(a.may_map(file, IfAlone, 5).await, Ok(true));
+            // the node is started anew, and whoever only wrote is quicker
+            cluster.crash(node).await;
+            cluster.restart(node).await.unwrap();
+            assert_eq!(b.may_map(file, No, 4).await, Ok(false));
+            assert_eq!(a.may_map(file, Still, 6).await, Ok(true));
+            assert_eq!(b.may_map(file, IfAlone, 5).await, Ok(false));
+            b.end_writing(file, 5).await.unwrap();
+            // somebody else is quicker
+            cluster.crash(node).await;
+            cluster.restart(node).await.unwrap();
+            assert_eq!(b.may_map(file, IfAlone, 6).await, Ok(true));
+            assert_eq!(a.may_map(file, Still, 7).await, Ok(false));
+            // the session expires
+            let silent = Caller::new(cluster, "silent");
+            b.release(file).await.unwrap();
+            a.release(file).await.unwrap();
+            assert_eq!(silent.may_map(file, IfAlone, 1).await, Ok(true));
+            drop(silent);
+            cluster.sleep(cluster.timeouts().lease * 2).await;
+            assert_eq!(a.may_map(file, IfAlone, 8).await, Ok(true));
+            a.release(file).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn who_makes_a_file_open_may_map_it() {
+    with_cluster(async |cluster| {
+        let (a, b) = (Caller::new(cluster, "a"), Caller::new(cluster, "b"));
+        for i in 0..8 {
+            let file = a
+                .make(ROOT, &format!("f{i}"), new_file(FileKind::File, 0o600), true)
+                .await
+                .unwrap();
+            assert_eq!(b.may_map(file, MapClaim::IfAlone, 1).await, Ok(false));
+            a.end_writing(file, 0).await.unwrap();
+            assert_eq!(b.may_map(file, MapClaim::IfAlone, 2).await, Ok(true));
+            assert_eq!(
+                a.as_user(user(7)).may_map(file, MapClaim::No, 1).await,
+                Err(FsError::Access),
+                "who may not write is in nobody's way"
+            );
+        }
+    });
+}
+
+#[test]
 fn files_without_a_name_can_get_one() {
     with_cluster(async |cluster| {
         let c = Caller::new(cluster, "client");

@@ -70,6 +70,7 @@ impl Call {
             }
             Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::EndWriting { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
                 at_most("intents", intents.len(), INTENTS_MAX)
@@ -158,7 +159,9 @@ impl Request {
             | Request::Accessed { .. }
             | Request::Read { .. }
             | Request::Conclude { .. }
-            | Request::FollowLog { .. } => false,
+            | Request::FollowLog { .. }
+            | Request::OpenToWrite { .. }
+            | Request::EndWriting { .. } => false,
         }
     }
 }

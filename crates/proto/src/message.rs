@@ -422,6 +422,18 @@ pub enum Placement {
     Local = 1,
 }
 
+/// What a session that opens a file for writing asks for beside it: the right to map the file shared and writable, which one
+/// session at a time has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum MapClaim {
+    /// Nothing: it only writes.
+    No,
+    /// The right, unless another session has it or has the file open for writing.
+    IfAlone,
+    /// The right that it had before the node forgot its session, unless another session has it by now.
+    Still,
+}
+
 /// State of a transaction as its coordinator knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum TxnState {
@@ -827,6 +839,24 @@ pub enum Request {
     /// Has the number of an earlier request, which was sent over a connection that is lost: its answer, if it was done. If
     /// not, it is withdrawn and never will be: `Attach` has closed the connection that it was sent over.
     Withdraw,
+    /// As `Open`, and notes that the session has the file open for writing (`Create` and `CreateUnnamed` with `open` do so
+    /// by themselves, and give the right to map it). Asking again changes nothing but the number.
+    OpenToWrite {
+        /// inode
+        inode: InodeRef,
+        /// the right to map it
+        claim: MapClaim,
+        /// grows with each of the session's requests of this kind, from 1 on
+        number: u64,
+        /// answer with the file's map
+        want_map: bool,
+    },
+    /// The session has files open for writing no longer; the right to map them goes too. At most [`crate::RELEASE_MAX`].
+    EndWriting {
+        /// which, with the number of the last `OpenToWrite` that counts: where a later one has come, nothing ends. 0: none
+        /// came after the `Create`
+        inodes: Vec<(InodeRef, u64)>,
+    },
 }
 
 /// Answers.
@@ -946,6 +976,13 @@ pub enum Reply {
     WrittenBefore {
         /// Where its bytes went.
         offset: u64,
+    },
+    /// To `OpenToWrite`.
+    OpenedToWrite {
+        /// the session has the right to map the file shared and writable
+        may_map: bool,
+        /// the file's map, if it was asked for
+        map: Option<FileMap>,
     },
 }
 

@@ -44,6 +44,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod writers;
 mod writes;
 
 pub use change::Stored;

@@ -3,9 +3,10 @@
 
 use crate::planted::{Planted, planted};
 use crate::transaction::Reserved;
+use crate::writers::Writers;
 use crate::{Region, RegionError};
 use polvo_format::{Generation, PAGE, SessionId};
-use polvo_proto::{FsError, InodeRef, PageRun, SegmentClass, WriteRun};
+use polvo_proto::{FsError, InodeRef, MapClaim, PageRun, SegmentClass, WriteRun};
 use std::collections::BTreeMap;
 
 use crate::hash::NumberMap;
@@ -29,6 +30,8 @@ pub(crate) struct Sessions {
     sessions: BTreeMap<SessionId, Session>,
     /// how many sessions hold a slot's inode
     holders: NumberMap<u32>,
+    /// which of them have it open for writing
+    writers: NumberMap<Writers>,
 }
 
 impl Sessions {
@@ -76,13 +79,24 @@ impl Sessions {
     /// Nobody holds the inode of this slot any more (it never came to be).
     pub fn forget(&mut self, slot: u64) {
         if self.holders.remove(&slot).is_some() {
+            self.writers.remove(&slot);
             for session in self.sessions.values_mut() {
                 session.open.remove(&slot);
             }
         }
     }
 
-    fn drop_hold(&mut self, slot: u64) {
+    /// A session writes to the inode of a slot no longer, unless it has said otherwise after that number.
+    fn end_writing(&mut self, session: SessionId, slot: u64, number: u64) {
+        if let Some(writers) = self.writers.get_mut(&slot)
+            && writers.end(session, number)
+        {
+            self.writers.remove(&slot);
+        }
+    }
+
+    fn drop_hold(&mut self, session: SessionId, slot: u64) {
+        self.end_writing(session, slot, u64::MAX);
         if let Some(holders) = self.holders.get_mut(&slot) {
             *holders -= 1;
             if *holders == 0 || planted(Planted::HoldsDroppedForAll) {
@@ -167,6 +181,41 @@ impl Region {
         Ok(())
     }
 
+    /// As [`Region::open`], and notes that the session writes to the inode. `number` grows with each call of a session. Returns
+    /// whether the session has the right to map the file shared and writable.
+    ///
+    /// # Errors
+    /// As [`Region::open`].
+    pub fn open_to_write(
+        &mut self,
+        session: SessionId,
+        inode: InodeRef,
+        claim: MapClaim,
+        number: u64,
+    ) -> Result<bool, RegionError> {
+        self.open(session, inode)?;
+        let writers = self.sessions.writers.entry(inode.ino.slot()).or_default();
+        Ok(writers.note(session, claim, number))
+    }
+
+    /// Opens an inode that was made just now, for the session that wanted it: it writes to it, and may map it.
+    ///
+    /// # Errors
+    /// As [`Region::open`].
+    pub fn open_made(&mut self, session: SessionId, inode: InodeRef) -> Result<(), RegionError> {
+        self.open_to_write(session, inode, MapClaim::IfAlone, 0).map(drop)
+    }
+
+    /// The session writes to the inode no longer, unless `open_to_write` was called with a greater number since.
+    pub fn end_writing(&mut self, session: SessionId, inode: InodeRef, number: u64) {
+        let slot = inode.ino.slot();
+        let held = self.sessions.sessions.get(&session);
+        let generation = held.and_then(|held| held.open.get(&slot));
+        if inode.ino.region() == self.store.region && generation == Some(&inode.generation) {
+            self.sessions.end_writing(session, slot, number);
+        }
+    }
+
     /// Lets go; frees the inode if it is dead and nobody else holds it.
     pub fn release(&mut self, session: SessionId, inode: InodeRef) {
         let Some(held) = self.sessions.sessions.get_mut(&session) else {
@@ -177,11 +226,11 @@ impl Region {
             return;
         }
         held.open.remove(&slot);
-        self.let_go(slot);
+        self.let_go(session, slot);
     }
 
-    fn let_go(&mut self, slot: u64) {
-        self.sessions.drop_hold(slot);
+    fn let_go(&mut self, session: SessionId, slot: u64) {
+        self.sessions.drop_hold(session, slot);
         self.free_if_dead(slot);
     }
 
@@ -281,7 +330,7 @@ impl Region {
             }
         }
         for slot in held.open.into_keys() {
-            self.let_go(slot);
+            self.let_go(session, slot);
         }
     }
 

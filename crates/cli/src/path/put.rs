@@ -217,7 +217,7 @@ async fn create_or_truncate(
         FileKind::Directory => return Err(FsError::IsDirectory),
         _ => return Err(FsError::Exists),
     }
-    let file = client.open(inode_of(&attr)).await?;
+    let file = client.open_to_write(inode_of(&attr), false).await?;
     let attr = client
         .set_attr(
             inode_of(&attr),

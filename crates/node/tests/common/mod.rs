@@ -228,6 +228,25 @@ impl Caller {
         }
     }
 
+    /// Opens to write; whether the caller may map the file shared and writable.
+    pub async fn may_map(&self, inode: InodeRef, claim: MapClaim, number: u64) -> Result<bool, FsError> {
+        let request = Request::OpenToWrite {
+            inode,
+            claim,
+            number,
+            want_map: false,
+        };
+        match self.ask(inode.ino.region(), request).await? {
+            Reply::OpenedToWrite { may_map, map: None } => Ok(may_map),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn end_writing(&self, inode: InodeRef, number: u64) -> Result<(), FsError> {
+        let inodes = vec![(inode, number)];
+        done(self.ask(inode.ino.region(), Request::EndWriting { inodes }).await)
+    }
+
     pub async fn release(&self, inode: InodeRef) -> Result<(), FsError> {
         done(
             self.ask(inode.ino.region(), Request::Release { inodes: vec![inode] })

@@ -24,6 +24,12 @@ fn about(s: &Scene, inode: InodeRef) -> Vec<Request> {
         },
         Request::ReadLink { inode },
         Request::Open { inode },
+        Request::OpenToWrite {
+            inode,
+            claim: MapClaim::Still,
+            number: u64::MAX,
+            want_map: true,
+        },
         Request::Extents { inode, from: 0 },
         Request::GetXattr {
             inode,

@@ -1,0 +1,337 @@
+//! Which open inodes are open for writing here, and what their primaries know of it.
+//!
+//! The primary gives one session at a time the right to map a file shared and writable (see `polvo_region`), by the request
+//! that opens the file for writing. It ends when the session has the file open for writing no longer. That is told a moment
+//! after the last close, with others of its kind; who opens the file again before then has to ask nothing.
+
+use crate::holds::{Held, Holds};
+use crate::inode::unexpected;
+use crate::local::LocalClient;
+use polvo_format::NodeId;
+use polvo_proto::{FsError, InodeRef, MapClaim, RELEASE_MAX, Reply, Request};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// An inode as far as it is written to here.
+#[derive(Default)]
+pub(crate) struct Writing {
+    /// Open files that write, those that are being opened included. While there are any, no end is told.
+    opens: usize,
+    /// Requests under way that claim the right back. Nor is it told while there are any of these: it would come before them.
+    claims: usize,
+    /// Greatest number of a request that has told the primary; 0: it knows by itself, or not at all.
+    number: u64,
+    /// Number of the last request that claimed the right back. Answers to earlier ones say nothing of it any more.
+    claimed: u64,
+    /// The primary may know of it.
+    told: bool,
+    /// The primary has said that it knows.
+    noted: bool,
+    /// We have the right to map it shared and writable.
+    may_map: bool,
+    /// In the queue of those whose end is to be told.
+    queued: bool,
+}
+
+/// What an opener finds.
+pub(crate) enum BeginWriting {
+    /// The primary knows, and would say nothing new.
+    Noted,
+    /// The primary is to be told, with that number.
+    Tell(u64),
+}
+
+impl Held {
+    /// The inode was made open: its primary knows that we write to it, and we may map it.
+    pub(crate) fn made_open(&self) {
+        let mut writing = self.writing.lock();
+        writing.opens += 1;
+        writing.told = true;
+        writing.noted = true;
+        writing.may_map = true;
+    }
+
+    /// The inode was opened for writing by the request with that number, which was answered.
+    pub(crate) fn opened_to_write(&self, number: u64, may_map: bool) {
+        let mut writing = self.writing.lock();
+        writing.opens += 1;
+        writing.number = number.max(writing.number);
+        writing.told = true;
+        writing.noted = true;
+        writing.may_map |= may_map;
+    }
+
+    /// It is open for writing.
+    pub(crate) fn is_written(&self) -> bool {
+        self.writing.lock().opens > 0
+    }
+
+    /// We have the right to map the inode shared and writable.
+    pub(crate) fn may_map(&self) -> bool {
+        self.writing.lock().may_map
+    }
+
+    /// The session was lost, and the inode is opened anew: what to ask for, if it is written to.
+    fn claim_again(&self, holds: &Holds) -> Option<Claiming<'_>> {
+        let mut writing = self.writing.lock();
+        if writing.opens == 0 {
+            writing.told = writing.claims > 0;
+            writing.noted = false;
+            writing.may_map = false;
+            return None;
+        }
+        let claim = if writing.may_map { MapClaim::Still } else { MapClaim::No };
+        writing.number = holds.next_number();
+        writing.told = true;
+        writing.claims += 1;
+        writing.claimed = writing.number;
+        Some(Claiming {
+            held: self,
+            claim,
+            number: writing.number,
+        })
+    }
+
+    /// The answer to that.
+    fn claimed_again(&self, number: u64, may_map: bool) {
+        let mut writing = self.writing.lock();
+        if may_map && number < writing.claimed {
+            return;
+        }
+        writing.noted = true;
+        if writing.may_map && !may_map {
+            tracing::warn!(
+                inode = self.inode.ino.0,
+                "another client was given the right to map this file while its node did not know us: what has been stored to \
+                 mappings of it and is not written back yet is refused with EIO"
+            );
+        }
+        writing.may_map = may_map;
+    }
+}
+
+/// A request under way that claims the right back.
+struct Claiming<'a> {
+    held: &'a Held,
+    claim: MapClaim,
+    number: u64,
+}
+
+impl Drop for Claiming<'_> {
+    fn drop(&mut self) {
+        self.held.writing.lock().claims -= 1;
+    }
+}
+
+impl Holds {
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Begins to open a held inode for writing. It counts as open from now on: [`Holds::closed_writer`] undoes that.
+    pub(crate) fn begin_writing(&self, held: &Held, claim: MapClaim) -> BeginWriting {
+        let mut writing = held.writing.lock();
+        writing.opens += 1;
+        if writing.noted && (writing.may_map || claim == MapClaim::No) {
+            return BeginWriting::Noted;
+        }
+        writing.told = true;
+        writing.number = self.next_number();
+        BeginWriting::Tell(writing.number)
+    }
+
+    /// The primary has answered the request with that number.
+    pub(crate) fn told_writing(&self, held: &Held, number: u64, may_map: bool) {
+        let mut writing = held.writing.lock();
+        debug_assert!(writing.opens > 0, "whoever has asked counts");
+        if number < writing.claimed {
+            return;
+        }
+        writing.noted = true;
+        // who has it keeps it while it writes, in whichever order the answers come
+        writing.may_map |= may_map;
+    }
+
+    /// An open file that writes was closed, or could not be opened.
+    pub(crate) fn closed_writer(&self, held: &Arc<Held>) {
+        let mut writing = held.writing.lock();
+        writing.opens -= 1;
+        if writing.opens > 0 || !writing.told || std::mem::replace(&mut writing.queued, true) {
+            return;
+        }
+        drop(writing);
+        self.ended_writers.lock().push(held.clone());
+        self.work.notify_one();
+    }
+
+    /// Takes what is written to no longer, with the numbers that the primaries are to be told.
+    fn take_ended_writers(&self) -> Vec<(InodeRef, u64)> {
+        let ended = std::mem::take(&mut *self.ended_writers.lock());
+        let ended = ended.into_iter().filter_map(|held| {
+            let mut writing = held.writing.lock();
+            if writing.claims > 0 {
+                drop(writing);
+                self.ended_writers.lock().push(held); // later
+                return None;
+            }
+            writing.queued = false;
+            if writing.opens > 0 || !std::mem::take(&mut writing.told) {
+                return None;
+            }
+            writing.noted = false;
+            writing.may_map = false;
+            let number = writing.number;
+            drop(writing);
+            // with a hold that was let go of, everything went
+            let is_held = self.get(held.inode).is_some_and(|known| Arc::ptr_eq(&known, &held));
+            is_held.then_some((held.inode, number))
+        });
+        ended.collect()
+    }
+}
+
+impl LocalClient {
+    /// Opens an inode anew at its primary, which has forgotten the session. Returns the answer to `Open`, in effect.
+    pub(crate) async fn claim_again(&self, held: &Held) -> Result<((NodeId, u64), polvo_proto::FileMap), FsError> {
+        match held.claim_again(&self.client.holds) {
+            None => self.ask_open(held.inode).await,
+            Some(claiming) => {
+                let asked = self.ask_open_to_write(held.inode, claiming.claim, claiming.number);
+                let (holder, map, may_map) = asked.await?;
+                held.claimed_again(claiming.number, may_map);
+                Ok((holder, map))
+            }
+        }
+    }
+
+    /// Tells the primary of a held inode that it is written to, if that is news. The caller has counted it.
+    pub(crate) async fn tell_writing(&self, held: &Held, claim: MapClaim, number: u64) -> Result<(), FsError> {
+        let inode = held.inode;
+        let request = Request::OpenToWrite {
+            inode,
+            claim,
+            number,
+            want_map: false,
+        };
+        match self.call(inode.ino.region(), request).await? {
+            Reply::OpenedToWrite { may_map, .. } => {
+                self.client.holds.told_writing(held, number, may_map);
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A session was lost: has the nodes hold again what is open for writing, before others are given the right to map it. False
+    /// when a node could not be asked.
+    pub(crate) async fn keep_writers(&self) -> bool {
+        let mut all_kept = true;
+        for held in self.client.holds.writers() {
+            match self.keep(&held).await {
+                Ok(()) | Err(FsError::Stale) => {}
+                Err(error) => {
+                    tracing::debug!(inode = held.inode.ino.0, %error, "not held again yet");
+                    all_kept = false;
+                }
+            }
+        }
+        all_kept
+    }
+
+    /// Tells the nodes which inodes are open for writing no longer.
+    pub(crate) async fn end_writers(&self) {
+        let mut by_node: BTreeMap<NodeId, Vec<(InodeRef, u64)>> = BTreeMap::new();
+        for ended in self.client.holds.take_ended_writers() {
+            if let Ok(node) = self.client.primary(ended.0.ino.region()) {
+                by_node.entry(node).or_default().push(ended);
+            }
+        }
+        for (node, ended) in by_node {
+            for inodes in ended.chunks(RELEASE_MAX / 2) {
+                let inodes = inodes.to_vec();
+                if let Err(error) = self.call_node(node, Request::EndWriting { inodes }).await {
+                    // it ends with the session
+                    tracing::debug!(%node, %error, "end of writing");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{FileKind, Generation, Ino};
+
+    fn held(holds: &Holds) -> Arc<Held> {
+        let inode = InodeRef {
+            ino: Ino(7),
+            generation: Generation(1),
+        };
+        holds.enter(inode, FileKind::File, (NodeId(1), 1), None)
+    }
+
+    fn begin(holds: &Holds, held: &Held) -> u64 {
+        match holds.begin_writing(held, MapClaim::IfAlone) {
+            BeginWriting::Tell(number) => number,
+            BeginWriting::Noted => panic!("the primary knows nothing"),
+        }
+    }
+
+    #[test]
+    fn an_end_is_told_once_and_not_while_the_file_is_open_again() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let number = begin(&holds, &held);
+        holds.told_writing(&held, number, true);
+        holds.closed_writer(&held);
+        assert!(matches!(
+            holds.begin_writing(&held, MapClaim::IfAlone),
+            BeginWriting::Noted
+        ));
+        assert!(holds.take_ended_writers().is_empty());
+        assert!(held.may_map());
+        holds.closed_writer(&held);
+        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+        assert!(!held.may_map());
+        assert!(holds.take_ended_writers().is_empty());
+    }
+
+    #[test]
+    fn an_open_that_failed_is_told_too() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let number = begin(&holds, &held);
+        holds.closed_writer(&held);
+        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+    }
+
+    #[test]
+    fn what_was_answered_before_a_loss_counts_no_more() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let before = begin(&holds, &held);
+        let claiming = held.claim_again(&holds).expect("it is written to");
+        assert_eq!(claiming.claim, MapClaim::No, "it had no right yet");
+        held.claimed_again(claiming.number, false);
+        holds.told_writing(&held, before, true);
+        assert!(!held.may_map());
+    }
+
+    #[test]
+    fn an_end_waits_for_a_claim_under_way() {
+        let holds = Holds::new();
+        let held = held(&holds);
+        let number = begin(&holds, &held);
+        holds.told_writing(&held, number, true);
+        let claiming = held.claim_again(&holds).expect("it is written to");
+        assert_eq!(claiming.claim, MapClaim::Still);
+        holds.closed_writer(&held);
+        assert!(holds.take_ended_writers().is_empty());
+        let number = claiming.number;
+        held.claimed_again(number, true);
+        drop(claiming);
+        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+    }
+}

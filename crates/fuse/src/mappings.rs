@@ -1,0 +1,292 @@
+//! Which open files programs may map.
+//!
+//! The kernel does not ask when a file is mapped, so it is decided when the file is opened. A file that may not be mapped is
+//! opened for passthrough to a file of sysfs, which cannot be mapped: reads and writes come to us nevertheless, since direct
+//! I/O goes before passthrough, and `mmap` fails with ENODEV.
+//!
+//! The kernel wants all opens of an inode on a mount to agree: once one is for passthrough, all that follow have to be until
+//! the last of those is closed; what was opened before is left alone, and cannot be mapped meanwhile. (Where such a file is
+//! mapped shared already, the kernel refuses the open for passthrough with EIO.) An open that is answered otherwise while
+//! another one brings the inode to passthrough would fail; so the first one for passthrough waits until those that were
+//! answered just before have surely ended.
+
+use fuser::BackingId;
+use parking_lot::Mutex;
+use polvo_proto::InodeRef;
+use rustix::fs::fstatfs;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{File, read_to_string};
+use std::io;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Number of locks; a power of two.
+const SHARDS: usize = 16;
+/// A program whose open was answered so long ago has its file; and how often that is looked at.
+const OPENED: Duration = Duration::from_millis(50);
+const OPENED_POLL: Duration = Duration::from_millis(5);
+/// CAP_SYS_ADMIN of capabilities(7), as a bit of the masks in `/proc`.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// All users of the machine, in `/proc/self/uid_map`.
+const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
+/// Type of sysfs in `statfs`.
+const SYSFS_MAGIC: i64 = 0x6265_6572;
+/// Files of sysfs that can be opened for reading and writing; the first that is there is used. Nothing is read or written.
+const NEVER_MAPPED: [&str; 3] = [
+    "/sys/module/fuse/parameters/max_user_bgreq",
+    "/sys/kernel/rcu_normal",
+    "/sys/kernel/profiling",
+];
+
+/// What programs may map shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SharedMappings {
+    /// Files that no other client has open for writing; all that are opened read-only.
+    One,
+    /// Everything.
+    All,
+    /// Nothing.
+    None,
+}
+
+/// One inode that is open on this mount.
+struct OpenInode {
+    mappable: usize,
+    unmappable: usize,
+    /// Opens that may be mapped and whose answers are being sent.
+    answering: usize,
+    /// When the last of those was sent.
+    answered: Instant,
+}
+
+impl OpenInode {
+    /// Everybody who was told that the file may be mapped has it open.
+    fn all_are_open(&self) -> bool {
+        self.mappable == 0 || self.answering == 0 && self.answered.elapsed() >= OPENED
+    }
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opened {
+    Mappable,
+    Unmappable,
+    /// It would have to be unmappable, and with `O_DIRECT` nothing can be.
+    NotDirectly,
+}
+
+/// All open inodes of a mount, as far as mappings are concerned. All methods may be called from any thread.
+pub(crate) struct Mappings {
+    allowed: SharedMappings,
+    /// What cannot be mapped, and what the kernel calls it.
+    never_mapped: Option<File>,
+    backing: OnceLock<Option<BackingId>>,
+    inodes: [Mutex<HashMap<InodeRef, OpenInode>>; SHARDS],
+}
+
+impl Mappings {
+    pub(crate) fn new(allowed: SharedMappings) -> Mappings {
+        Mappings {
+            allowed,
+            never_mapped: None,
+            backing: OnceLock::new(),
+            inodes: std::array::from_fn(|_| Mutex::new(HashMap::new())),
+        }
+    }
+
+    /// What programs may map.
+    pub(crate) fn allowed(&self) -> SharedMappings {
+        self.allowed
+    }
+
+    /// Makes ready to refuse mappings of single files.
+    ///
+    /// # Errors
+    /// Why that cannot be done.
+    pub(crate) fn prepare(&mut self) -> Result<(), &'static str> {
+        if !may_register_files() {
+            return Err("this process lacks CAP_SYS_ADMIN in the first user namespace");
+        }
+        let file = NEVER_MAPPED.iter().find_map(|path| open_sysfs(path).ok());
+        self.never_mapped = Some(file.ok_or("no file of sysfs can be opened for writing")?);
+        Ok(())
+    }
+
+    /// Shared mappings are refused altogether.
+    pub(crate) fn refuse_all(&mut self) {
+        self.allowed = SharedMappings::None;
+    }
+
+    fn shard(&self, inode: InodeRef) -> &Mutex<HashMap<InodeRef, OpenInode>> {
+        let folded = inode.ino.0 ^ inode.ino.0 >> 48 ^ inode.ino.0 >> 7;
+        &self.inodes[folded as usize % SHARDS]
+    }
+
+    /// The backing file of what may not be mapped. `register`: gives it to the kernel, the first time. `None`: the kernel does not
+    /// want it. Then such files are opened like others; what is stored to mappings of them is not written back.
+    pub(crate) fn backing(&self, register: impl FnOnce(&File) -> io::Result<BackingId>) -> Option<&BackingId> {
+        let registered = self.backing.get_or_init(|| {
+            let registered = register(self.never_mapped.as_ref()?);
+            registered
+                .inspect_err(|error| tracing::error!(%error, "the kernel does not let shared mappings be refused"))
+                .ok()
+        });
+        registered.as_ref()
+    }
+
+    /// A file is about to be opened: how. Whoever gets `Mappable` calls [`Mappings::answered`] after the answer, and
+    /// whoever opens it at all [`Mappings::closed`] at the end. May wait a moment.
+    pub(crate) fn open(&self, inode: InodeRef, may_be_mapped: bool, direct: bool) -> Opened {
+        if self.allowed != SharedMappings::One {
+            return Opened::Mappable;
+        }
+        let shard = self.shard(inode);
+        let mut inodes = shard.lock();
+        let open = inodes.entry(inode).or_insert_with(|| OpenInode {
+            mappable: 0,
+            unmappable: 0,
+            answering: 0,
+            answered: Instant::now(),
+        });
+        if direct && open.unmappable > 0 {
+            return Opened::NotDirectly;
+        }
+        if open.unmappable == 0 && (may_be_mapped || direct) {
+            open.mappable += 1;
+            open.answering += 1;
+            return Opened::Mappable;
+        }
+        open.unmappable += 1;
+        // from here on nobody is told that it may be mapped
+        while inodes.get(&inode).is_some_and(|open| !open.all_are_open()) {
+            drop(inodes);
+            std::thread::sleep(OPENED_POLL);
+            inodes = shard.lock();
+        }
+        Opened::Unmappable
+    }
+
+    /// The kernel has been told that the file may be mapped.
+    pub(crate) fn answered(&self, inode: InodeRef) {
+        if let Some(open) = self.shard(inode).lock().get_mut(&inode) {
+            open.answering = open.answering.saturating_sub(1);
+            open.answered = Instant::now();
+        }
+    }
+
+    /// The kernel has let go of a file that was opened so.
+    pub(crate) fn closed(&self, inode: InodeRef, opened: Opened) {
+        if let Entry::Occupied(mut open) = self.shard(inode).lock().entry(inode) {
+            let counted = open.get_mut();
+            match opened {
+                Opened::Mappable => counted.mappable = counted.mappable.saturating_sub(1),
+                Opened::Unmappable => counted.unmappable = counted.unmappable.saturating_sub(1),
+                Opened::NotDirectly => {}
+            }
+            if counted.mappable == 0 && counted.unmappable == 0 {
+                open.remove();
+            }
+        }
+    }
+}
+
+fn open_sysfs(path: &str) -> io::Result<File> {
+    let file = File::options().read(true).write(true).open(path)?;
+    match fstatfs(&file)?.f_type as i64 {
+        SYSFS_MAGIC => Ok(file),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Whether the kernel lets this process register files for passthrough.
+fn may_register_files() -> bool {
+    let status = read_to_string("/proc/self/status").unwrap_or_default();
+    let users = read_to_string("/proc/self/uid_map").unwrap_or_default();
+    has_sys_admin(&status) && users.split_whitespace().eq(ALL_USERS)
+}
+
+fn has_sys_admin(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & CAP_SYS_ADMIN != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{Generation, Ino};
+
+    const FILE: InodeRef = InodeRef {
+        ino: Ino(7),
+        generation: Generation(1),
+    };
+
+    fn opened_and_answered(mappings: &Mappings, may_be_mapped: bool) -> Opened {
+        let opened = mappings.open(FILE, may_be_mapped, false);
+        if opened == Opened::Mappable {
+            mappings.answered(FILE);
+        }
+        opened
+    }
+
+    #[test]
+    fn what_is_unmappable_stays_so_until_the_last_such_file_is_closed() {
+        let mappings = Mappings::new(SharedMappings::One);
+        assert_eq!(opened_and_answered(&mappings, true), Opened::Mappable);
+        assert_eq!(opened_and_answered(&mappings, false), Opened::Unmappable);
+        assert_eq!(opened_and_answered(&mappings, true), Opened::Unmappable);
+        assert_eq!(mappings.open(FILE, true, true), Opened::NotDirectly);
+        mappings.closed(FILE, Opened::Unmappable);
+        assert_eq!(opened_and_answered(&mappings, true), Opened::Unmappable);
+        mappings.closed(FILE, Opened::Unmappable);
+        mappings.closed(FILE, Opened::Unmappable);
+        assert_eq!(opened_and_answered(&mappings, true), Opened::Mappable);
+        assert_eq!(
+            mappings.open(FILE, false, true),
+            Opened::Mappable,
+            "direct I/O maps nothing"
+        );
+        mappings.answered(FILE);
+        for _ in 0..3 {
+            mappings.closed(FILE, Opened::Mappable);
+        }
+        assert!(mappings.inodes.iter().all(|shard| shard.lock().is_empty()));
+    }
+
+    #[test]
+    fn an_unmappable_open_waits_for_mappable_ones_under_way() {
+        let mappings = Mappings::new(SharedMappings::One);
+        assert_eq!(mappings.open(FILE, true, false), Opened::Mappable);
+        std::thread::scope(|scope| {
+            let unmappable = scope.spawn(|| mappings.open(FILE, false, false));
+            while mappings
+                .shard(FILE)
+                .lock()
+                .get(&FILE)
+                .is_none_or(|open| open.unmappable == 0)
+            {
+                std::thread::yield_now();
+            }
+            assert!(!unmappable.is_finished());
+            mappings.answered(FILE);
+            assert_eq!(unmappable.join().expect("no panic"), Opened::Unmappable);
+        });
+    }
+
+    #[test]
+    fn nothing_is_counted_where_all_or_nothing_may_be_mapped() {
+        for allowed in [SharedMappings::All, SharedMappings::None] {
+            let mappings = Mappings::new(allowed);
+            assert_eq!(mappings.open(FILE, false, false), Opened::Mappable);
+            assert!(mappings.inodes.iter().all(|shard| shard.lock().is_empty()));
+        }
+    }
+
+    #[test]
+    fn capabilities_of_this_process() {
+        assert!(has_sys_admin("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(!has_sys_admin("CapEff:\t00000000a80425fb\n"));
+        assert!(!has_sys_admin(""));
+    }
+}
