@@ -16,7 +16,7 @@
 //! ```
 
 use crate::check_pages::facts;
-use crate::{Clock, Node, NodeConfig, OneSided, Transactions};
+use crate::{Clock, Node, NodeConfig, OneSided, ScrubPace, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
@@ -53,6 +53,8 @@ pub struct ClusterOptions {
     pub segment_shift: Option<u32>,
     /// Whether file data has checksums.
     pub checksums: bool,
+    /// Whether nodes compare it with them unasked.
+    pub scrub: Option<ScrubPace>,
     /// Limits.
     pub timeouts: Timeouts,
     /// To whom the nodes give one-sided access to file data.
@@ -70,6 +72,7 @@ impl Default for ClusterOptions {
             pool_bytes: 64 << 20,
             segment_shift: None,
             checksums: true,
+            scrub: None,
             timeouts: Timeouts::default(),
             one_sided: OneSided::All,
             transactions: Transactions::default(),
@@ -271,7 +274,7 @@ impl Cluster {
             name: host_name(node),
             one_sided: self.options.one_sided,
             accept_older_pool,
-            scrub: None,
+            scrub: self.options.scrub,
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
         let (ready, is_ready) = oneshot::channel();

@@ -5,7 +5,7 @@ use crate::plant::Plant;
 use polvo_client::{Thresholds, Transfers};
 use polvo_cluster::Timeouts;
 use polvo_node::sim::ClusterOptions;
-use polvo_node::{OneSided, Transactions};
+use polvo_node::{OneSided, ScrubPace, Transactions};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -116,6 +116,8 @@ pub struct Plan {
     pub one_sided: OneSided,
     /// Pools have checksums of file data.
     pub checksums: bool,
+    /// Whether nodes scrub meanwhile.
+    pub scrub: Option<ScrubPace>,
     /// Which clients compare what they read with them.
     pub verifying: Vec<bool>,
     /// Operations of each client.
@@ -184,6 +186,10 @@ impl Plan {
         let mut summing = Dice::new(seed, 5);
         let checksums = summing.percent(80);
         let verifying = homes.iter().map(|_| summing.percent(50)).collect();
+        let scrub = summing.percent(30).then_some(ScrubPace {
+            every: Duration::from_secs(1),
+            rate: 1 << 20,
+        });
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Plan {
             seed,
@@ -196,6 +202,7 @@ impl Plan {
             transfers,
             one_sided,
             checksums,
+            scrub,
             verifying,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
@@ -216,6 +223,7 @@ impl Plan {
             pool_bytes: self.pool_bytes,
             segment_shift: Some(18),
             checksums: self.checksums,
+            scrub: self.scrub,
             timeouts: Timeouts {
                 lease: self.lease,
                 ..Timeouts::default()

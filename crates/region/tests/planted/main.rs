@@ -64,6 +64,7 @@ bugs! {
     last_line_not_flushed: LastLineNotFlushed, small_writes, "bytes differ";
     names_changed_in_place: NamesChangedInPlace, renames, "states are wrong";
     one_log_after_the_other: LogsOneAfterTheOther, renames, "states are wrong";
+    checksums_not_flushed: ChecksumsNotFlushed, pages_used_again, "DamagedData";
     partly_live_pages_forgotten_by_recovery: PartlyLivePagesForgotten, small_writes, "going on";
     // transactions
     decided_before_the_remote_part_is_logged: DecidedWithoutRemotePart, renames_across, "states are wrong";

@@ -34,6 +34,22 @@ pub fn small_writes() {
         .unwrap();
 }
 
+/// Data goes to pages that held other data before, whose checksums are durable.
+pub fn pages_used_again() {
+    let mut s = Scenario::of("pages used again", World::new(small()), 1);
+    let root = s.world.root();
+    let f = s.world.create(root, b"f", file(), R0).unwrap();
+    for (number, name) in [(1, b"a"), (2, b"b")] {
+        let old = s.world.create(root, name, file(), R0).unwrap();
+        s.world.commit(old, &[(0, pattern(number, 9000))], false).unwrap();
+        s.world.unlink(root, name).unwrap();
+    }
+    s.world.region(R0).set_tick(9, 8);
+    s.step("commit", |w| w.commit(f, &[(0, pattern(3, 9000))], false))
+        .unwrap();
+    s.step("append", |w| w.write(f, None, &pattern(4, 4000))).unwrap();
+}
+
 /// In one region: names and inodes in two logs and more.
 pub fn renames() {
     let mut s = Scenario::of("renames", World::new(small()), 1);
