@@ -3,7 +3,7 @@
 use crate::links::fabric_error;
 use crate::{Link, Links};
 use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
-use polvo_format::{Gpa, NodeId, RegionId, RegionOffset};
+use polvo_format::{Gpa, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, RegionOffset};
 use polvo_proto::{FsError, SegmentMap, SegmentPlace};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -21,7 +21,7 @@ pub enum RegionVerb<'a> {
         /// into
         into: &'a mut [u8],
     },
-    /// Read of the checksums of the pages from an address on, 8 bytes each; within one segment of data.
+    /// Read of the checksums of the pages of data from an address on, 8 bytes each.
     ReadChecksums {
         /// the first page
         at: Gpa,
@@ -158,15 +158,21 @@ impl<'v> Translator<'v> {
                 }
             }
             RegionVerb::ReadChecksums { into, .. } => {
-                let (place, inner, _) = locate(map, offset)?;
-                let never = || Untranslatable::Never(FsError::NotPermitted);
-                let offset = map.checksum_of(place, inner).ok_or_else(never)?;
-                let key = RemoteKey(map.read_key);
-                if key.0 == 0 {
-                    return Err(never());
+                let mut rest: &'v mut [u8] = into;
+                while !rest.is_empty() {
+                    let (place, inner, room) = locate(map, offset)?;
+                    let at = map.checksum_of(place, inner).filter(|_| map.read_key != 0);
+                    let at = at.ok_or(Untranslatable::Never(FsError::NotPermitted))?;
+                    let words = (room / PAGE * PAGE_CHECKSUM_SIZE as usize).max(PAGE_CHECKSUM_SIZE as usize);
+                    let (now, later) = rest.split_at_mut(words.min(rest.len()));
+                    offset.0 += (now.len() / PAGE_CHECKSUM_SIZE as usize * PAGE) as u64;
+                    let from = Remote {
+                        key: RemoteKey(map.read_key),
+                        offset: at,
+                    };
+                    self.verbs.push(Verb::Read { from, into: now });
+                    rest = later;
                 }
-                let from = Remote { key, offset };
-                self.verbs.push(Verb::Read { from, into });
             }
             RegionVerb::WriteData { bytes, .. } => {
                 let mut rest: &'v [u8] = bytes;
@@ -536,18 +542,20 @@ mod tests {
     #[test]
     fn checksums_lie_elsewhere_in_the_pool() {
         let mut words = [0; 16];
-        let read = |maps: &Maps, words: &mut [u8]| {
-            let mut ops = [RegionVerb::ReadChecksums {
-                at: gpa(0x2000),
-                into: words,
-            }];
-            translate(maps, &mut ops).map(|verbs| match verbs[..] {
-                [Verb::Read { from, .. }] => (from.key.0, from.offset),
-                _ => panic!("one verb"),
-            })
+        // of the third page of the pool's segments, which begin at 0x2000, and those of a segment that lies elsewhere
+        let mut both = [0; 16];
+        let mut ops = [RegionVerb::ReadChecksums {
+            at: gpa(0x1000),
+            into: &mut both,
+        }];
+        let all = maps();
+        let verbs = translate(&all, &mut ops).ok().expect("both are known");
+        let read_from = |verb: &Verb<'_>| match verb {
+            Verb::Read { from, into } => (from.key.0, from.offset, into.len()),
+            _ => panic!("reads"),
         };
-        // the third page of the pool, which begins at 0x2000
-        assert_eq!(read(&maps(), &mut words).ok(), Some((71, 0x400 + 3 * 8)));
+        let found: Vec<_> = verbs.iter().map(read_from).collect();
+        assert_eq!(found, [(71, 0x400, 8), (71, 0x400 + 3 * 8, 8)]);
         let mut without = maps();
         let map = |checksums, read_key| SegmentMap {
             checksums,
@@ -556,7 +564,11 @@ mod tests {
         };
         for (checksums, read_key) in [((0, 0), 71), ((0x400, 0x2000), 0)] {
             without.first = Rc::new(map(checksums, read_key));
-            assert!(matches!(read(&without, &mut words), Err(Untranslatable::Never(_))));
+            let mut ops = [RegionVerb::ReadChecksums {
+                at: gpa(0x1000),
+                into: &mut words,
+            }];
+            assert!(matches!(translate(&without, &mut ops), Err(Untranslatable::Never(_))));
         }
     }
 
