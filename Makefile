@@ -22,6 +22,7 @@ E2E := \
 	partition:ROUNDS=3 \
 	held-back \
 	set-back \
+	scrub \
 	posix-letter \
 	overlay \
 	mounting \

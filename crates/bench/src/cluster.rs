@@ -110,6 +110,8 @@ pub struct ClusterPlan<'a> {
     pub transactions: Transactions,
     /// Core that the first reactor keeps to; the others follow. `None`: they run anywhere.
     pub first_core: Option<usize>,
+    /// File data has checksums.
+    pub checksums: bool,
 }
 
 impl ClusterPlan<'_> {
@@ -169,7 +171,7 @@ impl ClusterPlan<'_> {
                 node: NodeId(id),
             },
             segment_shift: None,
-            checksums: false,
+            checksums: self.checksums,
         };
         PoolSpace::format(&pmem, &params)?;
         let space = PoolSpace::open(pmem)?;
@@ -219,6 +221,11 @@ fn is_of(address: &Address, provider: &str) -> bool {
 impl BenchNode {
     /// A cluster of one node, with a pool of `pool_len` bytes in `dir`.
     pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, BenchError> {
+        BenchNode::start_with(dir, pool_len, false)
+    }
+
+    /// As [`BenchNode::start`], with or without checksums of file data.
+    pub fn start_with(dir: &Path, pool_len: u64, checksums: bool) -> Result<BenchNode, BenchError> {
         let plan = ClusterPlan {
             dir,
             nodes: 1,
@@ -226,6 +233,7 @@ impl BenchNode {
             provider: None,
             transactions: Transactions::default(),
             first_core: Some(SERVING),
+            checksums,
         };
         plan.start()?.pop().ok_or_else(|| "one node was asked for".into())
     }

@@ -2,6 +2,7 @@
 
 pub mod baselines;
 pub mod carns;
+pub mod checksums;
 pub mod compare;
 pub mod flat;
 pub mod library;

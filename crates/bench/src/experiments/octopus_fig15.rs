@@ -238,6 +238,7 @@ impl Rig {
             transactions,
             // who measures is inside the first node, whose reactor has nothing else to do
             first_core: core,
+            checksums: false,
         };
         let nodes = plan.start()?;
         let here = OnThread::on_core(core)?;

@@ -335,6 +335,7 @@ impl Rig {
             provider: Some(provider),
             transactions: Transactions::default(),
             first_core: None,
+            checksums: false,
         };
         let nodes = plan.start()?;
         touch(&nodes, plan.pool_len)?;
