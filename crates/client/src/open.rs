@@ -1,7 +1,7 @@
 //! Opening files, and keeping their indexes.
 
 use crate::client::Client;
-use crate::holds::{Begin, Held};
+use crate::holds::{Begin, Held, Opening};
 use crate::index::{FileIndex, MapChange};
 use crate::inode::unexpected;
 use crate::local::LocalClient;
@@ -127,7 +127,6 @@ impl LocalClient {
         let holds = &self.client.holds;
         let context = &self.client.context;
         let limit = context.timeouts().rpc * 3 + context.patience();
-        let outside = self.inside(inode.ino.region()).is_none();
         let open = async {
             loop {
                 match holds.begin(inode) {
@@ -138,31 +137,10 @@ impl LocalClient {
                             self.current(inode.ino, Some(inode.generation)).await?;
                             return Ok(file);
                         };
-                        let begun = holds.begin_writing(&file.held, claim);
-                        // counted: from here on its end is told
-                        let writer = self.file(holds.count_open(&file.held), true);
-                        match begun {
-                            BeginWriting::Noted => drop(self.current(inode.ino, Some(inode.generation)).await?),
-                            BeginWriting::Tell(number) => self.tell_writing(&writer.held, claim, number).await?,
-                        }
-                        return Ok(writer);
+                        return Box::pin(self.begin_to_write(&file, claim)).await;
                     }
-                    Begin::Ask(opening) => {
-                        let number = holds.next_number();
-                        let (holder, map, may_map) = match claim {
-                            Some(claim) => self.ask_open_to_write(inode, claim, number).await?,
-                            None => {
-                                let (holder, map) = self.ask_open(inode).await?;
-                                (holder, map, false)
-                            }
-                        };
-                        let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map, 0));
-                        let held = opening.opened(map.attr.kind, holder, index);
-                        if claim.is_some() {
-                            held.opened_to_write(number, may_map);
-                        }
-                        return Ok(self.file(held, claim.is_some()));
-                    }
+                    // seldom, and large
+                    Begin::Ask(opening) => return Box::pin(self.open_anew(inode, opening, claim)).await,
                     Begin::Wait => holds.wait_changed(inode).await,
                 }
             }
@@ -172,6 +150,43 @@ impl LocalClient {
             Ok(opened) => opened,
             Err(_) => Err(FsError::Busy),
         }
+    }
+
+    /// What is open here is opened to write, too.
+    async fn begin_to_write(&self, file: &OpenFile, claim: MapClaim) -> Result<Arc<OpenFile>, FsError> {
+        let (holds, inode) = (&self.client.holds, file.held.inode);
+        let begun = holds.begin_writing(&file.held, claim);
+        // counted: from here on its end is told
+        let writer = self.file(holds.count_open(&file.held), true);
+        match begun {
+            BeginWriting::Noted => drop(self.current(inode.ino, Some(inode.generation)).await?),
+            BeginWriting::Tell(number) => self.tell_writing(&writer.held, claim, number).await?,
+        }
+        Ok(writer)
+    }
+
+    /// What is not open here is opened at its primary.
+    async fn open_anew(
+        &self,
+        inode: InodeRef,
+        opening: Opening<'_>,
+        claim: Option<MapClaim>,
+    ) -> Result<Arc<OpenFile>, FsError> {
+        let number = self.client.holds.next_number();
+        let (holder, map, may_map) = match claim {
+            Some(claim) => self.ask_open_to_write(inode, claim, number).await?,
+            None => {
+                let (holder, map) = self.ask_open(inode).await?;
+                (holder, map, false)
+            }
+        };
+        let outside = self.inside(inode.ino.region()).is_none();
+        let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map, 0));
+        let held = opening.opened(map.attr.kind, holder, index);
+        if claim.is_some() {
+            held.opened_to_write(number, may_map);
+        }
+        Ok(self.file(held, claim.is_some()))
     }
 
     fn file(&self, held: Arc<Held>, writes: bool) -> Arc<OpenFile> {
