@@ -10,7 +10,7 @@ use polvo_proto::{
     ACL_MAX, Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, MapClaim, Reply, SetAttr,
     WriteRun, XATTR_VALUE_MAX, XattrMode,
 };
-use polvo_region::{Region, RegionError};
+use polvo_region::{NewData, Region, RegionError};
 
 /// Most pages delegated in one go (64 MiB).
 const DELEGATE_MAX: u32 = 16 * 1024;
@@ -285,7 +285,7 @@ impl Turn<'_> {
         let mut written = self
             .on_for_session(inode.ino.region(), |r| {
                 self.before_write(r, inode)?;
-                let mut written = r.commit(session, inode, runs, crcs, append, known, self.now_ns())?;
+                let mut written = r.commit(session, inode, NewData { runs, crcs }, append, known, self.now_ns())?;
                 if want_pages > 0 {
                     // the write is done; that no more space is to be had is told to who asks for some
                     written.space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();

@@ -18,7 +18,7 @@ use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
 use polvo_proto::{Answer, FsError, InodeRef, PageRun, RUNS_MAX, Reply, Window, WriteRun, Written};
-use polvo_region::{Piece, Region, RegionError, Snapshot};
+use polvo_region::{NewData, Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
 /// Owns the pages of writes under way; no session has this id.
@@ -376,7 +376,17 @@ impl Turn<'_> {
         let written = self
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;
-                r.commit(OWNER, inode, &laid, &crcs, offset.is_none(), known, self.now_ns())
+                r.commit(
+                    OWNER,
+                    inode,
+                    NewData {
+                        runs: &laid,
+                        crcs: &crcs,
+                    },
+                    offset.is_none(),
+                    known,
+                    self.now_ns(),
+                )
             })
             .await?;
         reserved.runs.clear();

@@ -31,6 +31,15 @@ pub struct Stored {
     before: Tail,
 }
 
+/// What a commit names.
+#[derive(Clone, Copy, Debug)]
+pub struct NewData<'a> {
+    /// Where the bytes lie, in ascending order of their offsets in the file.
+    pub runs: &'a [WriteRun],
+    /// The CRC-32C of what lies in each page that the runs touch, 4 bytes each, or nothing.
+    pub crcs: &'a [u8],
+}
+
 fn invalid(why: impl Into<String>) -> RegionError {
     FsError::Invalid(why.into()).into()
 }
@@ -218,18 +227,17 @@ impl Region {
         })
     }
 
-    /// Log commit of runs that lie in space delegated to `session` (checked; consumed, whole pages at a time). `crcs`: the CRC-32C
-    /// of what lies in each page that the runs touch, 4 bytes each, or nothing.
+    /// Log commit of data that lies in space delegated to `session` (checked; consumed, whole pages at a time).
     pub fn commit(
         &mut self,
         session: SessionId,
         inode: InodeRef,
-        runs: &[WriteRun],
-        crcs: &[u8],
+        data: NewData<'_>,
         append: bool,
         known: Tail,
         now_ns: i64,
     ) -> Result<Written, RegionError> {
+        let NewData { runs, crcs } = data;
         self.with_space(now_ns, |region| {
             if runs.is_empty() || runs.len() > RUNS_MAX {
                 return Err(invalid(format!("commit of {} runs", runs.len())));

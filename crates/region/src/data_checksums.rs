@@ -266,6 +266,7 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NewData;
     use crate::testing::*;
     use polvo_format::Tail;
     use polvo_proto::{InodeRef, SetAttr};
@@ -302,7 +303,18 @@ mod tests {
             runs.push(WriteRun { offset, len, gpa });
             (rest, offset, skip) = (later, offset + len, 0);
         }
-        r.commit(SESSION, file, &runs, &list, false, Tail(0), NOW).map(|_| ())
+        r.commit(
+            SESSION,
+            file,
+            NewData {
+                runs: &runs,
+                crcs: &list,
+            },
+            false,
+            Tail(0),
+            NOW,
+        )
+        .map(|_| ())
     }
 
     fn flip(r: &Region, at: u64) {
@@ -429,13 +441,34 @@ mod tests {
             gpa: given[0].gpa,
         };
         for len in [4, 7, 9, 12] {
-            let refused = r.commit(SESSION, file, &[run], &vec![0; len], false, Tail(0), NOW);
+            let refused = r.commit(
+                SESSION,
+                file,
+                NewData {
+                    runs: &[run],
+                    crcs: &vec![0; len],
+                },
+                false,
+                Tail(0),
+                NOW,
+            );
             assert!(
                 matches!(refused, Err(crate::RegionError::Fs(FsError::Invalid(_)))),
                 "{len}"
             );
         }
-        r.commit(SESSION, file, &[run], &[0; 8], false, Tail(0), NOW).unwrap();
+        r.commit(
+            SESSION,
+            file,
+            NewData {
+                runs: &[run],
+                crcs: &[0; 8],
+            },
+            false,
+            Tail(0),
+            NOW,
+        )
+        .unwrap();
         assert_eq!(scrub(&mut r).damaged.len(), 2, "a lie about the bytes is found");
     }
 

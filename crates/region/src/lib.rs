@@ -47,7 +47,7 @@ mod transaction;
 mod writers;
 mod writes;
 
-pub use change::Stored;
+pub use change::{NewData, Stored};
 pub use check::{CheckReport, Finding};
 pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};

@@ -1,7 +1,7 @@
 //! Behaviour of a region as a whole, where it is not covered by the model and the power cuts in `tests/`.
 
 use crate::testing::*;
-use crate::{Region, RegionError};
+use crate::{NewData, Region, RegionError};
 use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, Origin, PAGE, SessionId, Tail};
 use polvo_proto::*;
 
@@ -350,7 +350,8 @@ fn runs_must_lie_in_what_was_delegated_and_are_taken_once() {
         len,
         gpa: space.gpa.checked_add(page * PAGE as u64 + at).unwrap(),
     };
-    let mut commit = |session, runs: &[WriteRun]| r.commit(session, file, runs, &[], false, Tail::default(), NOW);
+    let mut commit =
+        |session, runs: &[WriteRun]| r.commit(session, file, NewData { runs, crcs: &[] }, false, Tail::default(), NOW);
     let whole = run(0, 0, 2 * PAGE as u64, 0);
     assert!(commit(SessionId(8), &[whole]).is_err());
     assert!(commit(SESSION, &[run(3, 1, PAGE as u64, 0)]).is_err(), "beyond the end");
@@ -546,8 +547,18 @@ fn requests(region: &mut Region) -> Vec<(u64, Option<InodeRef>, u64)> {
         gpa,
     };
     for_request(region, 9, |r| {
-        r.commit(SESSION, other, &[run(0, page)], &[], true, Tail(0), NOW + 9)
-            .unwrap();
+        r.commit(
+            SESSION,
+            other,
+            NewData {
+                runs: &[run(0, page)],
+                crcs: &[],
+            },
+            true,
+            Tail(0),
+            NOW + 9,
+        )
+        .unwrap();
     });
     let hole = FallocateMode::PunchHole;
     for_request(region, 10, |r| r.fallocate(other, hole, 0, 10, NOW + 10).unwrap());

@@ -697,9 +697,17 @@ impl World {
         }
         self.of(inode).return_space(SESSION, &spare);
         let now = self.tick();
-        let written = self
-            .of(inode)
-            .commit(SESSION, inode, &write_runs, &crcs, append, Tail::default(), now);
+        let written = self.of(inode).commit(
+            SESSION,
+            inode,
+            NewData {
+                runs: &write_runs,
+                crcs: &crcs,
+            },
+            append,
+            Tail::default(),
+            now,
+        );
         if written.is_err() {
             self.take_back(inode, &write_runs);
         }
