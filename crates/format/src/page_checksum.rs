@@ -38,6 +38,11 @@ impl PageChecksum {
         })
     }
 
+    /// Of these bytes, from `start` on in a page. `None` where a page has no room for them, or there are none.
+    pub fn of(start: u64, bytes: &[u8]) -> Option<PageChecksum> {
+        PageChecksum::new(start, bytes.len() as u64, checksum::crc32c(bytes))
+    }
+
     /// Behind the last byte that it covers, in the page.
     pub fn end(&self) -> u64 {
         u64::from(self.start) + u64::from(self.len)
@@ -108,8 +113,7 @@ mod tests {
     }
 
     fn of(start: usize, len: usize) -> PageChecksum {
-        let crc = checksum::crc32c(&page()[start..start + len]);
-        PageChecksum::new(start as u64, len as u64, crc).unwrap()
+        PageChecksum::of(start as u64, &page()[start..start + len]).unwrap()
     }
 
     #[test]

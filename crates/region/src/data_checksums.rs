@@ -12,7 +12,7 @@ use crate::planted::{Planted, planted};
 use crate::space::each_page;
 use crate::store::Store;
 use crate::{PoolSpace, Region};
-use polvo_format::{FileKind, PAGE, PAGE_CRC_SIZE, PageChecksum, PoolLayout, crcs_of_pages};
+use polvo_format::{FileKind, LINE, PAGE, PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, PoolLayout};
 use polvo_pmem::Pmem;
 use polvo_proto::{DamagedData, FsError, ScrubPlace, Scrubbed, WriteRun};
 
@@ -86,35 +86,30 @@ impl Store {
         }
     }
 
-    /// Stores the checksums of a run of fresh bytes: `crcs` has one for each page that it touches, or none at all when the writer
-    /// made none. Durable after the next fence.
-    pub fn put_checksums(&self, offset: u64, len: u64, crcs: &[u8]) {
+    /// Stores the words of the pages that fresh bytes touch; `known` gets where the bytes of a page begin among them, where in the
+    /// page, and how many they are. Durable after the next fence.
+    fn put_words(&self, offset: u64, len: u64, mut known: impl FnMut(u64, u64, u64) -> Option<PageChecksum>) {
         if !self.checksums || len == 0 {
             return;
         }
-        let mut crcs = crcs.as_chunks::<PAGE_CRC_SIZE>().0.iter();
-        let mut words = Vec::with_capacity(8 * (len / PAGE_BYTES + 2) as usize);
-        let mut at = offset;
-        each_page(offset, len, |_, bytes| {
-            let crc = crcs.next().map(|crc| u32::from_le_bytes(*crc));
-            let known = crc.and_then(|crc| PageChecksum::new(at % PAGE_BYTES, bytes, crc));
-            words.extend_from_slice(&known.map_or(0, PageChecksum::encode).to_le_bytes());
-            at += bytes;
-        });
         let first = self.checksum_at(offset);
-        self.pmem.write(first, &words);
+        let (mut done, mut word) = (0, first);
+        each_page(offset, len, |_, bytes| {
+            let known = known(done, (offset + done) % PAGE_BYTES, bytes);
+            self.pmem.write_u64(word, known.map_or(0, PageChecksum::encode));
+            done += bytes;
+            word += PAGE_CHECKSUM_SIZE;
+        });
         if !planted(Planted::ChecksumsNotFlushed) {
-            self.pmem.flush(first, words.len() as u64);
+            self.pmem.flush(first, word - first);
         }
     }
 
-    /// As [`Self::put_checksums`], made of the bytes here.
+    /// Stores the checksums of bytes that are stored in fresh pages at an offset. Durable after the next fence.
     pub fn put_checksums_of(&self, offset: u64, bytes: &[u8]) {
-        if self.checksums {
-            let mut crcs = Vec::new();
-            crcs_of_pages(offset, bytes, &mut crcs);
-            self.put_checksums(offset, bytes.len() as u64, &crcs);
-        }
+        self.put_words(offset, bytes.len() as u64, |from, at, len| {
+            PageChecksum::of(at, &bytes[from as usize..][..len as usize])
+        });
     }
 
     /// What becomes of the checksum of a page when bytes are added in place at an offset.
@@ -146,17 +141,14 @@ impl Store {
         }
     }
 
-    /// Stores the checksums of a commit's runs.
-    pub fn put_checksums_of_runs(&self, runs: &[WriteRun], mut crcs: &[u8]) {
-        if !self.checksums {
-            return;
-        }
+    /// Stores the checksums of a commit's runs; a writer that made none leaves pages of which nothing is known. Durable after the
+    /// next fence.
+    pub fn put_checksums_of_runs(&self, runs: &[WriteRun], crcs: &[u8]) {
+        let mut crcs = crcs.as_chunks::<PAGE_CRC_SIZE>().0.iter();
         for run in runs {
-            let (offset, mut pages) = (run.gpa.offset().0, 0);
-            each_page(offset, run.len, |_, _| pages += 1);
-            let (now, later) = crcs.split_at(crcs.len().min(pages * PAGE_CRC_SIZE));
-            self.put_checksums(offset, run.len, now);
-            crcs = later;
+            self.put_words(run.gpa.offset().0, run.len, |_, at, len| {
+                PageChecksum::new(at, len, u32::from_le_bytes(*crcs.next()?))
+            });
         }
     }
 }
@@ -213,6 +205,10 @@ impl Region {
         let (mut looked, mut last) = (0, (u64::MAX, State::Unknown));
         for (start, extent) in mapping.index.from(place.offset) {
             if extent.inline {
+                if looked > budget {
+                    return Some(looked);
+                }
+                looked += LINE as u64;
                 place.offset = start + extent.len;
                 continue;
             }
@@ -268,7 +264,7 @@ mod tests {
     use super::*;
     use crate::NewData;
     use crate::testing::*;
-    use polvo_format::Tail;
+    use polvo_format::{Tail, crcs_of_pages};
     use polvo_proto::{InodeRef, SetAttr};
 
     fn scrub(r: &mut Region) -> Scrubbed {
