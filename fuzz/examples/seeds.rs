@@ -84,6 +84,7 @@ fn main() {
         let call = Call {
             session: SessionId(7),
             epoch: Epoch(1),
+            again: false,
             request_id: 9,
             cred: Cred::Kernel,
             request,

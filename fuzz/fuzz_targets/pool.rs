@@ -86,7 +86,7 @@ fuzz_target!(|bytes: &[u8]| {
         pmem: Pmem::simulated_from_image(&copy),
     }];
     if repair(&pools, 7, &mut |_, _, _| ()).is_ok() {
-        check(&pools, &mut |_, _, _| ()).expect("what was repaired can be opened");
+        check(&pools, true, &mut |_, _, _| ()).expect("what was repaired can be opened");
     }
     let Ok(pool) = PoolSpace::open(pmem) else { return };
     for undispatched in pool.undispatched() {
