@@ -200,10 +200,11 @@ impl Region {
             view.read().index.fetch(offset);
             let placed = Placed::new(store, view, offset, size, bytes.len() as u64)?;
             let (entries, n) = placed.entries(store, offset, bytes, now_ns);
+            let filled_checksum = match placed.filled {
+                Some((at, len)) => store.filled_checksum(at, &bytes[..len as usize]),
+                None => None,
+            };
             let data = |store: &Store| placed.store(store, bytes);
-            let filled_checksum = placed
-                .filled
-                .and_then(|(at, len)| store.filled_checksum(at, &bytes[..len as usize]));
             if let Err(e) = store.append(inode, &entries[..n], Urgency::Normal, data) {
                 if let Some((run, _, _)) = placed.fresh {
                     store.space.give(run);

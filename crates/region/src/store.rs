@@ -285,11 +285,15 @@ impl Store {
         Ok(self.space.offset(run))
     }
 
-    /// A log has another number of pages than before.
+    /// A log may have another number of pages than before.
+    #[inline]
     pub fn log_resized(&mut self, before: usize, after: usize) {
-        if before == after {
-            return;
+        if before != after {
+            self.count_log(before, after);
         }
+    }
+
+    fn count_log(&mut self, before: usize, after: usize) {
         if before > SHORT_LOG
             && let Some(logs) = self.log_lengths.get_mut(&before)
         {
