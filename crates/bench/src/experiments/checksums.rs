@@ -2,6 +2,7 @@
 
 use crate::BenchError;
 use crate::cluster::{BenchNode, new_file, root, tick};
+use crate::crowd::touch;
 use crate::report::{Findings, Unit};
 use crate::samples::in_turn;
 use crate::suite::{Context, Experiment};
@@ -75,6 +76,8 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     std::fs::create_dir_all(&summed_dir)?;
     let plain = BenchNode::start_with(&plain_dir, POOL, false)?;
     let summed = BenchNode::start_with(&summed_dir, POOL, true)?;
+    touch(std::slice::from_ref(&plain), POOL)?;
+    touch(std::slice::from_ref(&summed), POOL)?;
     for way in ["in the node", "shm", "tcp"] {
         let client = |node: &BenchNode| match way {
             "in the node" => Ok(node.internal()),
