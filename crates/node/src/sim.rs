@@ -383,7 +383,7 @@ impl Cluster {
         let regions = nodes.flat_map(|running| running.node.regions.values());
         let facts = regions.map(|served| {
             let mut facts = facts(served);
-            let damaged = served.enter(|region| region.scrub_all(&mut |_| ()));
+            let damaged = served.enter(|region| region.scrub_all());
             facts
                 .findings
                 .extend(damaged.iter().map(|damaged| format!("{damaged:?}")));

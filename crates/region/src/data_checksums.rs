@@ -245,11 +245,10 @@ impl Region {
     }
 
     /// All damaged data of the region at once: for a pool that nobody serves.
-    pub fn scrub_all(&mut self, progress: &mut dyn FnMut(u64)) -> Vec<DamagedData> {
+    pub fn scrub_all(&mut self) -> Vec<DamagedData> {
         let (mut from, mut damaged) = (ScrubPlace::default(), Vec::new());
         loop {
             let step = self.scrub(from, 1 << 24);
-            progress(step.bytes + step.unknown);
             damaged.extend(step.damaged);
             match step.next {
                 Some(next) => from = next,

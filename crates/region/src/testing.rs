@@ -122,11 +122,6 @@ pub fn dispatch(region: &Region, txn: TxnId, collected: &Collected) {
 pub fn findings(region: &mut Region) -> Vec<String> {
     let found = region.check(&mut |_, _| ()).findings.into_iter().map(|f| f.what);
     let mut all: Vec<String> = found.collect();
-    all.extend(
-        region
-            .scrub_all(&mut |_| ())
-            .iter()
-            .map(|damaged| format!("{damaged:?}")),
-    );
+    all.extend(region.scrub_all().iter().map(|damaged| format!("{damaged:?}")));
     all
 }

@@ -91,15 +91,13 @@ fn check_region(
     let segments = space.segments_of(id).len() as u64;
     let report = region.check(&mut |done, _| advance(segments + done));
     if data {
-        checked
-            .findings
-            .extend(region.scrub_all(&mut |_| ()).iter().map(|damaged| {
-                let (ino, end) = (damaged.inode.ino, damaged.offset + damaged.len);
-                format!(
-                    "inode {ino:?}: bytes {} to {end} of the file are damaged",
-                    damaged.offset
-                )
-            }));
+        checked.findings.extend(region.scrub_all().iter().map(|damaged| {
+            let (ino, end) = (damaged.inode.ino, damaged.offset + damaged.len);
+            format!(
+                "inode {ino:?}: bytes {} to {end} of the file are damaged",
+                damaged.offset
+            )
+        }));
     }
     let inode = |(inode, kind, nlink)| InodeFact { inode, kind, nlink };
     let name = |(dir, target, kind)| NameFact { dir, target, kind };

@@ -784,7 +784,7 @@ impl World {
                     .findings
                     .iter()
                     .map(|f| format!("{:?}: {}", f.ino, f.what))
-                    .chain(region.scrub_all(&mut |_| ()).iter().map(|d| format!("{d:?}")))
+                    .chain(region.scrub_all().iter().map(|d| format!("{d:?}")))
                     .collect(),
                 inodes: report.inodes.iter().map(inode).collect(),
                 names: report.names.iter().map(name).collect(),
