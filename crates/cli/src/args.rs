@@ -283,7 +283,8 @@ mount -t polvo polvo://node1:7400/ /mnt -o secret_file=/etc/polvo/secret
 which begins with suid,dev for root, as with any file system; `polvo mount` begins with nosuid,nodev.
 mount -o remount,ro /mnt (rw, suid, dev, exec likewise) changes a mount that is there.
 
-Options besides those of mount(8) (ro, suid, dev, noexec, noatime, nodiratime, allow_other, ...):
+Options besides those of mount(8) (ro, suid, dev, noexec, noatime, nodiratime, strictatime,
+allow_other, ...):
   acl              access control lists
   threads=N        threads that serve the kernel
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp  security=none|auth|encrypt

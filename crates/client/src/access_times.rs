@@ -1,7 +1,7 @@
-//! Access times, moved as Linux does by `relatime`, without a reader waiting for it.
+//! Access times, moved as Linux does by `relatime` (or, if asked, by `strictatime`), without a reader waiting for it.
 //!
 //! A read sends nothing. It notes the inode, and a moment later the maintenance tells the primaries of all inodes noted in
-//! one request each; a primary applies the rule (`Region::accessed`). A file's reads note it once for each state of its
+//! one request each; a primary applies the rule (`Region::accessed`). By `relatime` a file's reads note it once for each state of its
 //! log, so files that do not change are not asked about again. The note says of which state, so that it cannot undo what
 //! was set after the read. Looking at the attributes of an inode that is noted sends
 //! the note first, so this client sees its own reads at once; others see them within a moment.
@@ -23,6 +23,15 @@ const NOTED_MAX: usize = 1 << 14;
 /// A file that is read without being changed has its access time moved once in this time.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
+/// Which reads move access times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AccessTimeRule {
+    /// Listing a directory moves its own (off: `nodiratime`).
+    pub of_directories: bool,
+    /// Every read does (`strictatime`); otherwise the first one after a change, and one a day (`relatime`).
+    pub strict: bool,
+}
+
 /// A read that has not been told of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Note {
@@ -37,6 +46,7 @@ struct Note {
 pub(crate) struct AccessTimes {
     on: AtomicBool,
     of_directories: AtomicBool,
+    strict: AtomicBool,
     noted: Mutex<BTreeMap<InodeRef, Note>>,
     /// How many are noted, to be looked at without the lock.
     count: AtomicUsize,
@@ -95,17 +105,16 @@ impl AccessTimes {
 
 impl crate::Client {
     /// From now on [`LocalClient::accessed`] has an effect; without this call access times change only when set.
-    /// Those of directories only if `of_directories`.
-    pub fn keep_access_times(&self, of_directories: bool) {
-        self.access_times
-            .of_directories
-            .store(of_directories, Ordering::Release);
-        self.access_times.on.store(true, Ordering::Release);
+    pub fn keep_access_times(&self, rule: AccessTimeRule) {
+        let times = &self.access_times;
+        times.of_directories.store(rule.of_directories, Ordering::Release);
+        times.strict.store(rule.strict, Ordering::Release);
+        times.on.store(true, Ordering::Release);
     }
 }
 
 impl LocalClient {
-    /// A program has read from a file: its access time moves by the rule of `relatime`, soon.
+    /// A program has read from a file: its access time moves by the rule, soon.
     pub fn accessed(&self, file: &OpenFile) {
         let times = &self.client.access_times;
         if !times.on.load(Ordering::Relaxed) {
@@ -114,7 +123,7 @@ impl LocalClient {
         let held = &file.held;
         let Some(tail) = held.tail() else { return };
         let mark = times.mark(tail);
-        if held.marked.swap(mark, Ordering::Relaxed) != mark {
+        if held.marked.swap(mark, Ordering::Relaxed) != mark || times.strict.load(Ordering::Relaxed) {
             self.note_access(held.inode, tail);
         }
     }
@@ -175,6 +184,7 @@ impl LocalClient {
         let times = &self.client.access_times;
         let request = Request::Accessed {
             inodes: noted.iter().map(|(inode, note)| (*inode, note.read_at)).collect(),
+            strict: times.strict.load(Ordering::Relaxed),
         };
         let answer = self.call_node(node, request).await;
         times.forget(noted);

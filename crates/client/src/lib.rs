@@ -41,6 +41,7 @@ mod verify;
 mod write;
 mod writers;
 
+pub use access_times::AccessTimeRule;
 pub use client::{Client, ClientConfig, Counters};
 pub use local::LocalClient;
 pub use locks::LockAnswer;

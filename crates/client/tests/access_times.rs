@@ -1,11 +1,16 @@
-//! Reading moves access times by the rule of `relatime`, a moment later; never over one that was set since.
+//! Reading moves access times by the rule of `relatime` or `strictatime`, a moment later; never over one that was set since.
 
 mod common;
 use common::*;
-use polvo_client::LocalClient;
+use polvo_client::{AccessTimeRule, LocalClient};
 use polvo_proto::{InodeRef, SetAttr, TimeChange};
 use std::rc::Rc;
 use std::time::Duration;
+
+const RELATIVE: AccessTimeRule = AccessTimeRule {
+    of_directories: true,
+    strict: false,
+};
 
 /// Long after what was noted has been delivered.
 async fn a_while() {
@@ -50,7 +55,7 @@ fn a_time_that_is_set_after_a_read_stays() {
     with_cluster(1, async |cluster| {
         let clients = [external(cluster, "a"), internal(cluster, 0), external(cluster, "b")];
         for client in &clients {
-            client.client().keep_access_times(true);
+            client.client().keep_access_times(RELATIVE);
         }
         for (n, (reader, setter)) in [(0, 0), (1, 1), (0, 2), (2, 1), (1, 0)].into_iter().enumerate() {
             let (reader, setter) = (&clients[reader], &clients[setter]);
@@ -77,7 +82,7 @@ fn a_time_that_is_set_after_a_read_stays() {
 fn a_read_counts_whatever_else_is_changed_after_it() {
     with_cluster(2, async |cluster| {
         let (a, b) = (external(cluster, "a"), external(cluster, "b"));
-        a.client().keep_access_times(true);
+        a.client().keep_access_times(RELATIVE);
         let inodes = some(&b, "f").await;
         for inode in inodes {
             set_atime(&b, inode, 1000).await;
@@ -101,7 +106,10 @@ fn a_read_counts_whatever_else_is_changed_after_it() {
 fn those_of_directories_may_be_left_alone() {
     with_cluster(1, async |cluster| {
         let client = external(cluster, "a");
-        client.client().keep_access_times(false);
+        client.client().keep_access_times(AccessTimeRule {
+            of_directories: false,
+            ..RELATIVE
+        });
         let inodes = some(&client, "f").await;
         for inode in inodes {
             set_atime(&client, inode, 1000).await;
@@ -113,4 +121,31 @@ fn those_of_directories_may_be_left_alone() {
         assert_eq!(atime(&client, dir).await, 1000);
         assert_ne!(atime(&client, link).await, 1000);
     });
+}
+
+#[test]
+fn strictly_each_read_counts() {
+    for strict in [false, true] {
+        with_cluster(1, async |cluster| {
+            let clients = [external(cluster, "a"), internal(cluster, 0)];
+            for (n, client) in clients.iter().enumerate() {
+                client.client().keep_access_times(AccessTimeRule { strict, ..RELATIVE });
+                let inodes = some(client, &format!("f{n}")).await;
+                let mut before = [i64::MIN; 3];
+                for round in 0..3 {
+                    read(client, inodes).await;
+                    a_while().await;
+                    for (inode, before) in inodes.into_iter().zip(&mut before) {
+                        let now = atime(client, inode).await;
+                        assert_eq!(
+                            now > *before,
+                            strict || round == 0,
+                            "client {n}, round {round}: {inode:?}"
+                        );
+                        *before = now;
+                    }
+                }
+            }
+        });
+    }
 }

@@ -17,7 +17,7 @@ use crate::lock_waits::LockWaits;
 use crate::mappings::{Mappings, Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use fuser::{BackingId, Errno, FileHandle, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyEntry};
-use polvo_client::{Client, LocalClient, OpenFile};
+use polvo_client::{AccessTimeRule, Client, LocalClient, OpenFile};
 use polvo_format::Attr;
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
 use std::ffi::OsStr;
@@ -80,7 +80,10 @@ pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, node: INodeNo) 
 impl PolvoFilesystem {
     pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
         if options.access_times && !options.read_only {
-            client.keep_access_times(options.directory_access_times);
+            client.keep_access_times(AccessTimeRule {
+                of_directories: options.directory_access_times,
+                strict: options.strict_access_times,
+            });
         }
         let lock_owners = Arc::new(LockOwners::default());
         PolvoFilesystem {

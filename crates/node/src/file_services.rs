@@ -145,7 +145,7 @@ impl Turn<'_> {
     }
 
     /// A courtesy to the inodes that were read: what is gone, or may not be read by this caller, is passed over.
-    pub async fn accessed(&self, inodes: &[(InodeRef, Tail)]) -> Answer {
+    pub async fn accessed(&self, inodes: &[(InodeRef, Tail)], strict: bool) -> Answer {
         let mut tails = Vec::with_capacity(inodes.len());
         for (inode, read_at) in inodes {
             let done = self
@@ -154,7 +154,7 @@ impl Turn<'_> {
                         FileKind::Symlink => Ok(()),
                         _ => permission::access(self.cred, attr, acl, READ),
                     })?;
-                    r.accessed(*inode, *read_at, self.now_ns())
+                    r.accessed(*inode, *read_at, strict, self.now_ns())
                 })
                 .await;
             tails.push(done.ok().flatten().unwrap_or(Tail(0)));

@@ -239,7 +239,7 @@ impl Turn<'_> {
             Request::TestLock { inode, lock } => self.test_lock(inode, &lock),
             Request::CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
             Request::LockWaits => self.lock_waits(),
-            Request::Accessed { inodes } => self.accessed(&inodes).await,
+            Request::Accessed { inodes, strict } => self.accessed(&inodes, strict).await,
             Request::Read {
                 inode,
                 offset,

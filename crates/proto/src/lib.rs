@@ -22,4 +22,4 @@ pub use message::*;
 pub use scrub::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;

@@ -69,7 +69,7 @@ impl Call {
                 at_most("bytes of checksums", crcs.len(), CRCS_MAX)
             }
             Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
-            Request::Accessed { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::Accessed { inodes, .. } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::EndWriting { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {

@@ -774,10 +774,12 @@ pub enum Request {
     },
     /// Node to node: who waits for whom here (deadlock detection).
     LockWaits,
-    /// Inodes that were read: their access times move where `relatime` says so. At most [`crate::RELEASE_MAX`].
+    /// Inodes that were read: their access times move where the rule says so. At most [`crate::RELEASE_MAX`].
     Accessed {
         /// which, with the tail of each one's log when it was read: an access time that was set after that stays
         inodes: Vec<(InodeRef, Tail)>,
+        /// `strictatime`: at each read; otherwise the rule of `relatime`
+        strict: bool,
     },
     /// Server-directed read: the node puts the bytes into the caller's memory, or into the answer.
     Read {

@@ -120,10 +120,16 @@ impl Region {
         })
     }
 
-    /// The inode was read when its log ended at `read_at`: its access time becomes `now_ns` if it is not later than the last
-    /// change or is a day old, as Linux does by `relatime`, and has not been set since (`None`). The change time stays. Returns
-    /// the tail.
-    pub fn accessed(&mut self, inode: InodeRef, read_at: Tail, now_ns: i64) -> Result<Option<Tail>, RegionError> {
+    /// The inode was read when its log ended at `read_at`: its access time becomes `now_ns`, unless it has been set since
+    /// (`None`). If not `strict`, only where it is not later than the last change or is a day old, as Linux does by `relatime`.
+    /// The change time stays. Returns the tail.
+    pub fn accessed(
+        &mut self,
+        inode: InodeRef,
+        read_at: Tail,
+        strict: bool,
+        now_ns: i64,
+    ) -> Result<Option<Tail>, RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
             if read_at < inode.atime_set {
@@ -131,7 +137,7 @@ impl Region {
             }
             let attr = &inode.attr;
             let is_late = attr.atime_ns > attr.mtime_ns.max(attr.ctime_ns);
-            if !is_late || now_ns.saturating_sub(attr.atime_ns) >= DAY_NS {
+            if strict || !is_late || now_ns.saturating_sub(attr.atime_ns) >= DAY_NS {
                 let change = AttrChange {
                     atime_ns: Some(now_ns),
                     ctime_ns: attr.ctime_ns,

@@ -627,7 +627,7 @@ impl World {
         let now = self.tick();
         let region = self.of(inode);
         let (_, tail) = region.attr(inode.ino, Some(inode.generation))?;
-        region.accessed(inode, tail, now).map(drop)
+        region.accessed(inode, tail, false, now).map(drop)
     }
 
     pub fn truncate(&mut self, inode: InodeRef, size: u64) -> Result<Attr, RegionError> {
