@@ -59,11 +59,12 @@ fn main() {
     let gpa = |region, offset| Gpa::new(RegionId(region), RegionOffset(offset));
     let mut redo = RedoEncoder::new(&mut record, 3, TxnId::new(NodeId(1), 5));
     redo.local(gpa(0, 4096), b"eight by");
-    redo.remote(
+    redo.collected(
         RegionId(1),
         [(gpa(1, 8192), &b"elsewhere"[..])].into_iter(),
         &[gpa(1, 56)],
     );
+    redo.prepared(RegionId(2));
     keep("redo_record", "local-and-remote", redo.finish());
     let inode = InodeRef {
         ino: Ino::ROOT,

@@ -81,21 +81,35 @@ struct WriteHead {
 #[repr(C)]
 struct PartHead {
     region: U16,
-    reserved: U16,
+    /// [`COLLECTED`] or [`PREPARED`]
+    kind: U16,
     writes: U32,
     locks: U32,
-    reserved2: U32,
+    reserved: U32,
 }
+
+/// The record holds the part.
+const COLLECTED: u16 = 0;
+/// The participant's own log holds the part.
+const PREPARED: u16 = 1;
 
 /// Another region's part of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RedoPart<'a> {
-    /// Which region.
-    pub region: RegionId,
-    /// Bytes to write, in order.
-    pub writes: Vec<(Gpa, &'a [u8])>,
-    /// Lock words to swap from the transaction's id to 0 after that.
-    pub locks: Vec<Gpa>,
+pub enum RedoPart<'a> {
+    /// What its participant has to write.
+    Collected {
+        /// Which region.
+        region: RegionId,
+        /// Bytes to write, in order.
+        writes: Vec<(Gpa, &'a [u8])>,
+        /// Lock words to swap from the transaction's id to 0 after that; at least one.
+        locks: Vec<Gpa>,
+    },
+    /// The participant has logged it itself (two-phase commit).
+    Prepared {
+        /// Which region.
+        region: RegionId,
+    },
 }
 
 /// A record as read from the media.
@@ -137,8 +151,8 @@ impl<'a> RedoEncoder<'a> {
         size_of::<WriteHead>() + bytes.next_multiple_of(8)
     }
 
-    /// Bytes that a remote part takes in the record.
-    pub fn part_size(write_lens: impl IntoIterator<Item = usize>, locks: usize) -> usize {
+    /// Bytes that a collected part takes in the record.
+    pub fn collected_size(write_lens: impl IntoIterator<Item = usize>, locks: usize) -> usize {
         size_of::<PartHead>() + write_lens.into_iter().map(Self::write_size).sum::<usize>() + locks * 8
     }
 
@@ -160,30 +174,43 @@ impl<'a> RedoEncoder<'a> {
         self.local += 1;
     }
 
-    /// Adds a remote part.
-    pub fn remote<'b, W>(&mut self, region: RegionId, writes: W, locks: &[Gpa])
+    /// Bytes that a prepared part takes in the record.
+    pub const PREPARED_SIZE: usize = size_of::<PartHead>();
+
+    fn part(&mut self, region: RegionId, kind: u16, writes: usize, locks: usize) {
+        let head = PartHead {
+            region: U16::new(region.0),
+            kind: U16::new(kind),
+            writes: U32::new(writes as u32),
+            locks: U32::new(locks as u32),
+            reserved: U32::ZERO,
+        };
+        self.into.extend_from_slice(head.as_bytes());
+        self.remote += 1;
+    }
+
+    /// Adds a part that its participant has logged itself.
+    pub fn prepared(&mut self, region: RegionId) {
+        self.part(region, PREPARED, 0, 0);
+    }
+
+    /// Adds a part that was collected, which holds at least one lock.
+    pub fn collected<'b, W>(&mut self, region: RegionId, writes: W, locks: &[Gpa])
     where
         W: ExactSizeIterator<Item = (Gpa, &'b [u8])>,
     {
-        let head = PartHead {
-            region: U16::new(region.0),
-            reserved: U16::ZERO,
-            writes: U32::new(writes.len() as u32),
-            locks: U32::new(locks.len() as u32),
-            reserved2: U32::ZERO,
-        };
-        self.into.extend_from_slice(head.as_bytes());
+        assert!(!locks.is_empty(), "a part without locks");
+        self.part(region, COLLECTED, writes.len(), locks.len());
         for (gpa, bytes) in writes {
             self.write(gpa, bytes);
         }
         for lock in locks {
             self.into.extend_from_slice(&lock.0.to_le_bytes());
         }
-        self.remote += 1;
     }
 
     /// Ends the record with state [`RedoState::Logged`]: the bytes for the slot. The caller has seen to it (with
-    /// [`Self::write_size`], [`Self::part_size`]) that they fit.
+    /// [`Self::write_size`], [`Self::collected_size`]) that they fit.
     pub fn finish(self) -> &'a [u8] {
         let payload = self.into.len() - LINE;
         assert!(
@@ -236,25 +263,7 @@ impl<'a> RedoRecord<'a> {
         let local = cursor.writes(header.local.get())?;
         let mut remote = Vec::new();
         for _ in 0..header.remote.get() {
-            let head: PartHead = cursor.take()?;
-            let region = RegionId(head.region.get());
-            let writes = cursor.writes(head.writes.get())?;
-            let mut locks = Vec::new();
-            for _ in 0..head.locks.get() {
-                locks.push(Gpa(cursor.take::<U64>()?.get()));
-            }
-            if let Some(gpa) = writes
-                .iter()
-                .map(|w| w.0)
-                .chain(locks.iter().copied())
-                .find(|g| g.region() != region)
-            {
-                return Err(FormatError::invalid(
-                    WHAT,
-                    format!("address {gpa:?} in the part of region {region}"),
-                ));
-            }
-            remote.push(RedoPart { region, writes, locks });
+            remote.push(cursor.part()?);
         }
         if !cursor.rest.is_empty() {
             return Err(FormatError::invalid(
@@ -276,6 +285,41 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
+    fn part(&mut self) -> Result<RedoPart<'a>, FormatError> {
+        let head: PartHead = self.take()?;
+        let region = RegionId(head.region.get());
+        match (head.kind.get(), head.writes.get(), head.locks.get()) {
+            (COLLECTED, _, 0) => {
+                let why = format!("the part of region {region} holds no lock");
+                Err(FormatError::invalid(WHAT, why))
+            }
+            (COLLECTED, writes, locks) => self.collected(region, writes, locks),
+            (PREPARED, 0, 0) => Ok(RedoPart::Prepared { region }),
+            (kind, writes, locks) => {
+                let why = format!("a part of kind {kind} with {writes} writes and {locks} locks");
+                Err(FormatError::invalid(WHAT, why))
+            }
+        }
+    }
+
+    fn collected(&mut self, region: RegionId, writes: u32, locks: u32) -> Result<RedoPart<'a>, FormatError> {
+        let writes = self.writes(writes)?;
+        let mut held = Vec::new();
+        for _ in 0..locks {
+            held.push(Gpa(self.take::<U64>()?.get()));
+        }
+        let mut addresses = writes.iter().map(|(at, _)| at).chain(&held);
+        if let Some(gpa) = addresses.find(|at| at.region() != region) {
+            let why = format!("address {gpa:?} in the part of region {region}");
+            return Err(FormatError::invalid(WHAT, why));
+        }
+        Ok(RedoPart::Collected {
+            region,
+            writes,
+            locks: held,
+        })
+    }
+
     fn take<T: FromBytes>(&mut self) -> Result<T, FormatError> {
         let (value, rest) =
             T::read_from_prefix(self.rest).map_err(|_| FormatError::invalid(WHAT, "ends in the middle of an item"))?;
@@ -313,16 +357,12 @@ mod tests {
             txn: TxnId::new(NodeId(3), 99),
             local: vec![(gpa(1, 256), b"hello"), (gpa(1, 4096), &[7; 64]), (gpa(1, 8), b"")],
             remote: vec![
-                RedoPart {
+                RedoPart::Collected {
                     region: RegionId(2),
                     writes: vec![(gpa(2, 512), b"there")],
                     locks: vec![gpa(2, 1024)],
                 },
-                RedoPart {
-                    region: RegionId(9),
-                    writes: vec![],
-                    locks: vec![],
-                },
+                RedoPart::Prepared { region: RegionId(9) },
             ],
         }
     }
@@ -336,8 +376,16 @@ mod tests {
             size += RedoEncoder::write_size(bytes.len());
         }
         for part in &record.remote {
-            encoder.remote(part.region, part.writes.iter().copied(), &part.locks);
-            size += RedoEncoder::part_size(part.writes.iter().map(|w| w.1.len()), part.locks.len());
+            match part {
+                RedoPart::Collected { region, writes, locks } => {
+                    encoder.collected(*region, writes.iter().copied(), locks);
+                    size += RedoEncoder::collected_size(writes.iter().map(|w| w.1.len()), locks.len());
+                }
+                RedoPart::Prepared { region } => {
+                    encoder.prepared(*region);
+                    size += RedoEncoder::PREPARED_SIZE;
+                }
+            }
         }
         assert_eq!(encoder.finish().len(), size);
         buffer
@@ -398,6 +446,14 @@ mod tests {
             |_, p| p[8..12].fill(0xff),
             |h, p| {
                 p.truncate(p.len() - 8);
+                h.payload = U32::new(p.len() as u32);
+            },
+            // the last part: collected without a lock, of a kind that nobody knows, prepared and with a lock
+            |_, p| *p.iter_mut().nth_back(13).expect("its kind") = 0,
+            |_, p| *p.iter_mut().nth_back(13).expect("its kind") = 2,
+            |h, p| {
+                *p.iter_mut().nth_back(7).expect("its number of locks") = 1;
+                p.extend_from_slice(&gpa(9, 8).0.to_le_bytes());
                 h.payload = U32::new(p.len() as u32);
             },
         ]

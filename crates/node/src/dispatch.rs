@@ -14,7 +14,7 @@ use polvo_cluster::{Links, RegionVerb, Timeouts, join_all};
 use polvo_format::{Gpa, RegionId, TxnId};
 use polvo_proto::{Cred, FsError, Reply, Request};
 use polvo_region::planted::{Planted, planted};
-use polvo_region::{RedoId, RemotePart, Undispatched};
+use polvo_region::{CollectedPart, RedoId, RemotePart, Undispatched};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -216,6 +216,8 @@ pub(crate) async fn look(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
     let mut to_ask: BTreeMap<RegionId, Vec<(TxnId, Gpa)>> = BTreeMap::new();
     for dispatch in posted.iter().filter_map(|one| one.dispatch.as_ref()) {
         for part in &dispatch.parts {
+            // a prepared one is never on its way: whoever concludes it waits for the answer
+            let RemotePart::Collected(part) = part else { continue };
             // the last one is let go last
             let locks = to_ask.entry(part.region).or_default();
             locks.extend(part.locks.last().map(|at| (dispatch.txn, *at)));
@@ -320,12 +322,15 @@ impl Node {
         part: &RemotePart,
         in_doubt: bool,
     ) -> Result<Arrival, FsError> {
+        let part = match part {
+            RemotePart::Collected(part) => part,
+            RemotePart::Prepared(region) => {
+                let concluding = Box::pin(two_phase::conclude(links, txn, *region, true));
+                return concluding.await.map(|()| Arrival::There);
+            }
+        };
         if let Some(served) = self.served(part.region) {
-            return served.dispatch(txn, &part.writes, &part.locks).map(|()| Arrival::There);
-        }
-        if part.is_prepared() {
-            let concluding = Box::pin(two_phase::conclude(links, txn, part.region, true));
-            return concluding.await.map(|()| Arrival::There);
+            return served.dispatch(txn, part).map(|()| Arrival::There);
         }
         if in_doubt {
             let again = Box::pin(self.send_again(links, txn, part));
@@ -349,7 +354,7 @@ impl Node {
     }
 
     /// Sends a part that may have arrived already, or may be about to.
-    async fn send_again(self: &Arc<Self>, links: &Rc<Links>, txn: TxnId, part: &RemotePart) -> Result<(), FsError> {
+    async fn send_again(self: &Arc<Self>, links: &Rc<Links>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
         // What was sent before must not come in later than what is sent now.
         let fenced = links
             .call_node(links.primary(part.region)?, Cred::Kernel, Request::Fence)

@@ -185,9 +185,7 @@ impl Node {
                 "the pool holds a region that the cluster map gives to another node"
             );
         }
-        let found = space.undispatched().into_iter();
-        let (decided, prepared): (Vec<_>, Vec<_>) = found.partition(|record| record.txn.node() == config.id);
-        let undispatched: Vec<Dispatch> = decided.into_iter().map(Dispatch::found).collect();
+        let undispatched: Vec<Dispatch> = space.undispatched().into_iter().map(Dispatch::found).collect();
         if !undispatched.is_empty() {
             tracing::info!(
                 count = undispatched.len(),
@@ -226,7 +224,7 @@ impl Node {
             fullness: Fullness::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),
-            prepared: Prepared::found(prepared),
+            prepared: Prepared::found(space.prepared()),
             checks: CheckPages::default(),
             scrubbed: ScrubCounters::default(),
             counters: RequestCounters::default(),

@@ -8,7 +8,7 @@ use polvo_pmem::Pmem;
 use polvo_proto::{
     Collected, FsError, InodeRef, Intent, PageRun, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace,
 };
-use polvo_region::{Region, RegionError};
+use polvo_region::{CollectedPart, Region, RegionError};
 use std::sync::Arc;
 
 /// Keys under which peers reach the whole pool.
@@ -242,14 +242,14 @@ impl Served {
     /// Makes what a participant of this pool contributed durable: all writes, then the locks let go. When some locks are found
     /// let go already (or gone, with their segment), all writes are in place since the first time, and later ones of others
     /// may be too, so nothing is written any more.
-    pub fn dispatch(&self, txn: TxnId, writes: &[(Gpa, Vec<u8>)], locks: &[Gpa]) -> Result<(), FsError> {
-        let located = locks.iter().filter_map(|lock| self.locate(*lock, 8).ok());
+    pub fn dispatch(&self, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
+        let located = part.locks.iter().filter_map(|lock| self.locate(*lock, 8).ok());
         let held: Vec<u64> = located.map(|(at, _)| at).collect();
         if held.iter().any(|at| at % 8 != 0) {
             return Err(FsError::Io("lock word out of line in a transaction's record".into()));
         }
-        if held.len() == locks.len() && held.iter().all(|at| self.pmem.read_u64(*at) == txn.0) {
-            for (at, bytes) in writes {
+        if held.len() == part.locks.len() && held.iter().all(|at| self.pmem.read_u64(*at) == txn.0) {
+            for (at, bytes) in &part.writes {
                 let (offset, _) = self.locate(*at, bytes.len())?;
                 self.pmem.write(offset, bytes);
                 self.pmem.flush(offset, bytes.len() as u64);

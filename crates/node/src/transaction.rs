@@ -15,7 +15,7 @@ use polvo_cluster::RegionVerb;
 use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
 use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, Reply, Request, TxnState};
 use polvo_region::planted::{Planted, planted};
-use polvo_region::{RedoId, Region, RegionError, RemotePart};
+use polvo_region::{CollectedPart, RedoId, Region, RegionError, RemotePart};
 
 /// How often a participant looks again at an inode that is held before it says so: whoever collects holds others.
 const COLLECT_LOOKS: u32 = 8;
@@ -289,7 +289,7 @@ async fn collect(
     if let Some(served) = turn.node.served(region) {
         let open_for = open.then_some(turn.session.id);
         let collected = turn.node.collect_here(served, txn, intents, open_for).await?;
-        return Ok(RemotePart::collected(region, collected));
+        return part_of(region, collected, intents);
     }
     if turn.node.config.transactions == Transactions::TwoPhaseCommit {
         return two_phase::prepare(turn, txn, region, intents, open).await;
@@ -308,19 +308,12 @@ async fn collect(
             region.0
         )));
     };
-    let inside = collected
-        .writes
-        .iter()
-        .map(|(at, _)| at)
-        .chain(&collected.locks)
-        .all(|at| at.region() == region);
-    if !inside || collected.outcomes.len() != intents.len() {
-        return Err(FsError::Io(format!(
-            "the primary of region {} collected something else",
-            region.0
-        )));
-    }
-    Ok(RemotePart::collected(region, collected))
+    part_of(region, collected, intents)
+}
+
+fn part_of(region: RegionId, collected: Collected, intents: &[Intent]) -> Result<(RemotePart, Vec<Outcome>), FsError> {
+    let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
+    Ok((RemotePart::Collected(part), outcomes))
 }
 
 /// Own intents with what only the participants could say: which inode was made, of what type the linked one is.
@@ -347,32 +340,33 @@ fn completed(mut intents: Vec<Intent>, collected: &Outcomes) -> Vec<Intent> {
 /// Lets go of what was collected: best effort, since a participant that waits too long asks.
 async fn abort(turn: &Turn<'_>, txn: TxnId, remote: &[RemotePart]) {
     for part in remote {
-        if let Some(served) = turn.node.served(part.region) {
-            served.unlock(txn, &part.locks);
-            continue;
-        }
-        if part.is_prepared() {
-            if let Err(error) = two_phase::conclude(turn.links, txn, part.region, false).await {
-                tracing::debug!(?txn, region = part.region.0, %error, "a participant has to ask how the transaction ended");
-            }
-            continue;
-        }
-        let mut found = vec![0u64; part.locks.len()];
-        let mut swaps: Vec<RegionVerb<'_>> = part
-            .locks
-            .iter()
-            .zip(&mut found)
-            .map(|(at, found)| RegionVerb::CompareSwap {
-                at: *at,
-                expect: txn.0,
-                new: 0,
-                found,
-            })
-            .collect();
-        if let Err(error) = turn.links.one_sided(part.region, &mut swaps).await {
-            tracing::debug!(?txn, region = part.region.0, %error, "a participant has to ask how the transaction ended");
+        let told = match part {
+            RemotePart::Collected(part) => unlock(turn, txn, part).await,
+            RemotePart::Prepared(region) => two_phase::conclude(turn.links, txn, *region, false).await,
+        };
+        if let Err(error) = told {
+            tracing::debug!(?txn, region = part.region().0, %error, "a participant has to ask how the transaction ended");
         }
     }
+}
+
+async fn unlock(turn: &Turn<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
+    if let Some(served) = turn.node.served(part.region) {
+        served.unlock(txn, &part.locks);
+        return Ok(());
+    }
+    let mut found = vec![0u64; part.locks.len()];
+    let swaps = part
+        .locks
+        .iter()
+        .zip(&mut found)
+        .map(|(at, found)| RegionVerb::CompareSwap {
+            at: *at,
+            expect: txn.0,
+            new: 0,
+            found,
+        });
+    turn.links.one_sided(part.region, &mut swaps.collect::<Vec<_>>()).await
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use polvo_cluster::Links;
 use polvo_format::{RegionId, SessionId, TxnId};
 use polvo_proto::{Cred, FsError, Intent, Outcome, Reply, Request};
-use polvo_region::{RemotePart, Undispatched};
+use polvo_region::{CollectedPart, PreparedPart, RemotePart};
 use std::collections::BTreeMap;
 
 /// How transactions that concern several nodes are carried out.
@@ -30,21 +30,20 @@ pub enum Transactions {
 /// Parts that this node has prepared for transactions of other nodes.
 #[derive(Default)]
 pub(crate) struct Prepared {
-    parts: Mutex<BTreeMap<(RegionId, TxnId), Undispatched>>,
+    parts: Mutex<BTreeMap<(RegionId, TxnId), PreparedPart>>,
 }
 
 impl Prepared {
     /// Found in the log at a start.
-    pub fn found(records: impl IntoIterator<Item = Undispatched>) -> Prepared {
+    pub fn found(parts: impl IntoIterator<Item = PreparedPart>) -> Prepared {
         let prepared = Prepared::default();
-        records.into_iter().for_each(|record| prepared.add(record));
+        parts.into_iter().for_each(|part| prepared.add(part));
         prepared
     }
 
-    fn add(&self, record: Undispatched) {
-        for part in &record.remote {
-            self.parts.lock().insert((part.region, record.txn), record.clone());
-        }
+    fn add(&self, prepared: PreparedPart) {
+        let key = (prepared.part.region, prepared.txn);
+        self.parts.lock().insert(key, prepared);
     }
 
     /// Whose decision is waited for, and where.
@@ -66,10 +65,10 @@ impl Node {
         open_for: Option<SessionId>,
     ) -> Result<Vec<Outcome>, FsError> {
         let collected = self.collect_here(served, txn, intents, open_for).await?;
-        let (part, outcomes) = RemotePart::collected(served.id, collected);
+        let (part, outcomes) = CollectedPart::new(served.id, collected, intents.len())?;
         match self.space.log_prepared(txn, part) {
-            Ok(record) => {
-                self.prepared.add(record);
+            Ok(prepared) => {
+                self.prepared.add(prepared);
                 Ok(outcomes)
             }
             Err(error) => {
@@ -87,11 +86,9 @@ impl Node {
             return Ok(());
         };
         let served = self.served(region).ok_or(FsError::WrongEpoch)?;
-        for part in &prepared.remote {
-            match commit {
-                true => served.dispatch(txn, &part.writes, &part.locks)?,
-                false => served.unlock(txn, &part.locks),
-            }
+        match commit {
+            true => served.dispatch(txn, &prepared.part)?,
+            false => served.unlock(txn, &prepared.part.locks),
         }
         self.space.retire(prepared.record);
         parts.remove(&(region, txn));
@@ -115,7 +112,7 @@ pub(crate) async fn prepare(
         intents: intents.to_vec(),
     };
     match turn.ask_region(region, request).await? {
-        Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((RemotePart::prepared(region), outcomes)),
+        Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((RemotePart::Prepared(region), outcomes)),
         _ => Err(FsError::Io(format!(
             "the primary of region {} prepared something else",
             region.0

@@ -3,7 +3,7 @@
 
 use super::Cluster;
 use crate::store::Store;
-use crate::{PoolSpace, RegionError, RemotePart};
+use crate::{CollectedPart, PoolSpace, RegionError, RemotePart};
 use polvo_format::{INODE_LOCK, Ino, RegionId, TxnId};
 use std::collections::BTreeMap;
 
@@ -32,12 +32,11 @@ impl Cluster {
     /// Does for each decided transaction what its coordinator would do at its start.
     pub fn dispatch_decided(&self, finished: &mut Finished) {
         for (_, space) in &self.pools {
-            let decisions = space.undispatched().into_iter();
-            for decided in decisions.filter(|record| record.txn.node() == space.identity().node) {
+            for decided in space.undispatched() {
                 let txn = decided.txn;
                 let mut complete = true;
                 for part in &decided.remote {
-                    complete &= match self.space_of(part.region) {
+                    complete &= match self.space_of(part.region()) {
                         Some(participant) => match self.dispatch_or_commit(txn, part, participant) {
                             Ok(()) => true,
                             Err(why) => {
@@ -46,10 +45,10 @@ impl Cluster {
                             }
                         },
                         None => {
-                            finished.missing.push(part.region);
+                            finished.missing.push(part.region());
                             finished.notes.push(format!(
                                 "transaction {txn:?} waits for region {}, whose pool was not named",
-                                part.region.0
+                                part.region().0
                             ));
                             false
                         }
@@ -66,17 +65,15 @@ impl Cluster {
 
     /// Puts a participant's part in place, wherever it is logged.
     fn dispatch_or_commit(&self, txn: TxnId, part: &RemotePart, participant: &PoolSpace) -> Result<(), String> {
-        if !part.is_prepared() {
-            return self.dispatch(txn, part);
-        }
-        let prepared = participant
-            .undispatched()
-            .into_iter()
-            .find(|record| record.txn == txn && record.remote.iter().any(|prepared| prepared.region == part.region));
-        let Some(prepared) = prepared else {
+        let region = match part {
+            RemotePart::Collected(part) => return self.dispatch(txn, part),
+            RemotePart::Prepared(region) => *region,
+        };
+        let mut prepared = participant.prepared().into_iter();
+        let Some(prepared) = prepared.find(|prepared| prepared.txn == txn && prepared.part.region == region) else {
             return Ok(()); // the participant knew already
         };
-        prepared.remote.iter().try_for_each(|part| self.dispatch(txn, part))?;
+        self.dispatch(txn, &prepared.part)?;
         participant.retire(prepared.record);
         Ok(())
     }
@@ -85,9 +82,9 @@ impl Cluster {
     /// here. (The lock words go with those of all that is not decided.)
     fn give_up_prepared(&self, finished: &mut Finished) {
         for (_, space) in &self.pools {
-            for prepared in space.undispatched() {
+            for prepared in space.prepared() {
                 let txn = prepared.txn;
-                if txn.node() == space.identity().node || self.is_logged(txn) {
+                if self.is_logged(txn) {
                     continue; // told when it could not be dispatched
                 }
                 match self.pool_of_node(txn.node()) {
@@ -103,7 +100,7 @@ impl Cluster {
 
     /// Puts a participant's part in place. Locks are let go after all writes: where one is free, the writes are there
     /// already, and others may have written since.
-    fn dispatch(&self, txn: TxnId, part: &RemotePart) -> Result<(), String> {
+    fn dispatch(&self, txn: TxnId, part: &CollectedPart) -> Result<(), String> {
         let place = |gpa: polvo_format::Gpa, len: u64| {
             let place = self.locate(gpa, len).filter(|_| gpa.region() == part.region);
             place.ok_or_else(|| format!("its record names {gpa:?}, which is not in region {}", part.region.0))

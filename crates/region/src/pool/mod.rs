@@ -14,7 +14,7 @@ mod sequence;
 use crate::RegionError;
 use polvo_format::{Era, Gpa, NodeId, PoolLayout, PoolPast, RegionId, TxnId};
 use polvo_pmem::Pmem;
-use polvo_proto::{Collected, Outcome, SegmentClass};
+use polvo_proto::{Collected, FsError, Outcome, SegmentClass};
 use redo_log::RedoLog;
 use segment_table::SegmentTable;
 use sequence::Sequence;
@@ -68,10 +68,28 @@ pub struct Undispatched {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RedoId(pub u64);
 
-/// What another region's primary contributed. Without locks: it is prepared there, in a record of that pool (two-phase
-/// commit), and all that remains is to say so.
+/// What another region's primary contributed to a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RemotePart {
+pub enum RemotePart {
+    /// It has handed out what is to be written.
+    Collected(CollectedPart),
+    /// It is prepared there, in a record of that pool (two-phase commit), and all that remains is to say so.
+    Prepared(RegionId),
+}
+
+impl RemotePart {
+    /// Where.
+    pub fn region(&self) -> RegionId {
+        match self {
+            RemotePart::Collected(part) => part.region,
+            RemotePart::Prepared(region) => *region,
+        }
+    }
+}
+
+/// What a participant has to write. It holds at least one lock, and all its addresses lie in its region.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CollectedPart {
     /// where
     pub region: RegionId,
     /// bytes to write, in order
@@ -80,31 +98,43 @@ pub struct RemotePart {
     pub locks: Vec<Gpa>,
 }
 
-impl RemotePart {
-    /// A part as its participant has handed it out, and the participant's outcomes.
-    pub fn collected(region: RegionId, collected: Collected) -> (RemotePart, Vec<Outcome>) {
+impl CollectedPart {
+    /// A part as its participant has handed it out for so many intents, and the participant's outcomes.
+    ///
+    /// # Errors
+    /// EIO where that is no part: an address in another region, no lock, outcomes of something else.
+    pub fn new(
+        region: RegionId,
+        collected: Collected,
+        intents: usize,
+    ) -> Result<(CollectedPart, Vec<Outcome>), FsError> {
+        let addresses = collected.writes.iter().map(|(at, _)| at).chain(&collected.locks);
+        if collected.locks.is_empty()
+            || collected.outcomes.len() != intents
+            || addresses.into_iter().any(|at| at.region() != region)
+        {
+            let why = format!("the primary of region {} collected something else", region.0);
+            return Err(FsError::Io(why));
+        }
         let writes = collected.writes.into_iter();
-        let part = RemotePart {
+        let part = CollectedPart {
             region,
             writes: writes.map(|(at, bytes)| (at, bytes.into_vec())).collect(),
             locks: collected.locks,
         };
-        (part, collected.outcomes)
+        Ok((part, collected.outcomes))
     }
+}
 
-    /// A part that its participant has logged itself.
-    pub fn prepared(region: RegionId) -> RemotePart {
-        RemotePart {
-            region,
-            writes: Vec::new(),
-            locks: Vec::new(),
-        }
-    }
-
-    /// Has the participant logged it itself?
-    pub fn is_prepared(&self) -> bool {
-        self.locks.is_empty()
-    }
+/// What a region of this pool has prepared for another node's transaction.
+#[derive(Clone, Debug)]
+pub struct PreparedPart {
+    /// record
+    pub record: RedoId,
+    /// transaction
+    pub txn: TxnId,
+    /// what remains to be put in place once it is committed
+    pub part: CollectedPart,
 }
 
 /// Segments of a pool: table, free list, redo log slots. Shared by the regions of the pool; `Send + Sync`.
@@ -209,17 +239,35 @@ impl PoolSpace {
     ///
     /// # Errors
     /// As [`Self::log`].
-    pub fn log_prepared(&self, txn: TxnId, part: RemotePart) -> Result<Undispatched, RegionError> {
-        let remote = vec![part];
+    pub fn log_prepared(&self, txn: TxnId, part: CollectedPart) -> Result<PreparedPart, RegionError> {
+        let remote = [RemotePart::Collected(part.clone())];
         let record = self.redo.log(&self.pmem, &self.layout, txn, [], &remote)?;
         self.redo.nothing_to_apply(record);
-        Ok(Undispatched { record, txn, remote })
+        Ok(PreparedPart { record, txn, part })
     }
 
-    /// Records found at `open` whose remote part is not known to be dispatched. Dispatch, then `retire`. Those of other
-    /// nodes' transactions are parts prepared for them: their coordinators know whether to put them in place.
+    /// Records found at `open` whose remote parts are not known to be dispatched. Dispatch, then `retire`.
     pub fn undispatched(&self) -> Vec<Undispatched> {
-        self.redo.undispatched()
+        let found = self.redo.found().into_iter();
+        found.filter(|record| self.coordinates(record.txn)).collect()
+    }
+
+    /// Parts found at `open` that are prepared for transactions of other nodes: their coordinators know whether to put
+    /// them in place.
+    pub fn prepared(&self) -> Vec<PreparedPart> {
+        let found = self.redo.found().into_iter();
+        let others = found.filter(|record| !self.coordinates(record.txn));
+        let parts = others.flat_map(|Undispatched { record, txn, remote }| {
+            remote.into_iter().filter_map(move |part| match part {
+                RemotePart::Collected(part) => Some(PreparedPart { record, txn, part }),
+                RemotePart::Prepared(_) => None,
+            })
+        });
+        parts.collect()
+    }
+
+    fn coordinates(&self, txn: TxnId) -> bool {
+        txn.node() == self.identity.node
     }
 
     /// True while a record of this transaction is in the log: it has been decided, and not every participant is known

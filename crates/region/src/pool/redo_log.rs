@@ -4,11 +4,13 @@
 //! stands in the slot's first word. Regions log at the same time, in different slots.
 
 use super::segment_table::SegmentTable;
-use super::{RedoId, RemotePart, Undispatched};
+use super::{CollectedPart, RedoId, RemotePart, Undispatched};
 use crate::RegionError;
 use crate::planted::{Planted, planted};
 use parking_lot::Mutex;
-use polvo_format::{FormatError, Gpa, LINE, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, TxnId};
+use polvo_format::{
+    FormatError, Gpa, LINE, NodeId, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState, TxnId,
+};
 use polvo_pmem::Pmem;
 use polvo_proto::FsError;
 use std::cell::RefCell;
@@ -95,7 +97,12 @@ impl RedoLog {
                 .sum::<usize>()
             + remote
                 .iter()
-                .map(|part| RedoEncoder::part_size(part.writes.iter().map(|w| w.1.len()), part.locks.len()))
+                .map(|part| match part {
+                    RemotePart::Collected(part) => {
+                        RedoEncoder::collected_size(part.writes.iter().map(|w| w.1.len()), part.locks.len())
+                    }
+                    RemotePart::Prepared(_) => RedoEncoder::PREPARED_SIZE,
+                })
                 .sum::<usize>();
         if size > REDO_RECORD_MAX {
             let why = format!("a transaction of {size} bytes, of which a redo record holds {REDO_RECORD_MAX}");
@@ -108,8 +115,13 @@ impl RedoLog {
                 encoder.local(gpa, bytes);
             }
             for part in remote {
-                let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));
-                encoder.remote(part.region, writes, &part.locks);
+                match part {
+                    RemotePart::Collected(part) => {
+                        let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));
+                        encoder.collected(part.region, writes, &part.locks);
+                    }
+                    RemotePart::Prepared(region) => encoder.prepared(*region),
+                }
             }
             // One fence is enough: the checksum tells a whole record from one that a power cut has torn.
             pmem.write_streaming(layout.slot_offset(id.slot()), encoder.finish());
@@ -189,7 +201,8 @@ impl RedoLog {
         state.free.push(record.slot());
     }
 
-    pub fn undispatched(&self) -> Vec<Undispatched> {
+    /// Records found at the start whose remote parts remain, and that were not retired since.
+    pub fn found(&self) -> Vec<Undispatched> {
         self.state.lock().found.clone()
     }
 
@@ -222,6 +235,7 @@ impl RedoLog {
         pmem: &Pmem,
         layout: &PoolLayout,
         table: &SegmentTable,
+        node: NodeId,
         mut damage: impl FnMut(u64, String) -> Result<(), RegionError>,
     ) -> Result<RedoLog, RegionError> {
         let mut state = State {
@@ -239,7 +253,7 @@ impl RedoLog {
                 Ok((RedoState::Free, number)) => (Stage::Free, number),
                 Ok((logged, number)) => {
                     pmem.read(offset, &mut bytes);
-                    match recover_slot(pmem, table, &bytes, logged, &mut replayed) {
+                    match recover_slot(pmem, table, node, &bytes, logged, &mut replayed) {
                         Ok(Recovered::Torn) => {
                             tracing::info!(
                                 slot = at,
@@ -298,6 +312,7 @@ enum Recovered {
 fn recover_slot(
     pmem: &Pmem,
     table: &SegmentTable,
+    node: NodeId,
     slot: &[u8],
     logged: RedoState,
     replayed: &mut BTreeSet<polvo_format::RegionId>,
@@ -307,6 +322,9 @@ fn recover_slot(
         Err(FormatError::Checksum(_)) if logged == RedoState::Logged => return Ok(Recovered::Torn),
         Err(why) => return Err(why.to_string()),
     };
+    if record.txn.node() != node && !record.remote.is_empty() {
+        is_prepared(table, &record)?;
+    }
     if logged == RedoState::Logged {
         // all or nothing: every address is checked before the first byte is written
         let mut writes = Vec::with_capacity(record.local.len());
@@ -335,16 +353,33 @@ fn recover_slot(
     if record.remote.is_empty() {
         return Ok(Recovered::Done);
     }
-    let remote = record.remote.into_iter().map(|part| RemotePart {
-        region: part.region,
-        writes: part
-            .writes
-            .into_iter()
-            .map(|(gpa, bytes)| (gpa, bytes.to_vec()))
-            .collect(),
-        locks: part.locks,
+    let remote = record.remote.into_iter().map(|part| match part {
+        RedoPart::Collected { region, writes, locks } => RemotePart::Collected(CollectedPart {
+            region,
+            writes: writes.into_iter().map(|(gpa, bytes)| (gpa, bytes.to_vec())).collect(),
+            locks,
+        }),
+        RedoPart::Prepared { region } => RemotePart::Prepared(region),
     });
     Ok(Recovered::ToDispatch(record.txn, remote.collect()))
+}
+
+/// Another node's transaction: the record holds what a region of this pool has prepared for it, and nothing else.
+fn is_prepared(table: &SegmentTable, record: &RedoRecord<'_>) -> Result<(), String> {
+    let [RedoPart::Collected { region, locks, .. }] = record.remote.as_slice() else {
+        return Err(format!(
+            "{:?} is another node's, and not one part prepared for it",
+            record.txn
+        ));
+    };
+    let here = locks.iter().all(|at| table.locate(*at, 8).is_some());
+    if !here || !record.local.is_empty() {
+        return Err(format!(
+            "{:?} is another node's, and not prepared by {region} here",
+            record.txn
+        ));
+    }
+    Ok(())
 }
 
 fn store_state(pmem: &Pmem, layout: &PoolLayout, slot: u32, state: RedoState, number: u64) {

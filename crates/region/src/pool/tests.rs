@@ -335,11 +335,24 @@ fn word_of_r1(at: u64) -> Gpa {
 
 fn part() -> RemotePart {
     let region = RegionId(9);
-    RemotePart {
+    RemotePart::Collected(CollectedPart {
         region,
         writes: vec![(gpa(region, 512), vec![5; 300])],
         locks: vec![gpa(region, 1024)],
+    })
+}
+
+/// What R1 has prepared for a transaction of another node.
+fn prepared_here() -> CollectedPart {
+    CollectedPart {
+        region: R1,
+        writes: vec![(word_of_r1(512), vec![5; 300])],
+        locks: vec![word_of_r1(1024)],
     }
+}
+
+fn txn_of_others(number: u64) -> TxnId {
+    TxnId::new(NodeId(4), number)
 }
 
 /// Logs and applies one record as a region does.
@@ -435,22 +448,49 @@ fn retiring_cut_short_leaves_the_record_or_not() {
 fn a_prepared_part_is_found_until_it_is_retired() {
     let (space, ..) = with_words();
     let images = power_cuts(space.pmem(), || {
-        let prepared = space.log_prepared(txn(2), part()).unwrap();
-        assert!(space.is_logged(txn(2)));
+        let prepared = space.log_prepared(txn_of_others(2), prepared_here()).unwrap();
+        assert!(space.is_logged(txn_of_others(2)));
         space.retire(prepared.record);
-        assert!(!space.is_logged(txn(2)));
+        assert!(!space.is_logged(txn_of_others(2)));
     });
     let counts: BTreeSet<usize> = images
         .iter()
         .map(|image| {
-            let found = reopened(image).undispatched();
-            assert!(found.iter().all(|u| u.txn == txn(2) && u.remote == [part()]));
+            let again = reopened(image);
+            assert!(again.undispatched().is_empty(), "no decision of ours");
+            let found = again.prepared();
+            assert!(
+                found
+                    .iter()
+                    .all(|p| p.txn == txn_of_others(2) && p.part == prepared_here())
+            );
             found.len()
         })
         .collect();
     assert_eq!(counts, [0, 1].into());
-    let prepared = space.log_prepared(txn(3), part()).unwrap();
-    assert_eq!(reopened(&now(&space)).undispatched()[0].remote, prepared.remote);
+    let prepared = space.log_prepared(txn_of_others(3), prepared_here()).unwrap();
+    assert_eq!(reopened(&now(&space)).prepared()[0].part, prepared.part);
+}
+
+#[test]
+fn a_record_of_another_node_that_is_nothing_prepared_is_damage() {
+    let here = || RemotePart::Collected(prepared_here());
+    let word = [7; 8];
+    let local = [(word_of_r1(0), &word[..])];
+    for (local, remote) in [
+        (&local[..0], vec![part()]),
+        (&local[..0], vec![RemotePart::Prepared(R1)]),
+        (&local[..0], vec![here(), RemotePart::Prepared(RegionId(9))]),
+        (&local[..], vec![here()]),
+    ] {
+        let (space, one, _) = with_words();
+        let local = local.iter().copied();
+        space.log(txn_of_others(1), local, &remote).unwrap();
+        let image = now(&space);
+        let why = error_of(PoolSpace::open(Pmem::simulated_from_image(&image)));
+        assert!(why.contains("redo log") && why.contains("another node's"), "{why}");
+        assert_eq!(space.pmem().read_u64(one), 1, "nothing is written");
+    }
 }
 
 #[test]
@@ -493,9 +533,9 @@ fn a_record_too_large_for_a_slot_is_refused() {
     let too_large = vec![3; REDO_RECORD_MAX - overhead + 1];
     let why = error_of(space.log(txn(2), [(word_of_r1(0), &too_large[..])], &[]));
     assert!(why.contains("redo record"), "{why}");
-    let mut remote = part();
+    let mut remote = prepared_here();
     remote.writes[0].1 = too_large;
-    let why = error_of(space.log(txn(2), [], &[remote]));
+    let why = error_of(space.log(txn(2), [], &[RemotePart::Collected(remote)]));
     assert!(why.contains("redo record"), "{why}");
     assert!(!space.is_logged(txn(2)));
 }
@@ -733,4 +773,44 @@ fn records_of_peers_lie_between_the_redo_log_and_the_segments() {
         assert!(offset + room * polvo_format::PEER_PLACE <= layout.segments_offset);
         assert!(room >= if len < 16 << 20 { 30 } else { 1024 }, "{len}: room for {room}");
     }
+}
+
+#[test]
+fn what_is_no_part_is_refused_when_it_is_collected() {
+    let region = RegionId(9);
+    let collected = || Collected {
+        writes: vec![(gpa(region, 512), vec![5; 3].into())],
+        locks: vec![gpa(region, 1024)],
+        outcomes: Vec::new(),
+    };
+    let (part, _) = CollectedPart::new(region, collected(), 0).expect("a part");
+    assert_eq!((part.writes.len(), part.locks.len()), (1, 1));
+    for (what, bad) in [
+        (
+            "no lock",
+            Collected {
+                locks: Vec::new(),
+                ..collected()
+            },
+        ),
+        (
+            "a lock elsewhere",
+            Collected {
+                locks: vec![gpa(region, 8), gpa(R1, 8)],
+                ..collected()
+            },
+        ),
+        (
+            "a write elsewhere",
+            Collected {
+                writes: vec![(gpa(R1, 512), vec![5; 3].into())],
+                ..collected()
+            },
+        ),
+    ] {
+        let refused = CollectedPart::new(region, bad, 0);
+        assert!(matches!(refused, Err(FsError::Io(_))), "{what}");
+    }
+    let refused = CollectedPart::new(region, collected(), 1);
+    assert!(matches!(refused, Err(FsError::Io(_))), "outcomes of something else");
 }

@@ -74,6 +74,14 @@ pub struct Collecting {
     pub outcomes: Vec<(Intent, Outcome)>,
 }
 
+/// Parts of this world are collected, none is prepared.
+fn collected(part: &RemotePart) -> &CollectedPart {
+    match part {
+        RemotePart::Collected(part) => part,
+        RemotePart::Prepared(region) => panic!("{region} has prepared a part"),
+    }
+}
+
 pub fn refer(attr: &Attr) -> InodeRef {
     InodeRef {
         ino: attr.ino,
@@ -286,18 +294,9 @@ impl World {
         for (region, intents) in parts {
             match self.region(region).collect(txn, &intents, now) {
                 Ok(collected) => {
-                    assert_eq!(collected.outcomes.len(), intents.len());
-                    collecting.outcomes.extend(intents.into_iter().zip(collected.outcomes));
-                    let writes = collected
-                        .writes
-                        .into_iter()
-                        .map(|(gpa, bytes)| (gpa, bytes.into_vec()))
-                        .collect();
-                    collecting.remote.push(RemotePart {
-                        region,
-                        writes,
-                        locks: collected.locks,
-                    });
+                    let (part, outcomes) = CollectedPart::new(region, collected, intents.len()).expect("a part");
+                    collecting.outcomes.extend(intents.into_iter().zip(outcomes));
+                    collecting.remote.push(RemotePart::Collected(part));
                 }
                 Err(why) => {
                     self.give_up(&collecting);
@@ -312,12 +311,12 @@ impl World {
     pub fn give_up(&mut self, collecting: &Collecting) {
         for part in &collecting.remote {
             self.unlock(collecting.txn, part);
-            assert_eq!(self.region(part.region).settle(), []);
+            assert_eq!(self.region(part.region()).settle(), []);
         }
     }
 
     fn unlock(&self, txn: TxnId, part: &RemotePart) {
-        for lock in &part.locks {
+        for lock in &collected(part).locks {
             let (pmem, offset) = self.locate(*lock);
             pmem.cas_u64(offset, txn.0, 0);
             pmem.persist(offset, 8);
@@ -344,13 +343,14 @@ impl World {
             let (pmem, offset) = self.locate(*lock);
             pmem.read_u64(offset) == txn.0
         };
-        if part.locks.iter().all(held) {
-            for (gpa, bytes) in &part.writes {
+        let collected = collected(part);
+        if collected.locks.iter().all(held) {
+            for (gpa, bytes) in &collected.writes {
                 let (pmem, offset) = self.locate(*gpa);
                 pmem.write(offset, bytes);
                 pmem.flush(offset, bytes.len() as u64);
             }
-            self.pool_of(part.region).pmem().fence();
+            self.pool_of(collected.region).pmem().fence();
         }
         self.unlock(txn, part);
     }
