@@ -72,6 +72,8 @@ lint: ## Formatting, clippy without warnings, shell syntax
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p polvo-region -p polvo-node --features planted --all-targets -- -D warnings
+	@if cargo tree --quiet --locked --edges normal,features --invert polvo-node | grep -E 'feature "(testing|planted)"'; then \
+		echo 'a plain cargo build would ship hooks for tests'; exit 1; fi
 	@for script in $$(grep -lE "^#!.*(bash|sh)$$" scripts/*) .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
 		bash -n "$$script"; done
 
