@@ -122,25 +122,6 @@ impl LocalClient {
         }
     }
 
-    /// Reads inodes that one node serves, once, in one batch. Empty when they cannot be read.
-    pub(crate) async fn see_many(&self, inodes: &[Ino]) -> Vec<Seen> {
-        let mut bytes = vec![[0; INODE_VIEW_SIZE]; inodes.len()];
-        let Some(first) = inodes.first() else { return Vec::new() };
-        let mut ops = Vec::with_capacity(inodes.len());
-        for (ino, into) in inodes.iter().zip(&mut bytes) {
-            let Some(at) = inode_at(*ino) else { return Vec::new() };
-            ops.push(RegionVerb::Read { at, into });
-        }
-        if self.one_sided(first.region(), &mut ops).await.is_err() {
-            return Vec::new();
-        }
-        inodes
-            .iter()
-            .zip(&bytes)
-            .map(|(ino, bytes)| judge(bytes, *ino))
-            .collect()
-    }
-
     /// Attributes and log of an inode as they are now: one one-sided read, or an RPC where a transaction holds it.
     /// Another generation than the one asked for is `Stale`.
     pub(crate) async fn current(&self, ino: Ino, generation: Option<Generation>) -> Result<Current, FsError> {

@@ -3,10 +3,9 @@
 use crate::LocalClient;
 use crate::inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
 use crate::names::{Child, DirLog, Known};
-use polvo_cluster::{RegionVerb, join_all};
-use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, NodeId, SYMLINK_MAX, Tail};
+use polvo_cluster::RegionVerb;
+use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, SYMLINK_MAX, Tail};
 use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, Reply, Request};
-use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -15,8 +14,6 @@ const VALIDATE_TRIES: u32 = 4;
 /// Pauses between further tries, where inodes go before they can be looked at: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// Inodes read in one batch.
-const ATTRS_BATCH: usize = 256;
 /// Most symbolic links followed in a walk.
 const SYMLINKS_MAX: u32 = 40;
 /// Most components of a walk, those of links included.
@@ -70,50 +67,6 @@ impl LocalClient {
     pub async fn get_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
         self.send_access(inode).await;
         Ok(self.current(inode.ino, Some(inode.generation)).await?.attr)
-    }
-
-    /// As [`LocalClient::get_attr`] for many inodes: one batch of one-sided reads a node, all nodes at a time. Results in
-    /// the order of the inodes.
-    pub async fn get_attrs(&self, inodes: &[InodeRef]) -> Vec<Result<Attr, FsError>> {
-        let mut by_node: BTreeMap<Option<NodeId>, Vec<usize>> = BTreeMap::new();
-        for (n, inode) in inodes.iter().enumerate() {
-            by_node
-                .entry(self.client.primary(inode.ino.region()).ok())
-                .or_default()
-                .push(n);
-        }
-        let batches = by_node.values().flat_map(|places| places.chunks(ATTRS_BATCH));
-        let seen = join_all(batches.map(|places| async move {
-            let some: Vec<Ino> = places.iter().map(|n| inodes[*n].ino).collect();
-            (places, self.see_many(&some).await)
-        }))
-        .await;
-        let mut found: Vec<Option<Attr>> = vec![None; inodes.len()];
-        for (places, views) in &seen {
-            for (n, view) in places.iter().zip(views) {
-                found[*n] = self.usable(view, inodes[*n]);
-            }
-        }
-        // what is changing, held, gone or unreachable is looked at one by one: these are few
-        let mut attrs = Vec::with_capacity(inodes.len());
-        for (inode, found) in inodes.iter().zip(found) {
-            attrs.push(match found {
-                Some(attr) => Ok(attr),
-                None => self.get_attr(*inode).await,
-            });
-        }
-        attrs
-    }
-
-    /// Attributes, if what was seen settles them.
-    fn usable(&self, seen: &Seen, inode: InodeRef) -> Option<Attr> {
-        match seen {
-            Seen::Inode(view) if view.attr.nlink > 0 => self
-                .accept(Current::from(view), Some(inode.generation))
-                .ok()
-                .map(|current| current.attr),
-            _ => None,
-        }
     }
 
     /// The inode that has a number now.

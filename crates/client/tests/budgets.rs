@@ -93,18 +93,6 @@ fn names_and_attributes() {
             "what we have removed ourselves need not be pulled"
         );
 
-        let listed = client.read_dir(dir, 0, 200).await.expect("read_dir").entries;
-        let all: Vec<_> = listed.iter().map(|entry| entry.target).collect();
-        let (attrs, list) = cost(&client, async || client.get_attrs(&all).await).await;
-        assert_eq!(
-            (list.rpcs, list.batches),
-            (0, 3),
-            "attributes of a whole directory: one batch a node"
-        );
-        for (attr, target) in attrs.iter().zip(&all) {
-            assert_eq!(attr.as_ref().map(|a| a.ino), Ok(target.ino));
-        }
-
         // another client's change costs the diff, not the cache
         let other = external(cluster, "other");
         other.create(dir, b"the first", file()).await.expect("create");

@@ -33,19 +33,6 @@ impl FileKind {
             .into_iter()
             .find(|k| *k as u8 == byte)
     }
-
-    /// The `S_IFMT` bits of `st_mode`. An object shows as a regular file.
-    pub fn mode_bits(self) -> u32 {
-        match self {
-            FileKind::File | FileKind::Object => 0o100000,
-            FileKind::Directory => 0o040000,
-            FileKind::Symlink => 0o120000,
-            FileKind::Fifo => 0o010000,
-            FileKind::Socket => 0o140000,
-            FileKind::CharDevice => 0o020000,
-            FileKind::BlockDevice => 0o060000,
-        }
-    }
 }
 
 /// Attributes of an inode. Times are nanoseconds since the UNIX epoch (negative before it).

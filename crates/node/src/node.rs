@@ -266,12 +266,6 @@ impl Node {
         SessionContext::over(memory, map, me, session, name, Some(config.id), config.timeouts, None)
     }
 
-    /// Direct access for internal clients: reads bytes of a region served here. They may not cross a segment. What is
-    /// read may be overwritten meanwhile: as with a one-sided read, the file's tail tells.
-    pub fn read_gpa(&self, at: Gpa, into: &mut [u8]) -> Result<(), FsError> {
-        self.served(at.region()).ok_or(FsError::WrongEpoch)?.read(at, into)
-    }
-
     /// Where bytes of a region served here lie in the pool. They may not cross a segment. While this node runs, a segment's
     /// bytes lie nowhere else, and no other segment of the region gets its offsets.
     pub fn locate(&self, at: Gpa, len: usize) -> Result<u64, FsError> {
@@ -283,13 +277,6 @@ impl Node {
     /// whether the bytes were its.
     pub fn pool(&self) -> &Pmem {
         &self.pmem
-    }
-
-    /// Direct access for internal clients: writes to delegated space of a region served here, durably.
-    pub fn write_gpa(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
-        self.served(at.region())
-            .ok_or(FsError::WrongEpoch)?
-            .write_data(at, bytes)
     }
 
     /// Whether this kind of peer may read and write file data one-sided.

@@ -280,20 +280,6 @@ impl Served {
         self.pmem.fence();
     }
 
-    /// Reads bytes at an address of this region.
-    pub fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), FsError> {
-        let (offset, _) = self.locate(at, into.len())?;
-        self.pmem.read(offset, into);
-        Ok(())
-    }
-
-    /// Writes bytes to a data segment of this region, durably.
-    pub fn write_data(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
-        self.write_streaming(at, bytes)?;
-        self.end_stores();
-        Ok(())
-    }
-
     /// Writes bytes to a data segment of this region: durable after a fence of this thread's.
     pub fn write_streaming(&self, at: Gpa, bytes: &[u8]) -> Result<(), FsError> {
         let (offset, class) = self.locate(at, bytes.len())?;

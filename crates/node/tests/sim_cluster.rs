@@ -984,7 +984,9 @@ fn a_client_inside_a_node_calls_it_directly() {
                 other => panic!("{other:?}"),
             };
             assert_eq!((space.len(), space[0].pages), (1, 2));
-            node.write_gpa(space[0].gpa, &bytes).unwrap();
+            let at = node.locate(space[0].gpa, bytes.len()).unwrap();
+            node.pool().write_streaming(at, &bytes);
+            node.pool().fence();
             let runs = vec![WriteRun {
                 offset: 0,
                 len: 5000,
@@ -1000,11 +1002,9 @@ fn a_client_inside_a_node_calls_it_directly() {
             };
             ask(commit).await.unwrap();
             let mut read = vec![0; 5000];
-            node.read_gpa(space[0].gpa, &mut read).unwrap();
+            node.pool().read(at, &mut read);
             assert_eq!(read, bytes);
             assert_eq!(c.read(file).await.unwrap(), bytes);
-            let inode = polvo_format::Gpa::new(region, file.ino.offset().unwrap());
-            assert_eq!(node.write_gpa(inode, b"x"), Err(FsError::NotPermitted), "metadata");
         }
         assert_eq!(nodes.len(), 3);
         ask(Request::Detach).await.unwrap();

@@ -64,11 +64,6 @@ impl LockRange {
     pub fn is_sane(self) -> bool {
         self.first <= self.last && self.last <= LockRange::END
     }
-
-    /// Has bytes in common.
-    pub fn overlaps(self, other: LockRange) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
 }
 
 /// A lock that is wanted.
