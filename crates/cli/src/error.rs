@@ -181,10 +181,6 @@ impl<T> Context<T> for Result<T, rustix::io::Errno> {
 
 impl<T> Context<T> for Result<T, FsError> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, CliError> {
-        self.map_err(|source| match source {
-            // Before the map is known no node has a number yet.
-            FsError::Unreachable { node: u16::MAX, why } => CliError::Other(format!("{}: {why}", what())),
-            source => CliError::Fs { what: what(), source },
-        })
+        self.map_err(|source| CliError::Fs { what: what(), source })
     }
 }

@@ -1,9 +1,8 @@
 //! First contact: from addresses to a cluster map.
 
 use crate::Timeouts;
-use crate::link::rpc_error;
 use polvo_fabric::{Address, Identity, MemoryRegions, connect};
-use polvo_format::{Epoch, NodeId, SessionId};
+use polvo_format::{Epoch, SessionId};
 use polvo_proto::{Call, ClusterMap, Cred, FsError, PROTOCOL_VERSION, Reply, Request, decode_answer};
 use polvo_rpc::{RpcClient, RpcError};
 
@@ -33,8 +32,10 @@ async fn ask(
     name: &str,
     timeouts: &Timeouts,
 ) -> Result<ClusterMap, FsError> {
-    // which node lives there is not known yet
-    let failed = |error: RpcError| rpc_error(NodeId(u16::MAX), error);
+    let failed = |error: RpcError| FsError::NotThere {
+        address: address.to_string(),
+        why: error.to_string(),
+    };
     let regions = MemoryRegions::new();
     let pair = connect(address, me, &regions, timeouts.connect)
         .await

@@ -442,7 +442,11 @@ impl Links {
                 answer => return answer,
             }
         }
-        Err(FsError::WrongEpoch)
+        let why = format!(
+            "{MOVES_MAX} times a node did not serve region {} that served it by its map",
+            region.0
+        );
+        Err(FsError::Io(why))
     }
 
     /// There is no room but for what a node holds back that was started anew ([`FsError::HeldBack`]): waits a moment, unless that

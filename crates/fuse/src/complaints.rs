@@ -31,6 +31,7 @@ impl Complaints {
             error,
             FsError::Io(_)
                 | FsError::Unreachable { .. }
+                | FsError::NotThere { .. }
                 | FsError::WrongEpoch
                 | FsError::SessionExpired
                 | FsError::SetBack { .. }

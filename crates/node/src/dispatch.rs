@@ -11,7 +11,7 @@ use crate::probe::Phase;
 use crate::turn::{self, Turn};
 use crate::two_phase::{self, Transactions};
 use polvo_cluster::{Links, RegionVerb, Timeouts, join_all};
-use polvo_format::{Gpa, RegionId, TxnId};
+use polvo_format::{Gpa, NodeId, RegionId, TxnId};
 use polvo_proto::{Cred, FsError, Reply, Request};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, RemotePart, Undispatched};
@@ -82,6 +82,13 @@ impl Dispatch {
     }
 }
 
+/// The node of the first part that remains.
+fn waits_for(links: &Links, dispatch: &Dispatch) -> NodeId {
+    let part = dispatch.parts.first();
+    let primary = part.and_then(|part| links.primary(part.region()).ok());
+    primary.unwrap_or(dispatch.txn.node())
+}
+
 /// A dispatch that somebody is at. Whoever drops it unfinished leaves it to those who come by: the next look, or
 /// housekeeping.
 pub(crate) struct Dispatching {
@@ -113,8 +120,11 @@ impl Dispatching {
         });
         let results = tokio::time::timeout(limit, join_all(attempts)).await;
         let results = results.map_err(|_| FsError::Unreachable {
-            node: u16::MAX,
-            why: format!("not every participant took its part within {} ms", limit.as_millis()),
+            node: waits_for(links, dispatch).0,
+            why: format!(
+                "it did not take its part of a transaction within {} ms",
+                limit.as_millis()
+            ),
         })?;
         let mut failure = None;
         let mut results = results.into_iter();
@@ -145,9 +155,10 @@ impl Dispatching {
             tracing::debug!(?txn, %error, "dispatch failed, trying again");
             if backoff.wait().await.is_err() {
                 tracing::warn!(?txn, %error, "dispatch goes on in the background");
-                let node = match error {
-                    FsError::Unreachable { node, .. } => node,
-                    _ => u16::MAX,
+                let node = match (&error, &self.dispatch) {
+                    (FsError::Unreachable { node, .. }, _) => *node,
+                    (_, Some(dispatch)) => waits_for(&links, dispatch).0,
+                    (_, None) => self.node.id().0,
                 };
                 let why = format!("the operation is committed, but a node it concerns cannot be reached: {error}");
                 return Err(FsError::Unreachable { node, why });

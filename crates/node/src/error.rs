@@ -3,12 +3,11 @@
 use polvo_proto::FsError;
 use polvo_region::RegionError;
 
-/// What the caller of an operation gets to see. A held inode is for the caller to wait for; whoever cannot wait says
-/// EBUSY. Damage is logged here, where it is found.
+/// What the caller of an operation gets to see. A held inode is for the caller to wait for. Damage is logged here, where it is found.
 pub(crate) fn to_fs(error: RegionError) -> FsError {
     match error {
         RegionError::Fs(error) => error,
-        RegionError::Held { .. } => FsError::Busy,
+        RegionError::Held { .. } => FsError::Retry,
         damage @ (RegionError::Corrupt { .. } | RegionError::Pool(_)) => {
             tracing::error!(%damage, "damaged pool");
             FsError::Io(damage.to_string())

@@ -50,7 +50,7 @@ impl RenameHold {
         loop {
             match Self::ask(turn, holder, false).await {
                 Ok(grant) => return Ok(RenameHold { holder, grant }),
-                Err(FsError::Busy) => backoff.wait().await?,
+                Err(FsError::Retry) => backoff.wait().await?,
                 Err(error) => return Err(error),
             }
         }
@@ -60,7 +60,7 @@ impl RenameHold {
     pub async fn verify(&self, turn: &Turn<'_>) -> Result<(), FsError> {
         match Self::ask(turn, self.holder, false).await? {
             grant if grant == self.grant => Ok(()),
-            _ => Err(FsError::Busy),
+            _ => Err(FsError::Retry),
         }
     }
 

@@ -33,8 +33,8 @@ impl RenameLock {
         let mut grant = self.grant.lock();
         match &*grant {
             Some(held) if held.until > now && held.holder == holder => return Ok(held.number),
-            Some(held) if held.until > now => return Err(FsError::Busy),
-            _ if now < self.quiet_until => return Err(FsError::Busy),
+            Some(held) if held.until > now => return Err(FsError::Retry),
+            _ if now < self.quiet_until => return Err(FsError::Retry),
             _ => {}
         }
         let number = number();
@@ -64,15 +64,15 @@ mod tests {
         let lock = RenameLock::new();
         let (a, b) = (TxnId(1), TxnId(2));
         let second = Duration::from_secs(1);
-        assert_eq!(lock.take(a, second, || 1), Err(FsError::Busy), "quiet after a start");
+        assert_eq!(lock.take(a, second, || 1), Err(FsError::Retry), "quiet after a start");
         tokio::time::advance(Timeouts::RENAME_QUIET).await;
         assert_eq!(lock.take(a, second, || 1), Ok(1));
         assert_eq!(lock.take(a, second, || 2), Ok(1), "asking again keeps the grant");
-        assert_eq!(lock.take(b, second, || 2), Err(FsError::Busy));
+        assert_eq!(lock.take(b, second, || 2), Err(FsError::Retry));
         lock.release(b);
         assert_eq!(
             lock.take(b, second, || 2),
-            Err(FsError::Busy),
+            Err(FsError::Retry),
             "only the holder gives it back"
         );
         lock.release(a);

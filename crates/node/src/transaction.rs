@@ -84,7 +84,7 @@ pub(crate) enum Failure {
 impl From<FsError> for Failure {
     fn from(error: FsError) -> Failure {
         match error {
-            FsError::Busy => Failure::Conflict,
+            FsError::Retry => Failure::Conflict,
             error => Failure::Fs(error),
         }
     }
@@ -154,7 +154,7 @@ impl Node {
                 other => return other.map_err(to_fs),
             }
         }
-        Err(FsError::Busy)
+        Err(FsError::Retry)
     }
 }
 

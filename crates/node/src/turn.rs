@@ -117,8 +117,8 @@ impl<'a> Turn<'a> {
         served.ok_or(FsError::WrongEpoch)
     }
 
-    /// Does something in a region served here. While an inode it needs is held by a transaction, waits (bounded) and
-    /// does it anew.
+    /// Does something in a region served here. While an inode it needs is held by a transaction, or the redo log is full,
+    /// waits (bounded) and does it anew.
     pub async fn on<T>(
         &self,
         region: RegionId,
@@ -126,11 +126,12 @@ impl<'a> Turn<'a> {
     ) -> Result<T, FsError> {
         let served = self.served(region)?;
         let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
-        let txn = match self.node.enter_with_room(served, &mut f) {
-            Err(RegionError::Held { txn, .. }) => txn,
+        let by = match self.node.enter_with_room(served, &mut f) {
+            Err(RegionError::Held { txn, .. }) => Some(txn),
+            Err(RegionError::Fs(FsError::Retry)) => None,
             other => return other.map_err(to_fs),
         };
-        self.wait_and_do(served, txn, f).await
+        self.wait_and_do(served, by, f).await
     }
 
     /// As `on`, for what a session gets: nothing once it has ended. Its end takes back what was given before, since
@@ -155,19 +156,22 @@ impl<'a> Turn<'a> {
     async fn wait_and_do<T>(
         &self,
         served: &Arc<Served>,
-        mut txn: TxnId,
+        mut by: Option<TxnId>,
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
         let mut backoff = Backoff::short(self.node.next_jitter(), self.deadline());
         let mut ask_at = Instant::now() + ASK_AFTER;
         loop {
             backoff.wait().await?;
-            if Instant::now() >= ask_at {
+            if let Some(txn) = by
+                && Instant::now() >= ask_at
+            {
                 self.node.resolve(self.links, served, txn).await;
                 ask_at = Instant::now() + 2 * ASK_AFTER;
             }
             match self.node.enter_with_room(served, &mut f) {
-                Err(RegionError::Held { txn: by, .. }) => txn = by,
+                Err(RegionError::Held { txn, .. }) => by = Some(txn),
+                Err(RegionError::Fs(FsError::Retry)) => by = None,
                 other => return other.map_err(to_fs),
             }
         }

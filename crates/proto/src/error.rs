@@ -32,7 +32,7 @@ pub enum FsError {
     /// ESTALE: the inode slot has another file now, or none
     #[error("stale file handle")]
     Stale,
-    /// EBUSY: a transaction held the inode for longer than the configured wait
+    /// EBUSY: a transaction held the inode for longer than the configured wait; or it may not go (the root)
     #[error("inode is held by a transaction that does not end")]
     Busy,
     /// EMLINK
@@ -111,37 +111,53 @@ pub enum FsError {
         /// how many the copy has had
         found: u64,
     },
+    /// What is needed is somebody else's for a moment (an inode or the rename lock: another transaction's; room in the redo
+    /// log): nothing was done, and whoever coordinates tries again, or says [`FsError::Busy`] in the end. Never shown to a user.
+    #[error("held by another transaction for a moment")]
+    Retry,
+    /// ETIMEDOUT, EIO at a mount: nobody answered there, of whom it is not known yet which node it is
+    #[error("{address} did not answer: {why}")]
+    NotThere {
+        /// the address
+        address: String,
+        /// what happened
+        why: String,
+    },
 }
 
 impl FsError {
-    /// The errno of the FUSE and C edge (Linux numbers).
+    /// The errno of the FUSE and C edge.
     pub fn errno(&self) -> i32 {
         match self {
-            FsError::NotPermitted => 1,
-            FsError::NotFound => 2,
-            FsError::Interrupted => 4,
-            FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch | FsError::SetBack { .. } => 5,
-            FsError::NoSuchOffset => 6,
-            FsError::TooBig => 7,
-            FsError::BadHandle => 9,
-            FsError::WouldBlock => 11,
-            FsError::Access => 13,
-            FsError::Busy => 16,
-            FsError::Exists => 17,
-            FsError::NotDirectory => 20,
-            FsError::IsDirectory => 21,
-            FsError::Invalid(_) => 22,
-            FsError::FileTooLarge => 27,
-            FsError::NoSpace | FsError::HeldBack => 28,
-            FsError::TooManyLinks => 31,
-            FsError::Deadlock => 35,
-            FsError::NameTooLong => 36,
-            FsError::NoLocks => 37,
-            FsError::NotEmpty => 39,
-            FsError::Loop => 40,
-            FsError::NoAttribute => 61,
-            FsError::NotSupported(_) => 95,
-            FsError::Stale | FsError::SessionExpired => 116,
+            FsError::NotPermitted => libc::EPERM,
+            FsError::NotFound => libc::ENOENT,
+            FsError::Interrupted => libc::EINTR,
+            FsError::Io(_)
+            | FsError::Unreachable { .. }
+            | FsError::NotThere { .. }
+            | FsError::WrongEpoch
+            | FsError::SetBack { .. } => libc::EIO,
+            FsError::NoSuchOffset => libc::ENXIO,
+            FsError::TooBig => libc::E2BIG,
+            FsError::BadHandle => libc::EBADF,
+            FsError::WouldBlock => libc::EAGAIN,
+            FsError::Access => libc::EACCES,
+            FsError::Busy | FsError::Retry => libc::EBUSY,
+            FsError::Exists => libc::EEXIST,
+            FsError::NotDirectory => libc::ENOTDIR,
+            FsError::IsDirectory => libc::EISDIR,
+            FsError::Invalid(_) => libc::EINVAL,
+            FsError::FileTooLarge => libc::EFBIG,
+            FsError::NoSpace | FsError::HeldBack => libc::ENOSPC,
+            FsError::TooManyLinks => libc::EMLINK,
+            FsError::Deadlock => libc::EDEADLK,
+            FsError::NameTooLong => libc::ENAMETOOLONG,
+            FsError::NoLocks => libc::ENOLCK,
+            FsError::NotEmpty => libc::ENOTEMPTY,
+            FsError::Loop => libc::ELOOP,
+            FsError::NoAttribute => libc::ENODATA,
+            FsError::NotSupported(_) => libc::EOPNOTSUPP,
+            FsError::Stale | FsError::SessionExpired => libc::ESTALE,
         }
     }
 }

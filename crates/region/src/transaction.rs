@@ -148,7 +148,7 @@ impl Region {
                 region.settle();
             }
             if region.held.pending.len() >= HELD_MAX {
-                return Err(FsError::Busy.into());
+                return Err(FsError::Retry.into());
             }
             let stage = region.stage(intents, now_ns)?;
             let layouts = region.lay_out_stage(&stage, intents)?;

@@ -134,7 +134,7 @@ impl RedoLog {
         let mut state = self.state.lock();
         let keep = if remote { self.reserved } else { 0 };
         if state.free.len() <= keep {
-            return Err(FsError::Busy.into());
+            return Err(FsError::Retry.into());
         }
         let at = state.free.pop().expect("there are more than `keep`");
         let slot = &mut state.slots[at as usize];

@@ -501,7 +501,7 @@ fn records_to_dispatch_leave_slots_for_local_ones() {
     loop {
         let record = match space.log(txn(number), [], &[part()]) {
             Ok(record) => record,
-            Err(RegionError::Fs(FsError::Busy)) => break,
+            Err(RegionError::Fs(FsError::Retry)) => break,
             Err(why) => panic!("{why}"),
         };
         waiting.push(space.applied(record).unwrap());
