@@ -11,7 +11,7 @@
 //! a node, and one that has a wait for a whole file (`flock`) in it.
 
 use crate::node::Node;
-use crate::turn::Turn;
+use crate::request_context::RequestContext;
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_proto::{Answer, Cred, LockHolder, LockWait, Reply, Request};
 use std::cmp::Reverse;
@@ -140,7 +140,7 @@ fn circle<'a>(start: &LockWait, by_waiter: &HashMap<LockHolder, Vec<&'a LockWait
     None
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     pub fn lock_waits(&self) -> Answer {
         self.asking_node()?;
         Ok(Reply::LockWaits(self.node.locks.waits()))

@@ -8,7 +8,7 @@
 use crate::backoff::Backoff;
 use crate::node::Node;
 use crate::probe::Phase;
-use crate::turn::{self, Turn};
+use crate::request_context::{self, RequestContext};
 use crate::two_phase::{self, Transactions};
 use polvo_cluster::{Links, RegionVerb, Timeouts, join_all};
 use polvo_format::{Gpa, NodeId, RegionId, TxnId};
@@ -151,7 +151,7 @@ impl Dispatching {
     async fn until_sent(mut self, links: Rc<Links>, mut backoff: Backoff, deadline: Instant) -> Result<(), FsError> {
         let txn = self.dispatch.as_ref().map(|dispatch| dispatch.txn);
         self.node.probe.reached(Phase::Decided).await;
-        while let Err(error) = self.attempt(&links, turn::call_limit(deadline)).await {
+        while let Err(error) = self.attempt(&links, request_context::call_limit(deadline)).await {
             tracing::debug!(?txn, %error, "dispatch failed, trying again");
             if backoff.wait().await.is_err() {
                 tracing::warn!(?txn, %error, "dispatch goes on in the background");
@@ -167,7 +167,7 @@ impl Dispatching {
         let node = self.node.clone();
         drop(self);
         if node.undispatched.lock().len() >= node.posted_max() {
-            look(&node, &links, turn::call_limit(deadline)).await;
+            look(&node, &links, request_context::call_limit(deadline)).await;
         }
         Ok(())
     }
@@ -197,10 +197,10 @@ impl Drop for Dispatching {
 ///
 /// # Errors
 /// A participant does not answer: the operation is done but not seen everywhere, and housekeeping goes on with it.
-pub(crate) async fn finish(turn: &Turn<'_>, dispatch: Dispatch) -> Result<(), FsError> {
-    let by_reactor = turn.pair.is_some() && turn.node.config.transactions == Transactions::CollectDispatch;
-    let dispatching = Dispatching::new(turn.node, dispatch);
-    let mut to_do = Box::pin(dispatching.until_sent(turn.links.clone(), turn.backoff(), turn.deadline()));
+pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Result<(), FsError> {
+    let by_reactor = ctx.pair.is_some() && ctx.node.config.transactions == Transactions::CollectDispatch;
+    let dispatching = Dispatching::new(ctx.node, dispatch);
+    let mut to_do = Box::pin(dispatching.until_sent(ctx.links.clone(), ctx.backoff(), ctx.deadline()));
     if !by_reactor {
         return to_do.await;
     }

@@ -4,7 +4,7 @@ use crate::acl::{self, Acl};
 use crate::name_services::must_be_directory;
 use crate::names;
 use crate::permission::{self, EXECUTE, READ, WRITE};
-use crate::turn::Turn;
+use crate::request_context::RequestContext;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
     ACL_MAX, Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, MapClaim, Reply, SetAttr,
@@ -42,7 +42,7 @@ fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
     }
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     /// Attributes are looked at only where something has to be checked.
     pub(crate) fn check(
         &self,

@@ -43,6 +43,7 @@ mod reactor;
 mod rename;
 mod rename_lock;
 mod replay;
+mod request_context;
 mod request_counters;
 mod scrub;
 mod served;
@@ -53,7 +54,6 @@ pub mod sim;
 mod status;
 mod transaction;
 mod transfers;
-mod turn;
 mod two_phase;
 
 pub use clock::{Clock, SystemClock};

@@ -2,7 +2,7 @@
 
 use crate::lock_table::Asked;
 use crate::permission::{self, READ, WRITE};
-use crate::turn::Turn;
+use crate::request_context::RequestContext;
 use polvo_proto::{Answer, FsError, InodeRef, LOCK_WAIT_MAX_MS, LockAsk, LockMode, LockRange, LockTicket, Reply};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn sane(range: LockRange) -> Result<(), FsError> {
     }
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     pub async fn lock(&self, inode: InodeRef, ask: &LockAsk, wait: Option<LockTicket>) -> Answer {
         sane(ask.range)?;
         let wanted = match ask.mode {

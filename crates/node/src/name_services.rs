@@ -3,8 +3,8 @@
 use crate::acl::{self, Acl};
 use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
+use crate::request_context::RequestContext;
 use crate::transaction::{Failure, Outcomes, Plan, transact};
-use crate::turn::Turn;
 use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX, Tail};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, Placement, Reply};
 use polvo_region::{Region, RegionError};
@@ -97,7 +97,7 @@ pub(crate) fn must_be_directory(attr: &Attr) -> Result<(), FsError> {
     }
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     /// A directory of ours, and what it says of a name, seen at one moment. The caller may search the directory.
     async fn directory_and_name(&self, dir: InodeRef, name: &[u8]) -> Result<Seen, FsError> {
         self.on(dir.ino.region(), |r| {

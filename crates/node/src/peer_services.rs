@@ -1,14 +1,14 @@
 //! What nodes ask of each other.
 
+use crate::request_context::RequestContext;
 use crate::served::Served;
 use crate::sessions::Party;
-use crate::turn::Turn;
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
 use polvo_proto::{Answer, FsError, InodeRef, Intent, Reply};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     /// The node that asks; clients are refused.
     pub(crate) fn asking_node(&self) -> Result<NodeId, FsError> {
         match self.session.party {

@@ -4,9 +4,9 @@ use crate::deadlocks;
 use crate::dispatch;
 use crate::housekeeping;
 use crate::node::Node;
+use crate::request_context::RequestContext;
 use crate::scrub;
 use crate::sessions::{Party, Session};
-use crate::turn::Turn;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
 use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::{NodeId, SessionId};
@@ -356,18 +356,18 @@ async fn answer(
         };
         return encode(&answer);
     }
-    let turn = Turn::new(node, links, &session, epoch, &cred).over(&connection.pair, request_id);
+    let ctx = RequestContext::new(node, links, &session, epoch, &cred).over(&connection.pair, request_id);
     if !request.is_mutation() {
-        return encode(&turn.perform(request).await);
+        return encode(&ctx.perform(request).await);
     }
     match session.replay.begin(request_id, connection.fence.get()).await {
         Ok(running) => {
             let is_transfer = matches!(request, Request::WriteFrom { .. });
-            let done = if again { turn.done_before() } else { None };
+            let done = if again { ctx.done_before() } else { None };
             let answer = match (request, done) {
-                (request, Some(done)) => turn.answer_again(&request, done).await,
+                (request, Some(done)) => ctx.answer_again(&request, done).await,
                 (Request::Withdraw, None) => Ok(Reply::Withdrawn),
-                (request, None) => turn.perform(request).await,
+                (request, None) => ctx.perform(request).await,
             };
             let encoded = encode(&answer);
             // one that was cut off with its connection has changed nothing: repeated over another one it is done anew

@@ -4,8 +4,8 @@ use crate::acl::{self, Acl};
 use crate::name_services::{Looks, must_be_directory};
 use crate::names;
 use crate::permission::{self, EXECUTE, WRITE};
+use crate::request_context::{RequestContext, strange_reply};
 use crate::transaction::{Failure, Plan, transact};
-use crate::turn::{Turn, strange_reply};
 use polvo_format::{Attr, FileKind, Ino, RegionId, Tail, TxnId};
 use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode, Reply, Request};
 
@@ -28,12 +28,12 @@ pub(crate) struct RenameHold {
 }
 
 impl RenameHold {
-    async fn ask(turn: &Turn<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
+    async fn ask(ctx: &RequestContext<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
         let region = Ino::ROOT.region();
-        if turn.node.serves(region) {
-            return turn.node.grant_rename(holder, release);
+        if ctx.node.serves(region) {
+            return ctx.node.grant_rename(holder, release);
         }
-        match turn
+        match ctx
             .ask_region(region, Request::RenameLock { txn: holder, release })
             .await?
         {
@@ -44,11 +44,11 @@ impl RenameHold {
         }
     }
 
-    async fn take(turn: &Turn<'_>) -> Result<RenameHold, FsError> {
-        let holder = turn.node.next_txn();
-        let mut backoff = turn.backoff();
+    async fn take(ctx: &RequestContext<'_>) -> Result<RenameHold, FsError> {
+        let holder = ctx.node.next_txn();
+        let mut backoff = ctx.backoff();
         loop {
-            match Self::ask(turn, holder, false).await {
+            match Self::ask(ctx, holder, false).await {
                 Ok(grant) => return Ok(RenameHold { holder, grant }),
                 Err(FsError::Retry) => backoff.wait().await?,
                 Err(error) => return Err(error),
@@ -57,16 +57,16 @@ impl RenameHold {
     }
 
     /// The lock has been ours all the time: what was seen of the tree's shape under it still holds.
-    pub async fn verify(&self, turn: &Turn<'_>) -> Result<(), FsError> {
-        match Self::ask(turn, self.holder, false).await? {
+    pub async fn verify(&self, ctx: &RequestContext<'_>) -> Result<(), FsError> {
+        match Self::ask(ctx, self.holder, false).await? {
             grant if grant == self.grant => Ok(()),
             _ => Err(FsError::Retry),
         }
     }
 
     /// Best effort: a grant ends by itself.
-    async fn release(self, turn: &Turn<'_>) {
-        if let Err(error) = Self::ask(turn, self.holder, true).await {
+    async fn release(self, ctx: &RequestContext<'_>) {
+        if let Err(error) = Self::ask(ctx, self.holder, true).await {
             tracing::debug!(%error, "the rename lock was not given back");
         }
     }
@@ -127,7 +127,7 @@ impl Look {
     }
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     pub async fn rename(&self, rename: Rename) -> Answer {
         names::check(&rename.old_name)?;
         names::check_new(&rename.new_name).map_err(|error| match error {

@@ -3,8 +3,8 @@
 use crate::node::Node;
 use crate::permission;
 use crate::rename::Rename;
+use crate::request_context::RequestContext;
 use crate::sessions::{Party, Session};
-use crate::turn::Turn;
 use polvo_cluster::Links;
 use polvo_format::{Epoch, NodeId, RegionId, SessionId};
 use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request};
@@ -30,8 +30,8 @@ impl Node {
             return Ok(self.attach(call.session, party, version, name, home)?.1);
         }
         let session = self.sessions.get(call.session)?;
-        let turn = Turn::new(self, links, &session, call.epoch, &call.cred);
-        turn.perform(call.request).await
+        let ctx = RequestContext::new(self, links, &session, call.epoch, &call.cred);
+        ctx.perform(call.request).await
     }
 
     /// A session that is attached here, for callers inside this process that come back with it again and again.
@@ -59,11 +59,11 @@ impl Node {
         if session.is_ended() {
             return Err(FsError::SessionExpired);
         }
-        let turn = Turn::new(self, links, session, EPOCH_INSIDE, cred);
+        let ctx = RequestContext::new(self, links, session, EPOCH_INSIDE, cred);
         self.counters.count_write();
         match bytes.len() {
-            ..=EAGER_MAX => turn.store(inode, offset, bytes).await,
-            _ => turn.write_here(inode, offset, bytes).await,
+            ..=EAGER_MAX => ctx.store(inode, offset, bytes).await,
+            _ => ctx.write_here(inode, offset, bytes).await,
         }
     }
 
@@ -82,8 +82,8 @@ impl Node {
         if session.is_ended() {
             return None;
         }
-        let turn = Turn::new(self, links, session, EPOCH_INSIDE, cred);
-        let written = turn.store_at_once(inode, offset, bytes)?;
+        let ctx = RequestContext::new(self, links, session, EPOCH_INSIDE, cred);
+        let written = ctx.store_at_once(inode, offset, bytes)?;
         self.counters.count_write();
         Some(written)
     }
@@ -100,8 +100,8 @@ impl Node {
         inode: InodeRef,
     ) -> Result<Arc<FileView>, FsError> {
         let session = self.sessions.get(session)?;
-        let turn = Turn::new(self, links, &session, EPOCH_INSIDE, cred);
-        turn.on(inode.ino.region(), |region| region.file_view(inode)).await
+        let ctx = RequestContext::new(self, links, &session, EPOCH_INSIDE, cred);
+        ctx.on(inode.ino.region(), |region| region.file_view(inode)).await
     }
 
     /// Opens or rejoins a session.
@@ -139,7 +139,7 @@ impl Node {
     }
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     /// Does what is asked. The caller is attached; what is left to check is done by each service.
     pub(crate) async fn perform(&self, request: Request) -> Answer {
         match request {

@@ -6,8 +6,8 @@ use crate::error::to_fs;
 use crate::node::Node;
 use crate::probe::Phase;
 use crate::rename::RenameHold;
+use crate::request_context::RequestContext;
 use crate::served::Served;
-use crate::turn::Turn;
 use crate::two_phase::{self, Transactions};
 use foldhash::HashSet;
 use parking_lot::Mutex;
@@ -161,7 +161,7 @@ impl Node {
 /// Carries out a plan, all or nothing. With `open`, the caller's session holds open the inode that is made. With a
 /// `hold`, nothing is decided unless the rename lock is still ours.
 pub(crate) async fn transact(
-    turn: &Turn<'_>,
+    ctx: &RequestContext<'_>,
     plan: &Plan,
     open: bool,
     hold: Option<&RenameHold>,
@@ -171,40 +171,40 @@ pub(crate) async fn transact(
     };
     let own = *own;
     if others.is_empty() {
-        return local(turn, own, own_intents, open, hold).await;
+        return local(ctx, own, own_intents, open, hold).await;
     }
-    let txn = turn.node.next_txn();
-    let mut running = Some(turn.node.undecided.begin(txn));
+    let txn = ctx.node.next_txn();
+    let mut running = Some(ctx.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(others.len());
     let mut outcomes = Outcomes::default();
     for (region, intents) in others {
-        match collect(turn, txn, *region, intents, open).await {
+        match collect(ctx, txn, *region, intents, open).await {
             Ok((part, collected)) => {
                 outcomes.take(intents, &collected);
                 remote.push(part);
             }
             Err(error) => {
-                abort(turn, txn, &remote).await;
-                return Err(place(turn, *region, intents, error));
+                abort(ctx, txn, &remote).await;
+                return Err(place(ctx, *region, intents, error));
             }
         }
     }
     if planted(Planted::ForgottenBeforeDecided) {
         running = None;
     }
-    turn.node.probe.reached(Phase::Collected).await;
-    match decide(turn, txn, own, own_intents, &remote, &mut outcomes, hold).await {
+    ctx.node.probe.reached(Phase::Collected).await;
+    match decide(ctx, txn, own, own_intents, &remote, &mut outcomes, hold).await {
         Ok(Some(record)) => {
             drop(running); // the log speaks for it from here on
-            dispatch::finish(turn, Dispatch::new(txn, record, remote)).await?;
+            dispatch::finish(ctx, Dispatch::new(txn, record, remote)).await?;
             Ok(outcomes)
         }
         Ok(None) => {
-            abort(turn, txn, &remote).await; // there was nothing to write, only locks to let go
+            abort(ctx, txn, &remote).await; // there was nothing to write, only locks to let go
             Ok(outcomes)
         }
         Err(error) => {
-            abort(turn, txn, &remote).await;
+            abort(ctx, txn, &remote).await;
             Err(Failure::from(error))
         }
     }
@@ -213,7 +213,7 @@ pub(crate) async fn transact(
 /// The commit point: everything collected and the own part in one redo record. `None`: no participant had anything to
 /// change.
 async fn decide(
-    turn: &Turn<'_>,
+    ctx: &RequestContext<'_>,
     txn: TxnId,
     own: RegionId,
     intents: &[Intent],
@@ -222,32 +222,32 @@ async fn decide(
     hold: Option<&RenameHold>,
 ) -> Result<Option<RedoId>, FsError> {
     if let Some(hold) = hold {
-        hold.verify(turn).await?;
+        hold.verify(ctx).await?;
     }
     let intents = completed(intents.to_vec(), outcomes);
-    let now_ns = turn.now_ns();
-    let served = turn.served(own)?;
-    let decide = |region: &mut Region| turn.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns));
-    let decided = turn.node.enter_with_room(served, decide).map_err(to_fs)?;
+    let now_ns = ctx.now_ns();
+    let served = ctx.served(own)?;
+    let decide = |region: &mut Region| ctx.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns));
+    let decided = ctx.node.enter_with_room(served, decide).map_err(to_fs)?;
     outcomes.take(&intents, &decided.outcomes);
     Ok(decided.record)
 }
 
 /// All in one region: one decision, no participants.
 async fn local(
-    turn: &Turn<'_>,
+    ctx: &RequestContext<'_>,
     own: RegionId,
     intents: &[Intent],
     open: bool,
     hold: Option<&RenameHold>,
 ) -> Result<Outcomes, Failure> {
     if let Some(hold) = hold {
-        hold.verify(turn).await?;
+        hold.verify(ctx).await?;
     }
-    let txn = turn.node.next_txn();
-    let session = turn.session.id;
+    let txn = ctx.node.next_txn();
+    let session = ctx.session.id;
     let decide = |region: &mut Region| {
-        let decided = region.decide(txn, intents, &[], turn.now_ns())?;
+        let decided = region.decide(txn, intents, &[], ctx.now_ns())?;
         let mut outcomes = Outcomes::default();
         outcomes.take(intents, &decided.outcomes);
         if let (true, Some(made)) = (open, outcomes.made) {
@@ -261,40 +261,40 @@ async fn local(
         }
         Ok(outcomes)
     };
-    turn.on_for_session(own, decide)
+    ctx.on_for_session(own, decide)
         .await
-        .map_err(|error| place(turn, own, intents, error))
+        .map_err(|error| place(ctx, own, intents, error))
 }
 
 /// Tells an error of the place that was chosen for a new inode from one of the operation.
-fn place(turn: &Turn<'_>, region: RegionId, intents: &[Intent], error: FsError) -> Failure {
+fn place(ctx: &RequestContext<'_>, region: RegionId, intents: &[Intent], error: FsError) -> Failure {
     let elsewhere = matches!(
         error,
         FsError::NoSpace | FsError::HeldBack | FsError::Unreachable { .. }
     );
-    match turn.links.primary(region) {
+    match ctx.links.primary(region) {
         Ok(node) if elsewhere && intents.iter().any(Intent::makes_inode) => Failure::NoRoom(node, error),
         _ => Failure::from(error),
     }
 }
 
 async fn collect(
-    turn: &Turn<'_>,
+    ctx: &RequestContext<'_>,
     txn: TxnId,
     region: RegionId,
     intents: &[Intent],
     open: bool,
 ) -> Result<(RemotePart, Vec<Outcome>), FsError> {
     let open = open && intents.iter().any(Intent::makes_inode);
-    if let Some(served) = turn.node.served(region) {
-        let open_for = open.then_some(turn.session.id);
-        let collected = turn.node.collect_here(served, txn, intents, open_for).await?;
+    if let Some(served) = ctx.node.served(region) {
+        let open_for = open.then_some(ctx.session.id);
+        let collected = ctx.node.collect_here(served, txn, intents, open_for).await?;
         return part_of(region, collected, intents);
     }
-    if turn.node.config.transactions == Transactions::TwoPhaseCommit {
-        return two_phase::prepare(turn, txn, region, intents, open).await;
+    if ctx.node.config.transactions == Transactions::TwoPhaseCommit {
+        return two_phase::prepare(ctx, txn, region, intents, open).await;
     }
-    let on_behalf = turn.session.id;
+    let on_behalf = ctx.session.id;
     let request = Request::Collect {
         txn,
         region,
@@ -302,7 +302,7 @@ async fn collect(
         open,
         intents: intents.to_vec(),
     };
-    let Reply::Collected(collected) = turn.ask_region(region, request).await? else {
+    let Reply::Collected(collected) = ctx.ask_region(region, request).await? else {
         return Err(FsError::Io(format!(
             "the primary of region {} did not collect",
             region.0
@@ -338,11 +338,11 @@ fn completed(mut intents: Vec<Intent>, collected: &Outcomes) -> Vec<Intent> {
 }
 
 /// Lets go of what was collected: best effort, since a participant that waits too long asks.
-async fn abort(turn: &Turn<'_>, txn: TxnId, remote: &[RemotePart]) {
+async fn abort(ctx: &RequestContext<'_>, txn: TxnId, remote: &[RemotePart]) {
     for part in remote {
         let told = match part {
-            RemotePart::Collected(part) => unlock(turn, txn, part).await,
-            RemotePart::Prepared(region) => two_phase::conclude(turn.links, txn, *region, false).await,
+            RemotePart::Collected(part) => unlock(ctx, txn, part).await,
+            RemotePart::Prepared(region) => two_phase::conclude(ctx.links, txn, *region, false).await,
         };
         if let Err(error) = told {
             tracing::debug!(?txn, region = part.region().0, %error, "a participant has to ask how the transaction ended");
@@ -350,8 +350,8 @@ async fn abort(turn: &Turn<'_>, txn: TxnId, remote: &[RemotePart]) {
     }
 }
 
-async fn unlock(turn: &Turn<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
-    if let Some(served) = turn.node.served(part.region) {
+async fn unlock(ctx: &RequestContext<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
+    if let Some(served) = ctx.node.served(part.region) {
         served.unlock(txn, &part.locks);
         return Ok(());
     }
@@ -366,7 +366,7 @@ async fn unlock(turn: &Turn<'_>, txn: TxnId, part: &CollectedPart) -> Result<(),
             new: 0,
             found,
         });
-    turn.links.one_sided(part.region, &mut swaps.collect::<Vec<_>>()).await
+    ctx.links.one_sided(part.region, &mut swaps.collect::<Vec<_>>()).await
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@
 
 use crate::file_services::check_end;
 use crate::permission::{self, READ, WRITE};
+use crate::request_context::RequestContext;
 use crate::served::Served;
-use crate::turn::Turn;
 use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
@@ -110,7 +110,7 @@ fn lay_out(runs: &[PageRun], base: u64, len: u64) -> Vec<WriteRun> {
 
 /// Verbs on a caller's memory, in batches.
 struct Batches<'t, 'v> {
-    turn: &'t Turn<'t>,
+    ctx: &'t RequestContext<'t>,
     pair: &'t QueuePair,
     signaled: bool,
     verbs: Vec<Verb<'v>>,
@@ -119,10 +119,10 @@ struct Batches<'t, 'v> {
 }
 
 impl<'t, 'v> Batches<'t, 'v> {
-    fn new(turn: &'t Turn<'t>, signaled: bool) -> Result<Self, FsError> {
-        let pair = turn.pair.ok_or_else(|| invalid("a transfer without a connection"))?;
+    fn new(ctx: &'t RequestContext<'t>, signaled: bool) -> Result<Self, FsError> {
+        let pair = ctx.pair.ok_or_else(|| invalid("a transfer without a connection"))?;
         Ok(Batches {
-            turn,
+            ctx,
             pair,
             signaled,
             verbs: Vec::new(),
@@ -147,7 +147,7 @@ impl<'t, 'v> Batches<'t, 'v> {
         if std::mem::replace(&mut self.executed, true) {
             tokio::task::yield_now().await;
         }
-        let limit = self.turn.call_limit();
+        let limit = self.ctx.call_limit();
         let moved = match self.signaled {
             true => within(self.pair, limit, self.pair.execute(&mut self.verbs)).await,
             false => within(self.pair, limit, self.pair.execute_unreported(&mut self.verbs)).await,
@@ -159,7 +159,7 @@ impl<'t, 'v> Batches<'t, 'v> {
                 invalid(&format!("memory named in the request: {error}"))
             }
             other => FsError::Unreachable {
-                node: self.turn.node.id().0,
+                node: self.ctx.node.id().0,
                 why: other.to_string(),
             },
         })
@@ -177,7 +177,7 @@ fn parts(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
         .map(move |start| (start, most.min(len - start)))
 }
 
-impl Turn<'_> {
+impl RequestContext<'_> {
     /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was served.
     pub async fn read(&self, inode: InodeRef, offset: u64, len: u64, into: Option<Window>, verify: bool) -> Answer {
         let region = inode.ino.region();

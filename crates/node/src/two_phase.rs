@@ -8,8 +8,8 @@
 
 use crate::error::to_fs;
 use crate::node::Node;
+use crate::request_context::RequestContext;
 use crate::served::Served;
-use crate::turn::Turn;
 use parking_lot::Mutex;
 use polvo_cluster::Links;
 use polvo_format::{RegionId, SessionId, TxnId};
@@ -98,7 +98,7 @@ impl Node {
 
 /// Coordinator, first phase: has a participant on another node prepare.
 pub(crate) async fn prepare(
-    turn: &Turn<'_>,
+    ctx: &RequestContext<'_>,
     txn: TxnId,
     region: RegionId,
     intents: &[Intent],
@@ -107,11 +107,11 @@ pub(crate) async fn prepare(
     let request = Request::Prepare {
         txn,
         region,
-        on_behalf: turn.session.id,
+        on_behalf: ctx.session.id,
         open,
         intents: intents.to_vec(),
     };
-    match turn.ask_region(region, request).await? {
+    match ctx.ask_region(region, request).await? {
         Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((RemotePart::Prepared(region), outcomes)),
         _ => Err(FsError::Io(format!(
             "the primary of region {} prepared something else",

@@ -1,4 +1,4 @@
-//! One request in the making: on whose behalf, by which thread, and how long it may wait.
+//! One request being served: on whose behalf, by which thread, and how long it may wait.
 
 use crate::backoff::Backoff;
 use crate::error::to_fs;
@@ -25,8 +25,8 @@ pub(crate) fn call_limit(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
 }
 
-/// One request in the making.
-pub(crate) struct Turn<'a> {
+/// One request being served.
+pub(crate) struct RequestContext<'a> {
     pub node: &'a Arc<Node>,
     /// The calling thread's links to the other nodes.
     pub links: &'a Rc<Links>,
@@ -42,15 +42,15 @@ pub(crate) struct Turn<'a> {
     deadline: Cell<Option<Instant>>,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> RequestContext<'a> {
     pub fn new(
         node: &'a Arc<Node>,
         links: &'a Rc<Links>,
         session: &'a Arc<Session>,
         epoch: Epoch,
         cred: &'a Cred,
-    ) -> Turn<'a> {
-        Turn {
+    ) -> RequestContext<'a> {
+        RequestContext {
             node,
             links,
             session,
@@ -63,9 +63,9 @@ impl<'a> Turn<'a> {
     }
 
     /// A request that came over a connection, by its number in the session.
-    pub fn over(self, pair: &'a QueuePair, request: u64) -> Turn<'a> {
+    pub fn over(self, pair: &'a QueuePair, request: u64) -> RequestContext<'a> {
         let session = self.session.id;
-        Turn {
+        RequestContext {
             pair: Some(pair),
             origin: Some(Origin { session, request }),
             ..self
