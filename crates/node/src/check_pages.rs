@@ -1,6 +1,6 @@
 //! The online check of a region, handed out in pages.
 
-use crate::served::Served;
+use crate::region_service::RegionService;
 use parking_lot::Mutex;
 use polvo_format::{RegionId, SessionId};
 use polvo_proto::{CheckFacts, FACTS_PAGE, FsError, InodeFact, NameFact};
@@ -20,8 +20,8 @@ pub(crate) struct CheckPages {
     kept: Mutex<VecDeque<(SessionId, CheckFacts)>>,
 }
 
-pub(crate) fn facts(served: &Served) -> CheckFacts {
-    let report = served.enter(|region| region.check(&mut |_, _| {}));
+pub(crate) fn facts(service: &RegionService) -> CheckFacts {
+    let report = service.enter(|region| region.check(&mut |_, _| {}));
     let all = report.findings.len();
     let mut findings: Vec<String> = report
         .findings
@@ -48,7 +48,7 @@ pub(crate) fn facts(served: &Served) -> CheckFacts {
     let inode = |(inode, kind, nlink)| InodeFact { inode, kind, nlink };
     let name = |(dir, target, kind)| NameFact { dir, target, kind };
     CheckFacts {
-        region: served.id,
+        region: service.id,
         findings,
         inodes: report.inodes.into_iter().map(inode).collect(),
         names: report.names.into_iter().map(name).collect(),
@@ -58,10 +58,10 @@ pub(crate) fn facts(served: &Served) -> CheckFacts {
 
 impl CheckPages {
     /// One page; page 0 runs the check (with the region's lock held: others wait).
-    pub fn page(&self, session: SessionId, served: &Served, page: u64) -> Result<CheckFacts, FsError> {
+    pub fn page(&self, session: SessionId, service: &RegionService, page: u64) -> Result<CheckFacts, FsError> {
         let mut rest = match page {
-            0 => facts(served),
-            _ => self.take(session, served.id, page).ok_or_else(|| {
+            0 => facts(service),
+            _ => self.take(session, service.id, page).ok_or_else(|| {
                 FsError::Invalid("this check is over or was put aside for others; ask for page 0 again".into())
             })?,
         };
@@ -82,7 +82,7 @@ impl CheckPages {
             kept.push_back((session, rest));
         }
         Ok(CheckFacts {
-            region: served.id,
+            region: service.id,
             findings,
             inodes,
             names,

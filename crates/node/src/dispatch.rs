@@ -340,8 +340,8 @@ impl Node {
                 return concluding.await.map(|()| Arrival::There);
             }
         };
-        if let Some(served) = self.served(part.region) {
-            return served.dispatch(txn, part).map(|()| Arrival::There);
+        if let Some(service) = self.service(part.region) {
+            return service.dispatch(txn, part).map(|()| Arrival::There);
         }
         if in_doubt {
             let again = Box::pin(self.send_again(links, txn, part));

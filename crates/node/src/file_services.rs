@@ -95,8 +95,8 @@ impl RequestContext<'_> {
         // a courtesy: nobody waits for it
         let attr = self
             .node
-            .served(target.ino.region())
-            .and_then(|served| served.enter(|r| r.attr(target.ino, Some(target.generation))).ok());
+            .service(target.ino.region())
+            .and_then(|service| service.enter(|r| r.attr(target.ino, Some(target.generation))).ok());
         Ok(Reply::Found(Found {
             target,
             kind: entry.kind,
@@ -215,8 +215,8 @@ impl RequestContext<'_> {
 
     pub fn end_writing(&self, inodes: &[(InodeRef, u64)]) -> Answer {
         for (inode, number) in inodes {
-            if let Some(served) = self.node.served(inode.ino.region()) {
-                served.enter(|region| region.end_writing(self.session.id, *inode, *number));
+            if let Some(service) = self.node.service(inode.ino.region()) {
+                service.enter(|region| region.end_writing(self.session.id, *inode, *number));
             }
         }
         Ok(Reply::Done)
@@ -251,8 +251,8 @@ impl RequestContext<'_> {
 
     /// As `store`, at once; `None`: something is to be waited for, to be done before, or to be refused, and nothing was done.
     pub fn store_at_once(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
-        let served = self.served(inode.ino.region()).ok()?;
-        served.enter(|r| self.store_in(r, inode, offset, bytes)).ok()
+        let service = self.service(inode.ino.region()).ok()?;
+        service.enter(|r| self.store_in(r, inode, offset, bytes)).ok()
     }
 
     fn store_in(
@@ -293,8 +293,8 @@ impl RequestContext<'_> {
                 Ok(written)
             })
             .await?;
-        if let (false, Some(served)) = (written.space.is_empty(), self.node.served(inode.ino.region())) {
-            written.places = served.places_of(&written.space);
+        if let (false, Some(service)) = (written.space.is_empty(), self.node.service(inode.ino.region())) {
+            written.places = service.places_of(&written.space);
         }
         Ok(Reply::Written(written))
     }

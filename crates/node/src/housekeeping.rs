@@ -90,8 +90,8 @@ impl Node {
         let tick = self.tick.fetch_add(1, Relaxed) + 1;
         let oldest = self.sessions.oldest_tick().unwrap_or(tick);
         let safe = oldest.min(tick) - 1;
-        for served in self.regions.values() {
-            served.enter(|region| region.set_tick(tick, safe));
+        for service in self.regions.values() {
+            service.enter(|region| region.set_tick(tick, safe));
         }
     }
 }
@@ -100,9 +100,9 @@ impl Node {
 async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
     let now = Instant::now();
     let mut open = BTreeMap::new();
-    for served in node.regions.values() {
-        let held = served.enter(|region| region.settle());
-        open.extend(held.into_iter().map(|txn| ((served.id, txn), now)));
+    for service in node.regions.values() {
+        let held = service.enter(|region| region.settle());
+        open.extend(held.into_iter().map(|txn| ((service.id, txn), now)));
     }
     open.extend(node.prepared.waiting().into_iter().map(|key| (key, now)));
     for (key, since) in &mut open {
@@ -115,8 +115,8 @@ async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(
         .map(|(key, _)| *key)
         .collect();
     join_all(late.into_iter().map(|(region, txn)| async move {
-        if let Some(served) = node.served(region) {
-            node.resolve(links, served, txn).await;
+        if let Some(service) = node.service(region) {
+            node.resolve(links, service, txn).await;
         }
     }))
     .await;
@@ -142,16 +142,16 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
 
 /// In small pieces, so that requests come in between; then what is empty goes back to the pool.
 async fn collect_garbage(node: &Arc<Node>) {
-    for served in node.regions.values() {
+    for service in node.regions.values() {
         for _ in 0..GARBAGE_PIECES {
-            if !served.enter(|region| region.collect_garbage(node.clock.now_ns())) {
+            if !service.enter(|region| region.collect_garbage(node.clock.now_ns())) {
                 break;
             }
             tokio::task::yield_now().await;
         }
-        let given_back = served.shrink();
+        let given_back = service.shrink();
         if given_back > 0 {
-            tracing::debug!(region = served.id.0, given_back, "segments of inodes and logs");
+            tracing::debug!(region = service.id.0, given_back, "segments of inodes and logs");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! an await or a copy of file data. Everything that waits is bounded by `Timeouts::held`.
 //!
 //! ```text
-//!   reactor --- session_services   who calls, leases          served ---- a region and its lock
+//!   reactor --- session_services   who calls, leases          region_service - a region and its lock
 //!      |        name_services      create, unlink, link       fullness -- which region gets a new inode
 //!      |        rename             rename                     sessions -- who holds what
 //!   handle ---- file_services      attributes, data           replay ---- answers to repeated requests
@@ -40,13 +40,13 @@ mod permission;
 mod pool_past;
 mod probe;
 mod reactor;
+mod region_service;
 mod rename;
 mod rename_lock;
 mod replay;
 mod request_context;
 mod request_counters;
 mod scrub;
-mod served;
 mod session_services;
 mod sessions;
 #[cfg(feature = "testing")]

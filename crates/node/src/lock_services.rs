@@ -63,19 +63,19 @@ impl RequestContext<'_> {
 
     pub fn unlock(&self, inode: InodeRef, owner: u64, range: LockRange) -> Answer {
         sane(range)?;
-        self.served(inode.ino.region())?;
+        self.service(inode.ino.region())?;
         self.node.locks.unlock(self.session.id, inode, owner, range);
         Ok(Reply::Done)
     }
 
     pub fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Answer {
         sane(ask.range)?;
-        self.served(inode.ino.region())?;
+        self.service(inode.ino.region())?;
         Ok(Reply::LockSeen(self.node.locks.test(self.session.id, inode, ask)))
     }
 
     pub fn cancel_lock(&self, inode: InodeRef, ticket: u64) -> Answer {
-        self.served(inode.ino.region())?;
+        self.service(inode.ino.region())?;
         let why = FsError::Interrupted;
         self.node.locks.cancel(self.session.id, inode, ticket, why);
         Ok(Reply::Done)

@@ -7,10 +7,10 @@ use crate::error::to_fs;
 use crate::fullness::Fullness;
 use crate::lock_table::Locks;
 use crate::probe::Probe;
+use crate::region_service::{PoolKeys, RegionService};
 use crate::rename_lock::RenameLock;
 use crate::request_counters::RequestCounters;
 use crate::scrub::{ScrubCounters, ScrubPace};
-use crate::served::{PoolKeys, Served};
 use crate::sessions::{Party, Sessions};
 use crate::transaction::Undecided;
 use crate::two_phase::{Prepared, Transactions};
@@ -70,7 +70,7 @@ pub struct Node {
     pub(crate) space: Arc<PoolSpace>,
     pub(crate) pmem: Arc<Pmem>,
     pub(crate) map: Arc<MapCell>,
-    pub(crate) regions: BTreeMap<RegionId, Arc<Served>>,
+    pub(crate) regions: BTreeMap<RegionId, Arc<RegionService>>,
     /// What peers may reach of ours.
     pub(crate) memory: Arc<MemoryRegions>,
     pub(crate) keys: PoolKeys,
@@ -176,8 +176,8 @@ impl Node {
             } else {
                 Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
             };
-            let served = Served::new(region, info.epoch, space.layout(), &pmem, &memory, config.one_sided);
-            regions.insert(info.id, Arc::new(served));
+            let service = RegionService::new(region, info.epoch, space.layout(), &pmem, &memory, config.one_sided);
+            regions.insert(info.id, Arc::new(service));
         }
         for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
             tracing::warn!(
@@ -269,8 +269,8 @@ impl Node {
     /// Where bytes of a region served here lie in the pool. They may not cross a segment. While this node runs, a segment's
     /// bytes lie nowhere else, and no other segment of the region gets its offsets.
     pub fn locate(&self, at: Gpa, len: usize) -> Result<u64, FsError> {
-        let served = self.served(at.region()).ok_or(FsError::WrongEpoch)?;
-        Ok(served.locate(at, len)?.0)
+        let service = self.service(at.region()).ok_or(FsError::WrongEpoch)?;
+        Ok(service.locate(at, len)?.0)
     }
 
     /// The pool, for internal clients to read what they have located: as with a one-sided read, the file's tail tells
@@ -314,17 +314,17 @@ impl Node {
         self.pmem.needs_sync()
     }
 
-    pub(crate) fn served(&self, region: RegionId) -> Option<&Arc<Served>> {
+    pub(crate) fn service(&self, region: RegionId) -> Option<&Arc<RegionService>> {
         self.regions.get(&region)
     }
 
     /// Does something in a region; once more when it finds no space and other regions here have some to spare.
     pub(crate) fn enter_with_room<T>(
         &self,
-        served: &Served,
+        service: &RegionService,
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, RegionError> {
-        self.with_room(|| served.enter(&mut f))
+        self.with_room(|| service.enter(&mut f))
     }
 
     /// As [`Node::enter_with_room`], entering being the caller's affair.
@@ -352,8 +352,8 @@ impl Node {
         }
         let late = self.started.elapsed() >= self.config.timeouts.lease;
         if late || !self.pmem.is_mapped_since_before(self.life).unwrap_or(true) {
-            for served in self.regions.values() {
-                served.enter(|region| region.give_out_held_back());
+            for service in self.regions.values() {
+                service.enter(|region| region.give_out_held_back());
             }
             self.held_back.store(false, Relaxed);
             tracing::info!(after = ?self.started.elapsed(), "space of the run before is given out again");
@@ -363,7 +363,7 @@ impl Node {
     /// Has all regions give back segments that hold nothing.
     #[cold]
     fn collect_segments(&self) {
-        let released: u32 = self.regions.values().map(|served| served.release_segments()).sum();
+        let released: u32 = self.regions.values().map(|service| service.release_segments()).sum();
         tracing::debug!(released, "empty segments collected for want of space");
     }
 
@@ -383,8 +383,8 @@ impl Node {
             free_inodes: free / polvo_format::INODE_SIZE as u64,
             ..Usage::default()
         };
-        for served in self.regions.values() {
-            let usage = served.enter(|region| region.usage());
+        for service in self.regions.values() {
+            let usage = service.enter(|region| region.usage());
             sum.free_bytes += usage.free_bytes;
             sum.inodes += usage.inodes;
             sum.free_inodes += usage.free_inodes;
@@ -405,7 +405,7 @@ impl Node {
 
     /// Asks the coordinator of a transaction that holds inodes of a region how it ended: lets go if it was given up, puts
     /// in place what is prepared here if it was not.
-    pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, served: &Arc<Served>, txn: TxnId) {
+    pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, service: &Arc<RegionService>, txn: TxnId) {
         let state = if txn.node() == self.id() {
             self.txn_state(txn)
         } else if self.map().nodes.iter().all(|node| node.id != txn.node()) {
@@ -417,13 +417,13 @@ impl Node {
                 Ok(_) | Err(_) => return,
             }
         };
-        let region = served.id;
+        let region = service.id;
         let concluded = match state {
             TxnState::Undecided => return,
             TxnState::Committed => self.conclude(txn, region, true),
             TxnState::Aborted => {
                 tracing::info!(?txn, region = region.0, "letting go of what a transaction left behind");
-                served.enter(|region| region.abort(txn));
+                service.enter(|region| region.abort(txn));
                 self.conclude(txn, region, false)
             }
         };
@@ -437,8 +437,8 @@ impl Node {
         if self.sessions.end(id).is_some() {
             self.checks.forget(id);
             self.locks.end_session(id);
-            for served in self.regions.values() {
-                served.enter(|region| region.end_session(id));
+            for service in self.regions.values() {
+                service.enter(|region| region.end_session(id));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What nodes ask of each other.
 
+use crate::region_service::RegionService;
 use crate::request_context::RequestContext;
-use crate::served::Served;
 use crate::sessions::Party;
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
 use polvo_proto::{Answer, FsError, InodeRef, Intent, Reply};
@@ -33,8 +33,8 @@ impl RequestContext<'_> {
         open: bool,
         intents: &[Intent],
     ) -> Answer {
-        let (served, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
-        let collected = self.node.collect_here(served, txn, intents, open_for).await?;
+        let (service, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
+        let collected = self.node.collect_here(service, txn, intents, open_for).await?;
         Ok(Reply::Collected(collected))
     }
 
@@ -46,8 +46,8 @@ impl RequestContext<'_> {
         open: bool,
         intents: &[Intent],
     ) -> Answer {
-        let (served, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
-        let outcomes = self.node.prepare_here(served, txn, intents, open_for).await?;
+        let (service, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
+        let outcomes = self.node.prepare_here(service, txn, intents, open_for).await?;
         Ok(Reply::Prepared(outcomes))
     }
 
@@ -58,22 +58,22 @@ impl RequestContext<'_> {
         txn: TxnId,
         region: RegionId,
         open_for: Option<SessionId>,
-    ) -> Result<(&Arc<Served>, Option<SessionId>), FsError> {
+    ) -> Result<(&Arc<RegionService>, Option<SessionId>), FsError> {
         if self.asking_node()? != txn.node() {
             return Err(FsError::NotPermitted);
         }
-        let served = self.served(region)?;
+        let service = self.service(region)?;
         if let Some(session) = open_for {
             self.node.sessions.ensure(session, self.node.tick.load(Relaxed))?;
         }
-        Ok((served, open_for))
+        Ok((service, open_for))
     }
 
     pub fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Answer {
         if self.asking_node()? != txn.node() {
             return Err(FsError::NotPermitted);
         }
-        self.served(region)?;
+        self.service(region)?;
         self.node.conclude(txn, region, commit)?;
         Ok(Reply::Done)
     }
@@ -88,7 +88,7 @@ impl RequestContext<'_> {
 
     pub fn rename_lock(&self, txn: TxnId, release: bool) -> Answer {
         self.asking_node()?;
-        self.served(polvo_format::Ino::ROOT.region())?;
+        self.service(polvo_format::Ino::ROOT.region())?;
         Ok(Reply::Granted(self.node.grant_rename(txn, release)?))
     }
 

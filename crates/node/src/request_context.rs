@@ -3,7 +3,7 @@
 use crate::backoff::Backoff;
 use crate::error::to_fs;
 use crate::node::Node;
-use crate::served::Served;
+use crate::region_service::RegionService;
 use crate::sessions::Session;
 use polvo_cluster::{Links, Timeouts};
 use polvo_fabric::QueuePair;
@@ -112,9 +112,9 @@ impl<'a> RequestContext<'a> {
 
     /// A region served here; `WrongEpoch` tells the caller to look at the map again: the region is elsewhere, or has
     /// changed since the map that the caller goes by.
-    pub fn served(&self, region: RegionId) -> Result<&'a Arc<Served>, FsError> {
-        let served = self.node.served(region).filter(|served| served.epoch <= self.epoch);
-        served.ok_or(FsError::WrongEpoch)
+    pub fn service(&self, region: RegionId) -> Result<&'a Arc<RegionService>, FsError> {
+        let service = self.node.service(region).filter(|service| service.epoch <= self.epoch);
+        service.ok_or(FsError::WrongEpoch)
     }
 
     /// Does something in a region served here. While an inode it needs is held by a transaction, or the redo log is full,
@@ -124,14 +124,14 @@ impl<'a> RequestContext<'a> {
         region: RegionId,
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
-        let served = self.served(region)?;
+        let service = self.service(region)?;
         let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
-        let by = match self.node.enter_with_room(served, &mut f) {
+        let by = match self.node.enter_with_room(service, &mut f) {
             Err(RegionError::Held { txn, .. }) => Some(txn),
             Err(RegionError::Fs(FsError::Retry)) => None,
             other => return other.map_err(to_fs),
         };
-        self.wait_and_do(served, by, f).await
+        self.wait_and_do(service, by, f).await
     }
 
     /// As `on`, for what a session gets: nothing once it has ended. Its end takes back what was given before, since
@@ -155,7 +155,7 @@ impl<'a> RequestContext<'a> {
     #[cold]
     async fn wait_and_do<T>(
         &self,
-        served: &Arc<Served>,
+        service: &Arc<RegionService>,
         mut by: Option<TxnId>,
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
@@ -166,10 +166,10 @@ impl<'a> RequestContext<'a> {
             if let Some(txn) = by
                 && Instant::now() >= ask_at
             {
-                self.node.resolve(self.links, served, txn).await;
+                self.node.resolve(self.links, service, txn).await;
                 ask_at = Instant::now() + 2 * ASK_AFTER;
             }
-            match self.node.enter_with_room(served, &mut f) {
+            match self.node.enter_with_room(service, &mut f) {
                 Err(RegionError::Held { txn, .. }) => by = Some(txn),
                 Err(RegionError::Fs(FsError::Retry)) => by = None,
                 other => return other.map_err(to_fs),

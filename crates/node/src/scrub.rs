@@ -3,7 +3,7 @@
 //! It is done in steps of some ten microseconds in the region, between which others enter it.
 
 use crate::node::Node;
-use crate::served::Served;
+use crate::region_service::RegionService;
 use polvo_format::Gpa;
 use polvo_proto::{FsError, ScrubPlace, Scrubbed};
 use std::sync::Arc;
@@ -37,14 +37,14 @@ pub(crate) struct ScrubCounters {
 
 impl Node {
     /// Verifies some of a region's data, from a place on.
-    pub(crate) async fn scrub(&self, served: &Served, from: ScrubPlace) -> Scrubbed {
+    pub(crate) async fn scrub(&self, service: &RegionService, from: ScrubPlace) -> Scrubbed {
         let mut all = Scrubbed {
             next: Some(from),
             ..Scrubbed::default()
         };
         for _ in 0..STEPS {
             let Some(from) = all.next else { break };
-            let step = self.scrub_step(served, from);
+            let step = self.scrub_step(service, from);
             all.next = step.next;
             all.bytes += step.bytes;
             all.unknown += step.unknown;
@@ -54,8 +54,8 @@ impl Node {
         all
     }
 
-    fn scrub_step(&self, served: &Served, from: ScrubPlace) -> Scrubbed {
-        let step = served.enter(|region| region.scrub(from, STEP_BYTES));
+    fn scrub_step(&self, service: &RegionService, from: ScrubPlace) -> Scrubbed {
+        let step = service.enter(|region| region.scrub(from, STEP_BYTES));
         self.scrubbed.bytes.fetch_add(step.bytes, Relaxed);
         self.scrubbed.damaged.fetch_add(step.damaged.len() as u64, Relaxed);
         step
@@ -64,8 +64,8 @@ impl Node {
     /// Whether bytes of a region served here are damaged, in the page that they lie in or in one of those. What is no file data has
     /// other checksums.
     pub fn is_damaged(&self, at: Gpa, len: usize) -> Result<bool, FsError> {
-        let served = self.served(at.region()).ok_or(FsError::WrongEpoch)?;
-        Ok(match served.locate_data(at, len)? {
+        let service = self.service(at.region()).ok_or(FsError::WrongEpoch)?;
+        Ok(match service.locate_data(at, len)? {
             Some(offset) => self.space.damaged_page(offset, len as u64).is_some(),
             None => false,
         })
@@ -80,10 +80,10 @@ pub(crate) async fn run(node: Arc<Node>) {
     let pause = Duration::from_secs_f64(STEP_BYTES as f64 / pace.rate.max(1) as f64).max(PAUSE_MIN);
     loop {
         tokio::time::sleep(pace.every).await;
-        for served in node.regions.values() {
+        for service in node.regions.values() {
             let (mut place, mut logged) = (Some(ScrubPlace::default()), 0);
             while let Some(from) = place {
-                let step = node.scrub_step(served, from);
+                let step = node.scrub_step(service, from);
                 for damaged in step.damaged {
                     logged += 1;
                     if logged <= LOGGED_MAX {
@@ -94,7 +94,7 @@ pub(crate) async fn run(node: Arc<Node>) {
                 tokio::time::sleep(pause).await;
             }
             if logged > LOGGED_MAX {
-                let region = served.id.0;
+                let region = service.id.0;
                 tracing::error!(
                     region,
                     all = logged,

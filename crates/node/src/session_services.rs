@@ -219,10 +219,10 @@ impl RequestContext<'_> {
             Request::Past(past) => self.past(&past),
             Request::Status => Ok(Reply::Json(self.node.status())),
             Request::Check { region, page } => {
-                let served = self.served(region)?;
-                Ok(Reply::Facts(self.node.checks.page(self.session.id, served, page)?))
+                let service = self.service(region)?;
+                Ok(Reply::Facts(self.node.checks.page(self.session.id, service, page)?))
             }
-            Request::Scrub { region, from } => Ok(Reply::Scrubbed(self.node.scrub(self.served(region)?, from).await)),
+            Request::Scrub { region, from } => Ok(Reply::Scrubbed(self.node.scrub(self.service(region)?, from).await)),
             Request::Shutdown => self.shutdown(),
             Request::Collect {
                 txn,
@@ -278,7 +278,7 @@ impl RequestContext<'_> {
     pub(crate) fn done_before(&self) -> Option<Done> {
         let origin = self.origin()?;
         let mut regions = self.node.regions.values();
-        regions.find_map(|served| served.enter(|region| region.done_before(origin)))
+        regions.find_map(|service| service.enter(|region| region.done_before(origin)))
     }
 
     /// The answer to a request that has been done: what it concerned as it is now.
@@ -325,8 +325,8 @@ impl RequestContext<'_> {
         let now = self.node.tick.load(Relaxed);
         self.session.renew(tick.min(now));
         let mut recall: Vec<InodeRef> = Vec::new();
-        for served in self.node.regions.values() {
-            recall.extend(served.enter(|region| region.dead_held(self.session.id)));
+        for service in self.node.regions.values() {
+            recall.extend(service.enter(|region| region.dead_held(self.session.id)));
         }
         recall.truncate(RECALL_MAX);
         Reply::Renewed {
@@ -337,12 +337,12 @@ impl RequestContext<'_> {
     }
 
     fn segments(&self, region: RegionId, from: u32) -> Answer {
-        let served = self.served(region)?;
+        let service = self.service(region)?;
         let mut keys = self.node.keys;
         if self.session.party == Party::Client {
             keys.node = 0;
         }
-        let mut map = served.segment_map(from, keys);
+        let mut map = service.segment_map(from, keys);
         if !self.node.gives_one_sided(self.session.party) {
             map.read_key = 0;
             map.segments.iter_mut().for_each(|place| place.write_key = 0);
@@ -352,8 +352,8 @@ impl RequestContext<'_> {
 
     fn release(&self, inodes: &[InodeRef]) -> Answer {
         for inode in inodes {
-            if let Some(served) = self.node.served(inode.ino.region()) {
-                served.enter(|region| region.release(self.session.id, *inode));
+            if let Some(service) = self.node.service(inode.ino.region()) {
+                service.enter(|region| region.release(self.session.id, *inode));
             }
         }
         Ok(Reply::Done)
@@ -361,8 +361,8 @@ impl RequestContext<'_> {
 
     fn return_space(&self, runs: &[PageRun]) -> Answer {
         for of_region in runs.chunk_by(|a, b| a.gpa.region() == b.gpa.region()) {
-            if let Some(served) = self.node.served(of_region[0].gpa.region()) {
-                served.enter(|region| region.return_space(self.session.id, of_region));
+            if let Some(service) = self.node.service(of_region[0].gpa.region()) {
+                service.enter(|region| region.return_space(self.session.id, of_region));
             }
         }
         Ok(Reply::Done)

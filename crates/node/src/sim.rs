@@ -278,9 +278,9 @@ impl Cluster {
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
         let (ready, is_ready) = oneshot::channel();
-        let served = opened.clone();
+        let service = opened.clone();
         let task = spawn_local(async move {
-            let serve = served.serve(|_| ready.send(()).expect("the cluster waits for its nodes"));
+            let serve = service.serve(|_| ready.send(()).expect("the cluster waits for its nodes"));
             LocalSet::new().run_until(serve).await
         });
         if is_ready.await.is_err() {
@@ -381,9 +381,9 @@ impl Cluster {
     pub fn check(&self) -> Vec<String> {
         let nodes = self.hosts.iter().filter_map(|host| host.running.as_ref());
         let regions = nodes.flat_map(|running| running.node.regions.values());
-        let facts = regions.map(|served| {
-            let mut facts = facts(served);
-            let damaged = served.enter(|region| region.scrub_all());
+        let facts = regions.map(|service| {
+            let mut facts = facts(service);
+            let damaged = service.enter(|region| region.scrub_all());
             facts
                 .findings
                 .extend(damaged.iter().map(|damaged| format!("{damaged:?}")));
@@ -406,7 +406,7 @@ impl Cluster {
                     && node
                         .regions
                         .values()
-                        .all(|served| served.enter(|region| region.settle()).is_empty())
+                        .all(|service| service.enter(|region| region.settle()).is_empty())
             })
     }
 

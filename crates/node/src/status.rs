@@ -127,11 +127,11 @@ impl Node {
         providers.dedup();
         let usage = self.usage();
         let pool = self.space.usage();
-        let regions = self.regions.values().take(REGIONS_SHOWN).map(|served| {
-            let (usage, segments) = served.enter(|region| (region.usage(), region.segments().count()));
+        let regions = self.regions.values().take(REGIONS_SHOWN).map(|service| {
+            let (usage, segments) = service.enter(|region| (region.usage(), region.segments().count()));
             Region {
-                id: served.id.0,
-                epoch: map.region(served.id).map_or(0, |info| info.epoch.0),
+                id: service.id.0,
+                epoch: map.region(service.id).map_or(0, |info| info.epoch.0),
                 role: "primary",
                 inodes: usage.inodes,
                 segments,
@@ -143,7 +143,7 @@ impl Node {
             let held = self
                 .regions
                 .values()
-                .map(|served| served.enter(|region| region.held_by_session(session.id)));
+                .map(|service| service.enter(|region| region.held_by_session(session.id)));
             let (opens, delegated_pages) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
             Session {
                 // the upper half: who knows all of it can speak for the session

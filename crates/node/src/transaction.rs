@@ -5,9 +5,9 @@ use crate::dispatch::{self, Dispatch};
 use crate::error::to_fs;
 use crate::node::Node;
 use crate::probe::Phase;
+use crate::region_service::RegionService;
 use crate::rename::RenameHold;
 use crate::request_context::RequestContext;
-use crate::served::Served;
 use crate::two_phase::{self, Transactions};
 use foldhash::HashSet;
 use parking_lot::Mutex;
@@ -142,13 +142,13 @@ impl Node {
     /// Stages a participant's part in a region of this node; waits only for moments.
     pub(crate) async fn collect_here(
         &self,
-        served: &Served,
+        service: &RegionService,
         txn: TxnId,
         intents: &[Intent],
         open_for: Option<SessionId>,
     ) -> Result<Collected, FsError> {
         for _ in 0..COLLECT_LOOKS {
-            let collect = || served.collect(txn, intents, open_for, self.clock.now_ns());
+            let collect = || service.collect(txn, intents, open_for, self.clock.now_ns());
             match self.with_room(collect) {
                 Err(RegionError::Held { .. }) => tokio::task::yield_now().await,
                 other => return other.map_err(to_fs),
@@ -226,9 +226,9 @@ async fn decide(
     }
     let intents = completed(intents.to_vec(), outcomes);
     let now_ns = ctx.now_ns();
-    let served = ctx.served(own)?;
+    let service = ctx.service(own)?;
     let decide = |region: &mut Region| ctx.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns));
-    let decided = ctx.node.enter_with_room(served, decide).map_err(to_fs)?;
+    let decided = ctx.node.enter_with_room(service, decide).map_err(to_fs)?;
     outcomes.take(&intents, &decided.outcomes);
     Ok(decided.record)
 }
@@ -286,9 +286,9 @@ async fn collect(
     open: bool,
 ) -> Result<(RemotePart, Vec<Outcome>), FsError> {
     let open = open && intents.iter().any(Intent::makes_inode);
-    if let Some(served) = ctx.node.served(region) {
+    if let Some(service) = ctx.node.service(region) {
         let open_for = open.then_some(ctx.session.id);
-        let collected = ctx.node.collect_here(served, txn, intents, open_for).await?;
+        let collected = ctx.node.collect_here(service, txn, intents, open_for).await?;
         return part_of(region, collected, intents);
     }
     if ctx.node.config.transactions == Transactions::TwoPhaseCommit {
@@ -351,8 +351,8 @@ async fn abort(ctx: &RequestContext<'_>, txn: TxnId, remote: &[RemotePart]) {
 }
 
 async fn unlock(ctx: &RequestContext<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
-    if let Some(served) = ctx.node.served(part.region) {
-        served.unlock(txn, &part.locks);
+    if let Some(service) = ctx.node.service(part.region) {
+        service.unlock(txn, &part.locks);
         return Ok(());
     }
     let mut found = vec![0u64; part.locks.len()];

@@ -12,8 +12,8 @@
 
 use crate::file_services::check_end;
 use crate::permission::{self, READ, WRITE};
+use crate::region_service::RegionService;
 use crate::request_context::RequestContext;
-use crate::served::Served;
 use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
@@ -38,22 +38,22 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Pages of a write under way; those that are not committed go back.
 struct Reserved<'a> {
-    served: &'a Arc<Served>,
+    service: &'a Arc<RegionService>,
     runs: Vec<PageRun>,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         if !self.runs.is_empty() {
-            self.served.end_stores(); // before others store there
-            self.served.enter(|region| region.return_space(OWNER, &self.runs));
+            self.service.end_stores(); // before others store there
+            self.service.enter(|region| region.return_space(OWNER, &self.runs));
         }
     }
 }
 
 /// A snapshot under way, ended when dropped at the latest.
 struct Shown<'a> {
-    served: &'a Arc<Served>,
+    service: &'a Arc<RegionService>,
     number: u64,
     ended: bool,
 }
@@ -62,14 +62,14 @@ impl Shown<'_> {
     /// False: what it showed is to be read again.
     fn end(mut self) -> bool {
         self.ended = true;
-        self.served.enter(|region| region.end_read(self.number))
+        self.service.enter(|region| region.end_read(self.number))
     }
 }
 
 impl Drop for Shown<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.served.enter(|region| region.end_read(self.number));
+            self.service.enter(|region| region.end_read(self.number));
         }
     }
 }
@@ -181,7 +181,7 @@ impl RequestContext<'_> {
     /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was served.
     pub async fn read(&self, inode: InodeRef, offset: u64, len: u64, into: Option<Window>, verify: bool) -> Answer {
         let region = inode.ino.region();
-        let served = self.served(region)?;
+        let service = self.service(region)?;
         let mut backoff = None;
         loop {
             let snapshot = self
@@ -191,7 +191,7 @@ impl RequestContext<'_> {
                 })
                 .await?;
             let shown = Shown {
-                served,
+                service,
                 number: snapshot.number,
                 ended: false,
             };
@@ -308,7 +308,8 @@ impl RequestContext<'_> {
             return Err(invalid("memory that cannot be"));
         }
         let offset = (!append).then_some(offset);
-        let fetch = async |served: &Served, laid: &[WriteRun], base| self.fetch(served, laid, base, from).await;
+        let fetch =
+            async |service: &RegionService, laid: &[WriteRun], base| self.fetch(service, laid, base, from).await;
         Ok(Reply::Written(
             self.write_fresh(inode, offset, known, len, fetch).await?,
         ))
@@ -318,7 +319,7 @@ impl RequestContext<'_> {
     /// are; `offset` `None`: at its end.
     pub async fn write_here(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
         let checksums = self.node.space.layout().has_checksums();
-        let copy = async |served: &Served, laid: &[WriteRun], base| {
+        let copy = async |service: &RegionService, laid: &[WriteRun], base| {
             let mut crcs = Vec::new();
             for run in laid {
                 let mut rest = &bytes[(run.offset - base) as usize..][..run.len as usize];
@@ -330,7 +331,7 @@ impl RequestContext<'_> {
                     if checksums {
                         crcs_of_pages(at.offset().0, part, &mut crcs);
                     }
-                    served.write_streaming(at, part)?;
+                    service.write_streaming(at, part)?;
                     (at, rest) = (Gpa(at.0 + part.len() as u64), later);
                 }
             }
@@ -348,7 +349,7 @@ impl RequestContext<'_> {
         offset: Option<u64>,
         known: Tail,
         len: u64,
-        fill: impl AsyncFnOnce(&Served, &[WriteRun], u64) -> Result<Vec<u8>, FsError>,
+        fill: impl AsyncFnOnce(&RegionService, &[WriteRun], u64) -> Result<Vec<u8>, FsError>,
     ) -> Result<Written, FsError> {
         let base = offset.unwrap_or(0);
         check_end(base, len)?;
@@ -369,10 +370,10 @@ impl RequestContext<'_> {
                 reserve(r, pages)
             })
             .await?;
-        let served = self.served(region)?;
-        let mut reserved = Reserved { served, runs };
+        let service = self.service(region)?;
+        let mut reserved = Reserved { service, runs };
         let laid = lay_out(&reserved.runs, base, len);
-        let crcs = fill(served, &laid, base).await?;
+        let crcs = fill(service, &laid, base).await?;
         let written = self
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;
@@ -394,11 +395,17 @@ impl RequestContext<'_> {
     }
 
     /// Fetches the bytes of runs from the caller's memory to where the runs lie.
-    async fn fetch(&self, served: &Served, laid: &[WriteRun], base: u64, window: Window) -> Result<Vec<u8>, FsError> {
+    async fn fetch(
+        &self,
+        service: &RegionService,
+        laid: &[WriteRun],
+        base: u64,
+        window: Window,
+    ) -> Result<Vec<u8>, FsError> {
         let memory = Memory::Pool(self.node.pmem.clone());
         let mut batches = Batches::new(self, true)?;
         for run in laid {
-            let (at, _) = served.locate(run.gpa, run.len as usize)?;
+            let (at, _) = service.locate(run.gpa, run.len as usize)?;
             for (start, len) in parts(run.len, BATCH_BYTES) {
                 let verb = Verb::ReadInto {
                     from: Remote {
@@ -420,7 +427,7 @@ impl RequestContext<'_> {
         if self.node.space.layout().has_checksums() {
             let mut bytes = vec![0; CACHED_BYTES];
             for run in laid {
-                let (at, _) = served.locate(run.gpa, run.len as usize)?;
+                let (at, _) = service.locate(run.gpa, run.len as usize)?;
                 for (start, len) in parts(run.len, CACHED_BYTES as u64) {
                     if start > 0 && start % BATCH_BYTES == 0 {
                         tokio::task::yield_now().await;

@@ -8,8 +8,8 @@
 
 use crate::error::to_fs;
 use crate::node::Node;
+use crate::region_service::RegionService;
 use crate::request_context::RequestContext;
-use crate::served::Served;
 use parking_lot::Mutex;
 use polvo_cluster::Links;
 use polvo_format::{RegionId, SessionId, TxnId};
@@ -59,20 +59,20 @@ impl Node {
     /// Its vote against; nothing is held then.
     pub(crate) async fn prepare_here(
         &self,
-        served: &Served,
+        service: &RegionService,
         txn: TxnId,
         intents: &[Intent],
         open_for: Option<SessionId>,
     ) -> Result<Vec<Outcome>, FsError> {
-        let collected = self.collect_here(served, txn, intents, open_for).await?;
-        let (part, outcomes) = CollectedPart::new(served.id, collected, intents.len())?;
+        let collected = self.collect_here(service, txn, intents, open_for).await?;
+        let (part, outcomes) = CollectedPart::new(service.id, collected, intents.len())?;
         match self.space.log_prepared(txn, part) {
             Ok(prepared) => {
                 self.prepared.add(prepared);
                 Ok(outcomes)
             }
             Err(error) => {
-                served.enter(|region| region.abort(txn));
+                service.enter(|region| region.abort(txn));
                 Err(to_fs(error))
             }
         }
@@ -85,10 +85,10 @@ impl Node {
         let Some(prepared) = parts.get(&(region, txn)) else {
             return Ok(());
         };
-        let served = self.served(region).ok_or(FsError::WrongEpoch)?;
+        let service = self.service(region).ok_or(FsError::WrongEpoch)?;
         match commit {
-            true => served.dispatch(txn, &prepared.part)?,
-            false => served.unlock(txn, &prepared.part.locks),
+            true => service.dispatch(txn, &prepared.part)?,
+            false => service.unlock(txn, &prepared.part.locks),
         }
         self.space.retire(prepared.record);
         parts.remove(&(region, txn));

@@ -40,7 +40,7 @@ impl Places {
 }
 
 /// A region served here.
-pub(crate) struct Served {
+pub(crate) struct RegionService {
     pub id: RegionId,
     /// Since when it is served here.
     pub epoch: Epoch,
@@ -55,7 +55,7 @@ pub(crate) struct Served {
     one_sided: OneSided,
 }
 
-impl Served {
+impl RegionService {
     pub fn new(
         region: Region,
         epoch: Epoch,
@@ -63,8 +63,8 @@ impl Served {
         pmem: &Arc<Pmem>,
         memory: &Arc<MemoryRegions>,
         one_sided: OneSided,
-    ) -> Served {
-        let served = Served {
+    ) -> RegionService {
+        let service = RegionService {
             id: region.id(),
             epoch,
             region: Mutex::new(region),
@@ -78,8 +78,8 @@ impl Served {
             memory: memory.clone(),
             one_sided,
         };
-        served.update_places();
-        served
+        service.update_places();
+        service
     }
 
     /// Enters the region: one short critical section.
@@ -318,16 +318,16 @@ mod tests {
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let region = Region::create(&space, RegionId(0), 0).unwrap();
         let memory = MemoryRegions::new();
-        let served = Served::new(region, Epoch(1), space.layout(), &pmem, &memory, OneSided::All);
-        let delegate = |session| served.enter(|region| region.delegate(SessionId(session), 64).unwrap());
+        let service = RegionService::new(region, Epoch(1), space.layout(), &pmem, &memory, OneSided::All);
+        let delegate = |session| service.enter(|region| region.delegate(SessionId(session), 64).unwrap());
         let index = |run: &PageRun| (run.gpa.offset().0 >> 18) as u32;
         let (kept, given_up) = (delegate(7), delegate(8));
         let (kept_at, last) = (index(&kept[0]), index(given_up.last().unwrap()));
         assert!(kept_at < last, "segments of their own");
-        served.enter(|region| region.return_space(SessionId(8), &given_up));
-        assert!(served.release_segments() > 0);
+        service.enter(|region| region.return_space(SessionId(8), &given_up));
+        assert!(service.release_segments() > 0);
         let keys = PoolKeys { read: 1, node: 0 };
-        let known = served.segment_map(0, keys).segments;
+        let known = service.segment_map(0, keys).segments;
         let known: Vec<u32> = known.iter().map(|place| place.index).collect();
         assert!(known.contains(&kept_at) && !known.contains(&last), "{known:?}");
     }
