@@ -47,7 +47,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
                 last_renewal = Instant::now();
                 links.renew().await;
             }
-            if node.fullness.take_used() || round % EXCHANGE_EVERY == 0 {
+            if node.utilization.take_used() || round % EXCHANGE_EVERY == 0 {
                 exchange_usage(&node, &links).await;
             }
             if round % EXCHANGE_EVERY == 0
@@ -123,7 +123,7 @@ async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(
 }
 
 async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
-    node.fullness.learn(node.id(), node.usage());
+    node.utilization.learn(node.id(), node.usage());
     let others: Vec<NodeId> = node
         .map()
         .nodes
@@ -134,7 +134,7 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
     join_all(others.into_iter().map(|other| async move {
         let call = links.make_call(Cred::Kernel, Request::Usage);
         if let Ok(Reply::Usage(usage)) = links.send_within(other, &call, Timeouts::ASIDE).await {
-            node.fullness.learn(other, usage);
+            node.utilization.learn(other, usage);
         }
     }))
     .await;

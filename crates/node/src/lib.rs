@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   reactor --- session_services   who calls, leases          region_service - a region and its lock
-//!      |        name_services      create, unlink, link       fullness -- which region gets a new inode
+//!      |        name_services      create, unlink, link    utilization - which region gets a new inode
 //!      |        rename             rename                     sessions -- who holds what
 //!   handle ---- file_services      attributes, data           replay ---- answers to repeated requests
 //!               lock_services      advisory locks             lock_table, deadlocks
@@ -27,7 +27,6 @@ mod deadlocks;
 mod dispatch;
 mod error;
 mod file_services;
-mod fullness;
 mod housekeeping;
 mod lock_ranges;
 mod lock_services;
@@ -55,6 +54,7 @@ mod status;
 mod transaction;
 mod transfers;
 mod two_phase;
+mod utilization;
 
 pub use clock::{Clock, SystemClock};
 pub use node::{Node, NodeConfig, OneSided};

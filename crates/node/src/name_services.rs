@@ -146,7 +146,7 @@ impl RequestContext<'_> {
         loop {
             let region = self
                 .node
-                .fullness
+                .utilization
                 .choose(&map, placement, home, dir.ino, name, rejected)?;
             match map.primary(region) {
                 Some(node) if node != self.node.id() && self.links.is_suspect(node) => rejected.push(node),
@@ -265,7 +265,7 @@ impl RequestContext<'_> {
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::NoRoom(node, error)) => {
-                    self.node.fullness.note_full(node);
+                    self.node.utilization.note_full(node);
                     rejected.push(node);
                     // room that is held back comes if one waits for it
                     if no_room != FsError::HeldBack {
@@ -279,7 +279,7 @@ impl RequestContext<'_> {
 
     fn note_placed(&self, region: RegionId) {
         if let Ok(node) = self.links.primary(region) {
-            self.node.fullness.note_placed(node);
+            self.node.utilization.note_placed(node);
         }
     }
 

@@ -4,7 +4,6 @@ use crate::check_pages::CheckPages;
 use crate::clock::Clock;
 use crate::dispatch::Dispatch;
 use crate::error::to_fs;
-use crate::fullness::Fullness;
 use crate::lock_table::Locks;
 use crate::probe::Probe;
 use crate::region_service::{PoolKeys, RegionService};
@@ -14,6 +13,7 @@ use crate::scrub::{ScrubCounters, ScrubPace};
 use crate::sessions::{Party, Sessions};
 use crate::transaction::Undecided;
 use crate::two_phase::{Prepared, Transactions};
+use crate::utilization::Utilization;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
 use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};
@@ -76,7 +76,7 @@ pub struct Node {
     pub(crate) keys: PoolKeys,
     pub(crate) sessions: Sessions,
     pub(crate) locks: Locks,
-    pub(crate) fullness: Fullness,
+    pub(crate) utilization: Utilization,
     pub(crate) undecided: Undecided,
     /// Decided transactions that nobody is at, of which it is not known that every participant has its part.
     pub(crate) undispatched: Mutex<Vec<Dispatch>>,
@@ -221,7 +221,7 @@ impl Node {
             keys,
             sessions: Sessions::default(),
             locks: Locks::default(),
-            fullness: Fullness::default(),
+            utilization: Utilization::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),
             prepared: Prepared::found(space.prepared()),
@@ -244,7 +244,7 @@ impl Node {
             space,
             config,
         });
-        node.fullness.learn(node.id(), node.usage());
+        node.utilization.learn(node.id(), node.usage());
         Ok(node)
     }
 

@@ -39,7 +39,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     directories(context, found)?;
     sparse_files(context, found)?;
     sessions(context, found)?;
-    fullness(context, found)
+    utilization(context, found)
 }
 
 /// A node with a pool of its own, and a client inside it.
@@ -281,7 +281,7 @@ fn sessions(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Bench
     many.end()
 }
 
-fn fullness(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
+fn utilization(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     const POOL: u64 = GIB;
     let empty = Place::new(context, "flat-empty", POOL)?;
     let full = Place::new(context, "flat-full", POOL)?;

@@ -1,4 +1,4 @@
-//! How full the nodes are, and which region gets a new inode (placement by two choices).
+//! Utilization of the nodes, and which region gets a new inode (placement by two choices).
 
 use parking_lot::Mutex;
 use polvo_cluster::candidates;
@@ -71,15 +71,15 @@ impl Nodes {
     }
 }
 
-/// How full the nodes are, as far as we have heard.
+/// Utilization of the nodes, as far as we have heard.
 #[derive(Default)]
-pub(crate) struct Fullness {
+pub(crate) struct Utilization {
     nodes: Mutex<Nodes>,
     /// An inode has been placed since `take_used`.
     used: AtomicBool,
 }
 
-impl Fullness {
+impl Utilization {
     /// A node has said how full it is.
     pub fn learn(&self, node: NodeId, usage: Usage) {
         self.nodes.lock().learn(node, usage);
@@ -169,15 +169,15 @@ mod tests {
         }
     }
 
-    fn place(fullness: &Fullness, count: u32, placement: Placement, home: Option<NodeId>) -> [u32; 3] {
+    fn place(utilization: &Utilization, count: u32, placement: Placement, home: Option<NodeId>) -> [u32; 3] {
         let map = cluster();
         let mut placed = [0; 3];
         for i in 0..count {
-            let region = fullness
+            let region = utilization
                 .choose(&map, placement, home, Ino(1), &i.to_le_bytes(), &[])
                 .unwrap();
             let node = map.primary(region).unwrap();
-            fullness.note_placed(node);
+            utilization.note_placed(node);
             placed[usize::from(node.0)] += 1;
         }
         placed
@@ -185,19 +185,19 @@ mod tests {
 
     #[test]
     fn equal_nodes_get_equal_shares() {
-        for count in place(&Fullness::default(), 3000, Placement::Hash, None) {
+        for count in place(&Utilization::default(), 3000, Placement::Hash, None) {
             assert!((950..1050).contains(&count), "{count}");
         }
     }
 
     #[test]
     fn a_fuller_node_is_spared_as_much_as_it_is_fuller() {
-        let fullness = Fullness::default();
+        let utilization = Utilization::default();
         // 40 % of the bytes; the others hold 30 % each
         for (node, data) in [(0, 400 << 20), (1, 300 << 20), (2, 300 << 20)] {
-            fullness.learn(NodeId(node), usage(data, 0));
+            utilization.learn(NodeId(node), usage(data, 0));
         }
-        let placed = place(&fullness, 10_000, Placement::Hash, None);
+        let placed = place(&utilization, 10_000, Placement::Hash, None);
         assert!((2600..2750).contains(&placed[0]), "{placed:?}");
         assert!(placed[1].abs_diff(placed[2]) < 100, "{placed:?}");
     }
@@ -207,7 +207,7 @@ mod tests {
         // Three nodes place files each for its own directories, and hear of one another every 500 files. One file in
         // 200 is as large as 1000 others.
         let map = cluster();
-        let choosers: [Fullness; 3] = std::array::from_fn(|_| Fullness::default());
+        let choosers: [Utilization; 3] = std::array::from_fn(|_| Utilization::default());
         let mut held = [usage(0, 0); 3];
         let mut random = 0x5eed_u64;
         for i in 0..27_000_u64 {
@@ -246,11 +246,11 @@ mod tests {
 
     #[test]
     fn local_goes_home_while_home_has_room() {
-        let fullness = Fullness::default();
+        let utilization = Utilization::default();
         let home = Some(NodeId(2));
-        assert_eq!(place(&fullness, 100, Placement::Local, home), [0, 0, 100]);
+        assert_eq!(place(&utilization, 100, Placement::Local, home), [0, 0, 100]);
         let map = cluster();
-        let elsewhere = fullness
+        let elsewhere = utilization
             .choose(&map, Placement::Local, home, Ino(1), b"x", &[NodeId(2)])
             .and_then(|r| map.primary(r));
         assert!(elsewhere.is_some_and(|node| node != NodeId(2)));
@@ -258,9 +258,9 @@ mod tests {
 
     #[test]
     fn every_node_is_tried_once_and_then_none() {
-        let (fullness, map) = (Fullness::default(), cluster());
+        let (utilization, map) = (Utilization::default(), cluster());
         let mut rejected = Vec::new();
-        while let Some(region) = fullness.choose(&map, Placement::Hash, None, Ino(1), b"x", &rejected) {
+        while let Some(region) = utilization.choose(&map, Placement::Hash, None, Ino(1), b"x", &rejected) {
             rejected.push(map.primary(region).unwrap());
         }
         rejected.sort();
