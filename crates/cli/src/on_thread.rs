@@ -1,4 +1,4 @@
-//! Blocking work beside a runtime, on a thread of its own. Not `spawn_blocking`: the client's blocking face behaves
+//! Blocking work beside a runtime, on a thread of its own. Not `spawn_blocking`: the blocking client behaves
 //! differently inside a runtime, and such a thread is inside one.
 
 use crate::CliError;

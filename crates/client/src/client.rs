@@ -195,8 +195,8 @@ impl Client {
         client
     }
 
-    /// This thread's face, for use inside a tokio current-thread runtime with a `LocalSet`. One per thread; heartbeats
-    /// are sent by whichever face runs [`LocalClient::maintain`].
+    /// This thread's client, for use inside a tokio current-thread runtime with a `LocalSet`. One per thread; heartbeats
+    /// are sent by whichever runs [`LocalClient::maintain`].
     pub fn local(self: &Arc<Self>) -> Rc<LocalClient> {
         LocalClient::new(self)
     }

@@ -1,7 +1,7 @@
-//! The client library: path walk, open files, caches, client-active I/O. An async core, and a blocking face for callers
+//! The client library: path walk, open files, caches, client-active I/O. An async core, and a blocking client for callers
 //! that are threads.
 //!
-//! - [`Client`] is what all threads share: session, caches, holds, space in hand. [`LocalClient`] is one thread's face of
+//! - [`Client`] is what all threads share: session, caches, holds, space in hand. [`LocalClient`] is one thread's part of
 //!   it, with connections of its own; [`Client::run`] runs an operation on the calling thread.
 //! - Nothing cached is used without validation: names are valid while the directory's log tail is the one they were
 //!   learnt at, extents while the file's is. So whatever has returned to anybody is seen by everybody at once.
@@ -16,10 +16,10 @@
 #![forbid(unsafe_code)]
 
 mod access_times;
+mod blocking_client;
 mod cached_name;
 mod client;
 mod extent_cache;
-mod face;
 mod holds;
 mod index;
 mod inode;

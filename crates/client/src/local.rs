@@ -1,4 +1,4 @@
-//! One thread's face of a client: how it reaches a region.
+//! One thread's client: how it reaches a region.
 //!
 //! A region is reached *inside* (the node this client lives in serves it: requests are function calls, one-sided
 //! operations are memory accesses) or over the fabric. Everything above is written once for both.
@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One thread's face of a client. All operations validate what they use of the caches, so that completed operations of
+/// One thread's client. All operations validate what they use of the caches, so that completed operations of
 /// others are seen at once.
 pub struct LocalClient {
     pub(crate) client: Arc<Client>,

@@ -1,4 +1,4 @@
-//! The blocking face: real threads, real sockets and shared memory, clients outside and inside nodes at once.
+//! The blocking client: real threads, real sockets and shared memory, clients outside and inside nodes at once.
 
 mod common;
 use common::{ROOT, file, inode, pattern};

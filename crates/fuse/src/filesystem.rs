@@ -1,6 +1,6 @@
 //! A mounted client: what it knows between requests, and how a request is carried out.
 //!
-//! Every request runs on the thread that read it, with that thread's face of the client. A panic in one is
+//! Every request runs on the thread that read it, with that thread's client. A panic in one is
 //! caught: the request is answered with EIO (the reply object does that when it is dropped) and the mount goes on.
 
 use crate::MountOptions;

@@ -1,4 +1,4 @@
-//! The blocking face: runs an operation to its end on the calling thread, on a runtime that belongs to the thread.
+//! The blocking client: runs an operation to its end on the calling thread, on a runtime that belongs to the thread.
 //!
 //! An operation is polled once before the runtime is set in motion: what needs no waiting (a local region, shared
 //! memory) costs no system call.
@@ -15,26 +15,26 @@ use tokio::task::LocalSet;
 
 /// What a thread needs to run operations. Fields are dropped in order: connections before the runtime they live on.
 /// That happens while thread locals are destroyed, when a runtime cannot be entered any more.
-struct Face {
+struct BlockingClient {
     clients: RefCell<Vec<Rc<LocalClient>>>,
     tasks: LocalSet,
     runtime: Runtime,
 }
 
 thread_local! {
-    static FACE: OnceCell<Rc<Face>> = const { OnceCell::new() };
+    static BLOCKING: OnceCell<Rc<BlockingClient>> = const { OnceCell::new() };
 }
 
-impl Face {
-    fn of_this_thread() -> Rc<Face> {
-        FACE.with(|face| face.get_or_init(|| Rc::new(Face::new())).clone())
+impl BlockingClient {
+    fn of_this_thread() -> Rc<BlockingClient> {
+        BLOCKING.with(|blocking| blocking.get_or_init(|| Rc::new(BlockingClient::new())).clone())
     }
 
-    fn new() -> Face {
+    fn new() -> BlockingClient {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let tasks = LocalSet::new();
         tasks.spawn_local(polvo_fabric::poller());
-        Face {
+        BlockingClient {
             clients: RefCell::default(),
             tasks,
             runtime: runtime.expect("the system gives a thread an epoll descriptor"),
@@ -69,17 +69,17 @@ impl Face {
 }
 
 impl Client {
-    /// Runs an operation to its end on the calling thread, with this thread's runtime and face: the blocking face.
+    /// Runs an operation to its end on the calling thread, with this thread's runtime and connections.
     ///
     /// # Panics
-    /// When called inside a tokio runtime (an operation of this very face included).
+    /// When called inside a tokio runtime (an operation run by this very function included).
     pub fn run<T, F>(self: &Arc<Self>, operation: impl FnOnce(Rc<LocalClient>) -> F) -> T
     where
         F: Future<Output = T>,
     {
-        let face = Face::of_this_thread();
-        let local = face.local(self);
-        face.block_on(operation(local))
+        let blocking = BlockingClient::of_this_thread();
+        let local = blocking.local(self);
+        blocking.block_on(operation(local))
     }
 
     /// [`Client::connect`] on this thread's own runtime.
@@ -87,7 +87,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_blocking(config: crate::ClientConfig) -> Result<Arc<Client>, polvo_proto::FsError> {
-        Face::of_this_thread().block_on(Client::connect(config))
+        BlockingClient::of_this_thread().block_on(Client::connect(config))
     }
 }
 
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn what_is_ready_at_once_and_what_waits_both_end() {
-        let face = Face::of_this_thread();
-        assert_eq!(face.block_on(async { 1 }), 1);
-        assert_eq!(face.block_on(async { tokio::task::yield_now().await }), ());
-        let waited = face.block_on(async {
+        let blocking = BlockingClient::of_this_thread();
+        assert_eq!(blocking.block_on(async { 1 }), 1);
+        assert_eq!(blocking.block_on(async { tokio::task::yield_now().await }), ());
+        let waited = blocking.block_on(async {
             tokio::time::sleep(Duration::from_millis(1)).await;
             tokio::task::spawn_local(async { 7 }).await
         });
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn polled_once_when_nothing_waits() {
         let polls = Cell::new(0);
-        Face::of_this_thread().block_on(std::future::poll_fn(|_| {
+        BlockingClient::of_this_thread().block_on(std::future::poll_fn(|_| {
             polls.set(polls.get() + 1);
             Poll::Ready(())
         }));
@@ -133,7 +133,7 @@ mod tests {
         let (tell_address, address) = mpsc::channel();
         let (tell_event, event) = mpsc::channel();
         std::thread::spawn(move || {
-            Face::of_this_thread().block_on(async {
+            BlockingClient::of_this_thread().block_on(async {
                 let (at, regions) = (Address::Tcp("127.0.0.1:0".into()), MemoryRegions::new());
                 let bound = Listener::bind(&at, &identity(Role::Node(1)), &regions).await;
                 let mut listener = bound.expect("bind");
@@ -143,8 +143,8 @@ mod tests {
             });
         });
         let address = address.recv().expect("bound");
-        let face = Face::of_this_thread();
-        let pair = face.block_on(async {
+        let blocking = BlockingClient::of_this_thread();
+        let pair = blocking.block_on(async {
             let (regions, long) = (MemoryRegions::new(), Duration::from_secs(20));
             let pair = connect(&address, &identity(Role::Client), &regions, long).await;
             let pair = pair.expect("connect");
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_thread_ends_cleanly_with_its_runtime() {
         let thread = std::thread::spawn(|| {
-            Face::of_this_thread().block_on(async {
+            BlockingClient::of_this_thread().block_on(async {
                 tokio::task::spawn_local(std::future::pending::<()>());
                 tokio::task::yield_now().await;
             })
