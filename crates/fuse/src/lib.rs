@@ -1,7 +1,7 @@
 //! The mount: kernel requests into client calls.
 //!
 //! [`Mount::new`] mounts a [`polvo_client::Client`] at a directory and serves the kernel on threads of its own; each
-//! of them has a client of its own ([`polvo_client::Client::run`]), so a request is carried out from start to
+//! of them runs operations itself ([`polvo_client::Client::run`]), so a request is carried out from start to
 //! end by the thread that read it, without a hand-off. The client may be one of its own (over the fabric) or one inside
 //! a node; this crate does not know the difference.
 //!
