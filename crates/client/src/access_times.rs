@@ -120,11 +120,11 @@ impl LocalClient {
         if !times.on.load(Ordering::Relaxed) {
             return;
         }
-        let held = &file.held;
-        let Some(tail) = held.tail() else { return };
+        let open_inode = &file.open_inode;
+        let Some(tail) = open_inode.tail() else { return };
         let mark = times.mark(tail);
-        if held.marked.swap(mark, Ordering::Relaxed) != mark || times.strict.load(Ordering::Relaxed) {
-            self.note_access(held.inode, tail);
+        if open_inode.marked.swap(mark, Ordering::Relaxed) != mark || times.strict.load(Ordering::Relaxed) {
+            self.note_access(open_inode.inode, tail);
         }
     }
 
@@ -144,7 +144,7 @@ impl LocalClient {
 
     fn note_access(&self, inode: InodeRef, read_at: Tail) {
         if self.client.access_times.note(inode, read_at) {
-            self.client.holds.work.notify_one();
+            self.client.open_table.work.notify_one();
         }
     }
 
@@ -194,8 +194,8 @@ impl LocalClient {
         };
         // the tail that our own mark has moved needs no other one
         for ((inode, _), tail) in noted.iter().zip(tails) {
-            if let Some(held) = self.client.holds.get(*inode).filter(|_| tail.0 != 0) {
-                held.marked.store(times.mark(tail), Ordering::Relaxed);
+            if let Some(open_inode) = self.client.open_table.get(*inode).filter(|_| tail.0 != 0) {
+                open_inode.marked.store(times.mark(tail), Ordering::Relaxed);
             }
         }
     }

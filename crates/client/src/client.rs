@@ -1,10 +1,10 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
 use crate::access_times::AccessTimes;
-use crate::holds::Holds;
 use crate::local::LocalClient;
 use crate::locks::Locks;
 use crate::names::NameCache;
+use crate::open_table::OpenTable;
 use crate::space::Stocks;
 use crate::transfers::Transfers;
 use parking_lot::{Mutex, RwLock};
@@ -71,7 +71,7 @@ pub struct Client {
     pub(crate) transfers: Transfers,
     verify: AtomicBool,
     pub(crate) names: NameCache,
-    pub(crate) holds: Holds,
+    pub(crate) open_table: OpenTable,
     pub(crate) locks: Locks,
     pub(crate) access_times: AccessTimes,
     pub(crate) stocks: Stocks,
@@ -177,7 +177,7 @@ impl Client {
             transfers,
             verify: AtomicBool::new(false),
             names: NameCache::new(),
-            holds: Holds::new(),
+            open_table: OpenTable::new(),
             locks: Locks::default(),
             access_times: AccessTimes::default(),
             stocks: Stocks::default(),
@@ -289,7 +289,7 @@ impl Client {
         let map = self.map();
         let there = |region: RegionId| map.primary(region) == Some(node);
         self.stocks.forget_where(there);
-        self.holds.lost(node);
+        self.open_table.lost(node);
         self.locks.lost(node);
         self.names.forget_where(|dir| there(dir.ino.region()));
     }

@@ -41,10 +41,10 @@ impl ExtentCache {
     pub(crate) fn find(&self, inode: InodeRef, offset: u64, len: usize) -> Option<(u64, Tail)> {
         let entries = self.0.borrow();
         let entry = entries.get(ExtentCache::place(inode, offset))?.as_ref()?;
-        let holds = entry.inode == inode
+        let open_table = entry.inode == inode
             && entry.range.start <= offset
             && offset.checked_add(len as u64).is_some_and(|end| end <= entry.range.end);
-        holds.then(|| (entry.at + (offset - entry.range.start), entry.tail))
+        open_table.then(|| (entry.at + (offset - entry.range.start), entry.tail))
     }
 
     /// Remembers where a range of a file lies, as of a tail of its log; to be found by reads that begin where this one did.

@@ -130,7 +130,7 @@ impl LocalClient {
                 Seen::Inode(view) => {
                     let current = Current::from(&view);
                     // dead: whether it is still there depends on who holds it. If we do, it is
-                    if current.attr.nlink == 0 && self.client.holds.get(current.inode()).is_none() {
+                    if current.attr.nlink == 0 && self.client.open_table.get(current.inode()).is_none() {
                         break;
                     }
                     return self.accept(current, generation);

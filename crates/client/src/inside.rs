@@ -5,9 +5,9 @@
 //! Where writers are too quick for that, the copy is made with the mapping held, for which a writer has to wait a moment;
 //! then entering the region once shows that what was read is durable.
 
-use crate::holds::Held;
 use crate::inode::tail_at;
 use crate::local::LocalClient;
+use crate::open_table::OpenInode;
 use crate::verify::damaged_at;
 use polvo_format::{Gpa, RegionId, SEGMENT_SHIFT_MIN, Tail};
 use polvo_node::{FileView, Node, Part};
@@ -47,25 +47,25 @@ impl LocalClient {
     pub(crate) async fn read_inside(
         &self,
         node: &Arc<Node>,
-        held: &Held,
+        open_inode: &OpenInode,
         offset: u64,
         into: &mut [u8],
     ) -> Result<(usize, bool), FsError> {
-        match self.read_at_once(held, offset, into) {
+        match self.read_at_once(open_inode, offset, into) {
             Some(read) => Ok(read),
-            None => self.read_inside_slowly(node, held, offset, into).await,
+            None => self.read_inside_slowly(node, open_inode, offset, into).await,
         }
     }
 
     /// As [`LocalClient::read_inside`], by the mapping in hand and without a future. `None`: there is none, or a writer has
     /// spoilt the copy.
-    pub(crate) fn read_at_once(&self, held: &Held, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
-        let inside = held.inside.get()?;
-        if !self.client.verifies() && self.copy_known(held, inside, offset, into) {
+    pub(crate) fn read_at_once(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
+        let inside = open_inode.inside.get()?;
+        if !self.client.verifies() && self.copy_known(open_inode, inside, offset, into) {
             return Some((into.len(), false));
         }
-        let node = self.inside(held.inode.ino.region())?;
-        match self.copy(node, held, inside, offset, into, false) {
+        let node = self.inside(open_inode.inode.ino.region())?;
+        match self.copy(node, open_inode, inside, offset, into, false) {
             Ok(Copied::Valid(len, more)) => Some((len, more)),
             _ => None,
         }
@@ -75,17 +75,17 @@ impl LocalClient {
     async fn read_inside_slowly(
         &self,
         node: &Arc<Node>,
-        held: &Held,
+        open_inode: &OpenInode,
         offset: u64,
         into: &mut [u8],
     ) -> Result<(usize, bool), FsError> {
-        let mut inside = self.look_inside(node, held).await?;
+        let mut inside = self.look_inside(node, open_inode).await?;
         for tries in 0.. {
-            let copied = self.copy(node, held, &inside, offset, into, tries >= QUICK_TRIES)?;
+            let copied = self.copy(node, open_inode, &inside, offset, into, tries >= QUICK_TRIES)?;
             if let Copied::Valid(len, more) = copied {
                 return Ok((len, more));
             }
-            let now = self.look_inside(node, held).await?;
+            let now = self.look_inside(node, open_inode).await?;
             let same = Arc::ptr_eq(&now.view, &inside.view);
             if let (Copied::IfThere(len, more), true) = (copied, same) {
                 return Ok((len, more));
@@ -96,13 +96,13 @@ impl LocalClient {
     }
 
     /// Gets a file's mapping, or brings it up to date.
-    async fn look_inside(&self, node: &Arc<Node>, held: &Held) -> Result<Inside, FsError> {
-        let at = tail_at(held.inode.ino).ok_or(FsError::Stale)?;
+    async fn look_inside(&self, node: &Arc<Node>, open_inode: &OpenInode) -> Result<Inside, FsError> {
+        let at = tail_at(open_inode.inode.ino).ok_or(FsError::Stale)?;
         let inside = Inside {
-            view: self.file_view(node, held.inode).await?,
+            view: self.file_view(node, open_inode.inode).await?,
             tail_at: self.pool_offset(node, at)?,
         };
-        let known = held.inside.get_or_init(|| Inside {
+        let known = open_inode.inside.get_or_init(|| Inside {
             view: inside.view.clone(),
             ..inside
         });
@@ -114,8 +114,8 @@ impl LocalClient {
     }
 
     /// Copies what lies in an extent that this thread knows. False: it does not, or no longer.
-    fn copy_known(&self, held: &Held, inside: &Inside, offset: u64, into: &mut [u8]) -> bool {
-        let Some((at, tail)) = self.extents.find(held.inode, offset, into.len()) else {
+    fn copy_known(&self, open_inode: &OpenInode, inside: &Inside, offset: u64, into: &mut [u8]) -> bool {
+        let Some((at, tail)) = self.extents.find(open_inode.inode, offset, into.len()) else {
             return false;
         };
         let Some(node) = &self.client.node else { return false };
@@ -130,7 +130,7 @@ impl LocalClient {
     fn copy(
         &self,
         node: &Node,
-        held: &Held,
+        open_inode: &OpenInode,
         inside: &Inside,
         offset: u64,
         into: &mut [u8],
@@ -139,7 +139,7 @@ impl LocalClient {
         let parts = &mut *self.parts.borrow_mut();
         let (plan, unchanged) = inside.view.plan(offset, into.len(), PARTS, parts);
         let unchanged = hold.then_some(unchanged);
-        let region = held.inode.ino.region();
+        let region = open_inode.inode.ino.region();
         let mut rest = &mut into[..plan.len];
         for Part { len, at } in parts.iter() {
             let (now, later) = rest.split_at_mut(*len);
@@ -155,7 +155,7 @@ impl LocalClient {
         {
             // what is no longer the file's may be anything
             if unchanged.is_some() || is_current() {
-                return Err(damaged_at(held, damaged));
+                return Err(damaged_at(open_inode, damaged));
             }
             return Ok(Copied::Spoiled);
         }
@@ -163,7 +163,7 @@ impl LocalClient {
         if is_current && let Some(extent) = plan.extent {
             let at = self.pool_offset(node, Gpa::new(region, extent.at))?;
             self.extents
-                .keep(held.inode, plan.tail, offset, extent.start..extent.end, at);
+                .keep(open_inode.inode, plan.tail, offset, extent.start..extent.end, at);
         }
         Ok(match unchanged {
             _ if is_current => Copied::Valid(plan.len, plan.cut),

@@ -4,7 +4,7 @@
 //! operations are memory accesses) or over the fabric. Everything above is written once for both.
 
 use crate::extent_cache::ExtentCache;
-use crate::holds::Held;
+use crate::open_table::OpenInode;
 use crate::transfers::Pooled;
 use crate::{Client, inode::unexpected};
 use polvo_cluster::{Links, RegionVerb};
@@ -138,14 +138,14 @@ impl LocalClient {
 
     /// As [`LocalClient::write_inside`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way,
     /// and nothing was done.
-    pub(crate) fn write_at_once(&self, held: &Held, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
-        let node = self.inside(held.inode.ino.region())?;
-        if bytes.is_empty() || bytes.len() > EAGER_MAX || !held.is_kept(self.client.losses()) {
+    pub(crate) fn write_at_once(&self, open_inode: &OpenInode, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
+        let node = self.inside(open_inode.inode.ino.region())?;
+        if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
             return None;
         }
         let session = self.session_inside.take()?;
         let cred = &self.client.cred;
-        let written = node.write_at_once(&self.links, &session, cred, held.inode, offset, bytes);
+        let written = node.write_at_once(&self.links, &session, cred, open_inode.inode, offset, bytes);
         self.session_inside.set(Some(session));
         written
     }

@@ -51,7 +51,7 @@ impl LocalClient {
                     let excess = self.client.stocks.excess();
                     self.return_space(excess).await;
                 }
-                () = self.client.holds.work.notified() => {
+                () = self.client.open_table.work.notified() => {
                     tokio::select! {
                         biased;
                         () = stop.changed.notified() => break,
@@ -111,7 +111,7 @@ impl LocalClient {
             .confirm_where(|region| map.primary(region) == Some(node));
         let unknown: Vec<InodeRef> = recall
             .into_iter()
-            .filter(|inode| self.client.holds.recalled(*inode))
+            .filter(|inode| self.client.open_table.recalled(*inode))
             .collect();
         if !unknown.is_empty() {
             self.release_at(node, &unknown).await;

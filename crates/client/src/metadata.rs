@@ -212,7 +212,7 @@ impl LocalClient {
     fn bury(&self, victim: Option<Child>) {
         match victim {
             Some(child) if child.kind == FileKind::Directory => self.client.names.forget(child.target()),
-            Some(child) => self.client.holds.doom(child.target()),
+            Some(child) => self.client.open_table.doom(child.target()),
             None => {}
         }
     }

@@ -1,10 +1,10 @@
 //! Opening files, and keeping their indexes.
 
 use crate::client::Client;
-use crate::holds::{Begin, Held, Opening};
 use crate::index::{FileIndex, MapChange};
 use crate::inode::unexpected;
 use crate::local::LocalClient;
+use crate::open_table::{Begin, OpenInode, Opening};
 use crate::pull::Units;
 use crate::writers::BeginWriting;
 use polvo_format::{FileKind, NodeId, RegionId, Tail};
@@ -17,7 +17,7 @@ const LOAD_TRIES: u32 = 64;
 
 /// An open file; the inode is held while any clone of its `Arc` lives (and released lazily).
 pub struct OpenFile {
-    pub(crate) held: Arc<Held>,
+    pub(crate) open_inode: Arc<OpenInode>,
     client: Arc<Client>,
     /// It counts as one that writes.
     writes: bool,
@@ -26,27 +26,27 @@ pub struct OpenFile {
 impl OpenFile {
     /// Which inode.
     pub fn inode(&self) -> InodeRef {
-        self.held.inode
+        self.open_inode.inode
     }
 
     /// Its type.
     pub fn kind(&self) -> FileKind {
-        self.held.kind
+        self.open_inode.kind
     }
 
     /// Whether this client has the right to map the file shared and writable, as far as it knows. Lost when the node forgets
     /// the session and gives the right to another one.
     pub fn may_map(&self) -> bool {
-        self.writes && self.held.may_map()
+        self.writes && self.open_inode.may_map()
     }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.writes {
-            self.client.holds.closed_writer(&self.held);
+            self.client.open_table.closed_writer(&self.open_inode);
         }
-        self.client.holds.closed(&self.held);
+        self.client.open_table.closed(&self.open_inode);
     }
 }
 
@@ -124,15 +124,15 @@ impl LocalClient {
     }
 
     async fn open_as(&self, inode: InodeRef, claim: Option<MapClaim>) -> Result<Arc<OpenFile>, FsError> {
-        let holds = &self.client.holds;
+        let open_table = &self.client.open_table;
         let context = &self.client.context;
         let limit = context.timeouts().rpc * 3 + context.patience();
         let open = async {
             loop {
-                match holds.begin(inode) {
-                    Begin::Held(held) => {
-                        let file = self.file(held, false);
-                        self.keep(&file.held).await?;
+                match open_table.begin(inode) {
+                    Begin::Open(open_inode) => {
+                        let file = self.file(open_inode, false);
+                        self.keep(&file.open_inode).await?;
                         let Some(claim) = claim else {
                             self.current(inode.ino, Some(inode.generation)).await?;
                             return Ok(file);
@@ -141,7 +141,7 @@ impl LocalClient {
                     }
                     // seldom, and large
                     Begin::Ask(opening) => return Box::pin(self.open_anew(inode, opening, claim)).await,
-                    Begin::Wait => holds.wait_changed(inode).await,
+                    Begin::Wait => open_table.wait_changed(inode).await,
                 }
             }
         };
@@ -154,13 +154,13 @@ impl LocalClient {
 
     /// What is open here is opened to write, too.
     async fn begin_to_write(&self, file: &OpenFile, claim: MapClaim) -> Result<Arc<OpenFile>, FsError> {
-        let (holds, inode) = (&self.client.holds, file.held.inode);
-        let begun = holds.begin_writing(&file.held, claim);
+        let (open_table, inode) = (&self.client.open_table, file.open_inode.inode);
+        let begun = open_table.begin_writing(&file.open_inode, claim);
         // counted: from here on its end is told
-        let writer = self.file(holds.count_open(&file.held), true);
+        let writer = self.file(open_table.count_open(&file.open_inode), true);
         match begun {
             BeginWriting::Noted => drop(self.current(inode.ino, Some(inode.generation)).await?),
-            BeginWriting::Tell(number) => self.tell_writing(&writer.held, claim, number).await?,
+            BeginWriting::Tell(number) => self.tell_writing(&writer.open_inode, claim, number).await?,
         }
         Ok(writer)
     }
@@ -172,7 +172,7 @@ impl LocalClient {
         opening: Opening<'_>,
         claim: Option<MapClaim>,
     ) -> Result<Arc<OpenFile>, FsError> {
-        let number = self.client.holds.next_number();
+        let number = self.client.open_table.next_number();
         let (holder, map, may_map) = match claim {
             Some(claim) => self.ask_open_to_write(inode, claim, number).await?,
             None => {
@@ -182,16 +182,16 @@ impl LocalClient {
         };
         let outside = self.inside(inode.ino.region()).is_none();
         let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map, 0));
-        let held = opening.opened(map.attr.kind, holder, index);
+        let open_inode = opening.opened(map.attr.kind, holder, index);
         if claim.is_some() {
-            held.opened_to_write(number, may_map);
+            open_inode.opened_to_write(number, may_map);
         }
-        Ok(self.file(held, claim.is_some()))
+        Ok(self.file(open_inode, claim.is_some()))
     }
 
-    fn file(&self, held: Arc<Held>, writes: bool) -> Arc<OpenFile> {
+    fn file(&self, open_inode: Arc<OpenInode>, writes: bool) -> Arc<OpenFile> {
         Arc::new(OpenFile {
-            held,
+            open_inode,
             client: self.client.clone(),
             writes,
         })
@@ -243,47 +243,47 @@ impl LocalClient {
         let holder = (primary, self.client.incarnation(primary));
         let fresh = kind == FileKind::File && size == 0 && self.inside(region).is_none();
         let index = fresh.then(|| FileIndex::empty(cursor));
-        let held = self.client.holds.enter(inode, kind, holder, index);
-        held.made_open();
-        Ok(self.file(held, true))
+        let open_inode = self.client.open_table.enter(inode, kind, holder, index);
+        open_inode.made_open();
+        Ok(self.file(open_inode, true))
     }
 
     /// Makes sure that an open inode is still held: after the loss of the session at its primary it is opened anew.
-    pub(crate) async fn keep(&self, held: &Held) -> Result<(), FsError> {
+    pub(crate) async fn keep(&self, open_inode: &OpenInode) -> Result<(), FsError> {
         let losses = self.client.losses();
-        if held.is_kept(losses) {
+        if open_inode.is_kept(losses) {
             return Ok(());
         }
-        let (node, incarnation) = held.holder();
+        let (node, incarnation) = open_inode.holder();
         if self.client.incarnation(node) != incarnation {
             // seldom, and large
-            let (holder, map) = Box::pin(self.claim_again(held)).await?;
-            held.set_holder(holder);
-            if held.index.read().is_some() {
-                *held.index.write() = Some(index_of(&map, 0));
+            let (holder, map) = Box::pin(self.claim_again(open_inode)).await?;
+            open_inode.set_holder(holder);
+            if open_inode.index.read().is_some() {
+                *open_inode.index.write() = Some(index_of(&map, 0));
             }
         }
-        held.set_kept(losses);
+        open_inode.set_kept(losses);
         Ok(())
     }
 
     /// Loads a page of a file's index from the primary: from offset `at` on, as far as one answer reaches.
-    pub(crate) async fn load_index(&self, held: &Held, at: u64) -> Result<(), FsError> {
+    pub(crate) async fn load_index(&self, open_inode: &OpenInode, at: u64) -> Result<(), FsError> {
         for _ in 0..LOAD_TRIES {
-            let map = self.ask_extents(held.inode, at).await?;
+            let map = self.ask_extents(open_inode.inode, at).await?;
             let mut page = index_of(&map, at);
             // whichever is older catches up with the other
-            let known = held.index.read().as_ref().map(|index| index.cursor().tail);
+            let known = open_inode.index.read().as_ref().map(|index| index.cursor().tail);
             if let Some(known) = known {
                 let (is_older, is_newer) = (page.cursor().tail < known, page.cursor().tail > known);
-                if is_older && !self.advance_page(held.inode, &mut page, known).await? {
+                if is_older && !self.advance_page(open_inode.inode, &mut page, known).await? {
                     continue;
                 }
                 if is_newer {
-                    self.catch_up(held, page.cursor().tail).await?;
+                    self.catch_up(open_inode, page.cursor().tail).await?;
                 }
             }
-            let mut index = held.index.write();
+            let mut index = open_inode.index.write();
             match index.as_mut() {
                 Some(index) if index.cursor().tail == page.cursor().tail => index.join(&page),
                 // somebody has brought it further
@@ -317,16 +317,16 @@ impl LocalClient {
 
     /// Brings a file's index to (at least) the tail `to`, which was just read. Returns what was applied; `None` when the
     /// index was changed otherwise (by another thread, or dropped because it cannot follow).
-    pub(crate) async fn catch_up(&self, held: &Held, to: Tail) -> Result<Option<Step>, FsError> {
-        let Some(cursor) = held.index.read().as_ref().map(FileIndex::cursor) else {
+    pub(crate) async fn catch_up(&self, open_inode: &OpenInode, to: Tail) -> Result<Option<Step>, FsError> {
+        let Some(cursor) = open_inode.index.read().as_ref().map(FileIndex::cursor) else {
             return Ok(None);
         };
         if cursor.tail.version() == to.version() && cursor.tail.units() >= to.units() {
             return Ok(None); // another thread was faster
         }
-        let units = self.pull(held.inode.ino, cursor, to).await?;
+        let units = self.pull(open_inode.inode.ino, cursor, to).await?;
         let changes = units.as_ref().and_then(|u| u.map_changes(cursor.tail.units()).ok());
-        let mut guard = held.index.write();
+        let mut guard = open_inode.index.write();
         match (units, changes, guard.as_mut()) {
             (_, _, Some(index)) if index.cursor().tail != cursor.tail => Ok(None),
             (Some(units), Some(changes), Some(index)) => {
@@ -348,8 +348,8 @@ impl LocalClient {
     }
 
     /// Applies the answer to a write of our own, made when the log was known as `known`.
-    pub(crate) fn apply_written(&self, held: &Held, known: LogCursor, written: Written) {
-        let mut guard = held.index.write();
+    pub(crate) fn apply_written(&self, open_inode: &OpenInode, known: LogCursor, written: Written) {
+        let mut guard = open_inode.index.write();
         let Some(index) = guard.as_mut() else { return };
         let (now, then) = (index.cursor().tail, written.cursor.tail);
         if now.version() == then.version() && now.units() >= then.units() {
@@ -357,7 +357,7 @@ impl LocalClient {
         }
         let size = written.attr.size;
         let applied = now.version() == then.version() && now.units() >= known.tail.units() && {
-            let units = Units::of_answer(held.inode.ino, known, written);
+            let units = Units::of_answer(open_inode.inode.ino, known, written);
             units.is_some_and(|units| match units.map_changes(now.units()) {
                 Ok(changes) => {
                     changes.iter().for_each(|change| index.apply(change));
@@ -377,7 +377,7 @@ impl LocalClient {
 
     /// Lets go of what is held for no use. False when there was nothing.
     pub(crate) async fn release_some(&self) -> bool {
-        let inodes = self.client.holds.take_releases();
+        let inodes = self.client.open_table.take_releases();
         if inodes.is_empty() {
             return false;
         }
@@ -392,7 +392,7 @@ impl LocalClient {
             if let Some(node) = node {
                 self.release_at(node, &inodes).await;
             }
-            self.client.holds.released(&inodes);
+            self.client.open_table.released(&inodes);
         }
         true
     }
@@ -411,6 +411,6 @@ impl LocalClient {
 }
 
 /// The region a file's data lies in: that of its inode.
-pub(crate) fn data_region(held: &Held) -> RegionId {
-    held.inode.ino.region()
+pub(crate) fn data_region(open_inode: &OpenInode) -> RegionId {
+    open_inode.inode.ino.region()
 }

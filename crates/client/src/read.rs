@@ -2,11 +2,11 @@
 //! proves that what was read was the file's when it was read; when it has moved, the new entries are pulled and what
 //! they overlap is read again. The server's CPU does nothing.
 
-use crate::holds::Held;
 use crate::index::Plan;
 use crate::inode::tail_at;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
+use crate::open_table::OpenInode;
 use crate::transfers::Transfers;
 use crate::verify::damaged_at;
 use polvo_cluster::{InFlight, RegionVerb};
@@ -43,12 +43,12 @@ impl LocalClient {
     ///
     /// # Errors
     /// [`FsError::Stale`] when the file is gone, [`FsError::IsDirectory`], [`FsError::Busy`] when the range is
-    /// overwritten faster than it can be read for as long as `Timeouts::held`.
+    /// overwritten faster than it can be read for as long as `Timeouts::open_inode`.
     pub async fn read(&self, file: &OpenFile, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
-        let held = &*file.held;
-        let at_once = into.len() <= BATCH_BYTES && held.is_kept(self.client.losses()) && !self.client.verifies();
+        let open_inode = &*file.open_inode;
+        let at_once = into.len() <= BATCH_BYTES && open_inode.is_kept(self.client.losses()) && !self.client.verifies();
         let read = if at_once {
-            self.read_at_once(held, offset, into)
+            self.read_at_once(open_inode, offset, into)
         } else {
             None
         };
@@ -57,16 +57,16 @@ impl LocalClient {
             read => {
                 let done = read.map_or(0, |(done, _)| done);
                 let rest = offset.saturating_add(done as u64);
-                Ok(done + self.read_waiting(held, rest, &mut into[done..]).await?)
+                Ok(done + self.read_waiting(open_inode, rest, &mut into[done..]).await?)
             }
         }
     }
 
-    async fn read_waiting(&self, held: &Held, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
-        self.check_file(held).await?;
-        let transfers = self.transfers(data_region(held)).await?;
+    async fn read_waiting(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
+        self.check_file(open_inode).await?;
+        let transfers = self.transfers(data_region(open_inode)).await?;
         if into.len() <= BATCH_BYTES {
-            return self.read_some(held, offset, into, transfers).await;
+            return self.read_some(open_inode, offset, into, transfers).await;
         }
         let mut parts = into.chunks_mut(BATCH_BYTES).enumerate();
         let mut window = InFlight::new();
@@ -77,7 +77,7 @@ impl LocalClient {
                 && let Some((n, part)) = parts.next()
             {
                 let (at, len) = (offset.saturating_add((n * BATCH_BYTES) as u64), part.len());
-                window.push(async move { (self.read_some(held, at, part, transfers).await, len) });
+                window.push(async move { (self.read_some(open_inode, at, part, transfers).await, len) });
             }
             let Some((read, len)) = window.next().await else {
                 return ended.unwrap_or(Ok(done));
@@ -95,9 +95,9 @@ impl LocalClient {
     }
 
     /// The file is one that has bytes, and is held.
-    pub(crate) async fn check_file(&self, held: &Held) -> Result<(), FsError> {
-        match held.kind {
-            FileKind::File | FileKind::Object => self.keep(held).await,
+    pub(crate) async fn check_file(&self, open_inode: &OpenInode) -> Result<(), FsError> {
+        match open_inode.kind {
+            FileKind::File | FileKind::Object => self.keep(open_inode).await,
             FileKind::Directory => Err(FsError::IsDirectory),
             _ => Err(FsError::Invalid("not a regular file".into())),
         }
@@ -105,7 +105,7 @@ impl LocalClient {
 
     async fn read_some(
         &self,
-        held: &Held,
+        open_inode: &OpenInode,
         offset: u64,
         into: &mut [u8],
         transfers: Transfers,
@@ -115,8 +115,8 @@ impl LocalClient {
         while done < into.len() {
             let (at, rest) = (offset.saturating_add(done as u64), &mut into[done..]);
             let (read, more) = match transfers {
-                Transfers::Client => self.read_batch(held, at, rest).await?,
-                Transfers::Server(sizes) => self.read_directed(held, at, rest, sizes).await?,
+                Transfers::Client => self.read_batch(open_inode, at, rest).await?,
+                Transfers::Server(sizes) => self.read_directed(open_inode, at, rest, sizes).await?,
             };
             done += read;
             if !more {
@@ -127,23 +127,23 @@ impl LocalClient {
     }
 
     /// Reads as many bytes as fit one batch. Says whether there may be more before the end of the file.
-    async fn read_batch(&self, held: &Held, offset: u64, into: &mut [u8]) -> Result<(usize, bool), FsError> {
-        if let Some(node) = self.inside(data_region(held)) {
-            return self.read_inside(node, held, offset, into).await;
+    async fn read_batch(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Result<(usize, bool), FsError> {
+        if let Some(node) = self.inside(data_region(open_inode)) {
+            return self.read_inside(node, open_inode, offset, into).await;
         }
         let (mut tries, mut loads) = (0, 0);
         let mut deadline = None;
-        let verify = self.verifies_at(data_region(held)).await?;
+        let verify = self.verifies_at(data_region(open_inode)).await?;
         let most = if verify { VERIFIED_PIECES } else { BATCH_PIECES };
         loop {
-            let plan = match held.index.read().as_ref() {
+            let plan = match open_inode.index.read().as_ref() {
                 Some(index) => index.plan(offset, into.len(), most).map_err(|missed| missed.at),
                 None => Err(offset),
             };
             let plan = match plan {
                 Ok(plan) => plan,
                 Err(at) => {
-                    self.load_index(held, at).await?;
+                    self.load_index(open_inode, at).await?;
                     loads += 1;
                     if loads < LOADS_MAX {
                         continue;
@@ -152,14 +152,17 @@ impl LocalClient {
                 }
             };
             let read = match verify {
-                true => self.read_verified(held, &plan, into).await,
-                false => self.read_planned(held, &plan, into).await.map(|tail| (tail, None)),
+                true => self.read_verified(open_inode, &plan, into).await,
+                false => self
+                    .read_planned(open_inode, &plan, into)
+                    .await
+                    .map(|tail| (tail, None)),
             };
             let (tail, is_read) = match read {
-                Ok((tail, Some(damaged))) if tail == plan.tail => return Err(damaged_at(held, damaged)),
+                Ok((tail, Some(damaged))) if tail == plan.tail => return Err(damaged_at(open_inode, damaged)),
                 Ok((tail, damaged)) => (tail, damaged.is_none()),
                 // nothing lies there: a segment may have been given back since the file moved on
-                Err(error @ FsError::Invalid(_)) => match self.log_state(held.inode.ino).await?.tail {
+                Err(error @ FsError::Invalid(_)) => match self.log_state(open_inode.inode.ino).await?.tail {
                     tail if tail == plan.tail => return Err(error),
                     tail => (tail, false),
                 },
@@ -170,7 +173,7 @@ impl LocalClient {
             }
             // an extension matters to a read that was cut off at the end of the file
             let len = if plan.cut { plan.len } else { into.len() } as u64;
-            if let Some(step) = self.catch_up(held, tail).await?
+            if let Some(step) = self.catch_up(open_inode, tail).await?
                 && step.from == plan.tail
                 && !step.touches(offset, len)
                 && is_read
@@ -190,7 +193,7 @@ impl LocalClient {
     }
 
     /// Fetches what a plan names, and then the tail, in one batch.
-    async fn read_planned(&self, held: &Held, plan: &Plan, into: &mut [u8]) -> Result<Tail, FsError> {
+    async fn read_planned(&self, open_inode: &OpenInode, plan: &Plan, into: &mut [u8]) -> Result<Tail, FsError> {
         let mut tail = [0; 8];
         let mut ops = Vec::with_capacity(plan.pieces.len() + 1);
         let mut rest = &mut into[..plan.len];
@@ -202,22 +205,22 @@ impl LocalClient {
                 None => part.fill(0),
             }
         }
-        let at = tail_at(held.inode.ino).ok_or(FsError::Stale)?;
+        let at = tail_at(open_inode.inode.ino).ok_or(FsError::Stale)?;
         ops.push(RegionVerb::Read { at, into: &mut tail });
-        self.one_sided(data_region(held), &mut ops).await?;
+        self.one_sided(data_region(open_inode), &mut ops).await?;
         Ok(Tail(u64::from_le_bytes(tail)))
     }
 
     /// Makes the index that of now: reads the tail, pulls what is new. Where there is none, it is loaded from an offset on.
-    async fn validate_index(&self, held: &Held, offset: u64) -> Result<(), FsError> {
-        if held.index.read().is_none() {
+    async fn validate_index(&self, open_inode: &OpenInode, offset: u64) -> Result<(), FsError> {
+        if open_inode.index.read().is_none() {
             // loading it from the primary is as good as validating it
-            return self.load_index(held, offset).await;
+            return self.load_index(open_inode, offset).await;
         }
-        let state = self.log_state(held.inode.ino).await?;
-        let known = held.index.read().as_ref().map(|index| index.cursor().tail);
+        let state = self.log_state(open_inode.inode.ino).await?;
+        let known = open_inode.index.read().as_ref().map(|index| index.cursor().tail);
         if known != Some(state.tail) {
-            self.catch_up(held, state.tail).await?;
+            self.catch_up(open_inode, state.tail).await?;
         }
         Ok(())
     }
@@ -227,13 +230,13 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoSuchOffset`] (ENXIO) at or past the end of the file, and when no data follows.
     pub async fn seek(&self, file: &OpenFile, offset: u64, whence: Whence) -> Result<u64, FsError> {
-        let held = &*file.held;
-        self.check_file(held).await?;
-        self.validate_index(held, offset).await?;
+        let open_inode = &*file.open_inode;
+        self.check_file(open_inode).await?;
+        self.validate_index(open_inode, offset).await?;
         // up to here all is data, or all is hole: of very many extents, the first may be forgotten before the last is known
         let mut at = offset;
         loop {
-            let found = match held.index.read().as_ref() {
+            let found = match open_inode.index.read().as_ref() {
                 Some(index) => match whence {
                     Whence::Data => index.next_data(at),
                     Whence::Hole => index.next_hole(at),
@@ -245,7 +248,7 @@ impl LocalClient {
                 Ok(found) => return found.ok_or(FsError::NoSuchOffset),
                 Err(missed) => at = missed,
             }
-            self.load_index(held, at).await?;
+            self.load_index(open_inode, at).await?;
         }
     }
 
@@ -300,14 +303,14 @@ impl LocalClient {
         if offset.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(FsError::FileTooLarge);
         }
-        let held = &*file.held;
-        self.check_file(held).await?;
+        let open_inode = &*file.open_inode;
+        self.check_file(open_inode).await?;
         let request = Request::Fallocate {
-            inode: held.inode,
+            inode: open_inode.inode,
             mode,
             offset,
             len,
         };
-        self.attr_of(data_region(held), request).await.map(drop)
+        self.attr_of(data_region(open_inode), request).await.map(drop)
     }
 }

@@ -10,10 +10,10 @@
 //! bytes are not registered: only memory that shared mappings can reach is, which is what a [`Buffer`] is made of.
 
 use crate::client::Client;
-use crate::holds::Held;
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
+use crate::open_table::OpenInode;
 use crate::write::{At, SESSION_TRIES};
 use polvo_cluster::Link;
 use polvo_fabric as fabric;
@@ -281,15 +281,15 @@ impl LocalClient {
         len: usize,
     ) -> Result<usize, FsError> {
         assert!(at <= into.len() && len <= into.len() - at, "outside the buffer");
-        let held = &*file.held;
+        let open_inode = &*file.open_inode;
         let mut done = 0;
         while done < len {
             let most = (len - done).min(POOLED_BYTES);
             let (place, from) = (at + done, offset.saturating_add(done as u64));
-            let (read, more) = match self.transfers(data_region(held)).await? {
+            let (read, more) = match self.transfers(data_region(open_inode)).await? {
                 Transfers::Server(sizes) if most > sizes.eager_read => {
-                    self.check_file(held).await?;
-                    self.read_to_buffer(held, from, into, place, most, sizes).await?
+                    self.check_file(open_inode).await?;
+                    self.read_to_buffer(open_inode, from, into, place, most, sizes).await?
                 }
                 _ => {
                     let mut bytes = vec![0; most];
@@ -308,7 +308,7 @@ impl LocalClient {
 
     async fn read_to_buffer(
         &self,
-        held: &Held,
+        open_inode: &OpenInode,
         offset: u64,
         into: &Buffer,
         at: usize,
@@ -317,12 +317,14 @@ impl LocalClient {
     ) -> Result<(usize, bool), FsError> {
         if len > sizes.pooled {
             let registered = into.opened(at, len, Access::WRITE);
-            let answer = self.ask_to_read(held, offset, len, Some(registered.window())).await;
+            let answer = self
+                .ask_to_read(open_inode, offset, len, Some(registered.window()))
+                .await;
             return read_of(answer, len).map(|(read, more, _)| (read, more));
         }
-        let lent = self.lend(data_region(held)).await?;
+        let lent = self.lend(data_region(open_inode)).await?;
         let window = Some(lent.registered.window());
-        let answer = self.ask_to_read(held, offset, len, window).await;
+        let answer = self.ask_to_read(open_inode, offset, len, window).await;
         if let Ok((read, ..)) = read_of(answer.clone(), len) {
             into.0.buffer.copy_from(at, &lent.registered.buffer, 0, read);
         }
@@ -333,21 +335,21 @@ impl LocalClient {
     /// Has the node read: eager, or by a pooled buffer. Says whether there may be more of what was asked for.
     pub(crate) async fn read_directed(
         &self,
-        held: &Held,
+        open_inode: &OpenInode,
         offset: u64,
         into: &mut [u8],
         sizes: Thresholds,
     ) -> Result<(usize, bool), FsError> {
         let len = into.len();
         if len <= sizes.eager_read.min(EAGER_READ_MAX) {
-            let (read, more, bytes) = read_of(self.ask_to_read(held, offset, len, None).await, len)?;
+            let (read, more, bytes) = read_of(self.ask_to_read(open_inode, offset, len, None).await, len)?;
             let bytes = bytes.get(..read).ok_or_else(not_what_was_asked)?;
             into[..read].copy_from_slice(bytes);
             return Ok((read, more));
         }
-        let lent = self.lend(data_region(held)).await?;
+        let lent = self.lend(data_region(open_inode)).await?;
         let window = Some(lent.registered.window());
-        let answer = self.ask_to_read(held, offset, len, window).await;
+        let answer = self.ask_to_read(open_inode, offset, len, window).await;
         if let Ok(Reply::Read { len: read, .. }) = &answer
             && *read <= len as u64
         {
@@ -357,15 +359,15 @@ impl LocalClient {
         read_of(answer, len).map(|(read, more, _)| (read, more))
     }
 
-    async fn ask_to_read(&self, held: &Held, offset: u64, len: usize, into: Option<Window>) -> Answer {
+    async fn ask_to_read(&self, open_inode: &OpenInode, offset: u64, len: usize, into: Option<Window>) -> Answer {
         let request = Request::Read {
-            inode: held.inode,
+            inode: open_inode.inode,
             offset,
             len: len as u64,
             into,
             verify: self.client.verifies(),
         };
-        self.call(data_region(held), request).await
+        self.call(data_region(open_inode), request).await
     }
 
     /// Writes from a buffer of the caller's: where the node moves the data, and there is much of it, without a copy on this
@@ -389,18 +391,18 @@ impl LocalClient {
     /// Has the node fetch the bytes: from a pooled buffer, or where they are. Writes as many as fit a transfer.
     pub(crate) async fn write_directed(
         &self,
-        held: &Held,
+        open_inode: &OpenInode,
         at: At,
         bytes: Source<'_>,
         sizes: Thresholds,
     ) -> Result<(u64, usize), FsError> {
         let bytes = bytes.part(0, POOLED_BYTES);
-        let region = data_region(held);
+        let region = data_region(open_inode);
         for _ in 0..SESSION_TRIES {
-            self.keep_to_write(held, at).await?;
-            let known = self.known_log(held);
+            self.keep_to_write(open_inode, at).await?;
+            let known = self.known_log(open_inode);
             let request = |from: Window| Request::WriteFrom {
-                inode: held.inode,
+                inode: open_inode.inode,
                 offset: at.offset(),
                 append: at == At::End,
                 known: known.tail,
@@ -427,7 +429,7 @@ impl LocalClient {
             match answer {
                 Ok(Reply::Written(written)) => {
                     let first = written.offset;
-                    self.apply_written(held, known, written);
+                    self.apply_written(open_inode, known, written);
                     return Ok((first, bytes.len()));
                 }
                 Ok(Reply::WrittenBefore { offset }) => return Ok((offset, bytes.len())),

@@ -2,11 +2,11 @@
 //! say what is known of them in the same batch, before the data. A word covers nothing that is stored after it, so a sound page is
 //! never taken for a damaged one as long as the log's tail stands still.
 
-use crate::holds::Held;
 use crate::index::Plan;
 use crate::inode::{tail_at, unexpected};
 use crate::local::LocalClient;
 use crate::open::data_region;
+use crate::open_table::OpenInode;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Gpa, PAGE, PAGE_CHECKSUM_SIZE, PageChecksum, RegionId, Tail};
 use polvo_proto::{FsError, Reply, Request, ScrubPlace, Scrubbed, SegmentClass, SegmentMap};
@@ -64,13 +64,13 @@ impl LocalClient {
     /// first page that is damaged if the tail is the plan's.
     pub(crate) async fn read_verified(
         &self,
-        held: &Held,
+        open_inode: &OpenInode,
         plan: &Plan,
         into: &mut [u8],
     ) -> Result<(Tail, Option<Gpa>), FsError> {
-        let region = data_region(held);
+        let region = data_region(open_inode);
         let map = self.segments_with(region, plan).await?;
-        let tail_at = tail_at(held.inode.ino).ok_or(FsError::Stale)?;
+        let tail_at = tail_at(open_inode.inode.ino).ok_or(FsError::Stale)?;
         let mut tail = [0; 8];
         let mut whole: Vec<Option<Pages>> = plan
             .pieces
@@ -141,9 +141,9 @@ fn pages_of(map: &SegmentMap, at: Gpa, len: usize) -> Option<Pages> {
 }
 
 /// What is said of a page that is not what was written.
-pub(crate) fn damaged_at(held: &Held, at: Gpa) -> FsError {
+pub(crate) fn damaged_at(open_inode: &OpenInode, at: Gpa) -> FsError {
     FsError::Io(format!(
         "data of inode {:?} is damaged, in the page at {at:?}",
-        held.inode.ino
+        open_inode.inode.ino
     ))
 }

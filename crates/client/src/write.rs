@@ -3,10 +3,10 @@
 //! keeps their order, so that it is one round trip. No lock is taken: the answer tells what others have committed in between
 //! (client arbitration). Inside a node the bytes of either are copied to where they are to stay by a function call.
 
-use crate::holds::Held;
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
+use crate::open_table::OpenInode;
 use crate::space::{Surplus, Taken};
 use crate::transfers::{Source, Transfers};
 use polvo_cluster::{Link, RegionVerb, join_all};
@@ -81,7 +81,7 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoSpace`] when nothing could be written, [`FsError::FileTooLarge`], [`FsError::Stale`].
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
-        match self.write_at_once(&file.held, Some(offset), bytes) {
+        match self.write_at_once(&file.open_inode, Some(offset), bytes) {
             Some(_) => Ok(bytes.len()),
             None => self.write_at(file, offset, Source::Bytes(bytes)).await,
         }
@@ -92,15 +92,15 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`]; EIO when the right is lost.
     pub async fn write_pages(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
-        let written = self.write_all(&file.held, At::Page(offset), Source::Bytes(bytes));
+        let written = self.write_all(&file.open_inode, At::Page(offset), Source::Bytes(bytes));
         Ok(written.await?.1)
     }
 
     /// Makes sure that an inode is still held, and where pages of a mapping are written that it may be mapped.
-    pub(crate) async fn keep_to_write(&self, held: &Held, at: At) -> Result<(), FsError> {
-        self.keep(held).await?;
+    pub(crate) async fn keep_to_write(&self, open_inode: &OpenInode, at: At) -> Result<(), FsError> {
+        self.keep(open_inode).await?;
         match at {
-            At::Page(_) if !held.may_map() => Err(FsError::Io(
+            At::Page(_) if !open_inode.may_map() => Err(FsError::Io(
                 "what was stored to a mapping is not written back: another client may map the file by now".into(),
             )),
             _ => Ok(()),
@@ -114,7 +114,7 @@ impl LocalClient {
         {
             return Err(FsError::FileTooLarge);
         }
-        Ok(self.write_all(&file.held, At::Offset(offset), bytes).await?.1)
+        Ok(self.write_all(&file.open_inode, At::Offset(offset), bytes).await?.1)
     }
 
     /// Writes at the end of the file, wherever that is by then; returns where the bytes went, and how many. Up to 8 MiB stay
@@ -123,9 +123,9 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`].
     pub async fn append(&self, file: &OpenFile, bytes: &[u8]) -> Result<(u64, usize), FsError> {
-        match self.write_at_once(&file.held, None, bytes) {
+        match self.write_at_once(&file.open_inode, None, bytes) {
             Some(first) => Ok((first, bytes.len())),
-            None => self.write_all(&file.held, At::End, Source::Bytes(bytes)).await,
+            None => self.write_all(&file.open_inode, At::End, Source::Bytes(bytes)).await,
         }
     }
 
@@ -135,7 +135,7 @@ impl LocalClient {
     /// [`FsError::Unreachable`] when a node that has to be asked cannot be.
     pub async fn sync(&self, file: Option<&OpenFile>) -> Result<(), FsError> {
         let nodes = match file {
-            Some(file) => vec![self.client.primary(data_region(&file.held))?],
+            Some(file) => vec![self.client.primary(data_region(&file.open_inode))?],
             None => self.client.map().nodes.iter().map(|node| node.id).collect(),
         };
         for answer in join_all(nodes.into_iter().map(|node| self.sync_at(node))).await {
@@ -159,8 +159,8 @@ impl LocalClient {
         }
     }
 
-    async fn write_all(&self, held: &Held, at: At, bytes: Source<'_>) -> Result<(u64, usize), FsError> {
-        match held.kind {
+    async fn write_all(&self, open_inode: &OpenInode, at: At, bytes: Source<'_>) -> Result<(u64, usize), FsError> {
+        match open_inode.kind {
             FileKind::File | FileKind::Object => {}
             FileKind::Directory => return Err(FsError::IsDirectory),
             _ => return Err(FsError::Invalid("not a regular file".into())),
@@ -172,7 +172,7 @@ impl LocalClient {
         if bytes.len() == 0 {
             return Ok((first.unwrap_or(0), 0));
         }
-        let region = data_region(held);
+        let region = data_region(open_inode);
         let transfers = self.transfers(region).await?;
         let whole = match transfers {
             _ if self.inside(region).is_some() => COMMIT_BYTES,
@@ -186,11 +186,11 @@ impl LocalClient {
             let part = bytes.part(done, most);
             let here = at.plus(done);
             let result = if part.len() <= whole || most == EAGER_MAX {
-                self.write_whole(held, here, &part.bytes()).await
+                self.write_whole(open_inode, here, &part.bytes()).await
             } else {
                 match transfers {
-                    Transfers::Client => self.write_delegated(held, here, &part.bytes()).await,
-                    Transfers::Server(sizes) => self.write_directed(held, here, part, sizes).await,
+                    Transfers::Client => self.write_delegated(open_inode, here, &part.bytes()).await,
+                    Transfers::Server(sizes) => self.write_directed(open_inode, here, part, sizes).await,
                 }
             };
             match result {
@@ -213,20 +213,20 @@ impl LocalClient {
     }
 
     /// The bytes travel in the request, or inside are copied to where they are to stay.
-    async fn write_whole(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+    async fn write_whole(&self, open_inode: &OpenInode, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let mut reclaimed = false;
         for _ in 0..SESSION_TRIES {
-            self.keep_to_write(held, at).await?;
-            let region = data_region(held);
+            self.keep_to_write(open_inode, at).await?;
+            let region = data_region(open_inode);
             let written = match self.inside(region) {
                 Some(node) => {
                     let offset = match at {
                         At::Offset(offset) | At::Page(offset) => Some(offset),
                         At::End => None,
                     };
-                    self.write_inside(node, held.inode, offset, bytes).await
+                    self.write_inside(node, open_inode.inode, offset, bytes).await
                 }
-                None => self.write_by_request(held, at, bytes).await,
+                None => self.write_by_request(open_inode, at, bytes).await,
             };
             match written {
                 Ok(first) => return Ok((first, bytes.len())),
@@ -242,20 +242,20 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    async fn write_by_request(&self, held: &Held, at: At, bytes: &[u8]) -> Result<u64, FsError> {
-        let known = self.known_log(held);
+    async fn write_by_request(&self, open_inode: &OpenInode, at: At, bytes: &[u8]) -> Result<u64, FsError> {
+        let known = self.known_log(open_inode);
         self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let request = Request::Write {
-            inode: held.inode,
+            inode: open_inode.inode,
             offset: at.offset(),
             append: at == At::End,
             known: known.tail,
             bytes: bytes.to_vec(),
         };
-        match self.call(data_region(held), request).await? {
+        match self.call(data_region(open_inode), request).await? {
             Reply::Written(written) => {
                 let first = written.offset;
-                self.apply_written(held, known, written);
+                self.apply_written(open_inode, known, written);
                 Ok(first)
             }
             Reply::WrittenBefore { offset } => Ok(offset),
@@ -264,8 +264,8 @@ impl LocalClient {
     }
 
     /// The log as far as the index has followed it, if there is one. What comes after it is in the answer to a write.
-    pub(crate) fn known_log(&self, held: &Held) -> LogCursor {
-        held.index.read().as_ref().map_or(
+    pub(crate) fn known_log(&self, open_inode: &OpenInode) -> LogCursor {
+        open_inode.index.read().as_ref().map_or(
             LogCursor {
                 tail: Tail(0),
                 page: RegionOffset(0),
@@ -277,9 +277,9 @@ impl LocalClient {
     /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the connection is
     /// lost before the answer has come, the node says whether it was done, even if it was started anew; if not, the data is
     /// written anew, and waited for.
-    async fn write_delegated(&self, held: &Held, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+    async fn write_delegated(&self, open_inode: &OpenInode, at: At, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let mut unsure = None;
-        match (self.try_delegated(held, at, bytes, &mut unsure).await, unsure) {
+        match (self.try_delegated(open_inode, at, bytes, &mut unsure).await, unsure) {
             (Err(FsError::Stale | FsError::NotFound), Some(unsure)) => Err(unsure),
             (written, _) => written,
         }
@@ -289,15 +289,15 @@ impl LocalClient {
     /// before, and all that told of it be gone with the file.
     async fn try_delegated(
         &self,
-        held: &Held,
+        open_inode: &OpenInode,
         at: At,
         bytes: &[u8],
         unsure: &mut Option<FsError>,
     ) -> Result<(u64, usize), FsError> {
-        let region = data_region(held);
+        let region = data_region(open_inode);
         let (mut reclaimed, mut lost) = (false, false);
         for _ in 0..SESSION_TRIES {
-            self.keep_to_write(held, at).await?;
+            self.keep_to_write(open_inode, at).await?;
             let (_, session) = self.session_at(region).await?;
             let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
             let mut runs = match self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await {
@@ -326,9 +326,9 @@ impl LocalClient {
             if is_over()? {
                 continue;
             }
-            let known = self.known_log(held);
+            let known = self.known_log(open_inode);
             let request = Request::Commit {
-                inode: held.inode,
+                inode: open_inode.inode,
                 runs: laid,
                 crcs,
                 append: at == At::End,
@@ -356,7 +356,7 @@ impl LocalClient {
                     let first = written.offset;
                     let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
                     self.client.stocks.receive(region, session, space, places);
-                    self.apply_written(held, known, written);
+                    self.apply_written(open_inode, known, written);
                     return Ok((first, len));
                 }
                 // what others have written since is pulled by whoever reads next

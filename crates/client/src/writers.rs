@@ -4,9 +4,9 @@
 //! that opens the file for writing. It ends when the session has the file open for writing no longer. That is told a moment
 //! after the last close, with others of its kind; who opens the file again before then has to ask nothing.
 
-use crate::holds::{Held, Holds};
 use crate::inode::unexpected;
 use crate::local::LocalClient;
+use crate::open_table::{OpenInode, OpenTable};
 use polvo_format::NodeId;
 use polvo_proto::{FsError, InodeRef, MapClaim, RELEASE_MAX, Reply, Request};
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ pub(crate) enum BeginWriting {
     Tell(u64),
 }
 
-impl Held {
+impl OpenInode {
     /// The inode was made open: its primary knows that we write to it, and we may map it.
     pub(crate) fn made_open(&self) {
         let mut writing = self.writing.lock();
@@ -73,7 +73,7 @@ impl Held {
     }
 
     /// The session was lost, and the inode is opened anew: what to ask for, if it is written to.
-    fn claim_again(&self, holds: &Holds) -> Option<Claiming<'_>> {
+    fn claim_again(&self, open_table: &OpenTable) -> Option<Claiming<'_>> {
         let mut writing = self.writing.lock();
         if writing.opens == 0 {
             writing.told = writing.claims > 0;
@@ -82,12 +82,12 @@ impl Held {
             return None;
         }
         let claim = if writing.may_map { MapClaim::Still } else { MapClaim::No };
-        writing.number = holds.next_number();
+        writing.number = open_table.next_number();
         writing.told = true;
         writing.claims += 1;
         writing.claimed = writing.number;
         Some(Claiming {
-            held: self,
+            open_inode: self,
             claim,
             number: writing.number,
         })
@@ -113,25 +113,25 @@ impl Held {
 
 /// A request under way that claims the right back.
 struct Claiming<'a> {
-    held: &'a Held,
+    open_inode: &'a OpenInode,
     claim: MapClaim,
     number: u64,
 }
 
 impl Drop for Claiming<'_> {
     fn drop(&mut self) {
-        self.held.writing.lock().claims -= 1;
+        self.open_inode.writing.lock().claims -= 1;
     }
 }
 
-impl Holds {
+impl OpenTable {
     pub(crate) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Begins to open a held inode for writing. It counts as open from now on: [`Holds::closed_writer`] undoes that.
-    pub(crate) fn begin_writing(&self, held: &Held, claim: MapClaim) -> BeginWriting {
-        let mut writing = held.writing.lock();
+    /// Begins to open a held inode for writing. It counts as open from now on: [`OpenTable::closed_writer`] undoes that.
+    pub(crate) fn begin_writing(&self, open_inode: &OpenInode, claim: MapClaim) -> BeginWriting {
+        let mut writing = open_inode.writing.lock();
         writing.opens += 1;
         if writing.noted && (writing.may_map || claim == MapClaim::No) {
             return BeginWriting::Noted;
@@ -142,8 +142,8 @@ impl Holds {
     }
 
     /// The primary has answered the request with that number.
-    pub(crate) fn told_writing(&self, held: &Held, number: u64, may_map: bool) {
-        let mut writing = held.writing.lock();
+    pub(crate) fn told_writing(&self, open_inode: &OpenInode, number: u64, may_map: bool) {
+        let mut writing = open_inode.writing.lock();
         debug_assert!(writing.opens > 0, "whoever has asked counts");
         if number < writing.claimed {
             return;
@@ -154,25 +154,25 @@ impl Holds {
     }
 
     /// An open file that writes was closed, or could not be opened.
-    pub(crate) fn closed_writer(&self, held: &Arc<Held>) {
-        let mut writing = held.writing.lock();
+    pub(crate) fn closed_writer(&self, open_inode: &Arc<OpenInode>) {
+        let mut writing = open_inode.writing.lock();
         writing.opens -= 1;
         if writing.opens > 0 || !writing.told || std::mem::replace(&mut writing.queued, true) {
             return;
         }
         drop(writing);
-        self.ended_writers.lock().push(held.clone());
+        self.ended_writers.lock().push(open_inode.clone());
         self.work.notify_one();
     }
 
     /// Takes what is written to no longer, with the numbers that the primaries are to be told.
     fn take_ended_writers(&self) -> Vec<(InodeRef, u64)> {
         let ended = std::mem::take(&mut *self.ended_writers.lock());
-        let ended = ended.into_iter().filter_map(|held| {
-            let mut writing = held.writing.lock();
+        let ended = ended.into_iter().filter_map(|open_inode| {
+            let mut writing = open_inode.writing.lock();
             if writing.claims > 0 {
                 drop(writing);
-                self.ended_writers.lock().push(held); // later
+                self.ended_writers.lock().push(open_inode); // later
                 return None;
             }
             writing.queued = false;
@@ -184,8 +184,10 @@ impl Holds {
             let number = writing.number;
             drop(writing);
             // with a hold that was let go of, everything went
-            let is_held = self.get(held.inode).is_some_and(|known| Arc::ptr_eq(&known, &held));
-            is_held.then_some((held.inode, number))
+            let is_held = self
+                .get(open_inode.inode)
+                .is_some_and(|known| Arc::ptr_eq(&known, &open_inode));
+            is_held.then_some((open_inode.inode, number))
         });
         ended.collect()
     }
@@ -193,21 +195,29 @@ impl Holds {
 
 impl LocalClient {
     /// Opens an inode anew at its primary, which has forgotten the session. Returns the answer to `Open`, in effect.
-    pub(crate) async fn claim_again(&self, held: &Held) -> Result<((NodeId, u64), polvo_proto::FileMap), FsError> {
-        match held.claim_again(&self.client.holds) {
-            None => self.ask_open(held.inode).await,
+    pub(crate) async fn claim_again(
+        &self,
+        open_inode: &OpenInode,
+    ) -> Result<((NodeId, u64), polvo_proto::FileMap), FsError> {
+        match open_inode.claim_again(&self.client.open_table) {
+            None => self.ask_open(open_inode.inode).await,
             Some(claiming) => {
-                let asked = self.ask_open_to_write(held.inode, claiming.claim, claiming.number);
+                let asked = self.ask_open_to_write(open_inode.inode, claiming.claim, claiming.number);
                 let (holder, map, may_map) = asked.await?;
-                held.claimed_again(claiming.number, may_map);
+                open_inode.claimed_again(claiming.number, may_map);
                 Ok((holder, map))
             }
         }
     }
 
     /// Tells the primary of a held inode that it is written to, if that is news. The caller has counted it.
-    pub(crate) async fn tell_writing(&self, held: &Held, claim: MapClaim, number: u64) -> Result<(), FsError> {
-        let inode = held.inode;
+    pub(crate) async fn tell_writing(
+        &self,
+        open_inode: &OpenInode,
+        claim: MapClaim,
+        number: u64,
+    ) -> Result<(), FsError> {
+        let inode = open_inode.inode;
         let request = Request::OpenToWrite {
             inode,
             claim,
@@ -216,7 +226,7 @@ impl LocalClient {
         };
         match self.call(inode.ino.region(), request).await? {
             Reply::OpenedToWrite { may_map, .. } => {
-                self.client.holds.told_writing(held, number, may_map);
+                self.client.open_table.told_writing(open_inode, number, may_map);
                 Ok(())
             }
             other => Err(unexpected(&other)),
@@ -227,11 +237,11 @@ impl LocalClient {
     /// when a node could not be asked.
     pub(crate) async fn keep_writers(&self) -> bool {
         let mut all_kept = true;
-        for held in self.client.holds.writers() {
-            match self.keep(&held).await {
+        for open_inode in self.client.open_table.writers() {
+            match self.keep(&open_inode).await {
                 Ok(()) | Err(FsError::Stale) => {}
                 Err(error) => {
-                    tracing::debug!(inode = held.inode.ino.0, %error, "not held again yet");
+                    tracing::debug!(inode = open_inode.inode.ino.0, %error, "not held again yet");
                     all_kept = false;
                 }
             }
@@ -242,7 +252,7 @@ impl LocalClient {
     /// Tells the nodes which inodes are open for writing no longer.
     pub(crate) async fn end_writers(&self) {
         let mut by_node: BTreeMap<NodeId, Vec<(InodeRef, u64)>> = BTreeMap::new();
-        for ended in self.client.holds.take_ended_writers() {
+        for ended in self.client.open_table.take_ended_writers() {
             if let Ok(node) = self.client.primary(ended.0.ino.region()) {
                 by_node.entry(node).or_default().push(ended);
             }
@@ -264,16 +274,16 @@ mod tests {
     use super::*;
     use polvo_format::{FileKind, Generation, Ino};
 
-    fn held(holds: &Holds) -> Arc<Held> {
+    fn open_inode(open_table: &OpenTable) -> Arc<OpenInode> {
         let inode = InodeRef {
             ino: Ino(7),
             generation: Generation(1),
         };
-        holds.enter(inode, FileKind::File, (NodeId(1), 1), None)
+        open_table.enter(inode, FileKind::File, (NodeId(1), 1), None)
     }
 
-    fn begin(holds: &Holds, held: &Held) -> u64 {
-        match holds.begin_writing(held, MapClaim::IfAlone) {
+    fn begin(open_table: &OpenTable, open_inode: &OpenInode) -> u64 {
+        match open_table.begin_writing(open_inode, MapClaim::IfAlone) {
             BeginWriting::Tell(number) => number,
             BeginWriting::Noted => panic!("the primary knows nothing"),
         }
@@ -281,57 +291,57 @@ mod tests {
 
     #[test]
     fn an_end_is_told_once_and_not_while_the_file_is_open_again() {
-        let holds = Holds::new();
-        let held = held(&holds);
-        let number = begin(&holds, &held);
-        holds.told_writing(&held, number, true);
-        holds.closed_writer(&held);
+        let open_table = OpenTable::new();
+        let open_inode = open_inode(&open_table);
+        let number = begin(&open_table, &open_inode);
+        open_table.told_writing(&open_inode, number, true);
+        open_table.closed_writer(&open_inode);
         assert!(matches!(
-            holds.begin_writing(&held, MapClaim::IfAlone),
+            open_table.begin_writing(&open_inode, MapClaim::IfAlone),
             BeginWriting::Noted
         ));
-        assert!(holds.take_ended_writers().is_empty());
-        assert!(held.may_map());
-        holds.closed_writer(&held);
-        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
-        assert!(!held.may_map());
-        assert!(holds.take_ended_writers().is_empty());
+        assert!(open_table.take_ended_writers().is_empty());
+        assert!(open_inode.may_map());
+        open_table.closed_writer(&open_inode);
+        assert_eq!(open_table.take_ended_writers(), [(open_inode.inode, number)]);
+        assert!(!open_inode.may_map());
+        assert!(open_table.take_ended_writers().is_empty());
     }
 
     #[test]
     fn an_open_that_failed_is_told_too() {
-        let holds = Holds::new();
-        let held = held(&holds);
-        let number = begin(&holds, &held);
-        holds.closed_writer(&held);
-        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+        let open_table = OpenTable::new();
+        let open_inode = open_inode(&open_table);
+        let number = begin(&open_table, &open_inode);
+        open_table.closed_writer(&open_inode);
+        assert_eq!(open_table.take_ended_writers(), [(open_inode.inode, number)]);
     }
 
     #[test]
     fn what_was_answered_before_a_loss_counts_no_more() {
-        let holds = Holds::new();
-        let held = held(&holds);
-        let before = begin(&holds, &held);
-        let claiming = held.claim_again(&holds).expect("it is written to");
+        let open_table = OpenTable::new();
+        let open_inode = open_inode(&open_table);
+        let before = begin(&open_table, &open_inode);
+        let claiming = open_inode.claim_again(&open_table).expect("it is written to");
         assert_eq!(claiming.claim, MapClaim::No, "it had no right yet");
-        held.claimed_again(claiming.number, false);
-        holds.told_writing(&held, before, true);
-        assert!(!held.may_map());
+        open_inode.claimed_again(claiming.number, false);
+        open_table.told_writing(&open_inode, before, true);
+        assert!(!open_inode.may_map());
     }
 
     #[test]
     fn an_end_waits_for_a_claim_under_way() {
-        let holds = Holds::new();
-        let held = held(&holds);
-        let number = begin(&holds, &held);
-        holds.told_writing(&held, number, true);
-        let claiming = held.claim_again(&holds).expect("it is written to");
+        let open_table = OpenTable::new();
+        let open_inode = open_inode(&open_table);
+        let number = begin(&open_table, &open_inode);
+        open_table.told_writing(&open_inode, number, true);
+        let claiming = open_inode.claim_again(&open_table).expect("it is written to");
         assert_eq!(claiming.claim, MapClaim::Still);
-        holds.closed_writer(&held);
-        assert!(holds.take_ended_writers().is_empty());
+        open_table.closed_writer(&open_inode);
+        assert!(open_table.take_ended_writers().is_empty());
         let number = claiming.number;
-        held.claimed_again(number, true);
+        open_inode.claimed_again(number, true);
         drop(claiming);
-        assert_eq!(holds.take_ended_writers(), [(held.inode, number)]);
+        assert_eq!(open_table.take_ended_writers(), [(open_inode.inode, number)]);
     }
 }

@@ -25,8 +25,8 @@ pub(crate) const IDLE_MAX: usize = 4096;
 /// Most extents of a file whose index is kept while it is not open.
 const IDLE_EXTENTS_MAX: usize = 1024;
 
-/// An inode held at its primary.
-pub(crate) struct Held {
+/// An inode that is open at its primary: a file of ours, or one that was and is kept for the next open.
+pub(crate) struct OpenInode {
     /// Which.
     pub(crate) inode: InodeRef,
     /// Its type.
@@ -48,7 +48,7 @@ pub(crate) struct Held {
     pub(crate) writing: Mutex<Writing>,
 }
 
-impl Held {
+impl OpenInode {
     /// Nothing was lost since the hold was last known to be kept.
     pub(crate) fn is_kept(&self, losses: u64) -> bool {
         self.kept.load(Ordering::Acquire) == losses
@@ -86,45 +86,46 @@ fn pack((node, incarnation): (NodeId, u64)) -> u64 {
 enum Slot {
     /// An `Open` is under way.
     Opening,
-    /// Held.
-    Held(Arc<Held>),
+    /// Open at its primary.
+    Open(Arc<OpenInode>),
     /// A `Release` is under way.
     Releasing,
 }
 
 /// What a would-be opener finds.
 pub(crate) enum Begin<'a> {
-    /// It is held already; counted as open.
-    Held(Arc<Held>),
+    /// It is there already; counted as open.
+    Open(Arc<OpenInode>),
     /// Nobody holds it: the caller asks the primary and reports to the guard.
     Ask(Opening<'a>),
     /// Somebody is about to change that: wait and try again.
     Wait,
 }
 
-/// All holds of a client. Sharded short locks.
-pub(crate) struct Holds {
+/// All inodes that a client has open at their primaries. Sharded short locks.
+pub(crate) struct OpenTable {
     shards: [Mutex<HashMap<Ino, Slot>>; SHARDS],
     /// An opening or a release has ended.
     changed: Notify,
     /// There is something to release without delay.
     pub(crate) work: Notify,
-    held: AtomicUsize,
+    /// How many.
+    inodes: AtomicUsize,
     clock: AtomicU64,
     doomed: Mutex<Vec<InodeRef>>,
     /// Inodes that were open for writing (see `writers`); each once.
-    pub(crate) ended_writers: Mutex<Vec<Arc<Held>>>,
+    pub(crate) ended_writers: Mutex<Vec<Arc<OpenInode>>>,
     /// Numbers given to requests that open for writing.
     pub(crate) numbers: AtomicU64,
 }
 
-impl Holds {
-    pub(crate) fn new() -> Holds {
-        Holds {
+impl OpenTable {
+    pub(crate) fn new() -> OpenTable {
+        OpenTable {
             shards: Default::default(),
             changed: Notify::new(),
             work: Notify::new(),
-            held: AtomicUsize::new(0),
+            inodes: AtomicUsize::new(0),
             clock: AtomicU64::new(0),
             doomed: Mutex::default(),
             ended_writers: Mutex::default(),
@@ -136,27 +137,30 @@ impl Holds {
         &self.shards[(ino.0 ^ ino.0 >> 48) as usize % SHARDS]
     }
 
-    pub(crate) fn count_open(&self, held: &Arc<Held>) -> Arc<Held> {
-        held.opens.fetch_add(1, Ordering::Relaxed);
-        held.used
+    pub(crate) fn count_open(&self, open_inode: &Arc<OpenInode>) -> Arc<OpenInode> {
+        open_inode.opens.fetch_add(1, Ordering::Relaxed);
+        open_inode
+            .used
             .store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        held.clone()
+        open_inode.clone()
     }
 
     /// Begins to open an inode.
     pub(crate) fn begin(&self, inode: InodeRef) -> Begin<'_> {
         let mut shard = self.shard(inode.ino).lock();
         match shard.get(&inode.ino) {
-            Some(Slot::Held(held)) if held.inode == inode => return Begin::Held(self.count_open(held)),
+            Some(Slot::Open(open_inode)) if open_inode.inode == inode => {
+                return Begin::Open(self.count_open(open_inode));
+            }
             // of an earlier file in the same slot, which is gone: nothing is held there any more
-            Some(Slot::Held(_)) | None => {}
+            Some(Slot::Open(_)) | None => {}
             Some(Slot::Opening | Slot::Releasing) => return Begin::Wait,
         }
-        if let Some(Slot::Held(_)) = shard.insert(inode.ino, Slot::Opening) {
-            self.held.fetch_sub(1, Ordering::Relaxed);
+        if let Some(Slot::Open(_)) = shard.insert(inode.ino, Slot::Opening) {
+            self.inodes.fetch_sub(1, Ordering::Relaxed);
         }
         Begin::Ask(Opening {
-            holds: self,
+            open_table: self,
             inode,
             done: false,
         })
@@ -182,8 +186,8 @@ impl Holds {
         kind: FileKind,
         holder: (NodeId, u64),
         index: Option<FileIndex>,
-    ) -> Arc<Held> {
-        let held = Arc::new(Held {
+    ) -> Arc<OpenInode> {
+        let open_inode = Arc::new(OpenInode {
             inode,
             kind,
             holder: AtomicU64::new(pack(holder)),
@@ -196,47 +200,47 @@ impl Holds {
             kept: AtomicU64::new(u64::MAX),
             writing: Mutex::default(),
         });
-        let counted = self.count_open(&held);
+        let counted = self.count_open(&open_inode);
         if !matches!(
-            self.shard(inode.ino).lock().insert(inode.ino, Slot::Held(held)),
-            Some(Slot::Held(_))
+            self.shard(inode.ino).lock().insert(inode.ino, Slot::Open(open_inode)),
+            Some(Slot::Open(_))
         ) {
-            self.held.fetch_add(1, Ordering::Relaxed);
+            self.inodes.fetch_add(1, Ordering::Relaxed);
         }
         self.changed.notify_waiters();
-        if self.held.load(Ordering::Relaxed) > IDLE_MAX + IDLE_MAX / 4 {
+        if self.inodes.load(Ordering::Relaxed) > IDLE_MAX + IDLE_MAX / 4 {
             self.work.notify_one();
         }
         counted
     }
 
     /// An open file was closed.
-    pub(crate) fn closed(&self, held: &Held) {
-        if held.opens.fetch_sub(1, Ordering::AcqRel) > 1 {
+    pub(crate) fn closed(&self, open_inode: &OpenInode) {
+        if open_inode.opens.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        if held.doomed.load(Ordering::Acquire) {
-            self.doom(held.inode);
+        if open_inode.doomed.load(Ordering::Acquire) {
+            self.doom(open_inode.inode);
         }
         let large = |index: &FileIndex| index.extents() > IDLE_EXTENTS_MAX;
-        if held.index.read().as_ref().is_some_and(large) {
-            *held.index.write() = None; // loaded again when needed
+        if open_inode.index.read().as_ref().is_some_and(large) {
+            *open_inode.index.write() = None; // loaded again when needed
         }
     }
 
     /// The inode held, if it is.
-    pub(crate) fn get(&self, inode: InodeRef) -> Option<Arc<Held>> {
+    pub(crate) fn get(&self, inode: InodeRef) -> Option<Arc<OpenInode>> {
         match self.shard(inode.ino).lock().get(&inode.ino) {
-            Some(Slot::Held(held)) if held.inode == inode => Some(held.clone()),
+            Some(Slot::Open(open_inode)) if open_inode.inode == inode => Some(open_inode.clone()),
             _ => None,
         }
     }
 
     /// The inode has (or may have) lost its last name: it is released as soon as it is not open here.
     pub(crate) fn doom(&self, inode: InodeRef) {
-        let Some(held) = self.get(inode) else { return };
-        held.doomed.store(true, Ordering::Release);
-        if held.opens.load(Ordering::Acquire) == 0 {
+        let Some(open_inode) = self.get(inode) else { return };
+        open_inode.doomed.store(true, Ordering::Release);
+        if open_inode.opens.load(Ordering::Acquire) == 0 {
             let mut doomed = self.doomed.lock();
             doomed.push(inode);
             if doomed.len() == 1 {
@@ -248,20 +252,22 @@ impl Holds {
     /// The node says that the inode is dead and held by us. `true`: we know of no use, it is to be released.
     pub(crate) fn recalled(&self, inode: InodeRef) -> bool {
         match self.shard(inode.ino).lock().get(&inode.ino) {
-            Some(Slot::Held(held)) if held.inode == inode => held.doomed.store(true, Ordering::Release),
+            Some(Slot::Open(open_inode)) if open_inode.inode == inode => {
+                open_inode.doomed.store(true, Ordering::Release)
+            }
             Some(Slot::Opening | Slot::Releasing) => return false,
             // of another file in the slot, or not known at all (an answer that never reached us): let go
-            Some(Slot::Held(_)) | None => return true,
+            Some(Slot::Open(_)) | None => return true,
         }
         self.doom(inode);
         false
     }
 
     /// Takes what is to be released: doomed inodes that are not open, and idle ones over the limit, oldest first.
-    /// They stay `Releasing` until [`Holds::released`].
+    /// They stay `Releasing` until [`OpenTable::released`].
     pub(crate) fn take_releases(&self) -> Vec<InodeRef> {
         let mut wanted = std::mem::take(&mut *self.doomed.lock());
-        let excess = self.held.load(Ordering::Relaxed).saturating_sub(IDLE_MAX);
+        let excess = self.inodes.load(Ordering::Relaxed).saturating_sub(IDLE_MAX);
         if excess > 0 {
             // a quarter more, so that the next open does not scan again
             let mut idle = self.idle();
@@ -274,15 +280,15 @@ impl Holds {
 
     #[cfg(test)]
     fn is_empty(&self) -> bool {
-        self.held.load(Ordering::Relaxed) == 0
+        self.inodes.load(Ordering::Relaxed) == 0
     }
 
     fn idle(&self) -> Vec<(u64, InodeRef)> {
         let mut idle = Vec::new();
         for shard in &self.shards {
             idle.extend(shard.lock().values().filter_map(|slot| match slot {
-                Slot::Held(held) if held.opens.load(Ordering::Acquire) == 0 => {
-                    Some((held.used.load(Ordering::Relaxed), held.inode))
+                Slot::Open(open_inode) if open_inode.opens.load(Ordering::Acquire) == 0 => {
+                    Some((open_inode.used.load(Ordering::Relaxed), open_inode.inode))
                 }
                 _ => None,
             }));
@@ -291,24 +297,26 @@ impl Holds {
     }
 
     /// What is open for writing, in the order of numbers, so that a simulated run repeats.
-    pub(crate) fn writers(&self) -> Vec<Arc<Held>> {
+    pub(crate) fn writers(&self) -> Vec<Arc<OpenInode>> {
         let mut writers = Vec::new();
         for shard in &self.shards {
             writers.extend(shard.lock().values().filter_map(|slot| match slot {
-                Slot::Held(held) if held.is_written() => Some(held.clone()),
+                Slot::Open(open_inode) if open_inode.is_written() => Some(open_inode.clone()),
                 _ => None,
             }));
         }
-        writers.sort_unstable_by_key(|held| held.inode);
+        writers.sort_unstable_by_key(|open_inode| open_inode.inode);
         writers
     }
 
     fn begin_release(&self, inode: InodeRef) -> bool {
         let mut shard = self.shard(inode.ino).lock();
         match shard.get(&inode.ino) {
-            Some(Slot::Held(held)) if held.inode == inode && held.opens.load(Ordering::Acquire) == 0 => {
+            Some(Slot::Open(open_inode))
+                if open_inode.inode == inode && open_inode.opens.load(Ordering::Acquire) == 0 =>
+            {
                 shard.insert(inode.ino, Slot::Releasing);
-                self.held.fetch_sub(1, Ordering::Relaxed);
+                self.inodes.fetch_sub(1, Ordering::Relaxed);
                 true
             }
             _ => false,
@@ -333,38 +341,38 @@ impl Holds {
             let mut shard = shard.lock();
             let before = shard.len();
             shard.retain(|_, slot| match slot {
-                Slot::Held(held) => held.holder().0 != node || held.opens.load(Ordering::Acquire) > 0,
+                Slot::Open(open_inode) => open_inode.holder().0 != node || open_inode.opens.load(Ordering::Acquire) > 0,
                 Slot::Opening | Slot::Releasing => true,
             });
-            self.held.fetch_sub(before - shard.len(), Ordering::Relaxed);
+            self.inodes.fetch_sub(before - shard.len(), Ordering::Relaxed);
         }
     }
 }
 
 /// An `Open` under way; when dropped without success, the inode is not held.
 pub(crate) struct Opening<'a> {
-    holds: &'a Holds,
+    open_table: &'a OpenTable,
     inode: InodeRef,
     done: bool,
 }
 
 impl Opening<'_> {
     /// The primary holds it now.
-    pub(crate) fn opened(mut self, kind: FileKind, holder: (NodeId, u64), index: Option<FileIndex>) -> Arc<Held> {
+    pub(crate) fn opened(mut self, kind: FileKind, holder: (NodeId, u64), index: Option<FileIndex>) -> Arc<OpenInode> {
         self.done = true;
-        self.holds.enter(self.inode, kind, holder, index)
+        self.open_table.enter(self.inode, kind, holder, index)
     }
 }
 
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if !self.done {
-            let mut shard = self.holds.shard(self.inode.ino).lock();
+            let mut shard = self.open_table.shard(self.inode.ino).lock();
             if matches!(shard.get(&self.inode.ino), Some(Slot::Opening)) {
                 shard.remove(&self.inode.ino);
             }
             drop(shard);
-            self.holds.changed.notify_waiters();
+            self.open_table.changed.notify_waiters();
         }
     }
 }
@@ -383,9 +391,9 @@ mod tests {
         }
     }
 
-    fn open(holds: &Holds, n: u64) -> Arc<Held> {
-        match holds.begin(inode(n)) {
-            Begin::Held(held) => held,
+    fn open(open_table: &OpenTable, n: u64) -> Arc<OpenInode> {
+        match open_table.begin(inode(n)) {
+            Begin::Open(open_inode) => open_inode,
             Begin::Ask(opening) => opening.opened(FileKind::File, HOLDER, None),
             Begin::Wait => panic!("nothing is under way"),
         }
@@ -393,98 +401,104 @@ mod tests {
 
     #[test]
     fn held_after_close_and_released_when_doomed() {
-        let holds = Holds::new();
-        let first = open(&holds, 1);
-        let second = open(&holds, 1);
+        let open_table = OpenTable::new();
+        let first = open(&open_table, 1);
+        let second = open(&open_table, 1);
         assert!(Arc::ptr_eq(&first, &second));
-        holds.doom(inode(1));
-        holds.closed(&first);
-        assert!(holds.take_releases().is_empty(), "still open");
-        holds.closed(&second);
-        assert_eq!(holds.take_releases(), [inode(1)]);
-        assert!(matches!(holds.begin(inode(1)), Begin::Wait), "a release is under way");
-        holds.released(&[inode(1)]);
-        assert!(holds.is_empty());
-        assert!(matches!(holds.begin(inode(1)), Begin::Ask(_)));
+        open_table.doom(inode(1));
+        open_table.closed(&first);
+        assert!(open_table.take_releases().is_empty(), "still open");
+        open_table.closed(&second);
+        assert_eq!(open_table.take_releases(), [inode(1)]);
+        assert!(
+            matches!(open_table.begin(inode(1)), Begin::Wait),
+            "a release is under way"
+        );
+        open_table.released(&[inode(1)]);
+        assert!(open_table.is_empty());
+        assert!(matches!(open_table.begin(inode(1)), Begin::Ask(_)));
     }
 
     #[test]
     fn reopened_before_the_release_is_kept() {
-        let holds = Holds::new();
-        let file = open(&holds, 1);
-        holds.closed(&file);
-        holds.doom(inode(1));
-        let again = open(&holds, 1);
-        assert!(holds.take_releases().is_empty());
-        holds.closed(&again);
-        assert_eq!(holds.take_releases(), [inode(1)]);
+        let open_table = OpenTable::new();
+        let file = open(&open_table, 1);
+        open_table.closed(&file);
+        open_table.doom(inode(1));
+        let again = open(&open_table, 1);
+        assert!(open_table.take_releases().is_empty());
+        open_table.closed(&again);
+        assert_eq!(open_table.take_releases(), [inode(1)]);
     }
 
     #[test]
     fn a_recall_of_what_is_not_known_is_released() {
-        let holds = Holds::new();
-        assert!(holds.recalled(inode(1)));
-        let Begin::Ask(opening) = holds.begin(inode(2)) else {
+        let open_table = OpenTable::new();
+        assert!(open_table.recalled(inode(1)));
+        let Begin::Ask(opening) = open_table.begin(inode(2)) else {
             panic!("first open")
         };
-        assert!(!holds.recalled(inode(2)), "the answer to its Open may be under way");
+        assert!(
+            !open_table.recalled(inode(2)),
+            "the answer to its Open may be under way"
+        );
         drop(opening);
-        assert!(holds.recalled(inode(2)));
-        let file = open(&holds, 3);
-        assert!(!holds.recalled(inode(3)));
-        holds.closed(&file);
-        assert_eq!(holds.take_releases(), [inode(3)]);
+        assert!(open_table.recalled(inode(2)));
+        let file = open(&open_table, 3);
+        assert!(!open_table.recalled(inode(3)));
+        open_table.closed(&file);
+        assert_eq!(open_table.take_releases(), [inode(3)]);
     }
 
     #[test]
     fn idle_holds_are_bounded_oldest_go_first() {
-        let holds = Holds::new();
-        let keep = open(&holds, 1);
+        let open_table = OpenTable::new();
+        let keep = open(&open_table, 1);
         for n in 2..(IDLE_MAX + 102) as u64 {
-            let held = open(&holds, n);
-            holds.closed(&held);
+            let open_inode = open(&open_table, n);
+            open_table.closed(&open_inode);
         }
-        let released = holds.take_releases();
+        let released = open_table.take_releases();
         assert_eq!(released.len(), 101 + IDLE_MAX / 4);
         assert!(
             released
                 .iter()
                 .all(|i| i.ino.0 >= 2 && i.ino.0 < 3 + released.len() as u64)
         );
-        assert!(holds.get(keep.inode).is_some());
-        assert!(holds.take_releases().is_empty());
+        assert!(open_table.get(keep.inode).is_some());
+        assert!(open_table.take_releases().is_empty());
     }
 
     #[test]
     fn a_new_file_in_the_slot_takes_the_place_of_the_old() {
-        let holds = Holds::new();
-        let old = open(&holds, 1);
-        holds.closed(&old);
+        let open_table = OpenTable::new();
+        let old = open(&open_table, 1);
+        open_table.closed(&old);
         let new = InodeRef {
             generation: Generation(2),
             ..inode(1)
         };
-        let Begin::Ask(opening) = holds.begin(new) else {
+        let Begin::Ask(opening) = open_table.begin(new) else {
             panic!("another file")
         };
-        let held = opening.opened(FileKind::File, HOLDER, None);
-        assert_eq!(held.inode, new);
-        assert!(holds.get(inode(1)).is_none());
-        holds.closed(&held);
-        holds.doom(new);
-        assert_eq!(holds.take_releases(), [new]);
-        holds.released(&[new]);
-        assert!(holds.is_empty(), "counted once");
+        let open_inode = opening.opened(FileKind::File, HOLDER, None);
+        assert_eq!(open_inode.inode, new);
+        assert!(open_table.get(inode(1)).is_none());
+        open_table.closed(&open_inode);
+        open_table.doom(new);
+        assert_eq!(open_table.take_releases(), [new]);
+        open_table.released(&[new]);
+        assert!(open_table.is_empty(), "counted once");
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_opener_waits_for_the_release_under_way() {
-        let holds = Arc::new(Holds::new());
-        let file = open(&holds, 1);
-        holds.closed(&file);
-        holds.doom(inode(1));
-        let released = holds.take_releases();
-        let waiting = holds.clone();
+        let open_table = Arc::new(OpenTable::new());
+        let file = open(&open_table, 1);
+        open_table.closed(&file);
+        open_table.doom(inode(1));
+        let released = open_table.take_releases();
+        let waiting = open_table.clone();
         let local = tokio::task::LocalSet::new();
         let waiter = local.spawn_local(async move {
             waiting.wait_changed(inode(1)).await;
@@ -493,7 +507,7 @@ mod tests {
         local
             .run_until(async {
                 tokio::task::yield_now().await;
-                holds.released(&released);
+                open_table.released(&released);
                 assert!(waiter.await.expect("waiter"));
             })
             .await;
