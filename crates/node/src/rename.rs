@@ -22,12 +22,12 @@ pub(crate) struct Rename {
 }
 
 /// The cluster-wide lock under which directories change parents, as its holder has it.
-pub(crate) struct RenameHold {
+pub(crate) struct RenameLease {
     holder: TxnId,
     grant: u64,
 }
 
-impl RenameHold {
+impl RenameLease {
     async fn ask(ctx: &RequestContext<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
         let region = Ino::ROOT.region();
         if ctx.node.serves(region) {
@@ -44,12 +44,12 @@ impl RenameHold {
         }
     }
 
-    async fn take(ctx: &RequestContext<'_>) -> Result<RenameHold, FsError> {
+    async fn take(ctx: &RequestContext<'_>) -> Result<RenameLease, FsError> {
         let holder = ctx.node.next_txn();
         let mut backoff = ctx.backoff();
         loop {
             match Self::ask(ctx, holder, false).await {
-                Ok(grant) => return Ok(RenameHold { holder, grant }),
+                Ok(grant) => return Ok(RenameLease { holder, grant }),
                 Err(FsError::Retry) => backoff.wait().await?,
                 Err(error) => return Err(error),
             }
@@ -149,13 +149,13 @@ impl RequestContext<'_> {
                 backoff.wait().await?;
                 continue;
             }
-            let hold = match look.moves_directory(&rename) {
-                true => Some(RenameHold::take(self).await?),
+            let lease = match look.moves_directory(&rename) {
+                true => Some(RenameLease::take(self).await?),
                 false => None,
             };
-            let result = self.attempt(&rename, &look, hold.as_ref()).await;
-            if let Some(hold) = hold {
-                hold.release(self).await;
+            let result = self.attempt(&rename, &look, lease.as_ref()).await;
+            if let Some(lease) = lease {
+                lease.release(self).await;
             }
             match result {
                 Ok(()) => return Ok(Reply::Done),
@@ -297,12 +297,12 @@ impl RequestContext<'_> {
         }
     }
 
-    async fn attempt(&self, rename: &Rename, look: &Look, hold: Option<&RenameHold>) -> Result<(), Missed> {
+    async fn attempt(&self, rename: &Rename, look: &Look, lease: Option<&RenameLease>) -> Result<(), Missed> {
         let early = |error: FsError| Missed::Before(Failure::from(error));
         let exchange = rename.mode == RenameMode::Exchange;
         let own_subtree = "a directory cannot be moved into itself";
         let is_directory = |entry: &DirEntry| entry.kind == FileKind::Directory;
-        if hold.is_some() {
+        if lease.is_some() {
             if is_directory(&look.source)
                 && self
                     .is_within(rename.new_dir, look.source.target)
@@ -327,7 +327,7 @@ impl RequestContext<'_> {
             return Err(self.if_still(rename, look, FsError::NotEmpty).await);
         }
         let plan = plan(rename, look);
-        let done = transact(self, &plan, false, hold).await;
+        let done = transact(self, &plan, false, lease).await;
         done.map(drop).map_err(Missed::Transaction)
     }
 }

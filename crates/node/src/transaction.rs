@@ -6,7 +6,7 @@ use crate::error::to_fs;
 use crate::node::Node;
 use crate::probe::Phase;
 use crate::region_service::RegionService;
-use crate::rename::RenameHold;
+use crate::rename::RenameLease;
 use crate::request_context::RequestContext;
 use crate::two_phase::{self, Transactions};
 use foldhash::HashSet;
@@ -159,19 +159,19 @@ impl Node {
 }
 
 /// Carries out a plan, all or nothing. With `open`, the caller's session holds open the inode that is made. With a
-/// `hold`, nothing is decided unless the rename lock is still ours.
+/// `lease`, nothing is decided unless the rename lock is still ours.
 pub(crate) async fn transact(
     ctx: &RequestContext<'_>,
     plan: &Plan,
     open: bool,
-    hold: Option<&RenameHold>,
+    lease: Option<&RenameLease>,
 ) -> Result<Outcomes, Failure> {
     let [(own, own_intents), others @ ..] = plan.parts.as_slice() else {
         return Err(Failure::Fs(FsError::Invalid("a plan without a part".into())));
     };
     let own = *own;
     if others.is_empty() {
-        return local(ctx, own, own_intents, open, hold).await;
+        return local(ctx, own, own_intents, open, lease).await;
     }
     let txn = ctx.node.next_txn();
     let mut running = Some(ctx.node.undecided.begin(txn));
@@ -193,7 +193,7 @@ pub(crate) async fn transact(
         running = None;
     }
     ctx.node.probe.reached(Phase::Collected).await;
-    match decide(ctx, txn, own, own_intents, &remote, &mut outcomes, hold).await {
+    match decide(ctx, txn, own, own_intents, &remote, &mut outcomes, lease).await {
         Ok(Some(record)) => {
             drop(running); // the log speaks for it from here on
             dispatch::finish(ctx, Dispatch::new(txn, record, remote)).await?;
@@ -219,10 +219,10 @@ async fn decide(
     intents: &[Intent],
     remote: &[RemotePart],
     outcomes: &mut Outcomes,
-    hold: Option<&RenameHold>,
+    lease: Option<&RenameLease>,
 ) -> Result<Option<RedoId>, FsError> {
-    if let Some(hold) = hold {
-        hold.verify(ctx).await?;
+    if let Some(lease) = lease {
+        lease.verify(ctx).await?;
     }
     let intents = completed(intents.to_vec(), outcomes);
     let now_ns = ctx.now_ns();
@@ -239,10 +239,10 @@ async fn local(
     own: RegionId,
     intents: &[Intent],
     open: bool,
-    hold: Option<&RenameHold>,
+    lease: Option<&RenameLease>,
 ) -> Result<Outcomes, Failure> {
-    if let Some(hold) = hold {
-        hold.verify(ctx).await?;
+    if let Some(lease) = lease {
+        lease.verify(ctx).await?;
     }
     let txn = ctx.node.next_txn();
     let session = ctx.session.id;
