@@ -127,7 +127,7 @@ impl<'a> RequestContext<'a> {
         let service = self.service(region)?;
         let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
         let by = match self.node.enter_with_room(service, &mut f) {
-            Err(RegionError::Held { txn, .. }) => Some(txn),
+            Err(RegionError::Locked { txn, .. }) => Some(txn),
             Err(RegionError::Fs(FsError::Retry)) => None,
             other => return other.map_err(to_fs),
         };
@@ -170,7 +170,7 @@ impl<'a> RequestContext<'a> {
                 ask_at = Instant::now() + 2 * ASK_AFTER;
             }
             match self.node.enter_with_room(service, &mut f) {
-                Err(RegionError::Held { txn, .. }) => by = Some(txn),
+                Err(RegionError::Locked { txn, .. }) => by = Some(txn),
                 Err(RegionError::Fs(FsError::Retry)) => by = None,
                 other => return other.map_err(to_fs),
             }

@@ -150,7 +150,7 @@ impl Node {
         for _ in 0..COLLECT_LOOKS {
             let collect = || service.collect(txn, intents, open_for, self.clock.now_ns());
             match self.with_room(collect) {
-                Err(RegionError::Held { .. }) => tokio::task::yield_now().await,
+                Err(RegionError::Locked { .. }) => tokio::task::yield_now().await,
                 other => return other.map_err(to_fs),
             }
         }

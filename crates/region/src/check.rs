@@ -41,12 +41,12 @@ impl Region {
         let mut survey = Survey::new(&self.store, Names::Kept);
         let mut about = Vec::new();
         let mut in_use = 0;
-        let (cache, held) = (&mut self.cache, &self.held);
+        let (cache, locked) = (&mut self.cache, &self.locked);
         let walked = survey.walk(&self.store, progress, &mut |slot, found| {
             let (inode, stale) = match found {
                 Slot::InUse { inode, stale, .. } => (inode, stale),
                 Slot::Reserved { .. } => {
-                    in_use += u64::from(held.holds(slot));
+                    in_use += u64::from(locked.contains(slot));
                     return;
                 }
                 Slot::Worn | Slot::Damaged(_) => return,
@@ -60,7 +60,7 @@ impl Region {
                     .names
                     .extend(directory.after(0).map(|(_, d)| (inode.attr.ino, d.target, d.kind)));
             }
-            if held.holds(slot) {
+            if locked.contains(slot) {
                 return;
             }
             let mut found = |what: &str| {
@@ -127,7 +127,7 @@ impl Region {
                 at += n;
             }
         }
-        for slot in self.held.reserved_slots() {
+        for slot in self.locked.reserved_slots() {
             // found reserved on the media or not (cleared a moment ago): in use here
             survey.space.mark(self.store.slot_run(slot));
         }

@@ -189,7 +189,7 @@ impl Region {
     /// Verifies about `budget` bytes of a file, and more than none; `None`: there are no more.
     fn scrub_file(&mut self, place: &mut ScrubPlace, budget: u64, done: &mut Scrubbed) -> Option<u64> {
         let ino = self.store.ino(place.slot);
-        if self.held.holds(place.slot) || self.reach(ino).is_err() {
+        if self.locked.contains(place.slot) || self.reach(ino).is_err() {
             return None;
         }
         let inode = self.cache.get(&self.store, place.slot).ok()?;

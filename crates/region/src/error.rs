@@ -10,8 +10,8 @@ pub enum RegionError {
     #[error(transparent)]
     Fs(#[from] FsError),
     /// inode is collected by a transaction: wait until it ends, then try again
-    #[error("inode {ino} is held by transaction {txn:?}")]
-    Held {
+    #[error("inode {ino} is locked by transaction {txn:?}")]
+    Locked {
         /// inode
         ino: Ino,
         /// by

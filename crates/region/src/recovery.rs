@@ -122,7 +122,7 @@ impl Region {
         let Region {
             store,
             cache,
-            held,
+            locked,
             inodes,
             ..
         } = &mut region;
@@ -130,7 +130,7 @@ impl Region {
             Slot::InUse { inode, lock, stale } => {
                 *inodes += 1;
                 match holder(lock) {
-                    Some(txn) => held.recovered(txn, slot, None),
+                    Some(txn) => locked.recovered(txn, slot, None),
                     None if inode.attr.nlink == 0 => orphans.push(slot),
                     None if stale => refresh.push((inode.attr.ino, inode.head(), encode_attributes(&inode.attr))),
                     None => {}
@@ -146,7 +146,7 @@ impl Region {
             }
             Slot::Reserved { lock, pages } => {
                 let txn = holder(lock).expect("a reserved slot is locked");
-                held.recovered(txn, slot, Some(pages));
+                locked.recovered(txn, slot, Some(pages));
             }
             Slot::Worn => {}
             Slot::Damaged(why) => damaged.push((slot, why)),
@@ -182,7 +182,7 @@ impl Region {
             inodes: region.inodes,
             bytes_read: survey.reading.bytes,
             orphans_freed,
-            held_by: region.held.transactions(),
+            held_by: region.locked.transactions(),
             damaged: survey.findings,
             mended,
         };

@@ -7,7 +7,7 @@ use crate::planted::{Planted, planted};
 use crate::session::Sessions;
 use crate::stage::Stage;
 use crate::store::{Store, Urgency};
-use crate::transaction::Held;
+use crate::transaction::TxnLocks;
 use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
@@ -30,7 +30,7 @@ pub struct Region {
     pub(crate) cache: Cache,
     /// scratch of transactions
     pub(crate) stage: Stage,
-    pub(crate) held: Held,
+    pub(crate) locked: TxnLocks,
     pub(crate) sessions: Sessions,
     /// inodes in use
     pub(crate) inodes: u64,
@@ -85,7 +85,7 @@ impl Region {
             store,
             cache: Cache::default(),
             stage: Stage::default(),
-            held: Held::default(),
+            locked: TxnLocks::default(),
             sessions: Sessions::default(),
             inodes: 0,
             dead: BTreeSet::new(),
@@ -189,7 +189,7 @@ impl Region {
     /// The slot of an inode that may be looked at: not damaged, and not (or no more) held by a transaction.
     pub(crate) fn reach(&mut self, ino: Ino) -> Result<u64, RegionError> {
         let slot = self.store.slot_of(ino).ok_or(FsError::Stale)?;
-        if !self.held.is_empty() {
+        if !self.locked.is_empty() {
             self.settle_slot(slot)?;
         }
         if !self.store.damaged.is_empty()

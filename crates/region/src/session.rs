@@ -164,7 +164,7 @@ impl Region {
     /// # Errors
     /// EBUSY when the session holds too many.
     pub fn open(&mut self, session: SessionId, inode: InodeRef) -> Result<(), RegionError> {
-        let slot = match self.held.reserved(inode) {
+        let slot = match self.locked.reserved(inode) {
             Reserved::ByTransaction => inode.ino.slot(),
             Reserved::No => {
                 self.inode(inode)?;
@@ -237,7 +237,7 @@ impl Region {
     /// Frees an inode that is dead, not held open, and not in the hands of a transaction. What fails now (no redo log
     /// slot is free) is tried again by garbage collection.
     pub(crate) fn free_if_dead(&mut self, slot: u64) {
-        let free = self.dead.contains(&slot) && !self.sessions.is_held(slot) && !self.held.holds(slot);
+        let free = self.dead.contains(&slot) && !self.sessions.is_held(slot) && !self.locked.contains(slot);
         if free && let Err(e) = self.free_inode(slot) {
             tracing::debug!(region = self.store.region.0, slot, error = %e, "freeing an inode is put off");
         }

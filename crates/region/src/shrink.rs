@@ -67,7 +67,7 @@ impl Region {
 
     /// Writes a log anew, elsewhere. Where that cannot be, the segment is not emptied: it is open again next time.
     fn move_log(&mut self, slot: u64) {
-        if self.held.holds(slot) && self.settle_slot(slot).is_err() {
+        if self.locked.contains(slot) && self.settle_slot(slot).is_err() {
             return;
         }
         if let Err(error) = self.rewrite_log(slot) {

@@ -16,11 +16,11 @@ fn a_collected_change_shows_when_it_is_dispatched() {
         ino: file.ino,
         generation: file.generation,
     };
-    assert!(matches!(r.lookup(dir, b"file"), Err(RegionError::Held { .. })));
-    assert!(matches!(r.attr(file.ino, None), Err(RegionError::Held { .. })));
+    assert!(matches!(r.lookup(dir, b"file"), Err(RegionError::Locked { .. })));
+    assert!(matches!(r.attr(file.ino, None), Err(RegionError::Locked { .. })));
     assert!(matches!(
         r.collect(txn(6), &intents[1..], NOW),
-        Err(RegionError::Fs(_) | RegionError::Held { .. })
+        Err(RegionError::Fs(_) | RegionError::Locked { .. })
     ));
     r.open(SESSION, file).unwrap();
     assert_eq!(r.settle(), [txn(5)]);
@@ -91,8 +91,8 @@ fn what_is_held_stays_held_over_a_restart() {
     for end in ["dispatched", "aborted"] {
         let (mut again, recovery) = recovered(&r);
         assert_eq!(recovery.held_by, [txn(5)]);
-        assert!(matches!(again.attr(file.ino, None), Err(RegionError::Held { .. })));
-        assert!(matches!(again.attr(made, None), Err(RegionError::Held { .. })));
+        assert!(matches!(again.attr(file.ino, None), Err(RegionError::Locked { .. })));
+        assert!(matches!(again.attr(made, None), Err(RegionError::Locked { .. })));
         if end == "dispatched" {
             dispatch(&again, txn(5), &collected);
             assert_eq!(again.attr(file.ino, None).unwrap().0.nlink, 2);

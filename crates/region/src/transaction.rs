@@ -21,13 +21,13 @@ use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome};
 use std::collections::BTreeMap;
 
 /// Most transactions that may hold inodes of a region at once.
-const HELD_MAX: usize = 4096;
+const LOCKING_MAX: usize = 4096;
 
-/// What transactions have collected here.
+/// Inodes that transactions have locked here, and what becomes of them.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct TxnLocks {
     by_slot: NumberMap<TxnId>,
-    pending: BTreeMap<TxnId, Vec<Part>>,
+    pending: BTreeMap<TxnId, Vec<TxnLock>>,
 }
 
 /// A coordinator's decision, durable: reply to the client after dispatch.
@@ -41,7 +41,7 @@ pub struct Decided {
 }
 
 /// One inode in the hands of a transaction.
-struct Part {
+struct TxnLock {
     slot: u64,
     fate: Fate,
 }
@@ -68,13 +68,13 @@ pub(crate) enum Reserved {
     No,
 }
 
-impl Held {
+impl TxnLocks {
     pub fn is_empty(&self) -> bool {
         self.by_slot.is_empty()
     }
 
     /// Is the inode of a slot in the hands of a transaction, as far as known?
-    pub fn holds(&self, slot: u64) -> bool {
+    pub fn contains(&self, slot: u64) -> bool {
         self.by_slot.contains_key(&slot)
     }
 
@@ -84,7 +84,7 @@ impl Held {
             .by_slot
             .get(&inode.ino.slot())
             .and_then(|txn| self.pending.get(txn));
-        let new = |part: &Part| matches!(&part.fate, Fate::New { inode: new, .. } if *new == inode);
+        let new = |part: &TxnLock| matches!(&part.fate, Fate::New { inode: new, .. } if *new == inode);
         match parts {
             Some(parts) if parts.iter().any(new) => Reserved::ByTransaction,
             _ => Reserved::No,
@@ -93,7 +93,7 @@ impl Held {
 
     fn add(&mut self, txn: TxnId, slot: u64, fate: Fate) {
         self.by_slot.insert(slot, txn);
-        self.pending.entry(txn).or_default().push(Part { slot, fate });
+        self.pending.entry(txn).or_default().push(TxnLock { slot, fate });
     }
 
     /// Recovery found a lock word set. `reserved`: the slot is free; these log pages are linked to it.
@@ -137,17 +137,17 @@ impl Region {
     /// the bytes for the coordinator to log and dispatch. Nothing visible changes. All or nothing.
     ///
     /// # Errors
-    /// `Held` when another transaction (or this one) has collected an inode already; EBUSY when too many transactions
+    /// `Locked` when another transaction (or this one) has collected an inode already; EBUSY when too many transactions
     /// are open here.
     pub fn collect(&mut self, txn: TxnId, intents: &[Intent], now_ns: i64) -> Result<Collected, RegionError> {
         self.with_space(now_ns, |region| {
             if txn == TxnId::default() {
                 return Err(FsError::Invalid("transaction 0".into()).into());
             }
-            if region.held.pending.len() >= HELD_MAX {
+            if region.locked.pending.len() >= LOCKING_MAX {
                 region.settle();
             }
-            if region.held.pending.len() >= HELD_MAX {
+            if region.locked.pending.len() >= LOCKING_MAX {
                 return Err(FsError::Retry.into());
             }
             let stage = region.stage(intents, now_ns)?;
@@ -209,7 +209,7 @@ impl Region {
                         parent: staged.parent,
                     }
                 };
-                region.held.add(txn, slot, fate);
+                region.locked.add(txn, slot, fate);
             }
             region.stage_again(stage);
             Ok(collected)
@@ -221,7 +221,7 @@ impl Region {
     /// changed.
     ///
     /// # Errors
-    /// What the intents fail with; `Held`; EBUSY when no slot of the redo log is free.
+    /// What the intents fail with; `Locked`; EBUSY when no slot of the redo log is free.
     pub fn decide(
         &mut self,
         txn: TxnId,
@@ -493,18 +493,18 @@ impl Region {
     /// Looks at the lock words of what was collected here: takes over what was dispatched, drops what was given up.
     /// (Also done whenever such an inode is touched.) Returns transactions that are still open.
     pub fn settle(&mut self) -> Vec<TxnId> {
-        let mut slots: Vec<u64> = self.held.by_slot.keys().copied().collect();
+        let mut slots: Vec<u64> = self.locked.by_slot.keys().copied().collect();
         slots.sort_unstable();
         for slot in slots {
             // still held, or damaged: found out again by whoever touches it
             let _ = self.settle_slot(slot);
         }
-        self.held.transactions()
+        self.locked.transactions()
     }
 
     /// The coordinator says it is aborted: lets go.
     pub fn abort(&mut self, txn: TxnId) {
-        let slots = self.held.slots(txn);
+        let slots = self.locked.slots(txn);
         for slot in &slots {
             let at = self.store.at(Store::lock_offset(*slot));
             self.store.pmem.cas_u64(at, txn.0, 0);
@@ -516,9 +516,9 @@ impl Region {
         }
     }
 
-    /// Finds out how the transaction ended that has collected the inode of this slot, if any. `Held` while it has not.
+    /// Finds out how the transaction ended that has collected the inode of this slot, if any. `Locked` while it has not.
     pub(crate) fn settle_slot(&mut self, slot: u64) -> Result<(), RegionError> {
-        let Some(&txn) = self.held.by_slot.get(&slot) else {
+        let Some(&txn) = self.locked.by_slot.get(&slot) else {
             return Ok(());
         };
         if self.store.lock_word(slot) != 0 {
@@ -526,7 +526,7 @@ impl Region {
                 return Ok(());
             }
             let ino = self.store.ino(slot);
-            return Err(RegionError::Held { ino, txn });
+            return Err(RegionError::Locked { ino, txn });
         }
         let ino = self.store.ino(slot);
         let mut line = [0; LINE];
@@ -536,12 +536,12 @@ impl Region {
             Err(e) => {
                 // the transaction has ended and this is no torn write of its: nobody waits for it any more
                 let e = self.store.corrupt("inode", slot * INODE_SIZE as u64, e);
-                self.held.take(slot);
+                self.locked.take(slot);
                 self.store.damaged.insert(slot, e.to_string());
                 return Err(e);
             }
         };
-        match self.held.take(slot).expect("a held slot has a fate") {
+        match self.locked.take(slot).expect("a held slot has a fate") {
             Fate::Changes { units, tail, parent } => {
                 if head.tail != tail {
                     return Ok(());
