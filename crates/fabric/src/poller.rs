@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// Within one poll, before others on the thread get their turn.
-const TURN: Duration = Duration::from_micros(2);
+const POLL_SLICE: Duration = Duration::from_micros(2);
 
 /// Looks between two at all that can be known of each queue pair; the others are at their news alone, a word each, so that
 /// hundreds of idle connections cost next to nothing.
@@ -260,7 +260,7 @@ impl Future for Poller {
                     idle.push((number, cx.waker().clone()));
                     return Poll::Pending;
                 }
-                if moved || asks || now - start >= TURN {
+                if moved || asks || now - start >= POLL_SLICE {
                     let_others(cx, now);
                     return Poll::Pending;
                 }

@@ -25,7 +25,7 @@ const SERVE_DEFAULT: Duration = Duration::from_micros(100);
 
 /// For the waits of a thread, one after the other, before its other tasks get their turn. Were it counted anew for each wait, a
 /// task whose waits are all shorter would keep the thread, and what others have to post would not be under way meanwhile.
-const TURN: Duration = Duration::from_micros(8);
+const BUSY_POLL_SHARE: Duration = Duration::from_micros(8);
 
 /// Sets, for the whole process, how long a future that waits for a completion polls before it sleeps; zero: not at all.
 pub fn set_spin_limit(limit: Duration) {
@@ -81,7 +81,7 @@ struct Waits {
 thread_local! {
     static WAITS: Cell<Waits> = const { Cell::new(Waits { age: 0, count: 0 }) };
     /// When the turn of those waits is over that poll by themselves.
-    static TURN_ENDS: Cell<Option<Instant>> = const { Cell::new(None) };
+    static SHARE_ENDS: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// One of them.
@@ -111,12 +111,12 @@ impl Drop for Counted {
 }
 
 /// Whether others of this thread should have a turn; the next one begins with the next question.
-fn is_turn_over(now: Instant) -> bool {
-    let is_over = TURN_ENDS.get().is_some_and(|end| end <= now);
+fn is_share_over(now: Instant) -> bool {
+    let is_over = SHARE_ENDS.get().is_some_and(|end| end <= now);
     if is_over {
-        TURN_ENDS.set(None);
-    } else if TURN_ENDS.get().is_none() {
-        TURN_ENDS.set(Some(now + TURN));
+        SHARE_ENDS.set(None);
+    } else if SHARE_ENDS.get().is_none() {
+        SHARE_ENDS.set(Some(now + BUSY_POLL_SHARE));
     }
     is_over
 }
@@ -234,7 +234,7 @@ impl Spin {
                     Next::Sleep
                 } else if called.is_some_and(|looks| looks != poller::looks()) {
                     Next::Share(end)
-                } else if is_turn_over(now) {
+                } else if is_share_over(now) {
                     Next::Yield
                 } else {
                     Next::Look
@@ -282,12 +282,12 @@ mod tests {
 
     #[test]
     fn a_turn_is_shared_by_all_waits_of_a_thread_and_ends() {
-        TURN_ENDS.set(None);
+        SHARE_ENDS.set(None);
         let start = Instant::now();
-        assert!(!is_turn_over(start), "it begins");
-        assert!(!is_turn_over(start + TURN / 2));
-        assert!(is_turn_over(start + TURN));
-        assert!(!is_turn_over(start + TURN), "the next one begins");
-        assert!(is_turn_over(start + 2 * TURN));
+        assert!(!is_share_over(start), "it begins");
+        assert!(!is_share_over(start + BUSY_POLL_SHARE / 2));
+        assert!(is_share_over(start + BUSY_POLL_SHARE));
+        assert!(!is_share_over(start + BUSY_POLL_SHARE), "the next one begins");
+        assert!(is_share_over(start + 2 * BUSY_POLL_SHARE));
     }
 }

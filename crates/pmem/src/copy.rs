@@ -146,11 +146,11 @@ const BY_LINES_FROM: usize = 3 * LINE;
 /// Copies of so many lines (64 KiB) go on at several places in turn. A processor fetches ahead only up to the end of a page;
 /// where one place waits for its next page, the others' lines are on their way. Measured: from 14 to 19 GB/s out of memory,
 /// from 24 to 28 out of the last cache; nothing below this.
-const IN_TURN_FROM: usize = 1024;
+const INTERLEAVED_FROM: usize = 1024;
 /// How many places.
 const PLACES: usize = 4;
 /// Lines that are copied at one place before it is the next one's turn.
-const TURN: usize = 8;
+const INTERLEAVE: usize = 8;
 
 impl Vector {
     /// The widest that this CPU has.
@@ -218,12 +218,12 @@ impl Vector {
             copy_short(dst, src, head, mapped);
             let (to, from) = (dst.add(head), src.add(head));
             let mut done = 0;
-            if lines >= IN_TURN_FROM {
-                let part = lines / (PLACES * TURN) * TURN;
-                for at in (0..part).step_by(TURN) {
+            if lines >= INTERLEAVED_FROM {
+                let part = lines / (PLACES * INTERLEAVE) * INTERLEAVE;
+                for at in (0..part).step_by(INTERLEAVE) {
                     for place in 0..PLACES {
                         let at = (place * part + at) * LINE;
-                        self.copy_lines(to.add(at), from.add(at), TURN, mapped);
+                        self.copy_lines(to.add(at), from.add(at), INTERLEAVE, mapped);
                     }
                 }
                 done = PLACES * part;
@@ -427,11 +427,11 @@ mod tests {
         let src: Vec<u8> = (0..most as u32 / 4).flat_map(|word| word.to_le_bytes()).collect();
         for how in variants() {
             for len in [
-                IN_TURN_FROM * LINE - 1,
-                IN_TURN_FROM * LINE,
-                IN_TURN_FROM * LINE + 77,
-                (IN_TURN_FROM + 31) * LINE,
-                (IN_TURN_FROM + PLACES * TURN) * LINE + 200,
+                INTERLEAVED_FROM * LINE - 1,
+                INTERLEAVED_FROM * LINE,
+                INTERLEAVED_FROM * LINE + 77,
+                (INTERLEAVED_FROM + 31) * LINE,
+                (INTERLEAVED_FROM + PLACES * INTERLEAVE) * LINE + 200,
                 most - 7,
             ] {
                 for (to, from) in [(0, 0), (3, 0), (0, 5), (8, 7), (63, 1)] {

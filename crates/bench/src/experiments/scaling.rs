@@ -49,7 +49,7 @@ const OVERWRITES: usize = (POOLS / 4) as usize / 4096 / MOST;
 /// Bound of what a thread is told to do.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Operations of a client that need not wait before others of its thread get their turn.
-const TURN: usize = 8;
+const OPERATIONS_ROUND: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operation {
@@ -177,7 +177,7 @@ impl Member {
             let now = Instant::now();
             took.push((now - before).as_nanos() as f64);
             before = now;
-            if !alone && took.len().is_multiple_of(TURN) {
+            if !alone && took.len().is_multiple_of(OPERATIONS_ROUND) {
                 tokio::task::yield_now().await;
                 before = Instant::now();
             }
