@@ -19,7 +19,7 @@ struct Run {
 impl Run {
     async fn begin(place: &Place, path: &Path, number: u64) -> Run {
         let pool = Pmem::open(path, None).unwrap();
-        pool.begin_life(number).unwrap();
+        pool.begin_incarnation(number).unwrap();
         let regions = MemoryRegions::new();
         let key = regions.register(Memory::Pool(pool.clone()), 0, pool.len(), Access::ALL);
         Run {

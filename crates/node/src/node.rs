@@ -87,7 +87,7 @@ pub struct Node {
     pub(crate) probe: Probe,
     pub(crate) started: Instant,
     /// Number of this run; grows from run to run of the pool.
-    life: u64,
+    incarnation: u64,
     /// Pages that were free at the start are not given out yet.
     held_back: AtomicBool,
     /// Grace tick (quarantine of freed space).
@@ -145,8 +145,8 @@ impl Node {
                 atomic: true,
             }),
         };
-        let life = space.next_sequence();
-        let held_back = begin_life(&pmem, life);
+        let incarnation = space.next_sequence();
+        let held_back = begin_incarnation(&pmem, incarnation);
         let present = space.regions();
         let mut regions = BTreeMap::new();
         for info in config
@@ -197,7 +197,7 @@ impl Node {
             memory.clone(),
             map.clone(),
             config.identity.clone(),
-            session_of(config.id, life),
+            session_of(config.id, incarnation),
             config.name.clone(),
             Some(config.id),
             config.timeouts,
@@ -230,7 +230,7 @@ impl Node {
             counters: RequestCounters::default(),
             probe: Probe::default(),
             started: Instant::now(),
-            life,
+            incarnation,
             held_back: AtomicBool::new(held_back),
             tick: AtomicU64::new(1),
             stopping: watch::channel(false).0,
@@ -351,7 +351,7 @@ impl Node {
             return;
         }
         let late = self.started.elapsed() >= self.config.timeouts.lease;
-        if late || !self.pmem.is_mapped_since_before(self.life).unwrap_or(true) {
+        if late || !self.pmem.is_mapped_since_before(self.incarnation).unwrap_or(true) {
             for service in self.regions.values() {
                 service.enter(|region| region.give_out_held_back());
             }
@@ -445,9 +445,9 @@ impl Node {
 }
 
 /// Marks this run of the pool; says whether peers of an earlier one still have it mapped. In doubt they do.
-fn begin_life(pmem: &Pmem, life: u64) -> bool {
-    let begun = pmem.is_mapped_since_before(life);
-    match begun.and_then(|mapped| pmem.begin_life(life).map(|()| mapped)) {
+fn begin_incarnation(pmem: &Pmem, incarnation: u64) -> bool {
+    let begun = pmem.is_mapped_since_before(incarnation);
+    match begun.and_then(|mapped| pmem.begin_incarnation(incarnation).map(|()| mapped)) {
         Ok(false) => false,
         Ok(true) => {
             tracing::info!("clients of the run before have the pool mapped: space that was free is held back");

@@ -68,7 +68,7 @@ impl Life {
         };
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).unwrap();
-        let life = Life {
+        let incarnation = Life {
             pmem,
             links: node.new_links(),
             node,
@@ -76,15 +76,16 @@ impl Life {
             requests: Cell::new(0),
         };
         let (version, name, home, fence) = (PROTOCOL_VERSION, "client".into(), None, 0);
-        life.ask(Request::Attach {
-            version,
-            name,
-            home,
-            fence,
-        })
-        .await
-        .unwrap();
-        life
+        incarnation
+            .ask(Request::Attach {
+                version,
+                name,
+                home,
+                fence,
+            })
+            .await
+            .unwrap();
+        incarnation
     }
 
     async fn ask(&self, request: Request) -> Answer {

@@ -25,7 +25,7 @@ mod copy;
 mod error;
 mod fetch;
 mod first_touch;
-mod life;
+mod incarnation;
 mod mapping;
 mod persistence;
 mod pool;

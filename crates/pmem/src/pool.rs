@@ -1,7 +1,7 @@
 //! One pool, whatever it lies on.
 
 use crate::fetch::fetch_to_write;
-use crate::life;
+use crate::incarnation;
 use crate::mapping::Mapping;
 use crate::sim::{CrashImage, SimMedium};
 use crate::{Medium, Persistence, PmemError, persistence};
@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 pub struct Pmem {
     backing: Backing,
     len: u64,
-    /// Number of this run, once it has begun; 0 before.
-    life: AtomicU64,
+    /// Number of this incarnation, once it has begun; 0 before.
+    incarnation: AtomicU64,
     /// See [`Pmem::retire`].
     retired: AtomicBool,
 }
@@ -43,7 +43,7 @@ impl Pmem {
         Arc::new(Pmem {
             len: mapping.len() as u64,
             backing: Backing::Mapped(mapping),
-            life: AtomicU64::new(0),
+            incarnation: AtomicU64::new(0),
             retired: AtomicBool::new(false),
         })
     }
@@ -52,7 +52,7 @@ impl Pmem {
         Arc::new(Pmem {
             len: sim.len(),
             backing: Backing::Sim(Box::new(sim)),
-            life: AtomicU64::new(0),
+            incarnation: AtomicU64::new(0),
             retired: AtomicBool::new(false),
         })
     }
@@ -159,28 +159,30 @@ impl Pmem {
         }
     }
 
-    /// Marks this run of the pool's daemon, for those that follow: its number grows from run to run (and is below 2^48). The
+    /// Marks this incarnation of the pool's daemon, for those that follow: its number grows from one to the next (and is below 2^48). The
     /// mark lasts as long as anybody has what [`Pmem::fd`] gives, or a mapping of it. Nothing to do for sim.
     ///
     /// # Errors
     /// [`PmemError::Os`] when the medium knows no locks.
-    pub fn begin_life(&self, number: u64) -> Result<(), PmemError> {
+    pub fn begin_incarnation(&self, number: u64) -> Result<(), PmemError> {
         match &self.backing {
-            Backing::Mapped(m) => life::begin(m.fd(), number).map_err(|error| life_error(m.path(), error))?,
+            Backing::Mapped(m) => {
+                incarnation::begin(m.fd(), number).map_err(|error| incarnation_error(m.path(), error))?
+            }
             Backing::Sim(_) => {}
         }
-        self.life.store(number, Ordering::Relaxed);
+        self.incarnation.store(number, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Number of the run that has begun with [`Pmem::begin_life`]; 0 when none has.
-    pub fn life(&self) -> u64 {
-        self.life.load(Ordering::Relaxed)
+    /// Number of the incarnation that has begun with [`Pmem::begin_incarnation`]; 0 when none has.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Relaxed)
     }
 
-    /// Lets go of the pool, in a process that was given it ([`Pmem::from_fd`]) by a run of its daemon that has ended: the mark of
-    /// that run is gone with the last such mapping ([`Pmem::is_mapped_since_before`]). `newer` is a descriptor of the same pool
-    /// from the run after it. From now on what is stored here reaches nobody; what is read is the pool's. Threads may be at it
+    /// Lets go of the pool, in a process that was given it ([`Pmem::from_fd`]) by an incarnation of its daemon that has ended: the mark of
+    /// that incarnation is gone with the last such mapping ([`Pmem::is_mapped_since_before`]). `newer` is a descriptor of the same pool
+    /// from the one after it. From now on what is stored here reaches nobody; what is read is the pool's. Threads may be at it
     /// meanwhile: who finds after a store that the pool [is retired](Pmem::is_retired) cannot know whether it has reached the pool;
     /// else it has.
     ///
@@ -194,7 +196,7 @@ impl Pmem {
         }
     }
 
-    /// Whether another run of the daemon is known to have begun, so that nothing stored here reaches the pool, or soon nothing will.
+    /// Whether another incarnation of the daemon is known to have begun, so that nothing stored here reaches the pool, or soon nothing will.
     #[inline]
     pub fn is_retired(&self) -> bool {
         // Not before the stores of this thread. The kernel changes a mapping while x86 processors are interrupted for it, so a
@@ -206,14 +208,16 @@ impl Pmem {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// True while a process still has the pool mapped that was given it by an earlier run than that of this number, and
+    /// True while a process still has the pool mapped that was given it by an earlier incarnation than that of this number, and
     /// so may still be storing to it.
     ///
     /// # Errors
     /// [`PmemError::Os`] when the medium knows no locks.
     pub fn is_mapped_since_before(&self, number: u64) -> Result<bool, PmemError> {
         match &self.backing {
-            Backing::Mapped(m) => life::any_before(m.fd(), number).map_err(|error| life_error(m.path(), error)),
+            Backing::Mapped(m) => {
+                incarnation::any_before(m.fd(), number).map_err(|error| incarnation_error(m.path(), error))
+            }
             Backing::Sim(_) => Ok(false),
         }
     }
@@ -433,7 +437,7 @@ impl Pmem {
     }
 }
 
-fn life_error(path: &Path, source: std::io::Error) -> PmemError {
+fn incarnation_error(path: &Path, source: std::io::Error) -> PmemError {
     PmemError::Os {
         path: path.display().to_string(),
         what: "lock",

@@ -418,14 +418,14 @@ fn a_run_knows_of_mappings_given_out_by_earlier_ones() {
         let path = dir.path().join("pool");
         let first = Pmem::create(&path, LEN, None).unwrap();
         assert!(!first.is_mapped_since_before(5).unwrap(), "there was none before");
-        first.begin_life(5).unwrap();
+        first.begin_incarnation(5).unwrap();
         assert!(!first.is_mapped_since_before(5).unwrap(), "its own do not count");
         let map = |pool: &Pmem| Pmem::from_fd(shared_fd(pool), LEN, pool.persistence(), pool.medium()).unwrap();
         let peer = map(&first);
         drop(first);
         let second = Pmem::open(&path, None).unwrap();
         assert!(second.is_mapped_since_before(9).unwrap());
-        second.begin_life(9).unwrap();
+        second.begin_incarnation(9).unwrap();
         let own = map(&second);
         assert!(second.is_mapped_since_before(9).unwrap(), "still");
         drop(peer);

@@ -64,11 +64,11 @@ pub(super) async fn exchange(stream: UnixStream, role: Role, regions: &MemoryReg
         return Err(Failure::Garbled);
     }
     for _ in 0..pools {
-        let (Message::Pool { life, .. }, fds) = next_message(&stream, &mut incoming).await? else {
+        let (Message::Pool { incarnation, .. }, fds) = next_message(&stream, &mut incoming).await? else {
             return Err(Failure::Garbled);
         };
         if let (Role::Node(_), [fd]) = (&role, &fds[..]) {
-            socket::retire_before(life, fd.as_fd())?;
+            socket::retire_before(incarnation, fd.as_fd())?;
         }
     }
     let [ring, peer_doorbell, keys]: [OwnedFd; 3] = fds.try_into().map_err(|_| Failure::Garbled)?;

@@ -40,8 +40,8 @@ pub(super) enum Message {
         len: u64,
         persistence: Persistence,
         medium: Medium,
-        /// Number of the sender's run ([`Pmem::life`]).
-        life: u64,
+        /// Number of the sender's run ([`Pmem::incarnation`]).
+        incarnation: u64,
     },
     /// With the descriptor of a buffer.
     Buffer { memory: u64, len: u64 },
@@ -67,11 +67,11 @@ impl Message {
                 len,
                 persistence,
                 medium,
-                life,
+                incarnation,
             } => {
                 let persistence = PERSISTENCES.iter().position(|p| *p == persistence).unwrap_or(0);
                 let medium = MEDIA.iter().position(|m| *m == medium).unwrap_or(0);
-                (POOL, memory, len, life, persistence, medium)
+                (POOL, memory, len, incarnation, persistence, medium)
             }
             Message::Buffer { memory, len } => (BUFFER, memory, len, 0, 0, 0),
             Message::None(memory) => (NONE, memory, 0, 0, 0, 0),
@@ -103,7 +103,7 @@ impl Message {
                     len: b,
                     persistence,
                     medium,
-                    life: c,
+                    incarnation: c,
                 })
             }
             BUFFER => Ok(Message::Buffer { memory: a, len: b }),
@@ -132,7 +132,7 @@ struct MappedPool {
     file: File,
     /// Run of the node that has given it. What another run has given is another mapping: the node holds space back for as long as
     /// one of a run before is there.
-    life: u64,
+    incarnation: u64,
     /// Stores there reach nobody any more.
     is_retired: bool,
     pool: Weak<Pmem>,
@@ -148,7 +148,7 @@ pub(super) fn pool_message(memory: u64, pool: &Pmem) -> Message {
         len: pool.len(),
         persistence: pool.persistence(),
         medium: pool.medium(),
-        life: pool.life(),
+        incarnation: pool.incarnation(),
     }
 }
 
@@ -162,38 +162,48 @@ fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
 
 /// A node has told by which descriptor it has its pool open in this run. What runs before it had given is of no use any more:
 /// no thread of the process keeps it, though it may not have noticed yet that its node has ended.
-pub(super) fn retire_before(life: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn retire_before(incarnation: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
     let file = file_of(fd)?;
     let mut pools = POOLS.lock().expect("nobody panics holding this lock");
     pools.retain(|mapped| mapped.pool.strong_count() > 0);
     for mapped in pools
         .iter_mut()
-        .filter(|mapped| mapped.file == file && mapped.life < life)
+        .filter(|mapped| mapped.file == file && mapped.incarnation < incarnation)
     {
         let Some(pool) = mapped.pool.upgrade() else { continue };
         match pool.retire(fd) {
             Ok(()) => {
-                tracing::debug!(before = mapped.life, life, "a pool of a run before was let go of");
+                tracing::debug!(
+                    before = mapped.incarnation,
+                    incarnation,
+                    "a pool of a run before was let go of"
+                );
                 // what lies there now is of this run, and has to go with it
-                mapped.life = life;
+                mapped.incarnation = incarnation;
                 mapped.is_retired = true;
             }
             Err(error) => {
-                tracing::debug!(before = mapped.life, %error, "a pool of a run before stays until nobody uses it");
+                tracing::debug!(before = mapped.incarnation, %error, "a pool of a run before stays until nobody uses it");
             }
         }
     }
     Ok(())
 }
 
-fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium, life: u64) -> io::Result<Arc<Pmem>> {
+fn map_pool(
+    fd: OwnedFd,
+    len: u64,
+    persistence: Persistence,
+    medium: Medium,
+    incarnation: u64,
+) -> io::Result<Arc<Pmem>> {
     let file = file_of(fd.as_fd())?;
     let mut pools = POOLS.lock().expect("nobody panics holding this lock");
     pools.retain(|mapped| mapped.pool.strong_count() > 0);
     let fits = |pool: &Arc<Pmem>| pool.len() == len && pool.persistence() == persistence && pool.medium() == medium;
     let mapped = pools
         .iter()
-        .filter(|mapped| mapped.file == file && mapped.life == life && !mapped.is_retired)
+        .filter(|mapped| mapped.file == file && mapped.incarnation == incarnation && !mapped.is_retired)
         .find_map(|mapped| mapped.pool.upgrade().filter(fits));
     if let Some(mapped) = mapped {
         return Ok(mapped);
@@ -202,7 +212,7 @@ fn map_pool(fd: OwnedFd, len: u64, persistence: Persistence, medium: Medium, lif
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
     pools.push(MappedPool {
         file,
-        life,
+        incarnation,
         is_retired: false,
         pool: Arc::downgrade(&pool),
     });
@@ -218,12 +228,12 @@ pub(super) fn map(message: Message, fd: Option<OwnedFd>) -> io::Result<PeerMemor
                 len,
                 persistence,
                 medium,
-                life,
+                incarnation,
                 ..
             },
             Some(fd),
         ) => {
-            let pool = map_pool(fd, len, persistence, medium, life)?;
+            let pool = map_pool(fd, len, persistence, medium, incarnation)?;
             Ok(PeerMemory::Mapped(Memory::Pool(pool)))
         }
         (Message::Buffer { len, .. }, Some(fd)) => {
@@ -353,7 +363,7 @@ mod tests {
             len: 2,
             persistence: Persistence::Clflush,
             medium: Medium::File,
-            life: 3,
+            incarnation: 3,
         };
         for message in [
             Message::Setup { pools: 2 },
@@ -377,7 +387,7 @@ mod tests {
         let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
         let (persistence, medium) = (pool.persistence(), pool.medium());
         let fd = || pool.fd().unwrap().try_clone_to_owned().unwrap();
-        let map = |len, life| map_pool(fd(), len, persistence, medium, life);
+        let map = |len, incarnation| map_pool(fd(), len, persistence, medium, incarnation);
         let first = map(1 << 20, 1).unwrap();
         let second = map(1 << 20, 1).unwrap();
         assert!(Arc::ptr_eq(&first, &second));
@@ -394,14 +404,14 @@ mod tests {
     fn a_pool_of_a_run_before_is_let_go_of_whoever_uses_it() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = dir.path().join("pool");
-        let run = |life| {
+        let run = |incarnation| {
             let pool = Pmem::open(&path, None).unwrap();
-            pool.begin_life(life).unwrap();
+            pool.begin_incarnation(incarnation).unwrap();
             pool
         };
         let map = |of: &Pmem| {
             let fd = of.fd().unwrap().try_clone_to_owned().unwrap();
-            map_pool(fd, of.len(), of.persistence(), of.medium(), of.life()).unwrap()
+            map_pool(fd, of.len(), of.persistence(), of.medium(), of.incarnation()).unwrap()
         };
         drop(Pmem::create(&path, 1 << 20, None).unwrap());
         let first = run(1);

@@ -129,7 +129,7 @@ fn a_store_into_a_pool_that_was_let_go_of_is_not_said_to_be_there() {
     run(async {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let pool = Pmem::create(&dir.path().join("pool"), 1 << 20, None).unwrap();
-        pool.begin_life(1).unwrap();
+        pool.begin_incarnation(1).unwrap();
         let Rude {
             peer, victim, regions, ..
         } = Rude::new().await;

@@ -1,6 +1,6 @@
-//! The lives of a pool: which earlier run of its daemon still has it mapped somewhere.
+//! The incarnations of a pool's daemon: which earlier one still has the pool mapped somewhere.
 //!
-//! A run marks itself by a shared lock on one byte, far behind the pool's end, of the descriptor that is mapped and handed
+//! An incarnation marks itself by a shared lock on one byte, far behind the pool's end, of the descriptor that is mapped and handed
 //! to peers. Such a lock belongs to the open file (`F_OFD_SETLK`), and that lives as long as anybody has a copy of the
 //! descriptor or a mapping made of it: when the daemon has died, it is gone as soon as the last peer has unmapped the pool
 //! or ended, and no peer has to do anything for it.
@@ -8,8 +8,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Where the bytes that stand for runs begin.
-const LIVES: i64 = 1 << 62;
+/// Where the bytes that stand for incarnations begin.
+const INCARNATIONS: i64 = 1 << 62;
 
 fn lock(fd: BorrowedFd<'_>, command: i32, kind: i32, start: i64, len: i64) -> io::Result<libc::flock> {
     let mut lock = libc::flock {
@@ -26,16 +26,16 @@ fn lock(fd: BorrowedFd<'_>, command: i32, kind: i32, start: i64, len: i64) -> io
     }
 }
 
-/// Marks the run of that number (below 2^48), until the last copy of the descriptor and the last mapping are gone.
+/// Marks the incarnation of that number (below 2^48), until the last copy of the descriptor and the last mapping are gone.
 pub(crate) fn begin(fd: BorrowedFd<'_>, number: u64) -> io::Result<()> {
-    lock(fd, libc::F_OFD_SETLK, libc::F_RDLCK, LIVES + number as i64, 1).map(drop)
+    lock(fd, libc::F_OFD_SETLK, libc::F_RDLCK, INCARNATIONS + number as i64, 1).map(drop)
 }
 
-/// Whether a run of a lower number has the pool open or mapped, by whatever process.
+/// Whether one of a lower number has the pool open or mapped, by whatever process.
 pub(crate) fn any_before(fd: BorrowedFd<'_>, number: u64) -> io::Result<bool> {
     if number == 0 {
         return Ok(false);
     }
-    let found = lock(fd, libc::F_OFD_GETLK, libc::F_WRLCK, LIVES, number as i64)?;
+    let found = lock(fd, libc::F_OFD_GETLK, libc::F_WRLCK, INCARNATIONS, number as i64)?;
     Ok(i32::from(found.l_type) != libc::F_UNLCK)
 }
