@@ -1,11 +1,11 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
 use crate::access_times::AccessTimes;
+use crate::extent_pool::ExtentPool;
 use crate::local::LocalClient;
 use crate::locks::Locks;
 use crate::names::NameCache;
 use crate::open_table::OpenTable;
-use crate::space::Stocks;
 use crate::transfers::Transfers;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
@@ -74,7 +74,7 @@ pub struct Client {
     pub(crate) open_table: OpenTable,
     pub(crate) locks: Locks,
     pub(crate) access_times: AccessTimes,
-    pub(crate) stocks: Stocks,
+    pub(crate) extent_pool: ExtentPool,
     pub(crate) eager_bytes: AtomicU64,
     incarnations: Incarnations,
     pub(crate) stop: Stop,
@@ -180,7 +180,7 @@ impl Client {
             open_table: OpenTable::new(),
             locks: Locks::default(),
             access_times: AccessTimes::default(),
-            stocks: Stocks::default(),
+            extent_pool: ExtentPool::default(),
             eager_bytes: AtomicU64::new(0),
             incarnations: Incarnations::default(),
             stop: Stop::default(),
@@ -288,7 +288,7 @@ impl Client {
         tracing::debug!(%node, "a new session at a node");
         let map = self.map();
         let there = |region: RegionId| map.primary(region) == Some(node);
-        self.stocks.forget_where(there);
+        self.extent_pool.forget_where(there);
         self.open_table.lost(node);
         self.locks.lost(node);
         self.names.forget_where(|dir| there(dir.ino.region()));

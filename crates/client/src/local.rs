@@ -210,7 +210,7 @@ impl LocalClient {
         if known.0 != session {
             *known = (session, 0);
         }
-        let places = self.client.stocks.places(region, session, known.1);
+        let places = self.client.extent_pool.places(region, session, known.1);
         if !places.is_empty() {
             known.1 += places.len();
             self.links.learn_segments(region, &places);

@@ -48,7 +48,7 @@ impl LocalClient {
                     self.release_some().await;
                     self.end_writers().await;
                     self.release_locks_left().await;
-                    let excess = self.client.stocks.excess();
+                    let excess = self.client.extent_pool.excess();
                     self.return_space(excess).await;
                 }
                 () = self.client.open_table.work.notified() => {
@@ -107,7 +107,7 @@ impl LocalClient {
         };
         let map = self.client.map();
         self.client
-            .stocks
+            .extent_pool
             .confirm_where(|region| map.primary(region) == Some(node));
         let unknown: Vec<InodeRef> = recall
             .into_iter()

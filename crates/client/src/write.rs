@@ -3,11 +3,11 @@
 //! keeps their order, so that it is one round trip. No lock is taken: the answer tells what others have committed in between
 //! (client arbitration). Inside a node the bytes of either are copied to where they are to stay by a function call.
 
+use crate::extent_pool::{Surplus, Taken};
 use crate::inode::unexpected;
 use crate::local::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::open_table::OpenInode;
-use crate::space::{Surplus, Taken};
 use crate::transfers::{Source, Transfers};
 use polvo_cluster::{Link, RegionVerb, join_all};
 use polvo_format::{FileKind, Gpa, NodeId, PAGE, PAGE_CRC_SIZE, RegionId, RegionOffset, Tail, crcs_of_pages};
@@ -305,7 +305,9 @@ impl LocalClient {
                 runs => runs?,
             };
             if runs.len() > RUNS_MAX {
-                self.client.stocks.put_back(region, session, runs.split_off(RUNS_MAX));
+                self.client
+                    .extent_pool
+                    .put_back(region, session, runs.split_off(RUNS_MAX));
             }
             let base = match at {
                 At::Offset(offset) | At::Page(offset) => offset,
@@ -319,7 +321,7 @@ impl LocalClient {
                 Ok(way) => way,
                 Err(FsError::SessionExpired) => continue, // the space was not ours any more
                 Err(error) => {
-                    self.client.stocks.put_back(region, session, runs);
+                    self.client.extent_pool.put_back(region, session, runs);
                     return Err(error);
                 }
             };
@@ -333,14 +335,14 @@ impl LocalClient {
                 crcs,
                 append: at == At::End,
                 known: known.tail,
-                want_pages: self.client.stocks.want(region),
+                want_pages: self.client.extent_pool.want(region),
             };
             let answer = match way {
                 None => self.call(region, request).await,
                 Some(link) => match self.links.call_behind(&link, self.client.cred.clone(), request).await {
                     Ok(Some(reply)) => Ok(reply),
                     Ok(None) => {
-                        self.client.stocks.put_back(region, session, runs);
+                        self.client.extent_pool.put_back(region, session, runs);
                         lost = true;
                         if is_over()? {
                             let why = "it was started anew, and what was to be written is gone since".into();
@@ -355,7 +357,7 @@ impl LocalClient {
                 Ok(Reply::Written(mut written)) => {
                     let first = written.offset;
                     let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
-                    self.client.stocks.receive(region, session, space, places);
+                    self.client.extent_pool.receive(region, session, space, places);
                     self.apply_written(open_inode, known, written);
                     return Ok((first, len));
                 }
@@ -367,7 +369,7 @@ impl LocalClient {
                 Err(error @ FsError::Unreachable { .. }) => return Err(error),
                 Err(_) if is_over()? => {}
                 Err(error) => {
-                    self.client.stocks.put_back(region, session, runs);
+                    self.client.extent_pool.put_back(region, session, runs);
                     let is_short = matches!(error, FsError::NoSpace | FsError::HeldBack);
                     let again = is_short && !std::mem::replace(&mut reclaimed, true);
                     if !(again && self.give_back_at(region, Some(region)).await) {
@@ -478,7 +480,7 @@ impl LocalClient {
         let lease = self.client.context.timeouts().lease * 2 / 3;
         let mut reclaimed = false;
         for _ in 0..DELEGATE_TRIES {
-            let (missing, want) = match self.client.stocks.take(region, session, pages, lease) {
+            let (missing, want) = match self.client.extent_pool.take(region, session, pages, lease) {
                 Taken::Runs(runs) => return Ok(runs),
                 Taken::Short { missing, want } => (missing, want),
                 Taken::Unconfirmed => {
@@ -495,7 +497,7 @@ impl LocalClient {
                 pages: u32::try_from(ask).unwrap_or(u32::MAX),
             };
             match self.call(region, request).await {
-                Ok(Reply::Space(runs)) => self.client.stocks.receive(region, session, runs, Vec::new()),
+                Ok(Reply::Space(runs)) => self.client.extent_pool.receive(region, session, runs, Vec::new()),
                 Ok(other) => return Err(unexpected(&other)),
                 Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, Some(region)).await {
@@ -515,14 +517,14 @@ impl LocalClient {
         let node = map.primary(region);
         let drained = self
             .client
-            .stocks
+            .extent_pool
             .drain_where(|r| map.primary(r) == node && Some(r) != keep);
         self.give_back(drained).await
     }
 
     /// Gives back all that is in hand anywhere. False when there was nothing to give.
     pub(crate) async fn give_back_all(&self) -> bool {
-        let drained = self.client.stocks.drain_where(|_| true);
+        let drained = self.client.extent_pool.drain_where(|_| true);
         self.give_back(drained).await
     }
 

@@ -121,11 +121,11 @@ fn sane(region: RegionId, run: &PageRun) -> bool {
 
 /// Space in hand in all regions, which are gone through in order, so that a simulated run repeats. One short lock.
 #[derive(Default)]
-pub(crate) struct Stocks {
-    regions: Mutex<BTreeMap<RegionId, Stock>>,
+pub(crate) struct ExtentPool {
+    regions: Mutex<BTreeMap<RegionId, DelegatedExtents>>,
 }
 
-struct Stock {
+struct DelegatedExtents {
     space: RegionSpace,
     /// Number of the session at the primary that the space was given to.
     incarnation: u64,
@@ -143,7 +143,7 @@ pub(crate) struct Surplus {
     pub runs: Vec<PageRun>,
 }
 
-/// What a region's stock has to offer.
+/// What there is of a region.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
     /// The pages asked for.
@@ -159,21 +159,21 @@ pub(crate) enum Taken {
     Unconfirmed,
 }
 
-impl Stocks {
+impl ExtentPool {
     /// Takes pages of a region, obtained by the session of that number and confirmed within `lease`.
     pub(crate) fn take(&self, region: RegionId, incarnation: u64, need: u64, lease: Duration) -> Taken {
         let mut regions = self.regions.lock();
-        let stock = Self::stock(&mut regions, region, incarnation);
-        if stock.space.pages() > 0 && stock.confirmed.elapsed() >= lease {
+        let delegated = Self::delegated(&mut regions, region, incarnation);
+        if delegated.space.pages() > 0 && delegated.confirmed.elapsed() >= lease {
             return Taken::Unconfirmed;
         }
-        match stock.space.take(need) {
+        match delegated.space.take(need) {
             Some(runs) => Taken::Runs(runs),
             None => {
-                let missing = need - stock.space.pages();
+                let missing = need - delegated.space.pages();
                 Taken::Short {
                     missing,
-                    want: missing.max(u64::from(stock.space.want())),
+                    want: missing.max(u64::from(delegated.space.want())),
                 }
             }
         }
@@ -182,13 +182,13 @@ impl Stocks {
     /// The primary has just answered the session of that number, and given it these pages, which lie in these segments.
     pub(crate) fn receive(&self, region: RegionId, incarnation: u64, runs: Vec<PageRun>, places: Vec<SegmentPlace>) {
         let mut regions = self.regions.lock();
-        let stock = Self::stock(&mut regions, region, incarnation);
-        if stock.incarnation == incarnation {
-            stock.confirmed = Instant::now();
-            stock.space.put(runs.into_iter().filter(|run| sane(region, run)));
+        let delegated = Self::delegated(&mut regions, region, incarnation);
+        if delegated.incarnation == incarnation {
+            delegated.confirmed = Instant::now();
+            delegated.space.put(runs.into_iter().filter(|run| sane(region, run)));
             for place in places {
-                if !stock.places.iter().rev().take(16).any(|known| *known == place) {
-                    stock.places.push(place);
+                if !delegated.places.iter().rev().take(16).any(|known| *known == place) {
+                    delegated.places.push(place);
                 }
             }
         }
@@ -197,9 +197,11 @@ impl Stocks {
     /// Segments named since the first `known` ones.
     pub(crate) fn places(&self, region: RegionId, incarnation: u64, known: usize) -> Vec<SegmentPlace> {
         let regions = self.regions.lock();
-        let stock = regions.get(&region).filter(|stock| stock.incarnation == incarnation);
-        stock
-            .and_then(|stock| stock.places.get(known..))
+        let delegated = regions
+            .get(&region)
+            .filter(|delegated| delegated.incarnation == incarnation);
+        delegated
+            .and_then(|delegated| delegated.places.get(known..))
             .unwrap_or_default()
             .to_vec()
     }
@@ -207,25 +209,28 @@ impl Stocks {
     /// Puts pages back that were taken and not used, unless they were lost meanwhile.
     pub(crate) fn put_back(&self, region: RegionId, incarnation: u64, runs: impl IntoIterator<Item = PageRun>) {
         let mut regions = self.regions.lock();
-        let stock = regions
+        let delegated = regions
             .get_mut(&region)
-            .filter(|stock| stock.incarnation == incarnation);
-        if let Some(stock) = stock {
-            stock.space.put(runs);
+            .filter(|delegated| delegated.incarnation == incarnation);
+        if let Some(delegated) = delegated {
+            delegated.space.put(runs);
         }
     }
 
     /// Pages to ask for along with a commit.
     pub(crate) fn want(&self, region: RegionId) -> u32 {
-        self.regions.lock().get(&region).map_or(0, |stock| stock.space.want())
+        self.regions
+            .lock()
+            .get(&region)
+            .map_or(0, |delegated| delegated.space.want())
     }
 
     /// The primary of the regions for which `there` holds has shown that it knows the session.
     pub(crate) fn confirm_where(&self, there: impl Fn(RegionId) -> bool) {
         let now = Instant::now();
-        for (region, stock) in self.regions.lock().iter_mut() {
+        for (region, delegated) in self.regions.lock().iter_mut() {
             if there(*region) {
-                stock.confirmed = now;
+                delegated.confirmed = now;
             }
         }
     }
@@ -246,11 +251,11 @@ impl Stocks {
         take: impl Fn(&mut RegionSpace) -> Vec<PageRun>,
     ) -> Vec<Surplus> {
         let mut regions = self.regions.lock();
-        let stocks = regions.iter_mut().filter(|(region, _)| there(**region));
-        let all = stocks.map(|(region, stock)| Surplus {
+        let extent_pool = regions.iter_mut().filter(|(region, _)| there(**region));
+        let all = extent_pool.map(|(region, delegated)| Surplus {
             region: *region,
-            session: stock.incarnation,
-            runs: take(&mut stock.space),
+            session: delegated.incarnation,
+            runs: take(&mut delegated.space),
         });
         all.filter(|surplus| !surplus.runs.is_empty()).collect()
     }
@@ -263,21 +268,29 @@ impl Stocks {
     /// Pages in hand.
     #[cfg(test)]
     pub(crate) fn pages(&self) -> u64 {
-        self.regions.lock().values().map(|stock| stock.space.pages()).sum()
+        self.regions
+            .lock()
+            .values()
+            .map(|delegated| delegated.space.pages())
+            .sum()
     }
 
-    fn stock(regions: &mut BTreeMap<RegionId, Stock>, region: RegionId, incarnation: u64) -> &mut Stock {
-        let fresh = || Stock {
+    fn delegated(
+        regions: &mut BTreeMap<RegionId, DelegatedExtents>,
+        region: RegionId,
+        incarnation: u64,
+    ) -> &mut DelegatedExtents {
+        let fresh = || DelegatedExtents {
             space: RegionSpace::default(),
             incarnation,
             confirmed: Instant::now(),
             places: Vec::new(),
         };
-        let stock = regions.entry(region).or_insert_with(fresh);
-        if stock.incarnation < incarnation {
-            *stock = fresh();
+        let delegated = regions.entry(region).or_insert_with(fresh);
+        if delegated.incarnation < incarnation {
+            *delegated = fresh();
         }
-        stock
+        delegated
     }
 }
 
@@ -377,32 +390,32 @@ mod tests {
 
     #[test]
     fn space_of_a_lost_session_is_never_handed_out() {
-        let stocks = Stocks::default();
-        stocks.receive(REGION, 1, vec![run(100)], vec![]);
-        assert!(matches!(stocks.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
+        let extent_pool = ExtentPool::default();
+        extent_pool.receive(REGION, 1, vec![run(100)], vec![]);
+        assert!(matches!(extent_pool.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
         assert!(matches!(
-            stocks.take(REGION, 2, 10, LEASE),
+            extent_pool.take(REGION, 2, 10, LEASE),
             Taken::Short { missing: 10, .. }
         ));
-        stocks.put_back(REGION, 1, [run(10)]);
-        assert_eq!(stocks.pages(), 0, "given to a session that is gone");
-        stocks.receive(REGION, 2, vec![run(10)], vec![]);
-        stocks.forget_where(|region| region == REGION);
-        assert_eq!(stocks.pages(), 0);
-        stocks.put_back(REGION, 2, [run(10)]);
-        assert_eq!(stocks.pages(), 0, "the node may have given them to somebody since");
-        assert!(stocks.excess().is_empty());
+        extent_pool.put_back(REGION, 1, [run(10)]);
+        assert_eq!(extent_pool.pages(), 0, "given to a session that is gone");
+        extent_pool.receive(REGION, 2, vec![run(10)], vec![]);
+        extent_pool.forget_where(|region| region == REGION);
+        assert_eq!(extent_pool.pages(), 0);
+        extent_pool.put_back(REGION, 2, [run(10)]);
+        assert_eq!(extent_pool.pages(), 0, "the node may have given them to somebody since");
+        assert!(extent_pool.excess().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn space_is_used_only_while_the_lease_surely_lasts() {
-        let stocks = Stocks::default();
-        stocks.receive(REGION, 1, vec![run(100)], vec![]);
+        let extent_pool = ExtentPool::default();
+        extent_pool.receive(REGION, 1, vec![run(100)], vec![]);
         tokio::time::advance(LEASE).await;
-        assert_eq!(stocks.take(REGION, 1, 10, LEASE), Taken::Unconfirmed);
-        stocks.confirm_where(|region| region == REGION);
-        assert!(matches!(stocks.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
-        assert_eq!(stocks.drain_where(|_| true).len(), 1);
-        assert!(stocks.drain_where(|_| true).is_empty());
+        assert_eq!(extent_pool.take(REGION, 1, 10, LEASE), Taken::Unconfirmed);
+        extent_pool.confirm_where(|region| region == REGION);
+        assert!(matches!(extent_pool.take(REGION, 1, 10, LEASE), Taken::Runs(_)));
+        assert_eq!(extent_pool.drain_where(|_| true).len(), 1);
+        assert!(extent_pool.drain_where(|_| true).is_empty());
     }
 }
