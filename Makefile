@@ -63,7 +63,7 @@ build: ## Build polvo, polvod, mount.polvo and polvo-bench (release)
 	@ln -sfn polvo "$(BIN)/mount.polvo"
 
 .PHONY: install
-install: build ## Install polvo and polvod to $(DESTDIR)/usr/local/bin, its mount helpers to $(DESTDIR)/sbin
+install: build ## Install programs, manual pages, completions and the systemd unit to $(DESTDIR)/usr/local (PREFIX=/usr)
 	@scripts/install "$(BIN)" "$(DESTDIR)"
 
 .PHONY: lint
