@@ -67,13 +67,13 @@ install: build ## Install programs, manual pages, completions and the systemd un
 	@scripts/install "$(BIN)" "$(DESTDIR)"
 
 .PHONY: lint
-lint: ## Formatting, clippy without warnings, shell syntax
+lint: ## Formatting, clippy without warnings, shellcheck
 	@scripts/deps lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p polvo-region -p polvo-node --features planted --all-targets -- -D warnings
-	@for script in $$(grep -lE "^#!.*(bash|sh)$$" scripts/*) .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
-		bash -n "$$script"; done
+	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
+	@for script in $$(grep -lE '^#!.*busybox sh$$' tests/vm/*); do sh -n "$$script"; done
 
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
