@@ -75,6 +75,11 @@ lint: ## Formatting, clippy without warnings, shellcheck
 	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
 	@for script in $$(grep -lE '^#!.*busybox sh$$' tests/vm/*); do sh -n "$$script"; done
 
+.PHONY: policy
+policy: ## Dependencies: none unused, their licences and sources, known faults (deny.toml; OFFLINE=1 without the last)
+	@"$$(scripts/tool cargo-machete 0.9.2)"
+	@"$$(scripts/tool cargo-deny 0.20.2)" --locked --workspace check licenses bans sources $(if $(OFFLINE),,advisories)
+
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace
