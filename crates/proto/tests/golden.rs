@@ -14,12 +14,14 @@ const CURE: &str =
 const ATTEMPTS: u32 = 5000;
 const LONGEST: usize = 200;
 
+/// What bytes say, and what is written when it is said again.
+type Said = (String, Vec<u8>);
+
 /// One kind of messages.
 struct Kind {
     /// What they begin with: all up to the number of the variant.
     head: Vec<u8>,
-    /// What bytes say, and what is written when it is said again.
-    read: fn(&[u8]) -> Result<(String, Vec<u8>), DecodeError>,
+    read: fn(&[u8]) -> Result<Said, DecodeError>,
 }
 
 fn requests() -> Kind {
