@@ -66,6 +66,13 @@ build: ## Build polvo, polvod, mount.polvo and polvo-bench (release)
 install: build ## Install programs, manual pages, completions and the systemd unit to $(DESTDIR)/usr/local (PREFIX=/usr)
 	@scripts/install "$(BIN)" "$(DESTDIR)"
 
+.PHONY: deb
+deb: build ## A Debian package of what `make install` installs, target/debian/polvofs_*.deb
+	@rm -rf packaging/staged
+	@PREFIX=/usr scripts/install "$(BIN)" "$(CURDIR)/packaging/staged" >/dev/null
+	@"$$(scripts/tool cargo-deb 3.8.0)" deb --no-build --strip --locked -p polvo-cli
+	@rm -rf packaging/staged
+
 .PHONY: lint
 lint: ## Formatting, clippy without warnings, shellcheck
 	@scripts/deps lint
