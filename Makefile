@@ -63,19 +63,31 @@ build: ## Build polvo, polvod, mount.polvo and polvo-bench (release)
 	@ln -sfn polvo "$(BIN)/mount.polvo"
 
 .PHONY: install
-install: build ## Install polvo and polvod to $(DESTDIR)/usr/local/bin, its mount helpers to $(DESTDIR)/sbin
+install: build ## Install programs, manual pages, completions and the systemd unit to $(DESTDIR)/usr/local (PREFIX=/usr)
 	@scripts/install "$(BIN)" "$(DESTDIR)"
 
+.PHONY: deb
+deb: build ## A Debian package of what `make install` installs, target/debian/polvofs_*.deb
+	@rm -rf packaging/staged
+	@PREFIX=/usr scripts/install "$(BIN)" "$(CURDIR)/packaging/staged" >/dev/null
+	@"$$(scripts/tool cargo-deb 3.8.0)" deb --no-build --strip --locked -p polvo-cli
+	@rm -rf packaging/staged
+
 .PHONY: lint
-lint: ## Formatting, clippy without warnings, shell syntax
+lint: ## Formatting, clippy without warnings, shellcheck
 	@scripts/deps lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p polvo-region -p polvo-node --features planted --all-targets -- -D warnings
 	@if cargo tree --quiet --locked --edges normal,features --invert polvo-node | grep -E 'feature "(testing|planted)"'; then \
 		echo 'a plain cargo build would ship hooks for tests'; exit 1; fi
-	@for script in $$(grep -lE "^#!.*(bash|sh)$$" scripts/*) .ci/run $$(grep -lE '^#!.*(bash|sh)$$' tests/e2e/* tests/vm/*  2>/dev/null); do \
-		bash -n "$$script"; done
+	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
+	@for script in $$(grep -lE '^#!.*busybox sh$$' tests/vm/*); do sh -n "$$script"; done
+
+.PHONY: policy
+policy: ## Dependencies: none unused, their licences and sources, known faults (deny.toml; OFFLINE=1 without the last)
+	@"$$(scripts/tool cargo-machete 0.9.2)"
+	@"$$(scripts/tool cargo-deny 0.20.2)" --locked --workspace check licenses bans sources $(if $(OFFLINE),,advisories)
 
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end

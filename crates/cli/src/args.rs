@@ -3,6 +3,7 @@
 use crate::ClusterId;
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use polvo_client::{Thresholds, Transfers};
 use polvo_fabric::Security;
 use std::ffi::OsString;
@@ -82,6 +83,12 @@ pub enum Command {
     /// Measure this machine and PolvoFS on it, or any mounted file system (`polvo bench --help` for what there is)
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),
+    /// Print the completions of a shell, to be stored where it looks for them
+    #[command(after_long_help = COMPLETIONS_HELP)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages of all programs into a directory
+    #[command(after_long_help = MAN_HELP)]
+    Man(ManArgs),
 }
 
 /// Provider of the fabric.
@@ -610,6 +617,45 @@ pub struct BenchArgs {
     /// Passed on to polvo-bench
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub arguments: Vec<OsString>,
+}
+
+const COMPLETIONS_HELP: &str = "\
+`make install` and the package put them in place. For one user alone:
+  polvo completions bash > ~/.local/share/bash-completion/completions/polvo
+  polvo completions zsh > ~/.zfunc/_polvo                      with ~/.zfunc in fpath
+  polvo completions fish > ~/.config/fish/completions/polvo.fish";
+
+/// `polvo completions`
+#[derive(Args, Debug, Clone)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+    /// The program that is completed
+    #[arg(value_enum, default_value_t = Program::Polvo)]
+    pub program: Program,
+}
+
+/// A program with completions.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Program {
+    /// The command line
+    Polvo,
+    /// The node
+    Polvod,
+}
+
+const MAN_HELP: &str = "\
+`make install` and the package put them in place.
+
+Example:
+  polvo man /tmp/pages && man /tmp/pages/polvo-fsck.1";
+
+/// `polvo man`
+#[derive(Args, Debug, Clone)]
+pub struct ManArgs {
+    /// Directory for the pages
+    pub dir: PathBuf,
 }
 
 #[cfg(test)]

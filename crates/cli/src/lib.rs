@@ -3,7 +3,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `args` | the command line of `polvo` |
+//! | `args`, `daemon_args` | the command lines of `polvo` and `polvod` |
+//! | `completions`, `man` | what is made of them: shell completions and manual pages |
 //! | `config`, `config_template` | the daemon's configuration file |
 //! | `secret`, `cluster_id`, `size`, `url` | the words that users write |
 //! | `cluster_dir` | what a client needs to reach a cluster, in one directory |
@@ -25,10 +26,12 @@ pub mod bench;
 pub mod cluster_dir;
 pub mod cluster_id;
 pub mod cluster_map;
+pub mod completions;
 pub mod config;
 pub mod config_template;
 pub mod connect;
 pub mod daemon;
+pub mod daemon_args;
 pub mod descriptors;
 pub mod detached;
 pub mod dev;
@@ -37,6 +40,7 @@ mod error;
 pub mod format;
 pub mod fsck;
 pub mod log_output;
+pub mod man;
 pub mod mount;
 pub mod mount_files;
 pub mod mount_helper;

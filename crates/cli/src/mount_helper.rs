@@ -2,6 +2,8 @@
 //! `fuse.polvo` is the type in the mount table. Without that one mount(8) asks `mount.fuse` of fuse3, which knows nothing of us.
 
 use crate::CliError;
+use crate::args::Cli;
+use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,18 @@ const NAMES: [&str; 2] = ["mount.polvo", "mount.fuse.polvo"];
 /// What the mounts of mount(8) begin with. It never tells a helper of these two; it says `nosuid` and `nodev` where they are
 /// wanted, which it adds by itself for `user`.
 const BEGIN_WITH: &str = "suid,dev";
+
+/// What mount(8) says by single letters.
+const FLAGS: [(&str, char, &str); 4] = [
+    ("fake", 'f', "Do everything but the mount"),
+    ("no mtab", 'n', "Make no entry in /etc/mtab: none is ever made"),
+    (
+        "sloppy",
+        's',
+        "Bear unknown options: ignored, they are errors all the same",
+    ),
+    ("verbose", 'v', "Say more: ignored"),
+];
 
 /// What a helper was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,7 +72,7 @@ pub fn parse(args: impl Iterator<Item = OsString>, as_root: bool) -> Result<Help
             }
             Some("-t" | "-N") => drop(args.next()),
             Some(flags) if flags.starts_with('-') && flags.len() > 1 => {
-                if let Some(unknown) = flags[1..].chars().find(|c| !"sfnv".contains(*c)) {
+                if let Some(unknown) = flags[1..].chars().find(|c| FLAGS.iter().all(|(_, flag, _)| flag != c)) {
                     return Err(CliError::Usage(format!("mount.polvo: unknown flag -{unknown}")));
                 }
                 fake |= flags.contains('f');
@@ -86,6 +100,28 @@ pub fn parse(args: impl Iterator<Item = OsString>, as_root: bool) -> Result<Help
         line.extend(["-o".into(), options.into()]);
     }
     Ok(HelperCall::Mount(line))
+}
+
+/// The command line of a helper, for its manual page: [`parse`] takes it as mount(8) writes it.
+pub fn command() -> Command {
+    let mount = Cli::command();
+    let mount = mount.find_subcommand("mount").expect("a command of polvo");
+    let help = mount.get_after_long_help().expect("it explains the options").clone();
+    let flags = FLAGS.map(|(name, flag, what)| Arg::new(name).short(flag).help(what).action(ArgAction::SetTrue));
+    Command::new("mount.polvo")
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .about("Mount a PolvoFS cluster, called by mount(8)")
+        .arg(Arg::new("SOURCE").required(true).help("polvo://HOST:PORT/ of a node"))
+        .arg(Arg::new("DIR").required(true).help("Mount point"))
+        .arg(
+            Arg::new("options")
+                .short('o')
+                .value_name("OPTIONS")
+                .help("Mount options, comma-separated; with `remount` those of a mount that is there change"),
+        )
+        .args(flags)
+        .after_long_help(help)
 }
 
 #[cfg(test)]

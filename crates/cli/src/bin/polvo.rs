@@ -4,7 +4,9 @@
 use clap::Parser;
 use polvo_cli::args::{Cli, Command, MountArgs};
 use polvo_cli::mount_helper::{self, HelperCall};
-use polvo_cli::{CliError, Exit, bench, dev, df, format, fsck, log_output, mount, path, scrub, status};
+use polvo_cli::{
+    CliError, Exit, bench, completions, dev, df, format, fsck, log_output, man, mount, path, scrub, status,
+};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -66,6 +68,8 @@ fn run(command: &Command) -> Result<ExitCode, CliError> {
         Command::Mv(args) => path::mv(args)?,
         Command::Stat(args) => path::stat(args)?,
         Command::Bench(args) => return Err(bench::bench(args)),
+        Command::Completions(args) => completions::completions(args)?,
+        Command::Man(args) => man::man(args)?,
     }
     Ok(Exit::Success.into())
 }
