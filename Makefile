@@ -89,6 +89,14 @@ policy: ## Dependencies: none unused, their licences and sources, known faults (
 	@"$$(scripts/tool cargo-machete 0.9.2)"
 	@"$$(scripts/tool cargo-deny 0.20.2)" --locked --workspace check licenses bans sources $(if $(OFFLINE),,advisories)
 
+.PHONY: check
+check: lint ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (unoptimized programs)
+	@scripts/deps test
+	cargo test --workspace --lib --quiet
+	@$(MAKE) --no-print-directory sim SEEDS=100 FROM=$$(scripts/first-seed)
+	cargo build --quiet -p polvo-cli
+	@POLVO="$(TARGET)/debug/polvo" scripts/e2e three-mounts
+
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
 	cargo test --workspace

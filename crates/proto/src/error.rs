@@ -62,7 +62,7 @@ pub enum FsError {
     /// EOPNOTSUPP
     #[error("operation not supported: {0}")]
     NotSupported(String),
-    /// ETIMEDOUT, EIO at a mount: a node did not answer in the configured time
+    /// EIO: a node did not answer in the configured time
     #[error("node {node} did not answer: {why}")]
     Unreachable {
         /// the node
@@ -115,7 +115,7 @@ pub enum FsError {
     /// log): nothing was done, and whoever coordinates tries again, or says [`FsError::Busy`] in the end. Never shown to a user.
     #[error("held by another transaction for a moment")]
     Retry,
-    /// ETIMEDOUT, EIO at a mount: nobody answered there, of whom it is not known yet which node it is
+    /// EIO: nobody answered there, of whom it is not known yet which node it is
     #[error("{address} did not answer: {why}")]
     NotThere {
         /// the address

@@ -461,8 +461,8 @@ pub enum Request {
         /// have ended before this one is answered
         fence: u64,
     },
-    /// Renews the lease. `idle_since` tells the node that no one-sided read of this session that began before that
-    /// tick is still under way (quarantine).
+    /// Renews the lease, and says that no one-sided read of this session that began before that tick is still under way
+    /// (quarantine).
     Heartbeat {
         /// the newest tick seen
         tick: u64,
