@@ -31,7 +31,7 @@ impl Complaints {
             error,
             FsError::Io(_)
                 | FsError::Unreachable { .. }
-                | FsError::NotThere { .. }
+                | FsError::NotThere(_)
                 | FsError::WrongEpoch
                 | FsError::SessionExpired
                 | FsError::SetBack { .. }

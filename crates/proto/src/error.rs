@@ -115,15 +115,13 @@ pub enum FsError {
     /// log): nothing was done, and whoever coordinates tries again, or says [`FsError::Busy`] in the end. Never shown to a user.
     #[error("held by another transaction for a moment")]
     Retry,
-    /// EIO: nobody answered there, of whom it is not known yet which node it is
-    #[error("{address} did not answer: {why}")]
-    NotThere {
-        /// the address
-        address: String,
-        /// what happened
-        why: String,
-    },
+    /// EIO: nobody answered at an address of which it is not known yet which node it is; the text names it
+    #[error("{0}")]
+    NotThere(String),
 }
+
+// It is part of every result on the hot path, and moved with it.
+const _: () = assert!(size_of::<FsError>() <= 32);
 
 impl FsError {
     /// The errno of the FUSE and C edge.
@@ -134,7 +132,7 @@ impl FsError {
             FsError::Interrupted => libc::EINTR,
             FsError::Io(_)
             | FsError::Unreachable { .. }
-            | FsError::NotThere { .. }
+            | FsError::NotThere(_)
             | FsError::WrongEpoch
             | FsError::SetBack { .. } => libc::EIO,
             FsError::NoSuchOffset => libc::ENXIO,
