@@ -111,7 +111,7 @@ impl Client {
     /// [`Client::connect_blocking`].
     ///
     /// # Errors
-    /// [`FsError::NotThere`] (with what happened at the last address tried) when no address answers.
+    /// [`FsError::Io`] (with what happened at the last address tried) when no address answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>, FsError> {
         let session = draw_session()?;
         let map = fetch_map(

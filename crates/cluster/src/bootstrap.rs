@@ -32,7 +32,7 @@ async fn ask(
     name: &str,
     timeouts: &Timeouts,
 ) -> Result<ClusterMap, FsError> {
-    let failed = |error: RpcError| FsError::NotThere(format!("{address} did not answer: {error}"));
+    let failed = |error: RpcError| FsError::Io(format!("{address} did not answer: {error}"));
     let regions = MemoryRegions::new();
     let pair = connect(address, me, &regions, timeouts.connect)
         .await

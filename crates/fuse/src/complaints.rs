@@ -31,7 +31,6 @@ impl Complaints {
             error,
             FsError::Io(_)
                 | FsError::Unreachable { .. }
-                | FsError::NotThere(_)
                 | FsError::WrongEpoch
                 | FsError::SessionExpired
                 | FsError::SetBack { .. }

@@ -25,6 +25,15 @@ pub(crate) fn call_limit(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
 }
 
+/// The transaction that is in the way for a moment, where it is one; else what the caller gets to see.
+fn waits_for(error: RegionError) -> Result<Option<TxnId>, FsError> {
+    match error {
+        RegionError::Locked { txn, .. } => Ok(Some(txn)),
+        RegionError::Fs(FsError::Retry) => Ok(None),
+        error => Err(to_fs(error)),
+    }
+}
+
 /// One request being served.
 pub(crate) struct RequestContext<'a> {
     pub node: &'a Arc<Node>,
@@ -126,12 +135,10 @@ impl<'a> RequestContext<'a> {
     ) -> Result<T, FsError> {
         let service = self.service(region)?;
         let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
-        let by = match self.node.enter_with_room(service, &mut f) {
-            Err(RegionError::Locked { txn, .. }) => Some(txn),
-            Err(RegionError::Fs(FsError::Retry)) => None,
-            other => return other.map_err(to_fs),
-        };
-        self.wait_and_do(service, by, f).await
+        match self.node.enter_with_room(service, &mut f) {
+            Ok(done) => Ok(done),
+            Err(error) => self.wait_and_do(service, error, f).await,
+        }
     }
 
     /// As `on`, for what a session gets: nothing once it has ended. Its end takes back what was given before, since
@@ -152,13 +159,15 @@ impl<'a> RequestContext<'a> {
         .await
     }
 
+    /// It failed: where that is for a moment only, waits and does it anew.
     #[cold]
     async fn wait_and_do<T>(
         &self,
         service: &Arc<RegionService>,
-        mut by: Option<TxnId>,
+        error: RegionError,
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
+        let mut by = waits_for(error)?;
         let mut backoff = Backoff::short(self.node.next_jitter(), self.deadline());
         let mut ask_at = Instant::now() + ASK_AFTER;
         loop {
@@ -170,9 +179,8 @@ impl<'a> RequestContext<'a> {
                 ask_at = Instant::now() + 2 * ASK_AFTER;
             }
             match self.node.enter_with_room(service, &mut f) {
-                Err(RegionError::Locked { txn, .. }) => by = Some(txn),
-                Err(RegionError::Fs(FsError::Retry)) => by = None,
-                other => return other.map_err(to_fs),
+                Ok(done) => return Ok(done),
+                Err(error) => by = waits_for(error)?,
             }
         }
     }
