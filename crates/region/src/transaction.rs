@@ -137,7 +137,7 @@ impl Region {
     /// the bytes for the coordinator to log and dispatch. Nothing visible changes. All or nothing.
     ///
     /// # Errors
-    /// `Locked` when another transaction (or this one) has collected an inode already; EBUSY when too many transactions
+    /// `Locked` when another transaction (or this one) has collected an inode already; `Retry` when too many transactions
     /// are open here.
     pub fn collect(&mut self, txn: TxnId, intents: &[Intent], now_ns: i64) -> Result<Collected, RegionError> {
         self.with_space(now_ns, |region| {
@@ -221,7 +221,7 @@ impl Region {
     /// changed.
     ///
     /// # Errors
-    /// What the intents fail with; `Locked`; EBUSY when no slot of the redo log is free.
+    /// What the intents fail with; `Locked`; `Retry` when no slot of the redo log is free.
     pub fn decide(
         &mut self,
         txn: TxnId,

@@ -218,7 +218,7 @@ impl PoolSpace {
     /// local writes to the same region may be logged. At most 16 KiB in all.
     ///
     /// # Errors
-    /// EINVAL when it is too large; EBUSY when all slots (that a record with a remote part may take) are in use.
+    /// EINVAL when it is too large; `Retry` when all slots (that a record with a remote part may take) are in use.
     pub(crate) fn log<'a>(
         &self,
         txn: TxnId,

@@ -323,7 +323,7 @@ fn recover_slot(
         Err(why) => return Err(why.to_string()),
     };
     if record.txn.node() != node && !record.remote.is_empty() {
-        is_prepared(table, &record)?;
+        check_prepared(table, &record)?;
     }
     if logged == RedoState::Logged {
         // all or nothing: every address is checked before the first byte is written
@@ -365,7 +365,7 @@ fn recover_slot(
 }
 
 /// Another node's transaction: the record holds what a region of this pool has prepared for it, and nothing else.
-fn is_prepared(table: &SegmentTable, record: &RedoRecord<'_>) -> Result<(), String> {
+fn check_prepared(table: &SegmentTable, record: &RedoRecord<'_>) -> Result<(), String> {
     let [RedoPart::Collected { region, locks, .. }] = record.remote.as_slice() else {
         return Err(format!(
             "{:?} is another node's, and not one part prepared for it",
