@@ -8,7 +8,7 @@
 //!
 //! Times are a courtesy: a note that cannot be delivered is lost, and so are notes beyond [`NOTED_MAX`].
 
-use crate::local::LocalClient;
+use crate::local_client::LocalClient;
 use crate::open::OpenFile;
 use parking_lot::Mutex;
 use polvo_format::{NodeId, Tail};

@@ -1,12 +1,12 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
 use crate::access_times::AccessTimes;
-use crate::extent_pool::ExtentPool;
-use crate::local::LocalClient;
+use crate::cache::name_cache::NameCache;
+use crate::io::extent_pool::ExtentPool;
+use crate::io::transfers::Transfers;
+use crate::local_client::LocalClient;
 use crate::locks::Locks;
-use crate::names::NameCache;
 use crate::open_table::OpenTable;
-use crate::transfers::Transfers;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};

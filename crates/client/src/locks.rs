@@ -1,8 +1,8 @@
 //! Advisory locks. They live at the primary of the inode; kept here is only who may have some, so that closing a file
 //! costs an RPC only where there are locks to let go of, and whose were lost with the session at a node.
 
-use crate::inode::unexpected;
-use crate::local::LocalClient;
+use crate::local_client::LocalClient;
+use crate::remote_inode::unexpected;
 use parking_lot::Mutex;
 use polvo_format::NodeId;
 use polvo_proto::{FsError, InodeRef, LockAsk, LockRange, LockSeen, LockTicket, Reply, Request};

@@ -1,8 +1,8 @@
 //! Names and attributes: lookup through the name cache, validated; path walk.
 
 use crate::LocalClient;
-use crate::inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
-use crate::names::{Child, DirLog, Known};
+use crate::cache::name_cache::{Child, DirLog, Known};
+use crate::remote_inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
 use polvo_cluster::RegionVerb;
 use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, SYMLINK_MAX, Tail};
 use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, Reply, Request};

@@ -1,6 +1,6 @@
 //! What goes on beside the operations: the lease is renewed, what is held or kept for no use is returned.
 
-use crate::local::LocalClient;
+use crate::local_client::LocalClient;
 use polvo_format::NodeId;
 use polvo_proto::{Answer, FsError, InodeRef, Reply, Request};
 use std::rc::Rc;

@@ -1,12 +1,12 @@
 //! Operations on names and attributes: one RPC each, to the primary of the directory that gets or loses the name.
 //! What the answers tell is entered in the caches, so that the next lookup costs one round trip.
 
-use crate::inode::{Current, unexpected};
-use crate::local::LocalClient;
+use crate::cache::name_cache::{Child, DirLog, Known};
+use crate::cache::pull::is_one_page;
+use crate::local_client::LocalClient;
 use crate::lookup::check_name;
-use crate::names::{Child, DirLog, Known};
 use crate::open::OpenFile;
-use crate::pull::is_one_page;
+use crate::remote_inode::{Current, unexpected};
 use polvo_cluster::join_all;
 use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail, UnitPlace};
 use polvo_proto::{

@@ -1,12 +1,12 @@
 //! Opening files, and keeping their indexes.
 
+use crate::cache::extent_index::{FileIndex, MapChange};
+use crate::cache::pull::Units;
 use crate::client::Client;
-use crate::index::{FileIndex, MapChange};
-use crate::inode::unexpected;
-use crate::local::LocalClient;
+use crate::io::writers::BeginWriting;
+use crate::local_client::LocalClient;
 use crate::open_table::{Begin, OpenInode, Opening};
-use crate::pull::Units;
-use crate::writers::BeginWriting;
+use crate::remote_inode::unexpected;
 use polvo_format::{FileKind, NodeId, RegionId, Tail};
 use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, MapClaim, Reply, Request, Written};
 use std::collections::BTreeMap;

@@ -7,9 +7,9 @@
 //! An inode is in one of the states of [`Slot`]. A hold is entered and left by RPC, and the two must not overtake each
 //! other; so while one is under way others wait for the change.
 
-use crate::index::FileIndex;
-use crate::inside::Inside;
-use crate::writers::Writing;
+use crate::cache::extent_index::FileIndex;
+use crate::colocated::mapped_read::Inside;
+use crate::io::writers::Writing;
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use polvo_format::{FileKind, Ino, NodeId, Tail};

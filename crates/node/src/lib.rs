@@ -5,62 +5,39 @@
 //! an await or a copy of file data. Everything that waits is bounded by `Timeouts::held`.
 //!
 //! ```text
-//!   reactor --- session_services   who calls, leases          region_service - a region and its lock
-//!      |        name_services      create, unlink, link    utilization - which region gets a new inode
-//!      |        rename             rename                     sessions -- who holds what
-//!   handle ---- file_services      attributes, data           replay ---- answers to repeated requests
-//!               lock_services      advisory locks             lock_table, deadlocks
-//!               transfers          data that the node moves   housekeeping
-//!               peer_services      what nodes ask nodes
+//!   reactor --- request/        who calls, leases, answers to repeated requests, what nodes ask nodes
+//!      |          names/        create, unlink, link, rename; who may
+//!   handle ----   data/         attributes, bytes, transfers that the node directs
+//!                 locks/        advisory locks
 //!                    |
-//!               transaction (collect, decide) --- dispatch
+//!               transactions/   collect, decide, dispatch
 //!                    |
-//!               two_phase (prepare, conclude), for comparison
+//!               region_service  a region and its lock
+//!
+//!   housekeeping/  leases, transactions left over, scrubbing, usage of other nodes
 //! ```
 #![forbid(unsafe_code)]
 
-mod acl;
 mod backoff;
-mod check_pages;
 mod clock;
-mod deadlocks;
-mod dispatch;
+mod data;
 mod error;
-mod file_services;
 mod housekeeping;
-mod lock_ranges;
-mod lock_services;
-mod lock_table;
-mod name_services;
+mod locks;
 mod names;
 mod node;
-mod peer_services;
-mod permission;
-mod pool_past;
-mod probe;
 mod reactor;
 mod region_service;
-mod rename;
-mod rename_lock;
-mod replay;
-mod request_context;
-mod request_counters;
-mod scrub;
-mod session_services;
-mod sessions;
+mod request;
 #[cfg(feature = "testing")]
 pub mod sim;
-mod status;
-mod transaction;
-mod transfers;
-mod two_phase;
-mod utilization;
+mod transactions;
 
 pub use clock::{Clock, SystemClock};
+pub use housekeeping::scrub::ScrubPace;
 pub use node::{Node, NodeConfig, OneSided};
 pub use polvo_region::{FileView, Part};
+pub use request::sessions::Session;
 #[cfg(feature = "testing")]
-pub use probe::Phase;
-pub use scrub::ScrubPace;
-pub use sessions::Session;
-pub use two_phase::Transactions;
+pub use transactions::probe::Phase;
+pub use transactions::two_phase::Transactions;

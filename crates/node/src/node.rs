@@ -1,19 +1,19 @@
 //! One node: its pool, its regions, its sessions.
 
-use crate::check_pages::CheckPages;
 use crate::clock::Clock;
-use crate::dispatch::Dispatch;
 use crate::error::to_fs;
-use crate::lock_table::Locks;
-use crate::probe::Probe;
+use crate::housekeeping::check_pages::CheckPages;
+use crate::housekeeping::scrub::{ScrubCounters, ScrubPace};
+use crate::housekeeping::utilization::Utilization;
+use crate::locks::lock_table::Locks;
+use crate::names::rename_lock::RenameLock;
 use crate::region_service::{PoolKeys, RegionService};
-use crate::rename_lock::RenameLock;
-use crate::request_counters::RequestCounters;
-use crate::scrub::{ScrubCounters, ScrubPace};
-use crate::sessions::{Party, Sessions};
-use crate::transaction::Undecided;
-use crate::two_phase::{Prepared, Transactions};
-use crate::utilization::Utilization;
+use crate::request::counters::RequestCounters;
+use crate::request::sessions::{Party, Sessions};
+use crate::transactions::coordinator::Undecided;
+use crate::transactions::dispatch::Dispatch;
+use crate::transactions::probe::Probe;
+use crate::transactions::two_phase::{Prepared, Transactions};
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
 use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};

@@ -1,12 +1,12 @@
 //! The reactor: listens, accepts, and serves each connection, all on one thread.
 
-use crate::deadlocks;
-use crate::dispatch;
 use crate::housekeeping;
+use crate::housekeeping::scrub;
+use crate::locks::deadlocks;
 use crate::node::Node;
-use crate::request_context::RequestContext;
-use crate::scrub;
-use crate::sessions::{Party, Session};
+use crate::request::context::RequestContext;
+use crate::request::sessions::{Party, Session};
+use crate::transactions::dispatch;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
 use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::{NodeId, SessionId};

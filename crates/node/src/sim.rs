@@ -15,7 +15,7 @@
 //! });
 //! ```
 
-use crate::check_pages::facts;
+use crate::housekeeping::check_pages::facts;
 use crate::{Clock, Node, NodeConfig, OneSided, ScrubPace, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};

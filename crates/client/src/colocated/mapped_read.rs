@@ -1,0 +1,224 @@
+//! Reading a file of a region that the node around us serves: with loads, by the mapping that the region itself has
+//! (`polvo_node::FileView`). There is no index here to follow the log, and readers wait for nobody.
+//!
+//! As with a one-sided read, the log's tail is looked at after the copy: unmoved, it proves that the bytes were the file's.
+//! Where writers are too quick for that, the copy is made with the mapping held, for which a writer has to wait a moment;
+//! then entering the region once shows that what was read is durable.
+
+use crate::io::verify::damaged_at;
+use crate::local_client::LocalClient;
+use crate::open_table::OpenInode;
+use crate::remote_inode::tail_at;
+use polvo_format::{Gpa, RegionId, SEGMENT_SHIFT_MIN, Tail};
+use polvo_node::{FileView, Node, Part};
+use polvo_proto::FsError;
+use std::sync::Arc;
+
+/// Most parts of one copy: as many reads go on in one batch elsewhere.
+const PARTS: usize = 256;
+/// Copies that writers may spoil before one is made with the mapping held.
+const QUICK_TRIES: u32 = 3;
+
+/// A file that lies in the node around us.
+pub(crate) struct Inside {
+    view: Arc<FileView>,
+    /// Pool offset of the log's tail.
+    tail_at: u64,
+}
+
+impl Inside {
+    /// The log's tail as of the last change.
+    pub(crate) fn tail(&self) -> Tail {
+        self.view.tail()
+    }
+}
+
+/// How a copy went.
+enum Copied {
+    /// Bytes, and whether there may be more before the end of the file.
+    Valid(usize, bool),
+    /// The same, made with the mapping held: valid if the file is still there.
+    IfThere(usize, bool),
+    Spoiled,
+}
+
+impl LocalClient {
+    /// Reads as many bytes as one copy may have parts for. Says whether there may be more before the end of the file.
+    pub(crate) async fn read_inside(
+        &self,
+        node: &Arc<Node>,
+        open_inode: &OpenInode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(usize, bool), FsError> {
+        match self.read_at_once(open_inode, offset, into) {
+            Some(read) => Ok(read),
+            None => self.read_inside_slowly(node, open_inode, offset, into).await,
+        }
+    }
+
+    /// As [`LocalClient::read_inside`], by the mapping in hand and without a future. `None`: there is none, or a writer has
+    /// spoilt the copy.
+    pub(crate) fn read_at_once(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
+        let inside = open_inode.inside.get()?;
+        if !self.client.verifies() && self.copy_known(open_inode, inside, offset, into) {
+            return Some((into.len(), false));
+        }
+        let node = self.inside(open_inode.inode.ino.region())?;
+        match self.copy(node, open_inode, inside, offset, into, false) {
+            Ok(Copied::Valid(len, more)) => Some((len, more)),
+            _ => None,
+        }
+    }
+
+    #[cold]
+    async fn read_inside_slowly(
+        &self,
+        node: &Arc<Node>,
+        open_inode: &OpenInode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(usize, bool), FsError> {
+        let mut inside = self.look_inside(node, open_inode).await?;
+        for tries in 0.. {
+            let copied = self.copy(node, open_inode, &inside, offset, into, tries >= QUICK_TRIES)?;
+            if let Copied::Valid(len, more) = copied {
+                return Ok((len, more));
+            }
+            let now = self.look_inside(node, open_inode).await?;
+            let same = Arc::ptr_eq(&now.view, &inside.view);
+            if let (Copied::IfThere(len, more), true) = (copied, same) {
+                return Ok((len, more));
+            }
+            inside = now;
+        }
+        unreachable!("a mapping that is held is read at the last try")
+    }
+
+    /// Gets a file's mapping, or brings it up to date.
+    async fn look_inside(&self, node: &Arc<Node>, open_inode: &OpenInode) -> Result<Inside, FsError> {
+        let at = tail_at(open_inode.inode.ino).ok_or(FsError::Stale)?;
+        let inside = Inside {
+            view: self.file_view(node, open_inode.inode).await?,
+            tail_at: self.pool_offset(node, at)?,
+        };
+        let known = open_inode.inside.get_or_init(|| Inside {
+            view: inside.view.clone(),
+            ..inside
+        });
+        debug_assert!(
+            Arc::ptr_eq(&known.view, &inside.view),
+            "a region keeps a view that is shared"
+        );
+        Ok(inside)
+    }
+
+    /// Copies what lies in an extent that this thread knows. False: it does not, or no longer.
+    fn copy_known(&self, open_inode: &OpenInode, inside: &Inside, offset: u64, into: &mut [u8]) -> bool {
+        let Some((at, tail)) = self.extents.find(open_inode.inode, offset, into.len()) else {
+            return false;
+        };
+        let Some(node) = &self.client.node else { return false };
+        let is_current = || Tail(node.pool().read_u64(inside.tail_at)) == tail;
+        if !is_current() {
+            return false;
+        }
+        node.pool().read(at, into);
+        is_current()
+    }
+
+    fn copy(
+        &self,
+        node: &Node,
+        open_inode: &OpenInode,
+        inside: &Inside,
+        offset: u64,
+        into: &mut [u8],
+        hold: bool,
+    ) -> Result<Copied, FsError> {
+        let parts = &mut *self.parts.borrow_mut();
+        let (plan, unchanged) = inside.view.plan(offset, into.len(), PARTS, parts);
+        let unchanged = hold.then_some(unchanged);
+        let region = open_inode.inode.ino.region();
+        let mut rest = &mut into[..plan.len];
+        for Part { len, at } in parts.iter() {
+            let (now, later) = rest.split_at_mut(*len);
+            rest = later;
+            match at {
+                Some(at) => node.pool().read(self.pool_offset(node, Gpa::new(region, *at))?, now),
+                None => now.fill(0),
+            }
+        }
+        let is_current = || Tail(node.pool().read_u64(inside.tail_at)) == plan.tail;
+        if self.client.verifies()
+            && let Some(damaged) = first_damaged(node, region, parts)?
+        {
+            // what is no longer the file's may be anything
+            if unchanged.is_some() || is_current() {
+                return Err(damaged_at(open_inode, damaged));
+            }
+            return Ok(Copied::Spoiled);
+        }
+        let is_current = is_current();
+        if is_current && let Some(extent) = plan.extent {
+            let at = self.pool_offset(node, Gpa::new(region, extent.at))?;
+            self.extents
+                .keep(open_inode.inode, plan.tail, offset, extent.start..extent.end, at);
+        }
+        Ok(match unchanged {
+            _ if is_current => Copied::Valid(plan.len, plan.cut),
+            Some(_) => Copied::IfThere(plan.len, plan.cut),
+            None => Copied::Spoiled,
+        })
+    }
+
+    /// Where an address in the node around us lies in its pool. Remembered by this thread, so that threads do not meet at
+    /// a lock: what a region's offsets stand for never changes while the node runs.
+    pub(crate) fn pool_offset(&self, node: &Node, at: Gpa) -> Result<u64, FsError> {
+        let (unit, within) = (
+            at.offset().0 >> SEGMENT_SHIFT_MIN,
+            at.offset().0 & ((1 << SEGMENT_SHIFT_MIN) - 1),
+        );
+        let mut bases = self.bases.borrow_mut();
+        let of_region = match bases.iter().position(|(region, _)| *region == at.region()) {
+            Some(known) => known,
+            None => {
+                bases.push((at.region(), Vec::new()));
+                bases.len() - 1
+            }
+        };
+        let of_region = &mut bases[of_region].1;
+        match of_region.get(unit as usize) {
+            Some(Some(base)) => Ok(base + within),
+            _ => Ok(locate(node, of_region, at.region(), unit)? + within),
+        }
+    }
+}
+
+/// The first of the parts of a read that is damaged.
+fn first_damaged(node: &Node, region: RegionId, parts: &[Part]) -> Result<Option<Gpa>, FsError> {
+    for Part { len, at } in parts {
+        let Some(at) = at.map(|at| Gpa::new(region, at)) else {
+            continue;
+        };
+        if node.is_damaged(at, *len)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+#[cold]
+fn locate(node: &Node, bases: &mut Vec<Option<u64>>, region: RegionId, unit: u64) -> Result<u64, FsError> {
+    let base = node.locate(
+        Gpa(Gpa::new(region, Default::default()).0 + (unit << SEGMENT_SHIFT_MIN)),
+        1,
+    )?;
+    // it is a segment of the region, so there are not many more
+    let unit = unit as usize;
+    if bases.len() <= unit {
+        bases.resize(unit + 1, None);
+    }
+    bases[unit] = Some(base);
+    Ok(base)
+}

@@ -1,0 +1,163 @@
+//! What a node does unasked: leases, grace ticks, transactions left over by others or by a run before, usage of the
+//! other nodes, log garbage collection.
+
+pub(crate) mod check_pages;
+pub(crate) mod pool_past;
+pub(crate) mod scrub;
+pub(crate) mod status;
+pub(crate) mod utilization;
+
+use crate::node::Node;
+use crate::reactor::Connections;
+use crate::transactions::dispatch;
+use polvo_cluster::{Links, Timeouts, join_all};
+use polvo_format::{NodeId, RegionId, TxnId};
+use polvo_proto::{Cred, Reply, Request};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// How often a node looks after itself. It does nothing in between.
+pub(crate) const PERIOD: Duration = Duration::from_millis(500);
+/// Every so many periods nodes show each other what their pools are, and ask for each other's usage (which they do every period in
+/// which inodes were placed, too).
+const EXCHANGE_EVERY: u64 = 20;
+/// An inode held by a transaction for so long makes us ask its coordinator.
+const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
+/// Pieces of log garbage collection a region and period.
+const GARBAGE_PIECES: u32 = 64;
+
+/// Runs until it is dropped.
+pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>) {
+    let mut open_since: BTreeMap<(RegionId, TxnId), Instant> = BTreeMap::new();
+    let mut last_renewal = Instant::now();
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for round in 0u64.. {
+        period.tick().await;
+        for session in node.sessions.expired(node.config.timeouts.lease) {
+            tracing::info!(%session, "lease ended");
+            connections.close_session(session);
+            node.end_session(session);
+        }
+        connections.close_late();
+        node.locks.sweep();
+        node.give_out_held_back();
+        node.advance_tick();
+        let settled = settle(&node, &links, &mut open_since);
+        let rest = async {
+            if last_renewal.elapsed() >= node.config.timeouts.renew_every() {
+                last_renewal = Instant::now();
+                links.renew().await;
+            }
+            if node.utilization.take_used() || round % EXCHANGE_EVERY == 0 {
+                exchange_usage(&node, &links).await;
+            }
+            if round % EXCHANGE_EVERY == 0
+                && let Err(error) = node.show_past(&links).await
+            {
+                tracing::error!(%error, "stopping");
+                *node.refused.lock() = Some(error);
+                node.stop();
+            }
+            dispatch::dispatch_left_over(&node, &links).await;
+        };
+        tokio::join!(settled, rest);
+        collect_garbage(&node).await;
+    }
+}
+
+/// Connects again to nodes whose connection was lost, for the length of a lease: until one that was started anew has heard of us,
+/// it holds space back that we might still be storing to. Runs until it is dropped.
+pub(crate) async fn return_to_restarted(node: Arc<Node>, links: Rc<Links>) {
+    let (lease, every) = (node.config.timeouts.lease, node.config.timeouts.renew_every());
+    loop {
+        // a connection that was made meanwhile is watched from the next round on
+        if tokio::time::timeout(every, links.lost()).await.is_err() {
+            continue;
+        }
+        let since = Instant::now();
+        while since.elapsed() < lease {
+            tokio::time::sleep(PERIOD).await;
+            if links.renew().await.iter().all(|(_, answer)| answer.is_ok()) {
+                break;
+            }
+        }
+    }
+}
+
+impl Node {
+    /// A tick of grace, as housekeeping makes one every half second: freed space may be used again once every session has been
+    /// seen after the tick it was freed at.
+    pub fn advance_tick(&self) {
+        let tick = self.tick.fetch_add(1, Relaxed) + 1;
+        let oldest = self.sessions.oldest_tick().unwrap_or(tick);
+        let safe = oldest.min(tick) - 1;
+        for service in self.regions.values() {
+            service.enter(|region| region.set_tick(tick, safe));
+        }
+    }
+}
+
+/// Takes over what was dispatched to us, and asks about what stays open.
+async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
+    let now = Instant::now();
+    let mut open = BTreeMap::new();
+    for service in node.regions.values() {
+        let held = service.enter(|region| region.settle());
+        open.extend(held.into_iter().map(|txn| ((service.id, txn), now)));
+    }
+    open.extend(node.prepared.waiting().into_iter().map(|key| (key, now)));
+    for (key, since) in &mut open {
+        *since = open_since.get(key).copied().unwrap_or(now);
+    }
+    *open_since = open;
+    let late: Vec<(RegionId, TxnId)> = open_since
+        .iter()
+        .filter(|(_, since)| now.duration_since(**since) >= OPEN_TOO_LONG)
+        .map(|(key, _)| *key)
+        .collect();
+    join_all(late.into_iter().map(|(region, txn)| async move {
+        if let Some(service) = node.service(region) {
+            node.resolve(links, service, txn).await;
+        }
+    }))
+    .await;
+}
+
+async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
+    node.utilization.learn(node.id(), node.usage());
+    let others: Vec<NodeId> = node
+        .map()
+        .nodes
+        .iter()
+        .map(|n| n.id)
+        .filter(|id| *id != node.id())
+        .collect();
+    join_all(others.into_iter().map(|other| async move {
+        let call = links.make_call(Cred::Kernel, Request::Usage);
+        if let Ok(Reply::Usage(usage)) = links.send_within(other, &call, Timeouts::ASIDE).await {
+            node.utilization.learn(other, usage);
+        }
+    }))
+    .await;
+}
+
+/// In small pieces, so that requests come in between; then what is empty goes back to the pool.
+async fn collect_garbage(node: &Arc<Node>) {
+    for service in node.regions.values() {
+        for _ in 0..GARBAGE_PIECES {
+            if !service.enter(|region| region.collect_garbage(node.clock.now_ns())) {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        let given_back = service.shrink();
+        if given_back > 0 {
+            tracing::debug!(region = service.id.0, given_back, "segments of inodes and logs");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What `polvo status` shows of a node.
+
+use crate::node::Node;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Sessions listed; more are only counted, so that the answer fits a message.
+const SESSIONS_SHOWN: usize = 100;
+/// Regions listed, likewise.
+const REGIONS_SHOWN: usize = 128;
+
+#[derive(Serialize)]
+struct Status {
+    node: u16,
+    name: String,
+    epoch: u64,
+    listen: Vec<String>,
+    providers: Vec<&'static str>,
+    medium: String,
+    persistence: String,
+    needs_sync: bool,
+    uptime_ms: u64,
+    pool: Pool,
+    regions_total: usize,
+    regions: Vec<Region>,
+    sessions_total: usize,
+    sessions: Vec<Session>,
+    transactions: Transactions,
+    locks: Locks,
+    rpc: Rpc,
+    links: Links,
+    scrubbed: Scrubbed,
+}
+
+/// Since the node was started.
+#[derive(Serialize)]
+struct Scrubbed {
+    /// Whether file data has checksums at all.
+    checksums: bool,
+    bytes: u64,
+    /// Places, as often as they were found.
+    damaged: u64,
+}
+
+#[derive(Serialize)]
+struct Pool {
+    bytes: u64,
+    segments: u32,
+    free_segments: u32,
+    segment_bytes: u64,
+    free_bytes: u64,
+    data_bytes: u64,
+    inodes: u64,
+    free_inodes: u64,
+}
+
+#[derive(Serialize)]
+struct Region {
+    id: u16,
+    epoch: u64,
+    role: &'static str,
+    inodes: u64,
+    segments: usize,
+    free_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Session {
+    id: String,
+    name: String,
+    node: bool,
+    home: Option<u16>,
+    opens: u64,
+    delegated_pages: u64,
+    age_ms: u64,
+    lease_left_ms: u64,
+}
+
+#[derive(Serialize)]
+struct Transactions {
+    undecided: usize,
+    undispatched: usize,
+}
+
+/// Advisory locks.
+#[derive(Serialize)]
+struct Locks {
+    held: usize,
+    waits: usize,
+}
+
+#[derive(Serialize)]
+struct Rpc {
+    total: u64,
+    by_kind: BTreeMap<&'static str, u64>,
+}
+
+/// What this node itself sent to others.
+#[derive(Serialize)]
+struct Links {
+    rpcs: u64,
+    rpc_bytes: u64,
+    one_sided_batches: u64,
+    one_sided_bytes: u64,
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Node {
+    /// Everything there is to show, as JSON.
+    pub(crate) fn status(self: &Arc<Self>) -> String {
+        let map = self.map();
+        let mut providers: Vec<&'static str> = self
+            .config
+            .listen
+            .iter()
+            .map(|address| match address {
+                polvo_fabric::Address::Tcp(_) => "tcp",
+                polvo_fabric::Address::Shm(_) => "shm",
+                polvo_fabric::Address::Sim(_) => "sim",
+            })
+            .collect();
+        providers.dedup();
+        let usage = self.usage();
+        let pool = self.space.usage();
+        let regions = self.regions.values().take(REGIONS_SHOWN).map(|service| {
+            let (usage, segments) = service.enter(|region| (region.usage(), region.segments().count()));
+            Region {
+                id: service.id.0,
+                epoch: map.region(service.id).map_or(0, |info| info.epoch.0),
+                role: "primary",
+                inodes: usage.inodes,
+                segments,
+                free_bytes: usage.free_bytes,
+            }
+        });
+        let sessions = self.sessions.list();
+        let shown = sessions.iter().take(SESSIONS_SHOWN).map(|session| {
+            let held = self
+                .regions
+                .values()
+                .map(|service| service.enter(|region| region.held_by_session(session.id)));
+            let (opens, delegated_pages) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
+            Session {
+                // the upper half: who knows all of it can speak for the session
+                id: format!("{:08x}", session.id.0 >> 32),
+                name: session.name.clone(),
+                node: session.party != crate::request::sessions::Party::Client,
+                home: session.home.map(|node| node.0),
+                opens,
+                delegated_pages,
+                age_ms: millis(session.since.elapsed()),
+                lease_left_ms: millis(session.lease_left(self.config.timeouts.lease)),
+            }
+        });
+        let links = self.link_totals();
+        let status = Status {
+            node: self.id().0,
+            name: self.config.name.clone(),
+            epoch: map.epoch.0,
+            listen: self.bound().iter().map(ToString::to_string).collect(),
+            providers,
+            medium: format!("{:?}", self.pmem.medium()).to_lowercase(),
+            persistence: format!("{:?}", self.pmem.persistence()).to_lowercase(),
+            needs_sync: self.needs_sync(),
+            uptime_ms: millis(self.started.elapsed()),
+            pool: Pool {
+                bytes: usage.total_bytes,
+                segments: pool.segments,
+                free_segments: pool.free_segments,
+                segment_bytes: pool.segment_size,
+                free_bytes: usage.free_bytes,
+                data_bytes: usage.data_bytes,
+                inodes: usage.inodes,
+                free_inodes: usage.free_inodes,
+            },
+            regions_total: self.regions.len(),
+            regions: regions.collect(),
+            sessions_total: sessions.len(),
+            sessions: shown.collect(),
+            locks: {
+                let (held, waits) = self.locks.counts();
+                Locks { held, waits }
+            },
+            transactions: Transactions {
+                undecided: self.undecided.count(),
+                undispatched: self.in_doubt(),
+            },
+            rpc: Rpc {
+                total: self.counters.total(),
+                by_kind: self.counters.by_kind().into_iter().collect(),
+            },
+            links: Links {
+                rpcs: links.rpcs,
+                rpc_bytes: links.rpc_bytes,
+                one_sided_batches: links.one_sided_batches,
+                one_sided_bytes: links.one_sided_bytes,
+            },
+            scrubbed: Scrubbed {
+                checksums: self.space.layout().has_checksums(),
+                bytes: self.scrubbed.bytes.load(Relaxed),
+                damaged: self.scrubbed.damaged.load(Relaxed),
+            },
+        };
+        serde_json::to_string(&status).expect("a status holds nothing that JSON cannot say")
+    }
+}

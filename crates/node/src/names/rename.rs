@@ -1,0 +1,459 @@
+//! Rename: up to four inodes in up to four regions, in one transaction.
+
+use crate::names::acl::{self, Acl};
+use crate::names::name_services::{Looks, must_be_directory};
+use crate::names::permission::{self, EXECUTE, WRITE};
+use crate::names::valid_name;
+use crate::request::context::{RequestContext, strange_reply};
+use crate::transactions::coordinator::{Failure, Plan, transact};
+use polvo_format::{Attr, FileKind, Ino, RegionId, Tail, TxnId};
+use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode, Reply, Request};
+
+/// Deepest chain of parents that is walked.
+const DEPTH_MAX: u32 = 1 << 16;
+
+/// A rename as asked for.
+pub(crate) struct Rename {
+    pub old_dir: InodeRef,
+    pub old_name: Vec<u8>,
+    pub new_dir: InodeRef,
+    pub new_name: Vec<u8>,
+    pub mode: RenameMode,
+}
+
+/// The cluster-wide lock under which directories change parents, as its holder has it.
+pub(crate) struct RenameLease {
+    holder: TxnId,
+    grant: u64,
+}
+
+impl RenameLease {
+    async fn ask(ctx: &RequestContext<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
+        let region = Ino::ROOT.region();
+        if ctx.node.serves(region) {
+            return ctx.node.grant_rename(holder, release);
+        }
+        match ctx
+            .ask_region(region, Request::RenameLock { txn: holder, release })
+            .await?
+        {
+            Reply::Granted(number) => Ok(number),
+            _ => Err(FsError::Io(
+                "the primary of region 0 did not answer for the rename lock".into(),
+            )),
+        }
+    }
+
+    async fn take(ctx: &RequestContext<'_>) -> Result<RenameLease, FsError> {
+        let holder = ctx.node.next_txn();
+        let mut backoff = ctx.backoff();
+        loop {
+            match Self::ask(ctx, holder, false).await {
+                Ok(grant) => return Ok(RenameLease { holder, grant }),
+                Err(FsError::Retry) => backoff.wait().await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The lock has been ours all the time: what was seen of the tree's shape under it still holds.
+    pub async fn verify(&self, ctx: &RequestContext<'_>) -> Result<(), FsError> {
+        match Self::ask(ctx, self.holder, false).await? {
+            grant if grant == self.grant => Ok(()),
+            _ => Err(FsError::Retry),
+        }
+    }
+
+    /// Best effort: a grant ends by itself.
+    async fn release(self, ctx: &RequestContext<'_>) {
+        if let Err(error) = Self::ask(ctx, self.holder, true).await {
+            tracing::debug!(%error, "the rename lock was not given back");
+        }
+    }
+}
+
+/// Why an attempt did not succeed.
+enum Missed {
+    /// Before there was a transaction.
+    Before(Failure),
+    /// The transaction failed.
+    Transaction(Failure),
+}
+
+/// What was found of a rename's two names.
+struct Look {
+    source: DirEntry,
+    dest: Option<DirEntry>,
+    /// What is left at the old name.
+    whiteout: Option<NewFile>,
+    /// The old directory's log when its name was looked at.
+    source_tail: Tail,
+    /// The new directory's log before its name was looked at.
+    dest_tail: Tail,
+}
+
+impl Look {
+    /// Nothing is to be done whoever asks: by what the two names stand for it fails, or they are two names of one file.
+    fn is_nothing(&self, mode: RenameMode) -> bool {
+        match (mode, &self.dest) {
+            (mode, Some(_)) if mode.must_be_new() => true,
+            (RenameMode::Exchange, None) => true,
+            (_, Some(dest)) => dest.target.ino == self.source.target.ino,
+            _ => false,
+        }
+    }
+
+    /// The rename's answer, if what the two names stand for settles it.
+    fn verdict(&self, mode: RenameMode) -> Option<Result<(), FsError>> {
+        match (mode, &self.dest) {
+            (mode, Some(_)) if mode.must_be_new() => Some(Err(FsError::Exists)),
+            (RenameMode::Exchange, None) => Some(Err(FsError::NotFound)),
+            (_, Some(dest)) if dest.target.ino == self.source.target.ino => Some(Ok(())),
+            (mode, Some(dest)) if mode.replaces() => match (self.source.kind, dest.kind) {
+                (FileKind::Directory, FileKind::Directory) => None,
+                (FileKind::Directory, _) => Some(Err(FsError::NotDirectory)),
+                (_, FileKind::Directory) => Some(Err(FsError::IsDirectory)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// True when the rename gives a directory another parent.
+    fn moves_directory(&self, rename: &Rename) -> bool {
+        let moves = |entry: &DirEntry| entry.kind == FileKind::Directory;
+        let swapped = rename.mode == RenameMode::Exchange && self.dest.as_ref().is_some_and(moves);
+        rename.old_dir.ino != rename.new_dir.ino && (moves(&self.source) || swapped)
+    }
+}
+
+impl RequestContext<'_> {
+    pub async fn rename(&self, rename: Rename) -> Answer {
+        valid_name::check(&rename.old_name)?;
+        valid_name::check_new(&rename.new_name).map_err(|error| match error {
+            FsError::Exists => FsError::Busy, // "." and "..": EBUSY
+            error => error,
+        })?;
+        let mut looks = Looks::default();
+        let mut backoff = self.backoff();
+        loop {
+            let look = self.look(&rename).await?;
+            let tails = (look.source_tail, look.dest_tail);
+            looks.found(&tails)?;
+            if let Some(verdict) = look.verdict(rename.mode) {
+                // the names were looked at one after the other: together they were so only if the first did not change
+                let now = self.find(rename.old_dir, &rename.old_name).await?;
+                if now.is_some_and(|(_, tail)| tail == look.source_tail) {
+                    return verdict.map(|()| Reply::Done);
+                }
+                backoff.wait().await?;
+                continue;
+            }
+            let lease = match look.moves_directory(&rename) {
+                true => Some(RenameLease::take(self).await?),
+                false => None,
+            };
+            let result = self.attempt(&rename, &look, lease.as_ref()).await;
+            if let Some(lease) = lease {
+                lease.release(self).await;
+            }
+            match result {
+                Ok(()) => return Ok(Reply::Done),
+                Err(Missed::Before(Failure::Conflict) | Missed::Transaction(Failure::Conflict)) => {
+                    backoff.wait().await?
+                }
+                // the new name was made since it was looked at; that it is there is no answer to who would replace it
+                Err(Missed::Transaction(Failure::Fs(FsError::Exists))) if !rename.mode.must_be_new() => {
+                    backoff.wait().await?;
+                }
+                Err(Missed::Transaction(Failure::Fs(error) | Failure::NoRoom(_, error))) => {
+                    looks.failed(tails, error)?;
+                    backoff.wait().await?;
+                }
+                Err(Missed::Before(Failure::Fs(error) | Failure::NoRoom(_, error))) => return Err(error),
+            }
+        }
+    }
+
+    /// Looks at both names, one after the other, and at what the caller may do with them.
+    async fn look(&self, rename: &Rename) -> Result<Look, FsError> {
+        let Rename {
+            old_dir,
+            old_name,
+            new_dir,
+            new_name,
+            mode,
+        } = rename;
+        let (new_parent, dest_tail) = self
+            .on(new_dir.ino.region(), |r| {
+                let (attr, tail) = r.attr(new_dir.ino, Some(new_dir.generation))?;
+                must_be_directory(&attr)?;
+                Ok((attr, tail))
+            })
+            .await?;
+        let is_asked_about = !permission::is_trusted(self.cred) || matches!(mode, RenameMode::Whiteout { .. });
+        let old_parent = match is_asked_about && old_dir != new_dir {
+            true => self.attr_of(*old_dir).await?,
+            false => new_parent,
+        };
+        self.may(&old_parent, EXECUTE).await?;
+        self.may(&new_parent, EXECUTE).await?;
+        let (source, source_tail) = self.find(*old_dir, old_name).await?.ok_or(FsError::NotFound)?;
+        let dest = self.find(*new_dir, new_name).await?.map(|(entry, _)| entry);
+        let whiteout = match mode {
+            RenameMode::Whiteout { owner, .. } => Some(permission::new_file(self.cred, &old_parent, whiteout(*owner))),
+            _ => None,
+        };
+        let look = Look {
+            source,
+            dest,
+            whiteout,
+            source_tail,
+            dest_tail,
+        };
+        if look.is_nothing(*mode) {
+            return Ok(look);
+        }
+        let Look { source, dest, .. } = &look;
+        if !permission::is_trusted(self.cred) {
+            let changes_parent = old_dir != new_dir;
+            self.may_move(&old_parent, source, changes_parent).await?;
+            self.may(&new_parent, WRITE).await?;
+            if let Some(dest) = dest {
+                self.may_move(&new_parent, dest, changes_parent && *mode == RenameMode::Exchange)
+                    .await?;
+            }
+        }
+        Ok(look)
+    }
+
+    /// All of `want` on an inode, wherever it lies, else EACCES.
+    async fn may(&self, attr: &Attr, want: u32) -> Result<(), FsError> {
+        if permission::is_trusted(self.cred) {
+            return Ok(());
+        }
+        let inode = InodeRef {
+            ino: attr.ino,
+            generation: attr.generation,
+        };
+        let region = attr.ino.region();
+        let acl = if self.node.serves(region) {
+            self.on(region, |r| self.acl_here(r, inode)).await?
+        } else {
+            let name = acl::ACCESS.to_vec();
+            match self.ask_region(region, Request::GetXattr { inode, name }).await {
+                Ok(Reply::Bytes(value)) => Some(Acl::decode(&value)?),
+                Err(FsError::NoAttribute) => None,
+                Ok(_) => return Err(strange_reply(attr.ino)),
+                Err(error) => return Err(error),
+            }
+        };
+        permission::access(self.cred, attr, acl.as_ref(), want)
+    }
+
+    /// The caller may take a name out of a directory; a directory that gets another parent changes itself.
+    async fn may_move(&self, parent: &Attr, entry: &DirEntry, changes_parent: bool) -> Result<(), FsError> {
+        self.may(parent, WRITE).await?;
+        let attr = self.attr_of(entry.target).await?;
+        permission::remove_sticky(self.cred, parent, &attr)?;
+        match changes_parent && entry.kind == FileKind::Directory {
+            true => self.may(&attr, WRITE).await,
+            false => Ok(()),
+        }
+    }
+
+    /// True when `dir` is `ancestor` or lies below it.
+    async fn is_within(&self, dir: InodeRef, ancestor: InodeRef) -> Result<bool, FsError> {
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            if at.ino == ancestor.ino {
+                return Ok(true);
+            }
+            if at.ino == Ino::ROOT {
+                return Ok(false);
+            }
+            at = self.parent_of(at).await?;
+        }
+        Err(FsError::Io(format!(
+            "the parents of directory {:?} do not end at the root",
+            dir.ino
+        )))
+    }
+
+    /// An answer that follows from what the names stood for when they were looked at, which may be long ago: the wait for the
+    /// rename lock comes in between. If they stand for something else by now, look again.
+    async fn if_still(&self, rename: &Rename, look: &Look, answer: FsError) -> Missed {
+        let names = async {
+            let source = self.find(rename.old_dir, &rename.old_name).await?;
+            let dest = self.find(rename.new_dir, &rename.new_name).await?;
+            Ok::<_, FsError>((source.map(|(entry, _)| entry), dest.map(|(entry, _)| entry)))
+        };
+        match names.await {
+            Ok((Some(source), dest)) if source == look.source && dest == look.dest => {
+                Missed::Before(Failure::Fs(answer))
+            }
+            Ok(_) => Missed::Before(Failure::Conflict),
+            Err(error) => Missed::Before(Failure::from(error)),
+        }
+    }
+
+    async fn attempt(&self, rename: &Rename, look: &Look, lease: Option<&RenameLease>) -> Result<(), Missed> {
+        let early = |error: FsError| Missed::Before(Failure::from(error));
+        let exchange = rename.mode == RenameMode::Exchange;
+        let own_subtree = "a directory cannot be moved into itself";
+        let is_directory = |entry: &DirEntry| entry.kind == FileKind::Directory;
+        if lease.is_some() {
+            if is_directory(&look.source)
+                && self
+                    .is_within(rename.new_dir, look.source.target)
+                    .await
+                    .map_err(early)?
+            {
+                return Err(self.if_still(rename, look, FsError::Invalid(own_subtree.into())).await);
+            }
+            if let Some(dest) = look.dest.as_ref().filter(|dest| exchange && is_directory(dest))
+                && self.is_within(rename.old_dir, dest.target).await.map_err(early)?
+            {
+                return Err(self.if_still(rename, look, FsError::Invalid(own_subtree.into())).await);
+            }
+        }
+        if !exchange
+            && look
+                .dest
+                .as_ref()
+                .is_some_and(|dest| dest.target.ino == rename.old_dir.ino)
+        {
+            // it holds at least the source
+            return Err(self.if_still(rename, look, FsError::NotEmpty).await);
+        }
+        let plan = plan(rename, look);
+        let done = transact(self, &plan, false, lease).await;
+        done.map(drop).map_err(Missed::Transaction)
+    }
+}
+
+/// What overlay file systems take for a name that is no more: the character device 0/0, open to nobody.
+fn whiteout((uid, gid): (u32, u32)) -> NewFile {
+    NewFile {
+        kind: FileKind::CharDevice,
+        mode: 0,
+        uid,
+        gid,
+        rdev: 0,
+        target: Vec::new(),
+        umask: 0,
+        xattrs: Vec::new(),
+    }
+}
+
+/// Who changes what.
+fn plan(rename: &Rename, look: &Look) -> Plan {
+    let Rename {
+        old_dir,
+        old_name,
+        new_dir,
+        new_name,
+        mode,
+    } = rename;
+    let (old_dir, new_dir) = (*old_dir, *new_dir);
+    let own: RegionId = new_dir.ino.region();
+    let (source, kind) = (look.source.target, look.source.kind);
+    let mut plan = Plan::new(own);
+    let moved = |plan: &mut Plan, entry: &DirEntry, parent: InodeRef| {
+        let inode = entry.target;
+        let changes_parent = entry.kind == FileKind::Directory && old_dir.ino != new_dir.ino;
+        let intent = if changes_parent {
+            Intent::SetParent { inode, parent }
+        } else {
+            Intent::Touch { inode }
+        };
+        plan.want(inode.ino.region(), intent);
+    };
+    let old_region = old_dir.ino.region();
+    let remove_old = |plan: &mut Plan| {
+        let (dir, name, target) = (old_dir, old_name.clone(), source);
+        plan.want(old_region, Intent::RemoveName { dir, name, target });
+        let Some(file) = &look.whiteout else { return };
+        // beside its directory, so that the rename concerns no region more
+        plan.want(
+            old_region,
+            Intent::NewInode {
+                file: file.clone(),
+                parent: old_dir,
+                placement: Placement::Hash,
+                unnamed: false,
+            },
+        );
+        let (dir, name, target, kind) = (old_dir, old_name.clone(), None, file.kind);
+        plan.want(
+            old_region,
+            Intent::AddName {
+                dir,
+                name,
+                target,
+                kind,
+            },
+        );
+    };
+    match (mode, &look.dest) {
+        (RenameMode::Exchange, Some(dest)) => {
+            let (old, name) = (dest.target, new_name.clone());
+            plan.want(
+                own,
+                Intent::ReplaceName {
+                    dir: new_dir,
+                    name,
+                    old,
+                    new: source,
+                    kind,
+                },
+            );
+            let (new, kind, name) = (dest.target, dest.kind, old_name.clone());
+            plan.want(
+                old_region,
+                Intent::ReplaceName {
+                    dir: old_dir,
+                    name,
+                    old: source,
+                    new,
+                    kind,
+                },
+            );
+            moved(&mut plan, dest, old_dir);
+        }
+        (_, Some(dest)) => {
+            remove_old(&mut plan);
+            let (old, name) = (dest.target, new_name.clone());
+            plan.want(
+                own,
+                Intent::ReplaceName {
+                    dir: new_dir,
+                    name,
+                    old,
+                    new: source,
+                    kind,
+                },
+            );
+            let drop = match dest.kind {
+                FileKind::Directory => Intent::DropDirectory { inode: dest.target },
+                _ => Intent::DropLink { inode: dest.target },
+            };
+            plan.want(dest.target.ino.region(), drop);
+        }
+        (_, None) => {
+            remove_old(&mut plan);
+            let (target, name) = (Some(source), new_name.clone());
+            plan.want(
+                own,
+                Intent::AddName {
+                    dir: new_dir,
+                    name,
+                    target,
+                    kind,
+                },
+            );
+        }
+    }
+    moved(&mut plan, &look.source, new_dir);
+    plan
+}

@@ -1,0 +1,267 @@
+//! One request being served: on whose behalf, by which thread, and how long it may wait.
+
+use crate::backoff::Backoff;
+use crate::error::to_fs;
+use crate::node::Node;
+use crate::region_service::RegionService;
+use crate::request::sessions::Session;
+use polvo_cluster::{Links, Timeouts};
+use polvo_fabric::QueuePair;
+use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, Tail, TxnId};
+use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
+use polvo_region::planted::{Planted, planted};
+use polvo_region::{Region, RegionError};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// After so long a wait for a held inode, the coordinator of the transaction that holds it is asked.
+const ASK_AFTER: Duration = Duration::from_millis(50);
+
+/// How long a call to another node may take on behalf of somebody who waits until `deadline`.
+pub(crate) fn call_limit(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
+}
+
+/// The transaction that is in the way for a moment, where it is one; else what the caller gets to see.
+fn waits_for(error: RegionError) -> Result<Option<TxnId>, FsError> {
+    match error {
+        RegionError::Locked { txn, .. } => Ok(Some(txn)),
+        RegionError::Fs(FsError::Retry) => Ok(None),
+        error => Err(to_fs(error)),
+    }
+}
+
+/// One request being served.
+pub(crate) struct RequestContext<'a> {
+    pub node: &'a Arc<Node>,
+    /// The calling thread's links to the other nodes.
+    pub links: &'a Rc<Links>,
+    pub session: &'a Arc<Session>,
+    /// Of the caller's cluster map.
+    epoch: Epoch,
+    pub cred: &'a Cred,
+    /// The connection that the request came over, if it did.
+    pub pair: Option<&'a QueuePair>,
+    /// Under what its commit is to be found again, if it is to be.
+    origin: Option<Origin>,
+    /// When waiting ends; fixed by the first wait, so that a request that never waits reads no clock.
+    deadline: Cell<Option<Instant>>,
+}
+
+impl<'a> RequestContext<'a> {
+    pub fn new(
+        node: &'a Arc<Node>,
+        links: &'a Rc<Links>,
+        session: &'a Arc<Session>,
+        epoch: Epoch,
+        cred: &'a Cred,
+    ) -> RequestContext<'a> {
+        RequestContext {
+            node,
+            links,
+            session,
+            epoch,
+            cred,
+            pair: None,
+            origin: None,
+            deadline: Cell::new(None),
+        }
+    }
+
+    /// A request that came over a connection, by its number in the session.
+    pub fn over(self, pair: &'a QueuePair, request: u64) -> RequestContext<'a> {
+        let session = self.session.id;
+        RequestContext {
+            pair: Some(pair),
+            origin: Some(Origin { session, request }),
+            ..self
+        }
+    }
+
+    /// Under what its commit is to be found again, if it is to be.
+    pub fn origin(&self) -> Option<Origin> {
+        self.origin
+    }
+
+    /// Lets the request be found in what is committed meanwhile.
+    pub fn in_its_name<T>(&self, region: &mut Region, f: impl FnOnce(&mut Region) -> T) -> T {
+        if self.origin.is_none() {
+            return f(region);
+        }
+        region.asked_by(self.origin);
+        let done = f(region);
+        region.asked_by(None);
+        done
+    }
+
+    pub fn now_ns(&self) -> i64 {
+        self.node.clock.now_ns()
+    }
+
+    pub fn deadline(&self) -> Instant {
+        self.deadline.get().unwrap_or_else(|| {
+            let deadline = Instant::now() + self.node.config.timeouts.held;
+            self.deadline.set(Some(deadline));
+            deadline
+        })
+    }
+
+    /// How long a call to another node may take.
+    pub fn call_limit(&self) -> Duration {
+        call_limit(self.deadline())
+    }
+
+    /// A backoff whose jitter is this request's own.
+    pub fn backoff(&self) -> Backoff {
+        Backoff::new(self.node.next_jitter(), self.deadline())
+    }
+
+    /// A region served here; `WrongEpoch` tells the caller to look at the map again: the region is elsewhere, or has
+    /// changed since the map that the caller goes by.
+    pub fn service(&self, region: RegionId) -> Result<&'a Arc<RegionService>, FsError> {
+        let service = self.node.service(region).filter(|service| service.epoch <= self.epoch);
+        service.ok_or(FsError::WrongEpoch)
+    }
+
+    /// Does something in a region served here. While an inode it needs is held by a transaction, or the redo log is full,
+    /// waits (bounded) and does it anew.
+    pub async fn on<T>(
+        &self,
+        region: RegionId,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let service = self.service(region)?;
+        let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
+        match self.node.enter_with_room(service, &mut f) {
+            Ok(done) => Ok(done),
+            Err(error) => self.wait_and_do(service, error, f).await,
+        }
+    }
+
+    /// As `on`, for what a session gets: nothing once it has ended. Its end takes back what was given before, since
+    /// both happen with the region entered.
+    pub async fn on_for_session<T>(
+        &self,
+        region: RegionId,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let session = self.session;
+        self.on(region, move |r| {
+            if session.is_ended() && !planted(Planted::EndedSessionServed) {
+                Err(FsError::SessionExpired.into())
+            } else {
+                f(r)
+            }
+        })
+        .await
+    }
+
+    /// It failed: where that is for a moment only, waits and does it anew.
+    #[cold]
+    async fn wait_and_do<T>(
+        &self,
+        service: &Arc<RegionService>,
+        error: RegionError,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let mut by = waits_for(error)?;
+        let mut backoff = Backoff::short(self.node.next_jitter(), self.deadline());
+        let mut ask_at = Instant::now() + ASK_AFTER;
+        loop {
+            backoff.wait().await?;
+            if let Some(txn) = by
+                && Instant::now() >= ask_at
+            {
+                self.node.resolve(self.links, service, txn).await;
+                ask_at = Instant::now() + 2 * ASK_AFTER;
+            }
+            match self.node.enter_with_room(service, &mut f) {
+                Ok(done) => return Ok(done),
+                Err(error) => by = waits_for(error)?,
+            }
+        }
+    }
+
+    /// A request of this node's own to the primary of a region elsewhere.
+    pub async fn ask_region(&self, region: RegionId, request: Request) -> Answer {
+        self.links
+            .call_region_within(region, Cred::Kernel, request, self.call_limit())
+            .await
+    }
+
+    /// Attributes of an inode, wherever it lies.
+    pub async fn attr_of(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        Ok(self.attr_and_tail(inode).await?.0)
+    }
+
+    /// Attributes and log's tail of an inode, wherever it lies.
+    pub async fn attr_and_tail(&self, inode: InodeRef) -> Result<(Attr, Tail), FsError> {
+        let region = inode.ino.region();
+        if self.node.serves(region) {
+            return self.on(region, |r| r.attr(inode.ino, Some(inode.generation))).await;
+        }
+        let request = Request::GetAttr {
+            ino: inode.ino,
+            generation: Some(inode.generation),
+        };
+        match self.ask_region(region, request).await? {
+            Reply::Attr { attr, tail } if attr.ino == inode.ino => Ok((attr, tail)),
+            _ => Err(strange_reply(inode.ino)),
+        }
+    }
+
+    /// Finds a name, wherever its directory lies, and the directory's tail at that moment. `None` when there is none.
+    pub async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Option<(DirEntry, Tail)>, FsError> {
+        let region = dir.ino.region();
+        let found = if self.node.serves(region) {
+            self.on(region, |r| r.lookup(dir, name)).await
+        } else {
+            match self
+                .ask_region(
+                    region,
+                    Request::Lookup {
+                        dir,
+                        name: name.to_vec(),
+                    },
+                )
+                .await
+            {
+                Ok(Reply::Found(found)) => {
+                    let entry = DirEntry {
+                        cookie: 0,
+                        target: found.target,
+                        kind: found.kind,
+                        name: name.to_vec(),
+                    };
+                    Ok((entry, found.dir_tail))
+                }
+                Ok(_) => Err(strange_reply(dir.ino)),
+                Err(error) => Err(error),
+            }
+        };
+        match found {
+            Ok(entry) => Ok(Some(entry)),
+            Err(FsError::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A directory's parent, wherever it lies.
+    pub async fn parent_of(&self, dir: InodeRef) -> Result<InodeRef, FsError> {
+        let region = dir.ino.region();
+        if self.node.serves(region) {
+            return self.on(region, |r| r.parent(dir)).await;
+        }
+        match self.ask_region(region, Request::Parent { inode: dir }).await? {
+            Reply::Parent(parent) => Ok(parent),
+            _ => Err(strange_reply(dir.ino)),
+        }
+    }
+}
+
+pub(crate) fn strange_reply(ino: Ino) -> FsError {
+    FsError::Io(format!("the node that serves {ino:?} did not answer what it was asked"))
+}

@@ -1,0 +1,8 @@
+//! One request on its way through the node: who asks, whether it was answered before, what it may wait for, which service does it.
+
+pub(crate) mod context;
+pub(crate) mod counters;
+pub(crate) mod peer_services;
+pub(crate) mod replay;
+pub(crate) mod session_services;
+pub(crate) mod sessions;

@@ -1,0 +1,387 @@
+//! From a call to its service: who may ask what, attachment, leases; and what concerns a session or the whole node.
+
+use crate::names::permission;
+use crate::names::rename::Rename;
+use crate::node::Node;
+use crate::request::context::RequestContext;
+use crate::request::sessions::{Party, Session};
+use polvo_cluster::Links;
+use polvo_format::{Epoch, NodeId, RegionId, SessionId};
+use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_region::{Done, FileView};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Whoever is inside shares the node's map, which is as new as what is served by it.
+const EPOCH_INSIDE: Epoch = Epoch(u64::MAX);
+/// Most inodes recalled in one answer.
+const RECALL_MAX: usize = 1024;
+
+impl Node {
+    /// One request of a caller inside this process. `links`: the calling thread's links to the other nodes.
+    pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
+        self.counters.count(&call.request);
+        if let Request::Attach {
+            version, name, home, ..
+        } = call.request
+        {
+            let party = Party::Node(self.id());
+            return Ok(self.attach(call.session, party, version, name, home)?.1);
+        }
+        let session = self.sessions.get(call.session)?;
+        let ctx = RequestContext::new(self, links, &session, call.epoch, &call.cred);
+        ctx.perform(call.request).await
+    }
+
+    /// A session that is attached here, for callers inside this process that come back with it again and again.
+    ///
+    /// # Errors
+    /// [`FsError::SessionExpired`] when there is none of that number.
+    pub fn session(&self, id: SessionId) -> Result<Arc<Session>, FsError> {
+        self.sessions.get(id)
+    }
+
+    /// A write of a caller inside this process, whose bytes are copied to where they are to stay. All of it, or nothing.
+    /// Returns where in the file they are; `offset` `None`: at its end.
+    ///
+    /// # Errors
+    /// [`FsError::SessionExpired`] when the session has ended; else those of a request to write.
+    pub async fn write(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        session: &Arc<Session>,
+        cred: &Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Result<u64, FsError> {
+        if session.is_ended() {
+            return Err(FsError::SessionExpired);
+        }
+        let ctx = RequestContext::new(self, links, session, EPOCH_INSIDE, cred);
+        self.counters.count_write();
+        match bytes.len() {
+            ..=EAGER_MAX => ctx.store(inode, offset, bytes).await,
+            _ => ctx.write_here(inode, offset, bytes).await,
+        }
+    }
+
+    /// As [`Node::write`], of at most [`EAGER_MAX`] bytes and without a future. `None`: something is to be waited for or to be
+    /// refused, as that call will tell, and nothing was done.
+    #[inline]
+    pub fn write_at_once(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        session: &Arc<Session>,
+        cred: &Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Option<u64> {
+        if session.is_ended() {
+            return None;
+        }
+        let ctx = RequestContext::new(self, links, session, EPOCH_INSIDE, cred);
+        let written = ctx.store_at_once(inode, offset, bytes)?;
+        self.counters.count_write();
+        Some(written)
+    }
+
+    /// A file's mapping, up to date, for a caller inside this process who has the file open.
+    ///
+    /// # Errors
+    /// ESTALE when the file is gone; EBUSY when a transaction holds it for longer than requests wait.
+    pub async fn file_view(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        session: SessionId,
+        cred: &Cred,
+        inode: InodeRef,
+    ) -> Result<Arc<FileView>, FsError> {
+        let session = self.sessions.get(session)?;
+        let ctx = RequestContext::new(self, links, &session, EPOCH_INSIDE, cred);
+        ctx.on(inode.ino.region(), |region| region.file_view(inode)).await
+    }
+
+    /// Opens or rejoins a session.
+    pub(crate) fn attach(
+        &self,
+        session: SessionId,
+        party: Party,
+        version: u32,
+        name: String,
+        home: Option<NodeId>,
+    ) -> Result<(Arc<Session>, Reply), FsError> {
+        if version != PROTOCOL_VERSION {
+            return Err(FsError::NotSupported(format!(
+                "protocol version {version}: node {} speaks version {PROTOCOL_VERSION}",
+                self.id().0
+            )));
+        }
+        let tick = self.tick.load(Relaxed);
+        // another pool in the place of this one would count from the beginning
+        let pool = u64::from_le_bytes(*self.space.identity().pool.first_chunk().expect("an id is 16 bytes"));
+        let number = || (pool ^ self.space.next_sequence()).max(1);
+        let session = self.sessions.attach(session, number, party, name, home, tick)?;
+        let reply = Reply::Attached {
+            lease_ms: u64::try_from(self.config.timeouts.lease.as_millis()).unwrap_or(u64::MAX),
+            tick,
+            map: (*self.map()).clone(),
+            node: self.id(),
+            number: session.number,
+            needs_sync: self.needs_sync(),
+            one_sided: self.gives_one_sided(party),
+            checksums: self.space.layout().has_checksums(),
+            past: self.space.past(),
+        };
+        Ok((session, reply))
+    }
+}
+
+impl RequestContext<'_> {
+    /// Does what is asked. The caller is attached; what is left to check is done by each service.
+    pub(crate) async fn perform(&self, request: Request) -> Answer {
+        match request {
+            Request::Attach { .. } | Request::Fence | Request::Withdraw => {
+                Err(FsError::Invalid("this request belongs to a connection".into()))
+            }
+            Request::Heartbeat { tick } => Ok(self.heartbeat(tick)),
+            Request::Detach => {
+                self.node.end_session(self.session.id);
+                Ok(Reply::Done)
+            }
+            Request::Map => Ok(Reply::Map((*self.node.map()).clone())),
+            Request::Segments { region, from } => self.segments(region, from),
+            Request::Lookup { dir, name } => self.lookup(dir, &name).await,
+            Request::GetAttr { ino, generation } => self.get_attr(ino, generation).await,
+            Request::SetAttr { inode, set } => self.set_attr(inode, &set).await,
+            Request::Create { dir, name, file, open } => self.create(dir, name, file, open).await,
+            Request::CreateUnnamed { dir, file } => self.create_unnamed(dir, file).await,
+            Request::Unlink { dir, name } => self.unlink(dir, name).await,
+            Request::Rmdir { dir, name } => self.rmdir(dir, name).await,
+            Request::Link { inode, dir, name } => self.link(inode, dir, name).await,
+            Request::Rename {
+                old_dir,
+                old_name,
+                new_dir,
+                new_name,
+                mode,
+            } => {
+                Box::pin(self.rename(Rename {
+                    old_dir,
+                    old_name,
+                    new_dir,
+                    new_name,
+                    mode,
+                }))
+                .await
+            }
+            Request::ReadLink { inode } => self.read_link(inode).await,
+            Request::ReadDir { dir, after, max } => self.read_dir(dir, after, max).await,
+            Request::Open { inode } => self.open(inode).await,
+            Request::Extents { inode, from } => self.extents(inode, from).await,
+            Request::Release { inodes } => self.release(&inodes),
+            Request::Write {
+                inode,
+                offset,
+                append,
+                known,
+                bytes,
+            } => self.write(inode, offset, append, known, &bytes).await,
+            Request::Commit {
+                inode,
+                runs,
+                crcs,
+                append,
+                known,
+                want_pages,
+            } => self.commit(inode, &runs, &crcs, append, known, want_pages).await,
+            Request::Fallocate {
+                inode,
+                mode,
+                offset,
+                len,
+            } => self.fallocate(inode, mode, offset, len).await,
+            Request::Sync => self.node.sync(),
+            Request::Delegate { region, pages } => self.delegate(region, pages).await,
+            Request::ReturnSpace { runs } => self.return_space(&runs),
+            Request::GetXattr { inode, name } => self.get_xattr(inode, &name).await,
+            Request::ListXattr { inode } => self.list_xattr(inode).await,
+            Request::SetXattr {
+                inode,
+                name,
+                value,
+                mode,
+            } => self.set_xattr(inode, &name, &value, mode).await,
+            Request::RemoveXattr { inode, name } => self.remove_xattr(inode, &name).await,
+            Request::Usage => Ok(Reply::Usage(self.node.usage())),
+            Request::Past(past) => self.past(&past),
+            Request::Status => Ok(Reply::Json(self.node.status())),
+            Request::Check { region, page } => {
+                let service = self.service(region)?;
+                Ok(Reply::Facts(self.node.checks.page(self.session.id, service, page)?))
+            }
+            Request::Scrub { region, from } => Ok(Reply::Scrubbed(self.node.scrub(self.service(region)?, from).await)),
+            Request::Shutdown => self.shutdown(),
+            Request::Collect {
+                txn,
+                region,
+                on_behalf,
+                open,
+                intents,
+            } => self.collect(txn, region, on_behalf, open, &intents).await,
+            Request::TxnState { txn } => self.txn_state(txn),
+            Request::RenameLock { txn, release } => self.rename_lock(txn, release),
+            Request::Parent { inode } => self.parent(inode).await,
+            Request::Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,
+            Request::Unlock { inode, owner, range } => self.unlock(inode, owner, range),
+            Request::TestLock { inode, lock } => self.test_lock(inode, &lock),
+            Request::CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
+            Request::LockWaits => self.lock_waits(),
+            Request::Accessed { inodes, strict } => self.accessed(&inodes, strict).await,
+            Request::Read {
+                inode,
+                offset,
+                len,
+                into,
+                verify,
+            } => self.read(inode, offset, len, into, verify).await,
+            Request::WriteFrom {
+                inode,
+                offset,
+                append,
+                known,
+                from,
+                len,
+            } => self.write_from(inode, offset, append, known, from, len).await,
+            Request::Prepare {
+                txn,
+                region,
+                on_behalf,
+                open,
+                intents,
+            } => self.prepare(txn, region, on_behalf, open, &intents).await,
+            Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
+            Request::FollowLog { dir, known } => self.follow_log(dir, known).await,
+            Request::OpenToWrite {
+                inode,
+                claim,
+                number,
+                want_map,
+            } => self.open_to_write(inode, claim, number, want_map).await,
+            Request::EndWriting { inodes } => self.end_writing(&inodes),
+        }
+    }
+
+    /// What the request has done, if it was done: in this run, though nothing else is known of its session any more, or before.
+    pub(crate) fn done_before(&self) -> Option<Done> {
+        let origin = self.origin()?;
+        let mut regions = self.node.regions.values();
+        regions.find_map(|service| service.enter(|region| region.done_before(origin)))
+    }
+
+    /// The answer to a request that has been done: what it concerned as it is now.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when that is gone since; EIO when it is not what a request of that kind does.
+    pub(crate) async fn answer_again(&self, request: &Request, done: Done) -> Answer {
+        let gone = |error| match error {
+            FsError::Stale | FsError::NotFound => FsError::Unreachable {
+                node: self.node.id().0,
+                why: "it was started anew; the operation was done, and what it was done to is gone since".into(),
+            },
+            error => error,
+        };
+        let Done {
+            inode, offset, target, ..
+        } = done;
+        match request {
+            Request::Withdraw | Request::Write { .. } | Request::WriteFrom { .. } | Request::Commit { .. } => {
+                Ok(Reply::WrittenBefore { offset })
+            }
+            Request::Create { .. } => {
+                let made = target.ok_or_else(|| FsError::Io("it was done, and made nothing".into()))?;
+                let (attr, tail) = self.attr_and_tail(made).await.map_err(gone)?;
+                let (_, dir_tail) = self.attr_and_tail(inode).await.map_err(gone)?;
+                let before = true;
+                Ok(Reply::Made(Made {
+                    attr,
+                    tail,
+                    dir_tail,
+                    before,
+                }))
+            }
+            Request::Rename { .. } => Ok(Reply::Done),
+            request => {
+                let linked = target.filter(|_| matches!(request, Request::Link { .. }));
+                let (attr, tail) = self.attr_and_tail(linked.unwrap_or(inode)).await.map_err(gone)?;
+                Ok(Reply::Attr { attr, tail })
+            }
+        }
+    }
+
+    fn heartbeat(&self, tick: u64) -> Reply {
+        let now = self.node.tick.load(Relaxed);
+        self.session.renew(tick.min(now));
+        let mut recall: Vec<InodeRef> = Vec::new();
+        for service in self.node.regions.values() {
+            recall.extend(service.enter(|region| region.dead_held(self.session.id)));
+        }
+        recall.truncate(RECALL_MAX);
+        Reply::Renewed {
+            tick: now,
+            recall,
+            epoch: self.node.map().epoch,
+        }
+    }
+
+    fn segments(&self, region: RegionId, from: u32) -> Answer {
+        let service = self.service(region)?;
+        let mut keys = self.node.keys;
+        if self.session.party == Party::Client {
+            keys.node = 0;
+        }
+        let mut map = service.segment_map(from, keys);
+        if !self.node.gives_one_sided(self.session.party) {
+            map.read_key = 0;
+            map.segments.iter_mut().for_each(|place| place.write_key = 0);
+        }
+        Ok(Reply::Segments(map))
+    }
+
+    fn release(&self, inodes: &[InodeRef]) -> Answer {
+        for inode in inodes {
+            if let Some(service) = self.node.service(inode.ino.region()) {
+                service.enter(|region| region.release(self.session.id, *inode));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn return_space(&self, runs: &[PageRun]) -> Answer {
+        for of_region in runs.chunk_by(|a, b| a.gpa.region() == b.gpa.region()) {
+            if let Some(service) = self.node.service(of_region[0].gpa.region()) {
+                service.enter(|region| region.return_space(self.session.id, of_region));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn shutdown(&self) -> Answer {
+        if self.session.party == Party::Client && !permission::is_administrator(self.cred) {
+            return Err(FsError::NotPermitted);
+        }
+        tracing::info!(by = %self.session.id, "asked to shut down");
+        self.node.stop();
+        Ok(Reply::Done)
+    }
+}
+
+impl Node {
+    /// Makes earlier operations durable against power loss where the medium needs it.
+    pub(crate) fn sync(&self) -> Answer {
+        self.pmem.sync().map_err(|error| FsError::Io(error.to_string()))?;
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,168 @@
+//! Who is attached, and until when.
+
+use crate::request::replay::Replay;
+use parking_lot::Mutex;
+use polvo_format::{NodeId, SessionId};
+use polvo_proto::FsError;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Most sessions a node keeps.
+const SESSIONS_MAX: usize = 4096;
+
+/// What kind of peer a session belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Party {
+    /// A node of the cluster, or a client inside one.
+    Node(NodeId),
+    /// A client.
+    Client,
+}
+
+/// A session at a node.
+pub struct Session {
+    pub(crate) id: SessionId,
+    /// No other session here, of this run or another, has that number; 0 until it is attached.
+    pub(crate) number: u64,
+    pub(crate) party: Party,
+    pub(crate) name: String,
+    pub(crate) home: Option<NodeId>,
+    /// Answers to the last changing requests.
+    pub(crate) replay: Replay,
+    pub(crate) since: Instant,
+    /// Newest grace tick after which the session has no read under way.
+    tick: AtomicU64,
+    seen: Mutex<Instant>,
+    ended: AtomicBool,
+}
+
+impl Session {
+    fn new(id: SessionId, number: u64, party: Party, name: String, home: Option<NodeId>, tick: u64) -> Session {
+        let now = Instant::now();
+        Session {
+            id,
+            number,
+            party,
+            name,
+            home,
+            replay: Replay::default(),
+            since: now,
+            tick: AtomicU64::new(tick),
+            seen: Mutex::new(now),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// False as long as all that is known of it is that another node made and opened a file here for it.
+    fn is_attached(&self) -> bool {
+        self.number != 0
+    }
+
+    /// Renews the lease; the session has no read under way that began before `tick`.
+    pub(crate) fn renew(&self, tick: u64) {
+        self.tick.fetch_max(tick, Ordering::Relaxed);
+        *self.seen.lock() = Instant::now();
+    }
+
+    /// What is left of a lease of that length.
+    pub(crate) fn lease_left(&self, lease: Duration) -> Duration {
+        lease.saturating_sub(self.seen.lock().elapsed())
+    }
+
+    /// True once it has been detached or has expired: it gets nothing any more.
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// All sessions at this node; gone through in order, so that a simulated run repeats.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    by_id: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+}
+
+impl Sessions {
+    /// Opens a session, or rejoins it. `number` is for one that is opened.
+    pub fn attach(
+        &self,
+        id: SessionId,
+        number: impl FnOnce() -> u64,
+        party: Party,
+        name: String,
+        home: Option<NodeId>,
+        tick: u64,
+    ) -> Result<Arc<Session>, FsError> {
+        if id == SessionId(0) {
+            return Err(FsError::Invalid("a session has a number other than 0".into()));
+        }
+        let mut by_id = self.by_id.lock();
+        if let Some(known) = by_id.get(&id) {
+            if known.is_attached() {
+                if known.party != party {
+                    return Err(FsError::NotPermitted);
+                }
+                known.renew(0);
+                return Ok(known.clone());
+            }
+        } else if by_id.len() >= SESSIONS_MAX {
+            return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
+        }
+        // What another node had made and opened here for it stays held. But whatever it had here itself, before this node
+        // started, is gone, and so are the answers it was given: it is a new session that its client has to hear of
+        let session = Arc::new(Session::new(id, number(), party, name, home, tick));
+        by_id.insert(id, session.clone());
+        Ok(session)
+    }
+
+    /// Makes sure that a session for which something is held here is known, so that it can expire.
+    pub fn ensure(&self, id: SessionId, tick: u64) -> Result<(), FsError> {
+        let mut by_id = self.by_id.lock();
+        if !by_id.contains_key(&id) {
+            if by_id.len() >= SESSIONS_MAX {
+                return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
+            }
+            by_id.insert(
+                id,
+                Arc::new(Session::new(id, 0, Party::Client, String::new(), None, tick)),
+            );
+        }
+        Ok(())
+    }
+
+    /// A session that is attached.
+    pub fn get(&self, id: SessionId) -> Result<Arc<Session>, FsError> {
+        self.by_id.lock().get(&id).cloned().ok_or(FsError::SessionExpired)
+    }
+
+    /// Ends a session: it is unknown from now on, and whoever still works for it finds it ended.
+    pub fn end(&self, id: SessionId) -> Option<Arc<Session>> {
+        let session = self.by_id.lock().remove(&id)?;
+        session.ended.store(true, Ordering::Release);
+        Some(session)
+    }
+
+    /// Sessions whose lease is over.
+    pub fn expired(&self, lease: Duration) -> Vec<SessionId> {
+        let by_id = self.by_id.lock();
+        by_id
+            .values()
+            .filter(|s| s.lease_left(lease).is_zero())
+            .map(|s| s.id)
+            .collect()
+    }
+
+    /// The tick after which every session has been seen.
+    pub fn oldest_tick(&self) -> Option<u64> {
+        self.by_id.lock().values().map(|s| s.tick.load(Ordering::Relaxed)).min()
+    }
+
+    /// All, by time of attachment.
+    pub fn list(&self) -> Vec<Arc<Session>> {
+        let mut all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        all.sort_by_key(|s| (s.since, s.id));
+        all
+    }
+}

@@ -1,0 +1,411 @@
+//! Dispatch (Octopus 3.3.2): the participants' bytes go where they belong, then their locks are let go, by one-sided writes
+//! that nobody waits for. A decided transaction is dispatched until every participant has its part, whatever happens to the
+//! request that began it.
+//!
+//! A part is there when its locks are: they are the last words of its batch. So what was posted is looked at later, many
+//! parts at a time, and only where a lock stays what it was, or a connection was lost, is the part sent again, with care.
+
+use crate::backoff::Backoff;
+use crate::node::Node;
+use crate::request::context::{self, RequestContext};
+use crate::transactions::probe::Phase;
+use crate::transactions::two_phase::{self, Transactions};
+use polvo_cluster::{Links, RegionVerb, Timeouts, join_all};
+use polvo_format::{Gpa, NodeId, RegionId, TxnId};
+use polvo_proto::{Cred, FsError, Reply, Request};
+use polvo_region::planted::{Planted, planted};
+use polvo_region::{CollectedPart, RedoId, RemotePart, Undispatched};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Ticks of housekeeping after which what was posted and has not arrived is sent again.
+const TICKS_UNDER_WAY: u64 = 2;
+/// Words that are looked at in one batch.
+const LOOK_MAX: usize = 32;
+/// A lock word that nobody holds.
+const FREE: [u8; 8] = [0; 8];
+
+/// What is known of the parts that remain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// No part was sent.
+    Nothing,
+    /// All are on their way, since this tick of grace at the latest.
+    Everything(u64),
+    /// An attempt may have had an effect, or may have one yet.
+    InDoubt,
+}
+
+/// What became of a part that was sent.
+#[derive(PartialEq, Eq)]
+enum Arrival {
+    There,
+    OnItsWay,
+}
+
+/// A decided transaction, as far as it is not known to be dispatched.
+pub(crate) struct Dispatch {
+    txn: TxnId,
+    record: RedoId,
+    parts: Vec<RemotePart>,
+    sent: Sent,
+}
+
+impl Dispatch {
+    /// Just decided.
+    pub fn new(txn: TxnId, record: RedoId, parts: Vec<RemotePart>) -> Dispatch {
+        Dispatch {
+            txn,
+            record,
+            parts,
+            sent: Sent::Nothing,
+        }
+    }
+
+    /// Found in the log at a start: who knows how far the run before got.
+    pub fn found(undispatched: Undispatched) -> Dispatch {
+        Dispatch {
+            sent: Sent::InDoubt,
+            ..Dispatch::new(undispatched.txn, undispatched.record, undispatched.remote)
+        }
+    }
+
+    fn is_on_its_way(&self) -> bool {
+        matches!(self.sent, Sent::Everything(_))
+    }
+}
+
+/// The node of the first part that remains.
+fn waits_for(links: &Links, dispatch: &Dispatch) -> NodeId {
+    let part = dispatch.parts.first();
+    let primary = part.and_then(|part| links.primary(part.region()).ok());
+    primary.unwrap_or(dispatch.txn.node())
+}
+
+/// A dispatch that somebody is at. Whoever drops it unfinished leaves it to those who come by: the next look, or
+/// housekeeping.
+pub(crate) struct Dispatching {
+    node: Arc<Node>,
+    dispatch: Option<Dispatch>,
+}
+
+impl Dispatching {
+    fn new(node: &Arc<Node>, dispatch: Dispatch) -> Dispatching {
+        node.dispatching.fetch_add(1, Relaxed);
+        Dispatching {
+            node: node.clone(),
+            dispatch: Some(dispatch),
+        }
+    }
+
+    /// One attempt at every part that remains, all at a time, for at most `limit`.
+    async fn attempt(&mut self, links: &Rc<Links>, limit: Duration) -> Result<(), FsError> {
+        let Some(dispatch) = &mut self.dispatch else {
+            return Ok(());
+        };
+        let in_doubt = mem::replace(&mut dispatch.sent, Sent::InDoubt) != Sent::Nothing;
+        let (node, txn) = (&self.node, dispatch.txn);
+        let attempts = dispatch.parts.iter().enumerate().map(|(i, part)| async move {
+            if i > 0 {
+                node.probe.reached(Phase::PartlyDispatched).await;
+            }
+            node.send(links, txn, part, in_doubt).await
+        });
+        let results = tokio::time::timeout(limit, join_all(attempts)).await;
+        let results = results.map_err(|_| FsError::Unreachable {
+            node: waits_for(links, dispatch).0,
+            why: format!(
+                "it did not take its part of a transaction within {} ms",
+                limit.as_millis()
+            ),
+        })?;
+        let mut failure = None;
+        let mut results = results.into_iter();
+        dispatch.parts.retain(|_| match results.next() {
+            Some(Err(error)) => {
+                failure = Some(error);
+                true
+            }
+            Some(Ok(arrival)) => arrival == Arrival::OnItsWay,
+            None => true,
+        });
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        if dispatch.parts.is_empty() {
+            self.retire().await;
+        } else {
+            dispatch.sent = Sent::Everything(self.node.tick.load(Relaxed));
+        }
+        Ok(())
+    }
+
+    /// Attempts until all is done or on its way, or `backoff` is used up.
+    async fn until_sent(mut self, links: Rc<Links>, mut backoff: Backoff, deadline: Instant) -> Result<(), FsError> {
+        let txn = self.dispatch.as_ref().map(|dispatch| dispatch.txn);
+        self.node.probe.reached(Phase::Decided).await;
+        while let Err(error) = self.attempt(&links, context::call_limit(deadline)).await {
+            tracing::debug!(?txn, %error, "dispatch failed, trying again");
+            if backoff.wait().await.is_err() {
+                tracing::warn!(?txn, %error, "dispatch goes on in the background");
+                let node = match (&error, &self.dispatch) {
+                    (FsError::Unreachable { node, .. }, _) => *node,
+                    (_, Some(dispatch)) => waits_for(&links, dispatch).0,
+                    (_, None) => self.node.id().0,
+                };
+                let why = format!("the operation is committed, but a node it concerns cannot be reached: {error}");
+                return Err(FsError::Unreachable { node, why });
+            }
+        }
+        let node = self.node.clone();
+        drop(self);
+        if node.undispatched.lock().len() >= node.posted_max() {
+            look(&node, &links, context::call_limit(deadline)).await;
+        }
+        Ok(())
+    }
+
+    /// Every participant has its part.
+    async fn retire(&mut self) {
+        if let Some(dispatch) = &self.dispatch {
+            self.node.probe.reached(Phase::Dispatched).await;
+            self.node.space.retire(dispatch.record);
+        }
+        self.dispatch = None;
+    }
+}
+
+impl Drop for Dispatching {
+    fn drop(&mut self) {
+        if let Some(dispatch) = self.dispatch.take() {
+            self.node.undispatched.lock().push(dispatch);
+        }
+        self.node.dispatching.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Dispatches what a request has decided. The caller goes on when that is on its way, over a connection even before: the
+/// decision is durable, and until the locks are let go whoever looks at what they protect waits for it. Two-phase commit
+/// is waited for, since its participants have to act first.
+///
+/// # Errors
+/// A participant does not answer: the operation is done but not seen everywhere, and housekeeping goes on with it.
+pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Result<(), FsError> {
+    let by_reactor = ctx.pair.is_some() && ctx.node.config.transactions == Transactions::CollectDispatch;
+    let dispatching = Dispatching::new(ctx.node, dispatch);
+    let mut to_do = Box::pin(dispatching.until_sent(ctx.links.clone(), ctx.backoff(), ctx.deadline()));
+    if !by_reactor {
+        return to_do.await;
+    }
+    match poll_fn(|cx| Poll::Ready(to_do.as_mut().poll(cx))).await {
+        Poll::Ready(ended) => ended,
+        Poll::Pending => {
+            tokio::task::spawn_local(to_do);
+            Ok(())
+        }
+    }
+}
+
+/// Looks whether what was posted has arrived, with one batch a region, for at most `limit`; what has is retired. What
+/// cannot be told stays.
+pub(crate) async fn look(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
+    let posted: Vec<Dispatch> = {
+        let mut undispatched = node.undispatched.lock();
+        undispatched
+            .extract_if(.., |dispatch| dispatch.is_on_its_way())
+            .collect()
+    };
+    // what is not retired goes back to where it was
+    let mut posted: Vec<Dispatching> = posted.into_iter().map(|one| Dispatching::new(node, one)).collect();
+    let mut to_ask: BTreeMap<RegionId, Vec<(TxnId, Gpa)>> = BTreeMap::new();
+    for dispatch in posted.iter().filter_map(|one| one.dispatch.as_ref()) {
+        for part in &dispatch.parts {
+            // a prepared one is never on its way: whoever concludes it waits for the answer
+            let RemotePart::Collected(part) = part else { continue };
+            // the last one is let go last
+            let locks = to_ask.entry(part.region).or_default();
+            locks.extend(part.locks.last().map(|at| (dispatch.txn, *at)));
+        }
+    }
+    let asking = join_all(to_ask.into_iter().map(|(region, locks)| async move {
+        let held = still_held(links, region, &locks).await;
+        held.unwrap_or_else(|_| locks.iter().map(|(txn, _)| *txn).collect())
+    }));
+    let Ok(held) = tokio::time::timeout(limit, asking).await else {
+        return;
+    };
+    let held: BTreeSet<TxnId> = held.into_iter().flatten().collect();
+    for one in &mut posted {
+        if one
+            .dispatch
+            .as_ref()
+            .is_some_and(|dispatch| !held.contains(&dispatch.txn))
+        {
+            one.retire().await;
+        }
+    }
+}
+
+/// Those of the transactions whose locks in a region are still theirs.
+async fn still_held(links: &Rc<Links>, region: RegionId, locks: &[(TxnId, Gpa)]) -> Result<Vec<TxnId>, FsError> {
+    let mut held = Vec::new();
+    for locks in locks.chunks(LOOK_MAX) {
+        let words = read_words(links, region, locks.iter().map(|(_, at)| *at)).await?;
+        let theirs = locks.iter().zip(words).filter(|((txn, _), word)| *word == txn.0);
+        held.extend(theirs.map(|((txn, _), _)| *txn));
+    }
+    Ok(held)
+}
+
+/// Lock words. One whose segment has gone back to the pool is free: nothing in it was in use any more.
+async fn read_words(links: &Links, region: RegionId, at: impl Iterator<Item = Gpa>) -> Result<Vec<u64>, FsError> {
+    let at: Vec<Gpa> = at.collect();
+    let mut words = vec![FREE; at.len()];
+    match read_at(links, region, &at, &mut words).await {
+        Err(FsError::Invalid(_)) => {
+            for (at, word) in at.chunks(1).zip(words.chunks_mut(1)) {
+                match read_at(links, region, at, word).await {
+                    Err(FsError::Invalid(_)) => word[0] = FREE,
+                    read => read?,
+                }
+            }
+        }
+        read => read?,
+    }
+    Ok(words.into_iter().map(u64::from_le_bytes).collect())
+}
+
+async fn read_at(links: &Links, region: RegionId, at: &[Gpa], words: &mut [[u8; 8]]) -> Result<(), FsError> {
+    let reads = at
+        .iter()
+        .zip(words)
+        .map(|(at, into)| RegionVerb::Read { at: *at, into });
+    links.one_sided(region, &mut reads.collect::<Vec<_>>()).await
+}
+
+/// One more attempt at every decided transaction that somebody may still wait for: by housekeeping, at every tick.
+pub(crate) async fn dispatch_left_over(node: &Arc<Node>, links: &Rc<Links>) {
+    look(node, links, Timeouts::DISPATCH).await;
+    let late = node.tick.load(Relaxed).saturating_sub(TICKS_UNDER_WAY);
+    let is_left_over = |dispatch: &mut Dispatch| match dispatch.sent {
+        Sent::Everything(since) => since <= late,
+        Sent::Nothing | Sent::InDoubt => true,
+    };
+    let left_over: Vec<Dispatch> = node.undispatched.lock().extract_if(.., is_left_over).collect();
+    join_all(left_over.into_iter().map(|dispatch| async move {
+        let txn = dispatch.txn;
+        // what fails goes back to where it was
+        match Dispatching::new(node, dispatch)
+            .attempt(links, Timeouts::DISPATCH)
+            .await
+        {
+            Ok(()) => tracing::info!(?txn, "dispatched late"),
+            Err(error) => tracing::debug!(?txn, %error, "still to be dispatched"),
+        }
+    }))
+    .await;
+}
+
+impl Node {
+    /// Most transactions that are left alone once they are posted: a part of what the redo log holds.
+    fn posted_max(&self) -> usize {
+        self.space.layout().redo_slots as usize / 4
+    }
+
+    /// Decided transactions of which it is not even known that they are on their way.
+    pub(crate) fn in_doubt(&self) -> usize {
+        let undispatched = self.undispatched.lock();
+        undispatched.iter().filter(|dispatch| !dispatch.is_on_its_way()).count()
+    }
+
+    /// Sends a part.
+    async fn send(
+        self: &Arc<Self>,
+        links: &Rc<Links>,
+        txn: TxnId,
+        part: &RemotePart,
+        in_doubt: bool,
+    ) -> Result<Arrival, FsError> {
+        let part = match part {
+            RemotePart::Collected(part) => part,
+            RemotePart::Prepared(region) => {
+                let concluding = Box::pin(two_phase::conclude(links, txn, *region, true));
+                return concluding.await.map(|()| Arrival::There);
+            }
+        };
+        if let Some(service) = self.service(part.region) {
+            return service.dispatch(txn, part).map(|()| Arrival::There);
+        }
+        if in_doubt {
+            let again = Box::pin(self.send_again(links, txn, part));
+            return again.await.map(|()| Arrival::There);
+        }
+        let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
+        let free = part.locks.iter().map(|at| (*at, FREE.as_slice()));
+        let mut ops: Vec<RegionVerb<'_>> = match planted(Planted::LocksReleasedFirst) {
+            false => writes.chain(free).map(write_any).collect(),
+            true => {
+                let mut first: Vec<RegionVerb<'_>> = free.map(write_any).collect();
+                links.post_writes(part.region, &mut first).await?;
+                self.probe.reached(Phase::PartlyDispatched).await;
+                writes.map(write_any).collect()
+            }
+        };
+        match links.post_writes(part.region, &mut ops).await? {
+            true => Ok(Arrival::There),
+            false => Ok(Arrival::OnItsWay),
+        }
+    }
+
+    /// Sends a part that may have arrived already, or may be about to.
+    async fn send_again(self: &Arc<Self>, links: &Rc<Links>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
+        // What was sent before must not come in later than what is sent now.
+        let fenced = links
+            .call_node(links.primary(part.region)?, Cred::Kernel, Request::Fence)
+            .await?;
+        if fenced != Reply::Done {
+            return Err(FsError::Io("a participant did not fence".into()));
+        }
+        links.forget_segments(part.region);
+        let words = read_words(links, part.region, part.locks.iter().copied()).await?;
+        // Locks are let go after all writes: if one is, the writes are in place, and others may have written since.
+        let write = words.iter().all(|word| *word == txn.0) || planted(Planted::DispatchedTwice);
+        let locks = part.locks.iter().zip(&words).filter(|(_, word)| **word == txn.0);
+        let locks: Vec<Gpa> = locks.map(|(at, _)| *at).collect();
+        let mut found = vec![0u64; locks.len()];
+        let writes = part.writes.iter().filter(|_| write);
+        let writes = writes.map(|(at, bytes)| write_any((*at, bytes)));
+        let swaps = locks.iter().zip(&mut found).map(|(at, found)| RegionVerb::CompareSwap {
+            at: *at,
+            expect: txn.0,
+            new: 0,
+            found,
+        });
+        let mut ops: Vec<RegionVerb<'_>> = writes.chain(swaps).collect();
+        if ops.is_empty() {
+            return Ok(());
+        }
+        links.one_sided(part.region, &mut ops).await?;
+        drop(ops);
+        if let Some(word) = found.iter().find(|word| **word != txn.0) {
+            tracing::error!(
+                ?txn,
+                region = part.region.0,
+                word,
+                "a lock that a transaction held was let go by others"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn write_any<'a>((at, bytes): (Gpa, &'a [u8])) -> RegionVerb<'a> {
+    RegionVerb::WriteAny { at, bytes }
+}

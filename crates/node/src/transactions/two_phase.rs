@@ -1,0 +1,133 @@
+//! Two-phase commit, for comparison with collect-dispatch (Octopus 3.3.2): a participant stages and locks as it does when
+//! it is collected from, but logs its part itself and votes; the coordinator's record names the participants and holds
+//! none of their bytes; each is told to commit, puts its part in place, unlocks and forgets it.
+//!
+//! A prepared part lies in the participant's redo log as a record whose one remote part is the participant's own region.
+//! The transaction's id says whose decision it waits for: a record of one's own transactions is a decision. A
+//! participant that hears nothing asks (`Node::resolve`), before and after a restart.
+
+use crate::error::to_fs;
+use crate::node::Node;
+use crate::region_service::RegionService;
+use crate::request::context::RequestContext;
+use parking_lot::Mutex;
+use polvo_cluster::Links;
+use polvo_format::{RegionId, SessionId, TxnId};
+use polvo_proto::{Cred, FsError, Intent, Outcome, Reply, Request};
+use polvo_region::{CollectedPart, PreparedPart, RemotePart};
+use std::collections::BTreeMap;
+
+/// How transactions that concern several nodes are carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transactions {
+    /// The coordinator alone logs, and writes the participants' bytes by one-sided operations (Octopus 3.3.2).
+    #[default]
+    CollectDispatch,
+    /// Every participant logs its own part and is asked twice.
+    TwoPhaseCommit,
+}
+
+/// Parts that this node has prepared for transactions of other nodes.
+#[derive(Default)]
+pub(crate) struct Prepared {
+    parts: Mutex<BTreeMap<(RegionId, TxnId), PreparedPart>>,
+}
+
+impl Prepared {
+    /// Found in the log at a start.
+    pub fn found(parts: impl IntoIterator<Item = PreparedPart>) -> Prepared {
+        let prepared = Prepared::default();
+        parts.into_iter().for_each(|part| prepared.add(part));
+        prepared
+    }
+
+    fn add(&self, prepared: PreparedPart) {
+        let key = (prepared.part.region, prepared.txn);
+        self.parts.lock().insert(key, prepared);
+    }
+
+    /// Whose decision is waited for, and where.
+    pub fn waiting(&self) -> Vec<(RegionId, TxnId)> {
+        self.parts.lock().keys().copied().collect()
+    }
+}
+
+impl Node {
+    /// Participant, first phase: stages, locks and logs its part. What it returns is its vote for the transaction.
+    ///
+    /// # Errors
+    /// Its vote against; nothing is held then.
+    pub(crate) async fn prepare_here(
+        &self,
+        service: &RegionService,
+        txn: TxnId,
+        intents: &[Intent],
+        open_for: Option<SessionId>,
+    ) -> Result<Vec<Outcome>, FsError> {
+        let collected = self.collect_here(service, txn, intents, open_for).await?;
+        let (part, outcomes) = CollectedPart::new(service.id, collected, intents.len())?;
+        match self.space.log_prepared(txn, part) {
+            Ok(prepared) => {
+                self.prepared.add(prepared);
+                Ok(outcomes)
+            }
+            Err(error) => {
+                service.enter(|region| region.abort(txn));
+                Err(to_fs(error))
+            }
+        }
+    }
+
+    /// Participant, second phase: puts its part in place, or gives it up; durable on return. What is not prepared (any
+    /// more) has been concluded before.
+    pub(crate) fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
+        let mut parts = self.prepared.parts.lock();
+        let Some(prepared) = parts.get(&(region, txn)) else {
+            return Ok(());
+        };
+        let service = self.service(region).ok_or(FsError::WrongEpoch)?;
+        match commit {
+            true => service.dispatch(txn, &prepared.part)?,
+            false => service.unlock(txn, &prepared.part.locks),
+        }
+        self.space.retire(prepared.record);
+        parts.remove(&(region, txn));
+        Ok(())
+    }
+}
+
+/// Coordinator, first phase: has a participant on another node prepare.
+pub(crate) async fn prepare(
+    ctx: &RequestContext<'_>,
+    txn: TxnId,
+    region: RegionId,
+    intents: &[Intent],
+    open: bool,
+) -> Result<(RemotePart, Vec<Outcome>), FsError> {
+    let request = Request::Prepare {
+        txn,
+        region,
+        on_behalf: ctx.session.id,
+        open,
+        intents: intents.to_vec(),
+    };
+    match ctx.ask_region(region, request).await? {
+        Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((RemotePart::Prepared(region), outcomes)),
+        _ => Err(FsError::Io(format!(
+            "the primary of region {} prepared something else",
+            region.0
+        ))),
+    }
+}
+
+/// Coordinator, second phase: tells a participant how it ended.
+pub(crate) async fn conclude(links: &Links, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
+    let request = Request::Conclude { txn, region, commit };
+    match links.call_region(region, Cred::Kernel, request).await? {
+        Reply::Done => Ok(()),
+        _ => Err(FsError::Io(format!(
+            "the primary of region {} did not conclude a transaction",
+            region.0
+        ))),
+    }
+}
