@@ -23,6 +23,8 @@ fn next_session() -> SessionId {
     SessionId(0xbe9c_0000_0000_0000 | SESSIONS.fetch_add(1, Relaxed))
 }
 
+// some of it is for the comparison with two-phase commit alone
+#[cfg_attr(not(feature = "two-phase"), allow(dead_code))]
 impl Requester {
     /// Attaches inside `node`. New inodes of directories with local placement go to the node `home`.
     pub async fn new(node: &Arc<Node>, home: u16) -> Result<Requester, BenchError> {

@@ -56,6 +56,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::octopus_fig7::COPY,
     &experiments::octopus_fig12::COMPARED,
     &experiments::octopus_fig13::EXPERIMENT,
+    #[cfg(feature = "two-phase")]
     &experiments::octopus_fig15::EXPERIMENT,
     &experiments::orion_fig4_7::EXPERIMENT,
     &experiments::orion_fig4_10::EXPERIMENT,

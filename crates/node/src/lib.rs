@@ -38,6 +38,6 @@ pub use housekeeping::scrub::ScrubPace;
 pub use node::{Node, NodeConfig, OneSided};
 pub use polvo_region::{FileView, Part};
 pub use request::sessions::Session;
+pub use transactions::commit_protocol::Transactions;
 #[cfg(feature = "testing")]
 pub use transactions::probe::Phase;
-pub use transactions::two_phase::Transactions;

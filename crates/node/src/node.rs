@@ -10,10 +10,12 @@ use crate::names::rename_lock::RenameLock;
 use crate::region_service::{PoolKeys, RegionService};
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
+use crate::transactions::commit_protocol::Transactions;
 use crate::transactions::coordinator::Undecided;
 use crate::transactions::dispatch::Dispatch;
 use crate::transactions::probe::Probe;
-use crate::transactions::two_phase::{Prepared, Transactions};
+#[cfg(feature = "two-phase")]
+use crate::transactions::two_phase::Prepared;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
 use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};
@@ -80,6 +82,7 @@ pub struct Node {
     pub(crate) undecided: Undecided,
     /// Decided transactions that nobody is at, of which it is not known that every participant has its part.
     pub(crate) undispatched: Mutex<Vec<Dispatch>>,
+    #[cfg(feature = "two-phase")]
     pub(crate) prepared: Prepared,
     pub(crate) checks: CheckPages,
     pub(crate) scrubbed: ScrubCounters,
@@ -224,6 +227,7 @@ impl Node {
             utilization: Utilization::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),
+            #[cfg(feature = "two-phase")]
             prepared: Prepared::found(space.prepared()),
             checks: CheckPages::default(),
             scrubbed: ScrubCounters::default(),
@@ -403,8 +407,8 @@ impl Node {
         self.rename_lock.take(holder, hold_for, || self.space.next_sequence())
     }
 
-    /// Asks the coordinator of a transaction that holds inodes of a region how it ended: lets go if it was given up, puts
-    /// in place what is prepared here if it was not.
+    /// Asks the coordinator of a transaction that holds inodes of a region how it ended: lets go if it was given up. (What it has
+    /// decided the coordinator writes here; what is prepared here for it is put in place.)
     pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, service: &Arc<RegionService>, txn: TxnId) {
         let state = if txn.node() == self.id() {
             self.txn_state(txn)
@@ -417,18 +421,20 @@ impl Node {
                 Ok(_) | Err(_) => return,
             }
         };
-        let region = service.id;
-        let concluded = match state {
-            TxnState::Undecided => return,
-            TxnState::Committed => self.conclude(txn, region, true),
-            TxnState::Aborted => {
-                tracing::info!(?txn, region = region.0, "letting go of what a transaction left behind");
-                service.enter(|region| region.abort(txn));
-                self.conclude(txn, region, false)
-            }
-        };
-        if let Err(error) = concluded {
-            tracing::warn!(?txn, region = region.0, %error, "a prepared transaction could not be concluded");
+        if state == TxnState::Aborted {
+            tracing::info!(
+                ?txn,
+                region = service.id.0,
+                "letting go of what a transaction left behind"
+            );
+            service.enter(|region| region.abort(txn));
+        }
+        #[cfg(feature = "two-phase")]
+        if state != TxnState::Undecided
+            && let Err(error) = self.conclude(txn, service.id, state == TxnState::Committed)
+        {
+            let region = service.id.0;
+            tracing::warn!(?txn, region, %error, "a prepared transaction could not be concluded");
         }
     }
 

@@ -53,9 +53,9 @@ pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
 pub use origins::Done;
-pub use pool::{
-    CollectedPart, FormatParams, PoolIdentity, PoolSpace, PoolUsage, PreparedPart, RedoId, RemotePart, Undispatched,
-};
+#[cfg(feature = "two-phase")]
+pub use pool::PreparedPart;
+pub use pool::{CollectedPart, FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
 pub use recovery::Recovery;
 pub use region::Region;
 pub use snapshot::{Piece, Snapshot};

@@ -12,6 +12,7 @@ pub mod mount;
 pub mod network;
 pub mod octopus_fig12;
 pub mod octopus_fig13;
+#[cfg(feature = "two-phase")]
 pub mod octopus_fig15;
 pub mod octopus_fig7;
 pub mod orion_fig4_10;

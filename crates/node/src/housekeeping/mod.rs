@@ -110,6 +110,7 @@ async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(
         let held = service.enter(|region| region.settle());
         open.extend(held.into_iter().map(|txn| ((service.id, txn), now)));
     }
+    #[cfg(feature = "two-phase")]
     open.extend(node.prepared.waiting().into_iter().map(|key| (key, now)));
     for (key, since) in &mut open {
         *since = open_since.get(key).copied().unwrap_or(now);

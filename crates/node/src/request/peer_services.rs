@@ -38,6 +38,7 @@ impl RequestContext<'_> {
         Ok(Reply::Collected(collected))
     }
 
+    #[cfg(feature = "two-phase")]
     pub async fn prepare(
         &self,
         txn: TxnId,
@@ -69,6 +70,7 @@ impl RequestContext<'_> {
         Ok((service, open_for))
     }
 
+    #[cfg(feature = "two-phase")]
     pub fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Answer {
         if self.asking_node()? != txn.node() {
             return Err(FsError::NotPermitted);

@@ -255,6 +255,7 @@ impl RequestContext<'_> {
                 from,
                 len,
             } => self.write_from(inode, offset, append, known, from, len).await,
+            #[cfg(feature = "two-phase")]
             Request::Prepare {
                 txn,
                 region,
@@ -262,7 +263,12 @@ impl RequestContext<'_> {
                 open,
                 intents,
             } => self.prepare(txn, region, on_behalf, open, &intents).await,
+            #[cfg(feature = "two-phase")]
             Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
+            #[cfg(not(feature = "two-phase"))]
+            Request::Prepare { .. } | Request::Conclude { .. } => Err(FsError::NotSupported(
+                "two-phase commit, with which nodes are built for comparison only".into(),
+            )),
             Request::FollowLog { dir, known } => self.follow_log(dir, known).await,
             Request::OpenToWrite {
                 inode,

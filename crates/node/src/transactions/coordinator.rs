@@ -6,14 +6,13 @@ use crate::names::rename::RenameLease;
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
+use crate::transactions::commit_protocol;
 use crate::transactions::dispatch::{self, Dispatch};
 use crate::transactions::probe::Phase;
-use crate::transactions::two_phase::{self, Transactions};
 use foldhash::HashSet;
 use parking_lot::Mutex;
-use polvo_cluster::RegionVerb;
 use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
-use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, Reply, Request, TxnState};
+use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, TxnState};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, Region, RegionError, RemotePart};
 
@@ -289,31 +288,10 @@ async fn collect(
     if let Some(service) = ctx.node.service(region) {
         let open_for = open.then_some(ctx.session.id);
         let collected = ctx.node.collect_here(service, txn, intents, open_for).await?;
-        return part_of(region, collected, intents);
+        let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
+        return Ok((RemotePart::Collected(part), outcomes));
     }
-    if ctx.node.config.transactions == Transactions::TwoPhaseCommit {
-        return two_phase::prepare(ctx, txn, region, intents, open).await;
-    }
-    let on_behalf = ctx.session.id;
-    let request = Request::Collect {
-        txn,
-        region,
-        on_behalf,
-        open,
-        intents: intents.to_vec(),
-    };
-    let Reply::Collected(collected) = ctx.ask_region(region, request).await? else {
-        return Err(FsError::Io(format!(
-            "the primary of region {} did not collect",
-            region.0
-        )));
-    };
-    part_of(region, collected, intents)
-}
-
-fn part_of(region: RegionId, collected: Collected, intents: &[Intent]) -> Result<(RemotePart, Vec<Outcome>), FsError> {
-    let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
-    Ok((RemotePart::Collected(part), outcomes))
+    ctx.node.config.transactions.join(ctx, txn, region, intents, open).await
 }
 
 /// Own intents with what only the participants could say: which inode was made, of what type the linked one is.
@@ -340,33 +318,10 @@ fn completed(mut intents: Vec<Intent>, collected: &Outcomes) -> Vec<Intent> {
 /// Lets go of what was collected: best effort, since a participant that waits too long asks.
 async fn abort(ctx: &RequestContext<'_>, txn: TxnId, remote: &[RemotePart]) {
     for part in remote {
-        let told = match part {
-            RemotePart::Collected(part) => unlock(ctx, txn, part).await,
-            RemotePart::Prepared(region) => two_phase::conclude(ctx.links, txn, *region, false).await,
-        };
-        if let Err(error) = told {
+        if let Err(error) = commit_protocol::abort(ctx, txn, part).await {
             tracing::debug!(?txn, region = part.region().0, %error, "a participant has to ask how the transaction ended");
         }
     }
-}
-
-async fn unlock(ctx: &RequestContext<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
-    if let Some(service) = ctx.node.service(part.region) {
-        service.unlock(txn, &part.locks);
-        return Ok(());
-    }
-    let mut found = vec![0u64; part.locks.len()];
-    let swaps = part
-        .locks
-        .iter()
-        .zip(&mut found)
-        .map(|(at, found)| RegionVerb::CompareSwap {
-            at: *at,
-            expect: txn.0,
-            new: 0,
-            found,
-        });
-    ctx.links.one_sided(part.region, &mut swaps.collect::<Vec<_>>()).await
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@
 use crate::backoff::Backoff;
 use crate::node::Node;
 use crate::request::context::{self, RequestContext};
+use crate::transactions::commit_protocol::{self, CommitProtocol};
 use crate::transactions::probe::Phase;
-use crate::transactions::two_phase::{self, Transactions};
 use polvo_cluster::{Links, RegionVerb, Timeouts, join_all};
 use polvo_format::{Gpa, NodeId, RegionId, TxnId};
-use polvo_proto::{Cred, FsError, Reply, Request};
+use polvo_proto::{Cred, FsError, Intent, Outcome, Reply, Request};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, RemotePart, Undispatched};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,7 @@ enum Sent {
 
 /// What became of a part that was sent.
 #[derive(PartialEq, Eq)]
-enum Arrival {
+pub(crate) enum Arrival {
     There,
     OnItsWay,
 }
@@ -116,7 +116,7 @@ impl Dispatching {
             if i > 0 {
                 node.probe.reached(Phase::PartlyDispatched).await;
             }
-            node.send(links, txn, part, in_doubt).await
+            commit_protocol::commit(node, links, txn, part, in_doubt).await
         });
         let results = tokio::time::timeout(limit, join_all(attempts)).await;
         let results = results.map_err(|_| FsError::Unreachable {
@@ -192,13 +192,13 @@ impl Drop for Dispatching {
 }
 
 /// Dispatches what a request has decided. The caller goes on when that is on its way, over a connection even before: the
-/// decision is durable, and until the locks are let go whoever looks at what they protect waits for it. Two-phase commit
-/// is waited for, since its participants have to act first.
+/// decision is durable, and until the locks are let go whoever looks at what they protect waits for it. (A protocol by which
+/// participants act themselves is waited for.)
 ///
 /// # Errors
 /// A participant does not answer: the operation is done but not seen everywhere, and housekeeping goes on with it.
 pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Result<(), FsError> {
-    let by_reactor = ctx.pair.is_some() && ctx.node.config.transactions == Transactions::CollectDispatch;
+    let by_reactor = ctx.pair.is_some() && !ctx.node.config.transactions.is_awaited();
     let dispatching = Dispatching::new(ctx.node, dispatch);
     let mut to_do = Box::pin(dispatching.until_sent(ctx.links.clone(), ctx.backoff(), ctx.deadline()));
     if !by_reactor {
@@ -227,8 +227,8 @@ pub(crate) async fn look(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
     let mut to_ask: BTreeMap<RegionId, Vec<(TxnId, Gpa)>> = BTreeMap::new();
     for dispatch in posted.iter().filter_map(|one| one.dispatch.as_ref()) {
         for part in &dispatch.parts {
-            // a prepared one is never on its way: whoever concludes it waits for the answer
-            let RemotePart::Collected(part) = part else { continue };
+            // what is prepared there is never on its way: whoever has it put in place waits for the answer
+            let Some(part) = part.collected() else { continue };
             // the last one is let go last
             let locks = to_ask.entry(part.region).or_default();
             locks.extend(part.locks.last().map(|at| (dispatch.txn, *at)));
@@ -325,45 +325,6 @@ impl Node {
         undispatched.iter().filter(|dispatch| !dispatch.is_on_its_way()).count()
     }
 
-    /// Sends a part.
-    async fn send(
-        self: &Arc<Self>,
-        links: &Rc<Links>,
-        txn: TxnId,
-        part: &RemotePart,
-        in_doubt: bool,
-    ) -> Result<Arrival, FsError> {
-        let part = match part {
-            RemotePart::Collected(part) => part,
-            RemotePart::Prepared(region) => {
-                let concluding = Box::pin(two_phase::conclude(links, txn, *region, true));
-                return concluding.await.map(|()| Arrival::There);
-            }
-        };
-        if let Some(service) = self.service(part.region) {
-            return service.dispatch(txn, part).map(|()| Arrival::There);
-        }
-        if in_doubt {
-            let again = Box::pin(self.send_again(links, txn, part));
-            return again.await.map(|()| Arrival::There);
-        }
-        let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
-        let free = part.locks.iter().map(|at| (*at, FREE.as_slice()));
-        let mut ops: Vec<RegionVerb<'_>> = match planted(Planted::LocksReleasedFirst) {
-            false => writes.chain(free).map(write_any).collect(),
-            true => {
-                let mut first: Vec<RegionVerb<'_>> = free.map(write_any).collect();
-                links.post_writes(part.region, &mut first).await?;
-                self.probe.reached(Phase::PartlyDispatched).await;
-                writes.map(write_any).collect()
-            }
-        };
-        match links.post_writes(part.region, &mut ops).await? {
-            true => Ok(Arrival::There),
-            false => Ok(Arrival::OnItsWay),
-        }
-    }
-
     /// Sends a part that may have arrived already, or may be about to.
     async fn send_again(self: &Arc<Self>, links: &Rc<Links>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
         // What was sent before must not come in later than what is sent now.
@@ -403,6 +364,86 @@ impl Node {
             );
         }
         Ok(())
+    }
+}
+
+/// Collect and dispatch (Octopus 3.3.2): a participant hands out what it would write, and the coordinator writes it.
+pub(crate) struct CollectDispatch;
+
+impl CommitProtocol for CollectDispatch {
+    type Part = CollectedPart;
+
+    async fn join(
+        ctx: &RequestContext<'_>,
+        txn: TxnId,
+        region: RegionId,
+        intents: &[Intent],
+        open: bool,
+    ) -> Result<(CollectedPart, Vec<Outcome>), FsError> {
+        let request = Request::Collect {
+            txn,
+            region,
+            on_behalf: ctx.session.id,
+            open,
+            intents: intents.to_vec(),
+        };
+        let Reply::Collected(collected) = ctx.ask_region(region, request).await? else {
+            return Err(FsError::Io(format!(
+                "the primary of region {} did not collect",
+                region.0
+            )));
+        };
+        CollectedPart::new(region, collected, intents.len())
+    }
+
+    async fn commit(
+        node: &Arc<Node>,
+        links: &Rc<Links>,
+        txn: TxnId,
+        part: &CollectedPart,
+        in_doubt: bool,
+    ) -> Result<Arrival, FsError> {
+        if let Some(service) = node.service(part.region) {
+            return service.dispatch(txn, part).map(|()| Arrival::There);
+        }
+        if in_doubt {
+            let again = Box::pin(node.send_again(links, txn, part));
+            return again.await.map(|()| Arrival::There);
+        }
+        let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
+        let free = part.locks.iter().map(|at| (*at, FREE.as_slice()));
+        let mut ops: Vec<RegionVerb<'_>> = match planted(Planted::LocksReleasedFirst) {
+            false => writes.chain(free).map(write_any).collect(),
+            true => {
+                let mut first: Vec<RegionVerb<'_>> = free.map(write_any).collect();
+                links.post_writes(part.region, &mut first).await?;
+                node.probe.reached(Phase::PartlyDispatched).await;
+                writes.map(write_any).collect()
+            }
+        };
+        match links.post_writes(part.region, &mut ops).await? {
+            true => Ok(Arrival::There),
+            false => Ok(Arrival::OnItsWay),
+        }
+    }
+
+    async fn abort(ctx: &RequestContext<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
+        if let Some(service) = ctx.node.service(part.region) {
+            service.unlock(txn, &part.locks);
+            return Ok(());
+        }
+        let mut found = vec![0u64; part.locks.len()];
+        let swaps = part
+            .locks
+            .iter()
+            .zip(&mut found)
+            .map(|(at, found)| RegionVerb::CompareSwap {
+                at: *at,
+                expect: txn.0,
+                new: 0,
+                found,
+            });
+        ctx.links.one_sided(part.region, &mut swaps.collect::<Vec<_>>()).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! Two-phase commit, for comparison with collect-dispatch (Octopus 3.3.2): a participant stages and locks as it does when
+//! Two-phase commit, for comparison with collect-dispatch (Octopus 3.3.2), a feature of this crate: a participant stages and locks as it does when
 //! it is collected from, but logs its part itself and votes; the coordinator's record names the participants and holds
 //! none of their bytes; each is told to commit, puts its part in place, unlocks and forgets it.
 //!
@@ -10,22 +10,19 @@ use crate::error::to_fs;
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
+use crate::transactions::commit_protocol::CommitProtocol;
+use crate::transactions::dispatch::Arrival;
 use parking_lot::Mutex;
 use polvo_cluster::Links;
 use polvo_format::{RegionId, SessionId, TxnId};
 use polvo_proto::{Cred, FsError, Intent, Outcome, Reply, Request};
-use polvo_region::{CollectedPart, PreparedPart, RemotePart};
+use polvo_region::{CollectedPart, PreparedPart};
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
 
-/// How transactions that concern several nodes are carried out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Transactions {
-    /// The coordinator alone logs, and writes the participants' bytes by one-sided operations (Octopus 3.3.2).
-    #[default]
-    CollectDispatch,
-    /// Every participant logs its own part and is asked twice.
-    TwoPhaseCommit,
-}
+/// The coordinator keeps nothing of a participant but where it is.
+pub(crate) struct TwoPhaseCommit;
 
 /// Parts that this node has prepared for transactions of other nodes.
 #[derive(Default)]
@@ -96,32 +93,49 @@ impl Node {
     }
 }
 
-/// Coordinator, first phase: has a participant on another node prepare.
-pub(crate) async fn prepare(
-    ctx: &RequestContext<'_>,
-    txn: TxnId,
-    region: RegionId,
-    intents: &[Intent],
-    open: bool,
-) -> Result<(RemotePart, Vec<Outcome>), FsError> {
-    let request = Request::Prepare {
-        txn,
-        region,
-        on_behalf: ctx.session.id,
-        open,
-        intents: intents.to_vec(),
-    };
-    match ctx.ask_region(region, request).await? {
-        Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((RemotePart::Prepared(region), outcomes)),
-        _ => Err(FsError::Io(format!(
-            "the primary of region {} prepared something else",
-            region.0
-        ))),
+impl CommitProtocol for TwoPhaseCommit {
+    type Part = RegionId;
+
+    async fn join(
+        ctx: &RequestContext<'_>,
+        txn: TxnId,
+        region: RegionId,
+        intents: &[Intent],
+        open: bool,
+    ) -> Result<(RegionId, Vec<Outcome>), FsError> {
+        let request = Request::Prepare {
+            txn,
+            region,
+            on_behalf: ctx.session.id,
+            open,
+            intents: intents.to_vec(),
+        };
+        match ctx.ask_region(region, request).await? {
+            Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((region, outcomes)),
+            _ => Err(FsError::Io(format!(
+                "the primary of region {} prepared something else",
+                region.0
+            ))),
+        }
+    }
+
+    async fn commit(
+        _: &Arc<Node>,
+        links: &Rc<Links>,
+        txn: TxnId,
+        region: &RegionId,
+        _in_doubt: bool,
+    ) -> Result<Arrival, FsError> {
+        conclude(links, txn, *region, true).await.map(|()| Arrival::There)
+    }
+
+    async fn abort(ctx: &RequestContext<'_>, txn: TxnId, region: &RegionId) -> Result<(), FsError> {
+        conclude(ctx.links, txn, *region, false).await
     }
 }
 
 /// Coordinator, second phase: tells a participant how it ended.
-pub(crate) async fn conclude(links: &Links, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
+async fn conclude(links: &Links, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
     let request = Request::Conclude { txn, region, commit };
     match links.call_region(region, Cred::Kernel, request).await? {
         Reply::Done => Ok(()),

@@ -3,7 +3,7 @@
 
 use super::Cluster;
 use crate::store::Store;
-use crate::{CollectedPart, PoolSpace, RegionError, RemotePart};
+use crate::{CollectedPart, RegionError, RemotePart};
 use polvo_format::{INODE_LOCK, Ino, RegionId, TxnId};
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Cluster {
                 let mut complete = true;
                 for part in &decided.remote {
                     complete &= match self.space_of(part.region()) {
-                        Some(participant) => match self.dispatch_or_commit(txn, part, participant) {
+                        Some(_) => match self.put_in_place(txn, part) {
                             Ok(()) => true,
                             Err(why) => {
                                 finished.findings.push(format!("transaction {txn:?}: {why}"));
@@ -64,10 +64,18 @@ impl Cluster {
     }
 
     /// Puts a participant's part in place, wherever it is logged.
-    fn dispatch_or_commit(&self, txn: TxnId, part: &RemotePart, participant: &PoolSpace) -> Result<(), String> {
-        let region = match part {
-            RemotePart::Collected(part) => return self.dispatch(txn, part),
-            RemotePart::Prepared(region) => *region,
+    fn put_in_place(&self, txn: TxnId, part: &RemotePart) -> Result<(), String> {
+        match part {
+            RemotePart::Collected(part) => self.dispatch(txn, part),
+            #[cfg(feature = "two-phase")]
+            RemotePart::Prepared(region) => self.commit_prepared(txn, *region),
+        }
+    }
+
+    #[cfg(feature = "two-phase")]
+    fn commit_prepared(&self, txn: TxnId, region: RegionId) -> Result<(), String> {
+        let Some(participant) = self.space_of(region) else {
+            return Ok(());
         };
         let mut prepared = participant.prepared().into_iter();
         let Some(prepared) = prepared.find(|prepared| prepared.txn == txn && prepared.part.region == region) else {
@@ -80,6 +88,7 @@ impl Cluster {
 
     /// Gives up what was prepared for transactions that their coordinators have not decided, as far as their pools are
     /// here. (The lock words go with those of all that is not decided.)
+    #[cfg(feature = "two-phase")]
     fn give_up_prepared(&self, finished: &mut Finished) {
         for (_, space) in &self.pools {
             for prepared in space.prepared() {
@@ -135,6 +144,7 @@ impl Cluster {
     /// Lets go of inodes that transactions have collected which were never decided. (Nothing of such a transaction is in
     /// place anywhere, so the lock words are all there is to undo.)
     pub fn let_go_undecided(&self, unknown: Unknown, finished: &mut Finished) -> Result<(), RegionError> {
+        #[cfg(feature = "two-phase")]
         self.give_up_prepared(finished);
         let mut held: BTreeMap<TxnId, Vec<(RegionId, u64)>> = BTreeMap::new();
         for (&region, &at) in &self.of_region {

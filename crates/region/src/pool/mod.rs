@@ -7,6 +7,8 @@
 mod mend;
 mod open;
 mod peers;
+#[cfg(feature = "two-phase")]
+mod prepared;
 mod redo_log;
 mod segment_table;
 mod sequence;
@@ -19,6 +21,9 @@ use redo_log::RedoLog;
 use segment_table::SegmentTable;
 use sequence::Sequence;
 use std::sync::Arc;
+
+#[cfg(feature = "two-phase")]
+pub use prepared::PreparedPart;
 
 /// Who a pool belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +79,7 @@ pub enum RemotePart {
     /// It has handed out what is to be written.
     Collected(CollectedPart),
     /// It is prepared there, in a record of that pool (two-phase commit), and all that remains is to say so.
+    #[cfg(feature = "two-phase")]
     Prepared(RegionId),
 }
 
@@ -82,7 +88,17 @@ impl RemotePart {
     pub fn region(&self) -> RegionId {
         match self {
             RemotePart::Collected(part) => part.region,
+            #[cfg(feature = "two-phase")]
             RemotePart::Prepared(region) => *region,
+        }
+    }
+
+    /// What is to be written there, if that is known here.
+    pub fn collected(&self) -> Option<&CollectedPart> {
+        match self {
+            RemotePart::Collected(part) => Some(part),
+            #[cfg(feature = "two-phase")]
+            RemotePart::Prepared(_) => None,
         }
     }
 }
@@ -124,17 +140,6 @@ impl CollectedPart {
         };
         Ok((part, collected.outcomes))
     }
-}
-
-/// What a region of this pool has prepared for another node's transaction.
-#[derive(Clone, Debug)]
-pub struct PreparedPart {
-    /// record
-    pub record: RedoId,
-    /// transaction
-    pub txn: TxnId,
-    /// what remains to be put in place once it is committed
-    pub part: CollectedPart,
 }
 
 /// Segments of a pool: table, free list, redo log slots. Shared by the regions of the pool; `Send + Sync`.
@@ -234,36 +239,10 @@ impl PoolSpace {
         self.redo.applied(&self.pmem, &self.layout, record)
     }
 
-    /// Logs what a region of this pool has prepared for another node's transaction (two-phase commit), durably. When its
-    /// end is known, put it in place or not, then [`Self::retire`] the record.
-    ///
-    /// # Errors
-    /// As [`Self::log`].
-    pub fn log_prepared(&self, txn: TxnId, part: CollectedPart) -> Result<PreparedPart, RegionError> {
-        let remote = [RemotePart::Collected(part.clone())];
-        let record = self.redo.log(&self.pmem, &self.layout, txn, [], &remote)?;
-        self.redo.nothing_to_apply(record);
-        Ok(PreparedPart { record, txn, part })
-    }
-
     /// Records found at `open` whose remote parts are not known to be dispatched. Dispatch, then `retire`.
     pub fn undispatched(&self) -> Vec<Undispatched> {
         let found = self.redo.found().into_iter();
         found.filter(|record| self.coordinates(record.txn)).collect()
-    }
-
-    /// Parts found at `open` that are prepared for transactions of other nodes: their coordinators know whether to put
-    /// them in place.
-    pub fn prepared(&self) -> Vec<PreparedPart> {
-        let found = self.redo.found().into_iter();
-        let others = found.filter(|record| !self.coordinates(record.txn));
-        let parts = others.flat_map(|Undispatched { record, txn, remote }| {
-            remote.into_iter().filter_map(move |part| match part {
-                RemotePart::Collected(part) => Some(PreparedPart { record, txn, part }),
-                RemotePart::Prepared(_) => None,
-            })
-        });
-        parts.collect()
     }
 
     fn coordinates(&self, txn: TxnId) -> bool {

@@ -18,6 +18,8 @@ use std::collections::BTreeSet;
 
 /// Record numbers have 56 bits.
 const NUMBER_MAX: u64 = (1 << 56) - 1;
+/// What is said of records that a program for comparison has left.
+const NOT_HERE: &str = "a transaction of two-phase commit, which nodes do only where they are built to be compared";
 
 pub(super) struct RedoLog {
     state: Mutex<State>,
@@ -101,6 +103,7 @@ impl RedoLog {
                     RemotePart::Collected(part) => {
                         RedoEncoder::collected_size(part.writes.iter().map(|w| w.1.len()), part.locks.len())
                     }
+                    #[cfg(feature = "two-phase")]
                     RemotePart::Prepared(_) => RedoEncoder::PREPARED_SIZE,
                 })
                 .sum::<usize>();
@@ -120,6 +123,7 @@ impl RedoLog {
                         let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));
                         encoder.collected(part.region, writes, &part.locks);
                     }
+                    #[cfg(feature = "two-phase")]
                     RemotePart::Prepared(region) => encoder.prepared(*region),
                 }
             }
@@ -169,6 +173,7 @@ impl RedoLog {
     }
 
     /// As [`Self::applied`], for a record without a local part, whose state on the media may stay what it is.
+    #[cfg(feature = "two-phase")]
     pub fn nothing_to_apply(&self, record: RedoId) {
         let slot = &mut self.state.lock().slots[record.slot() as usize];
         assert!(slot.number == record.number(), "{record:?} is not in the redo log");
@@ -323,8 +328,9 @@ fn recover_slot(
         Err(why) => return Err(why.to_string()),
     };
     if record.txn.node() != node && !record.remote.is_empty() {
-        check_prepared(table, &record)?;
+        check_prepared(table, &record, cfg!(feature = "two-phase"))?;
     }
+    let remote: Vec<RemotePart> = record.remote.into_iter().map(to_dispatch).collect::<Result<_, _>>()?;
     if logged == RedoState::Logged {
         // all or nothing: every address is checked before the first byte is written
         let mut writes = Vec::with_capacity(record.local.len());
@@ -350,22 +356,29 @@ fn recover_slot(
         }
         pmem.fence();
     }
-    if record.remote.is_empty() {
-        return Ok(Recovered::Done);
+    match remote.is_empty() {
+        true => Ok(Recovered::Done),
+        false => Ok(Recovered::ToDispatch(record.txn, remote)),
     }
-    let remote = record.remote.into_iter().map(|part| match part {
-        RedoPart::Collected { region, writes, locks } => RemotePart::Collected(CollectedPart {
+}
+
+fn to_dispatch(part: RedoPart<'_>) -> Result<RemotePart, String> {
+    match part {
+        RedoPart::Collected { region, writes, locks } => Ok(RemotePart::Collected(CollectedPart {
             region,
             writes: writes.into_iter().map(|(gpa, bytes)| (gpa, bytes.to_vec())).collect(),
             locks,
-        }),
-        RedoPart::Prepared { region } => RemotePart::Prepared(region),
-    });
-    Ok(Recovered::ToDispatch(record.txn, remote.collect()))
+        })),
+        #[cfg(feature = "two-phase")]
+        RedoPart::Prepared { region } => Ok(RemotePart::Prepared(region)),
+        #[cfg(not(feature = "two-phase"))]
+        RedoPart::Prepared { .. } => Err(NOT_HERE.into()),
+    }
 }
 
-/// Another node's transaction: the record holds what a region of this pool has prepared for it, and nothing else.
-fn check_prepared(table: &SegmentTable, record: &RedoRecord<'_>) -> Result<(), String> {
+/// Another node's transaction: the record holds what a region of this pool has prepared for it, and nothing else. `known`: this
+/// program does two-phase commit.
+pub(super) fn check_prepared(table: &SegmentTable, record: &RedoRecord<'_>, known: bool) -> Result<(), String> {
     let [RedoPart::Collected { region, locks, .. }] = record.remote.as_slice() else {
         return Err(format!(
             "{:?} is another node's, and not one part prepared for it",
@@ -379,7 +392,7 @@ fn check_prepared(table: &SegmentTable, record: &RedoRecord<'_>) -> Result<(), S
             record.txn
         ));
     }
-    Ok(())
+    known.then_some(()).ok_or_else(|| NOT_HERE.into())
 }
 
 fn store_state(pmem: &Pmem, layout: &PoolLayout, slot: u32, state: RedoState, number: u64) {

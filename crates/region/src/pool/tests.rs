@@ -1,10 +1,11 @@
 //! Pools under power cuts, damage and full tables.
 
+use super::redo_log::check_prepared;
 use super::*;
 use parking_lot::Mutex;
 use polvo_format::{
-    ERAS_KEPT, KnownPool, LINE, REDO_RECORD_MAX, RedoState, RegionOffset, SUPERBLOCK_SIZE, SUPERBLOCK_USED,
-    SegmentEntry, SegmentIndex, SegmentOwner,
+    ERAS_KEPT, KnownPool, LINE, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, RegionOffset, SUPERBLOCK_SIZE,
+    SUPERBLOCK_USED, SegmentEntry, SegmentIndex, SegmentOwner,
 };
 use polvo_pmem::sim::{CrashImage, KeepAll, LoseAll, RandomLines};
 use polvo_proto::FsError;
@@ -444,6 +445,7 @@ fn retiring_cut_short_leaves_the_record_or_not() {
     assert_eq!(counts, [0, 1].into());
 }
 
+#[cfg(feature = "two-phase")]
 #[test]
 fn a_prepared_part_is_found_until_it_is_retired() {
     let (space, ..) = with_words();
@@ -472,6 +474,7 @@ fn a_prepared_part_is_found_until_it_is_retired() {
     assert_eq!(reopened(&now(&space)).prepared()[0].part, prepared.part);
 }
 
+#[cfg(feature = "two-phase")]
 #[test]
 fn a_record_of_another_node_that_is_nothing_prepared_is_damage() {
     let here = || RemotePart::Collected(prepared_here());
@@ -491,6 +494,21 @@ fn a_record_of_another_node_that_is_nothing_prepared_is_damage() {
         assert!(why.contains("redo log") && why.contains("another node's"), "{why}");
         assert_eq!(space.pmem().read_u64(one), 1, "nothing is written");
     }
+}
+
+#[test]
+fn a_node_that_does_no_two_phase_commit_refuses_its_records() {
+    let (space, ..) = with_words();
+    let part = prepared_here();
+    let mut buffer = Vec::new();
+    let mut encoder = RedoEncoder::new(&mut buffer, 1, txn_of_others(2));
+    let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
+    encoder.collected(R1, writes, &part.locks);
+    let slot = encoder.finish().to_vec();
+    let record = RedoRecord::decode(&slot).unwrap();
+    assert_eq!(check_prepared(&space.table, &record, true), Ok(()));
+    let why = check_prepared(&space.table, &record, false).unwrap_err();
+    assert!(why.contains("two-phase commit"), "{why}");
 }
 
 #[test]
