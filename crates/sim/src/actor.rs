@@ -1,13 +1,13 @@
 //! A client of the simulated cluster: it draws operations that collide with those of the others, does them, and writes
 //! down what it was told.
 
-use crate::dice::Dice;
 use crate::history::History;
-use crate::hog::{Grown, Hog};
 use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
 use crate::pattern::{self, Tag};
-use crate::plan::{Fault, Plan};
 use crate::plant::{Instead, Planted};
+use crate::rng::Rng;
+use crate::schedule::{Fault, Schedule};
+use crate::space_hog::{Grown, SpaceHog};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::{FileKind, Generation, Ino};
 use polvo_proto::{
@@ -39,7 +39,7 @@ const ENTRIES_MAX: u32 = 500;
 /// What the clients of a run share.
 pub struct Shared {
     /// The run.
-    pub plan: Plan,
+    pub schedule: Schedule,
     /// What was asked and answered.
     pub history: History,
     /// Planted misbehaviour, if any.
@@ -56,11 +56,11 @@ pub struct Shared {
 
 impl Shared {
     /// For one run.
-    pub fn new(plan: &Plan) -> Rc<Shared> {
+    pub fn new(schedule: &Schedule) -> Rc<Shared> {
         Rc::new(Shared {
-            plan: plan.clone(),
+            schedule: schedule.clone(),
             history: History::new(),
-            planted: Planted::new(plan.limits.plant, plan.seed),
+            planted: Planted::new(schedule.limits.plant, schedule.seed),
             dirs: RefCell::new(vec![ROOT]),
             files: RefCell::default(),
             tags: Cell::new(0),
@@ -128,21 +128,21 @@ pub struct Actor {
     name: String,
     client: Rc<LocalClient>,
     shared: Rc<Shared>,
-    dice: Dice,
+    rng: Rng,
     open: Vec<Arc<OpenFile>>,
-    hog: Option<Hog>,
+    space_hog: Option<SpaceHog>,
 }
 
 impl Actor {
-    /// A client that has done nothing yet; `dice` are its own.
-    pub fn new(name: &str, client: Rc<LocalClient>, shared: &Rc<Shared>, dice: Dice) -> Actor {
+    /// A client that has done nothing yet; `rng` is its own.
+    pub fn new(name: &str, client: Rc<LocalClient>, shared: &Rc<Shared>, rng: Rng) -> Actor {
         Actor {
             name: name.to_string(),
             client,
             shared: shared.clone(),
-            dice,
+            rng,
             open: Vec::new(),
-            hog: None,
+            space_hog: None,
         }
     }
 
@@ -150,33 +150,33 @@ impl Actor {
     pub async fn work(&mut self, quota: &Cell<u32>) {
         while quota.get() > 0 {
             quota.set(quota.get() - 1);
-            let pause = self.dice.below(self.shared.plan.pause_us + 1);
+            let pause = self.rng.below(self.shared.schedule.pause_us + 1);
             if pause > 0 {
                 tokio::time::sleep(Duration::from_micros(pause)).await;
             }
-            let small = self.shared.plan.is_small;
-            if small && self.dice.percent(30) {
-                self.hog().await;
+            let small = self.shared.schedule.is_small;
+            if small && self.rng.percent(30) {
+                self.space_hog().await;
             } else {
                 let operation = self.draw();
                 drop(self.perform(operation).await); // whatever came of it is in the history
             }
         }
-        self.hog = None;
+        self.space_hog = None;
     }
 
-    async fn hog(&mut self) {
-        if self.dice.percent(15) {
-            self.hog = None;
+    async fn space_hog(&mut self) {
+        if self.rng.percent(15) {
+            self.space_hog = None;
             return;
         }
-        if self.hog.is_none() {
+        if self.space_hog.is_none() {
             let (dir, tag) = (self.directory(), self.shared.next_tag());
-            self.hog = Hog::make(&self.client, dir, tag).await;
+            self.space_hog = SpaceHog::make(&self.client, dir, tag).await;
         }
-        let Some(hog) = &mut self.hog else { return };
+        let Some(space_hog) = &mut self.space_hog else { return };
         for _ in 0..4 {
-            match hog.grow(&self.client).await {
+            match space_hog.grow(&self.client).await {
                 Grown::More => {}
                 Grown::Full => {
                     self.shared.count(Fault::FullPool);
@@ -184,7 +184,7 @@ impl Actor {
                     return;
                 }
                 Grown::Lost => {
-                    self.hog = None;
+                    self.space_hog = None;
                     return;
                 }
                 Grown::Wrong(why) => {
@@ -199,26 +199,26 @@ impl Actor {
     }
 
     fn directory(&mut self) -> InodeRef {
-        if self.dice.percent(50) {
+        if self.rng.percent(50) {
             return ROOT;
         }
         let dirs = self.shared.dirs.borrow();
-        self.dice.pick(&dirs)
+        self.rng.pick(&dirs)
     }
 
     fn name(&mut self) -> Name {
-        self.dice.below(u64::from(self.shared.plan.names)) as Name
+        self.rng.below(u64::from(self.shared.schedule.names)) as Name
     }
 
     fn any_file(&mut self) -> Option<InodeRef> {
         let files = self.shared.files.borrow();
-        (!files.is_empty()).then(|| self.dice.pick(&files))
+        (!files.is_empty()).then(|| self.rng.pick(&files))
     }
 
     fn any_inode(&mut self) -> Option<InodeRef> {
-        if self.dice.percent(25) {
+        if self.rng.percent(25) {
             let dirs = self.shared.dirs.borrow();
-            let dir = self.dice.pick(&dirs);
+            let dir = self.rng.pick(&dirs);
             return (dir != ROOT).then_some(dir);
         }
         self.any_file()
@@ -228,10 +228,10 @@ impl Actor {
     fn draw(&mut self) -> Operation {
         let (dir, name) = (self.directory(), self.name());
         let inode = self.any_inode();
-        if !self.open.is_empty() && self.dice.percent(55) {
+        if !self.open.is_empty() && self.rng.percent(55) {
             return self.draw_on_open();
         }
-        match (self.dice.below(100), inode) {
+        match (self.rng.below(100), inode) {
             (0..14, _) => Operation::Lookup { dir, name },
             (14..30, _) => Operation::Create {
                 dir,
@@ -250,7 +250,7 @@ impl Actor {
                 old: name,
                 new_dir: self.directory(),
                 new: self.name(),
-                mode: self.dice.pick(&[
+                mode: self.rng.pick(&[
                     RenameMode::Replace,
                     RenameMode::Replace,
                     RenameMode::NoReplace,
@@ -262,7 +262,7 @@ impl Actor {
             (73..78, Some(inode)) => Operation::GetAttr { inode },
             (78..80, Some(inode)) => Operation::SetMode {
                 inode,
-                mode: 0o600 + self.dice.below(64) as u32,
+                mode: 0o600 + self.rng.below(64) as u32,
             },
             (80..86, Some(inode)) => self.draw_xattr(inode),
             _ => match self.any_file() {
@@ -277,13 +277,13 @@ impl Actor {
     }
 
     fn draw_xattr(&mut self, inode: InodeRef) -> Operation {
-        let name = self.dice.below(3) as Name;
-        match self.dice.below(8) {
+        let name = self.rng.below(3) as Name;
+        match self.rng.below(8) {
             0..3 => Operation::SetXattr {
                 inode,
                 name,
                 value: self.shared.next_tag(),
-                mode: self.dice.pick(&[XattrMode::Any, XattrMode::Create, XattrMode::Replace]),
+                mode: self.rng.pick(&[XattrMode::Any, XattrMode::Create, XattrMode::Replace]),
             },
             3..6 => Operation::GetXattr { inode, name },
             6 => Operation::RemoveXattr { inode, name },
@@ -292,32 +292,32 @@ impl Actor {
     }
 
     fn draw_len(&mut self) -> u64 {
-        let max = if self.shared.plan.is_small {
+        let max = if self.shared.schedule.is_small {
             EAGER_MAX as u64
         } else {
             20_000
         };
-        match self.dice.below(4) {
-            0 => self.dice.between(1, 100),
+        match self.rng.below(4) {
+            0 => self.rng.between(1, 100),
             1 => 4096,
-            2 => self.dice.between(1, 5_000.min(max)),
-            _ => self.dice.between(1, max),
+            2 => self.rng.between(1, 5_000.min(max)),
+            _ => self.rng.between(1, max),
         }
     }
 
     fn draw_on_open(&mut self) -> Operation {
-        let which = self.dice.below(self.open.len() as u64) as usize;
+        let which = self.rng.below(self.open.len() as u64) as usize;
         let inode = self.open[which].inode();
-        let mut offset = self.dice.below(self.shared.plan.file_max);
-        if self.dice.percent(30) {
+        let mut offset = self.rng.below(self.shared.schedule.file_max);
+        if self.rng.percent(30) {
             offset &= !4095;
         }
         let len = self.draw_len();
-        match self.dice.below(100) {
+        match self.rng.below(100) {
             0..36 => Operation::Read {
                 inode,
-                offset: if self.dice.percent(50) { 0 } else { offset },
-                len: if self.dice.percent(50) { 70_000 } else { len },
+                offset: if self.rng.percent(50) { 0 } else { offset },
+                len: if self.rng.percent(50) { 70_000 } else { len },
             },
             36..60 => Operation::Write {
                 inode,
@@ -333,7 +333,7 @@ impl Actor {
             74..81 => Operation::Truncate { inode, size: offset },
             81..89 => Operation::Fallocate {
                 inode,
-                mode: self.dice.pick(&[
+                mode: self.rng.pick(&[
                     FallocateMode::PunchHole,
                     FallocateMode::PunchHole,
                     FallocateMode::ZeroRange { keep_size: true },

@@ -1,7 +1,7 @@
 //! Many runs, some at a time: each in one thread from its beginning to its end.
 
-use crate::plan::{Limits, Plan};
 use crate::report::{Counts, Report};
+use crate::schedule::{Limits, Schedule};
 use crate::simulation::simulate;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -36,7 +36,7 @@ pub fn run(
                         break;
                     }
                     *slot.lock().expect("nobody panics with it") = Some((seed, Instant::now()));
-                    let report = simulate(&Plan::of(seed, limits));
+                    let report = simulate(&Schedule::of(seed, limits));
                     *slot.lock().expect("nobody panics with it") = None;
                     if send.send(report).is_err() {
                         break;
@@ -52,7 +52,10 @@ pub fn run(
                     progress(&total);
                     if report.failure.is_some() {
                         stop.store(true, Ordering::Relaxed);
-                        if failed.as_ref().is_none_or(|other| other.plan.seed > report.plan.seed) {
+                        if failed
+                            .as_ref()
+                            .is_none_or(|other| other.schedule.seed > report.schedule.seed)
+                        {
                             failed = Some(report);
                         }
                     }
@@ -64,8 +67,8 @@ pub fn run(
                         if let Some((seed, since)) = now
                             && since.elapsed() > HANG
                         {
-                            let plan = Plan::of(seed, limits);
-                            eprintln!("{plan}\nhangs: repeat it with\n    {}", plan.command());
+                            let schedule = Schedule::of(seed, limits);
+                            eprintln!("{schedule}\nhangs: repeat it with\n    {}", schedule.command());
                             std::process::exit(1);
                         }
                     }

@@ -2,9 +2,9 @@
 //! so that faults overlap.
 
 use crate::actor::Shared;
-use crate::crew::Crew;
-use crate::dice::Dice;
-use crate::plan::{Fault, Home};
+use crate::rng::Rng;
+use crate::schedule::{Fault, Home};
+use crate::workload::Workload;
 use polvo_node::sim::Cluster;
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,37 +23,37 @@ enum Remedy {
 
 struct Faults<'a> {
     cluster: &'a mut Cluster,
-    crew: &'a mut Crew,
+    workload: &'a mut Workload,
     shared: Rc<Shared>,
-    dice: Dice,
+    rng: Rng,
     remedies: Vec<(Instant, Remedy)>,
 }
 
-/// Makes the faults of the plan while the crew works, and ends when its work is done and everything is undone.
+/// Makes the faults of the schedule while the clients work, and ends when their work is done and everything is undone.
 ///
 /// # Errors
 /// A node that does not start again, and why.
-pub async fn run(cluster: &mut Cluster, crew: &mut Crew, shared: &Rc<Shared>) -> Result<(), String> {
-    let plan = &shared.plan;
+pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Shared>) -> Result<(), String> {
+    let schedule = &shared.schedule;
     let mut faults = Faults {
         cluster,
-        crew,
+        workload,
         shared: shared.clone(),
-        dice: Dice::new(plan.seed, 2),
+        rng: Rng::new(schedule.seed, 2),
         remedies: Vec::new(),
     };
-    if let Some(delay) = &plan.delay {
+    if let Some(delay) = &schedule.delay {
         faults.cluster.network().set_delay(delay.clone());
         shared.count(Fault::Delays);
     }
     // as long as the work takes, roughly
-    let span_us = u64::from(plan.operations) * (plan.pause_us / 2 + 3_000);
-    let mut left = plan.faults;
+    let span_us = u64::from(schedule.operations) * (schedule.pause_us / 2 + 3_000);
+    let mut left = schedule.faults;
     let mut next = faults.later(span_us / 3);
     loop {
         let now = Instant::now();
         faults.remedy(now).await?;
-        if faults.crew.is_done() {
+        if faults.workload.is_done() {
             break;
         }
         if left > 0 && now >= next {
@@ -75,7 +75,7 @@ pub async fn run(cluster: &mut Cluster, crew: &mut Crew, shared: &Rc<Shared>) ->
 
 impl Faults<'_> {
     fn later(&mut self, at_most_us: u64) -> Instant {
-        Instant::now() + Duration::from_micros(self.dice.below(at_most_us + 1))
+        Instant::now() + Duration::from_micros(self.rng.below(at_most_us + 1))
     }
 
     fn note(&self, what: &str) {
@@ -84,7 +84,7 @@ impl Faults<'_> {
 
     /// How long a fault lasts: mostly short, now and then longer than a lease.
     fn duration(&mut self) -> Instant {
-        let at_most_ms = match self.dice.below(10) {
+        let at_most_ms = match self.rng.below(10) {
             0..5 => 300,
             5..9 => 4_000,
             _ => 40_000,
@@ -93,11 +93,11 @@ impl Faults<'_> {
     }
 
     fn host(&mut self) -> String {
-        let nodes = u64::from(self.shared.plan.nodes);
-        let hosts = nodes + self.crew.members.len() as u64;
-        match self.dice.below(hosts) {
+        let nodes = u64::from(self.shared.schedule.nodes);
+        let hosts = nodes + self.workload.members.len() as u64;
+        match self.rng.below(hosts) {
             node if node < nodes => format!("node-{node}"),
-            client => self.crew.members[(client - nodes) as usize].host(),
+            client => self.workload.members[(client - nodes) as usize].host(),
         }
     }
 
@@ -106,15 +106,15 @@ impl Faults<'_> {
     }
 
     async fn make(&mut self) {
-        let node = self.dice.below(u64::from(self.shared.plan.nodes)) as u16;
-        match self.dice.below(100) {
+        let node = self.rng.below(u64::from(self.shared.schedule.nodes)) as u16;
+        match self.rng.below(100) {
             0..15 => self.node_dies(node, false).await,
             15..30 => self.node_dies(node, true).await,
             30..40 => {
-                let power = self.dice.percent(60);
+                let power = self.rng.percent(60);
                 self.note("all nodes at once");
                 self.shared.count(Fault::AllNodes);
-                for node in 0..self.shared.plan.nodes {
+                for node in 0..self.shared.schedule.nodes {
                     self.node_dies(node, power).await;
                 }
             }
@@ -147,8 +147,8 @@ impl Faults<'_> {
     }
 
     fn set_delay(&self, host: &str, delay: std::ops::RangeInclusive<Duration>) {
-        let nodes = (0..self.shared.plan.nodes).map(|node| format!("node-{node}"));
-        let clients = self.crew.members.iter().map(|member| member.host());
+        let nodes = (0..self.shared.schedule.nodes).map(|node| format!("node-{node}"));
+        let clients = self.workload.members.iter().map(|member| member.host());
         for other in nodes.chain(clients) {
             self.cluster.network().set_delay_between(host, &other, delay.clone());
             self.cluster.network().set_delay_between(&other, host, delay.clone());
@@ -157,7 +157,7 @@ impl Faults<'_> {
 
     fn usual_delay(&self) -> std::ops::RangeInclusive<Duration> {
         let usual = Duration::from_micros(20)..=Duration::from_millis(2);
-        self.shared.plan.delay.clone().unwrap_or(usual)
+        self.shared.schedule.delay.clone().unwrap_or(usual)
     }
 
     fn partition(&mut self, one_way: bool) {
@@ -180,11 +180,14 @@ impl Faults<'_> {
         if !self.cluster.is_running(node) {
             return;
         }
-        let inside = self.crew.inside(node);
-        let corpses: Vec<_> = inside.iter().filter_map(|number| self.crew.kill(*number)).collect();
+        let colocated = self.workload.colocated(node);
+        let corpses: Vec<_> = colocated
+            .iter()
+            .filter_map(|number| self.workload.kill(*number))
+            .collect();
         if power {
             self.note(&format!("node {node} loses power"));
-            let seed = self.dice.below(1 << 40);
+            let seed = self.rng.below(1 << 40);
             self.cluster.power_cut(node, seed).await;
             self.shared.count(Fault::PowerCut);
         } else {
@@ -200,16 +203,18 @@ impl Faults<'_> {
     }
 
     async fn client_dies(&mut self) {
-        let running = self.crew.running();
-        let outside: Vec<usize> = running
+        let running = self.workload.running();
+        let remote: Vec<usize> = running
             .into_iter()
-            .filter(|number| self.crew.members[*number].home == Home::Outside)
+            .filter(|number| self.workload.members[*number].home == Home::Remote)
             .collect();
-        if outside.is_empty() {
+        if remote.is_empty() {
             return;
         }
-        let number = self.dice.pick(&outside);
-        let Some(corpse) = self.crew.kill(number) else { return };
+        let number = self.rng.pick(&remote);
+        let Some(corpse) = self.workload.kill(number) else {
+            return;
+        };
         self.cluster.network().disconnect(corpse.host());
         corpse.gone().await;
         self.shared.count(Fault::ClientDeath);
@@ -222,7 +227,7 @@ impl Faults<'_> {
             let (_, remedy) = self.remedies.remove(due);
             match remedy {
                 Remedy::Restart(node) => self.restart(node).await?,
-                Remedy::Revive(number) => self.crew.begin(self.cluster, number),
+                Remedy::Revive(number) => self.workload.begin(self.cluster, number),
                 Remedy::Heal(a, b) => {
                     self.note(&format!("{a} and {b} hear each other again"));
                     self.cluster.network().heal(&a, &b);
@@ -240,9 +245,9 @@ impl Faults<'_> {
         self.note(&format!("node {node} starts again"));
         let restarted = self.cluster.restart(node).await;
         restarted.map_err(|error| format!("node {node} does not start again: {error}"))?;
-        for number in 0..self.crew.members.len() {
-            if self.crew.members[number].home == Home::Inside(node) {
-                self.crew.begin(self.cluster, number);
+        for number in 0..self.workload.members.len() {
+            if self.workload.members[number].home == Home::Colocated(node) {
+                self.workload.begin(self.cluster, number);
             }
         }
         Ok(())

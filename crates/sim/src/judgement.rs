@@ -3,10 +3,10 @@
 
 use crate::actor::{DIRECTORY_MODE, FILE_MODE, ROOT};
 use crate::attributes;
-use crate::contents;
+use crate::contents_model;
 use crate::history::Record;
 use crate::linearizability::{Event, Model, Verdict, check};
-use crate::names::{self, Id, Known, Names, Origin};
+use crate::names_model::{self, Id, Known, Names, Origin};
 use crate::operation::{Answer, Operation, Outcome, Shown};
 use crate::report::Counts;
 use polvo_format::FileKind;
@@ -36,16 +36,17 @@ pub fn judge(records: &[Record], is_small: bool, counts: &mut Counts) -> Vec<Str
     });
     for (inode, (events, which)) in of_contents(records) {
         let what = format!("the bytes of {}", Shown(inode));
-        let why = |state: &contents::Contents, event: &Event<contents::Ask, contents::Told>| match event {
-            Event {
-                op: contents::Ask::Read { offset, len },
-                returned: Some((_, contents::Told::Bytes(bytes))),
-                ..
-            } => contents::difference(state, *offset, *len, bytes),
-            _ => String::new(),
-        };
+        let why =
+            |state: &contents_model::Contents, event: &Event<contents_model::Ask, contents_model::Told>| match event {
+                Event {
+                    op: contents_model::Ask::Read { offset, len },
+                    returned: Some((_, contents_model::Told::Bytes(bytes))),
+                    ..
+                } => contents_model::difference(state, *offset, *len, bytes),
+                _ => String::new(),
+            };
         examine(
-            &contents::File,
+            &contents_model::File,
             &events,
             &which,
             records,
@@ -203,8 +204,8 @@ fn number(records: &[Record]) -> Numbers {
 }
 
 /// The history of all names.
-fn of_names(records: &[Record]) -> (Names, Vec<Event<names::Ask, names::Told>>, Vec<usize>) {
-    use names::{Ask, Told};
+fn of_names(records: &[Record]) -> (Names, Vec<Event<names_model::Ask, names_model::Told>>, Vec<usize>) {
+    use names_model::{Ask, Told};
     let mut numbers = number(records);
     let mut events = (Vec::new(), Vec::new());
     for (which, record) in records.iter().enumerate() {
@@ -244,7 +245,7 @@ fn of_names(records: &[Record]) -> (Names, Vec<Event<names::Ask, names::Told>>, 
                 let made = match outcome {
                     Some(Ok(Answer::Inode(inode, _))) => id(inode),
                     _ if is_open => numbers.add(*kind == FileKind::Directory, Origin::Placeholder),
-                    _ => names::ROOT, // nothing was made
+                    _ => names_model::ROOT, // nothing was made
                 };
                 (Ask::Create { dir, name, id: made }, told)
             }
@@ -333,8 +334,8 @@ fn about(operation: &Operation) -> Option<InodeRef> {
 }
 
 /// Of each file the history of its bytes.
-fn of_contents(records: &[Record]) -> BTreeMap<InodeRef, Events<contents::Ask, contents::Told>> {
-    use contents::{Ask, Told};
+fn of_contents(records: &[Record]) -> BTreeMap<InodeRef, Events<contents_model::Ask, contents_model::Told>> {
+    use contents_model::{Ask, Told};
     let mut all = BTreeMap::new();
     for (which, record) in records.iter().enumerate() {
         let is_open = record.returned.is_none();

@@ -5,10 +5,10 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use polvo_node::Transactions;
 use polvo_sim::campaign;
-use polvo_sim::plan::{Fault, Limits, Plan};
+use polvo_sim::minimize::minimize;
 use polvo_sim::plant::Plant;
 use polvo_sim::report::{Counts, Report};
-use polvo_sim::shrink::shrink;
+use polvo_sim::schedule::{Fault, Limits, Schedule};
 use polvo_sim::simulation::simulate;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -84,23 +84,23 @@ fn main() -> ExitCode {
         },
     };
     match options.seed {
-        Some(seed) => one(&options, &Plan::of(seed, &limits)),
+        Some(seed) => one(&options, &Schedule::of(seed, &limits)),
         None => many(&options, &limits),
     }
 }
 
-fn one(options: &Options, plan: &Plan) -> ExitCode {
-    let report = simulate(plan);
+fn one(options: &Options, schedule: &Schedule) -> ExitCode {
+    let report = simulate(schedule);
     if options.trace {
         report.trace.iter().for_each(|line| println!("{line}"));
     }
     match &report.failure {
         None => {
-            println!("seed {}: as promised; {}", plan.seed, summary(&report.counts));
+            println!("seed {}: as promised; {}", schedule.seed, summary(&report.counts));
             ExitCode::SUCCESS
         }
         Some(failure) => {
-            println!("seed {} FAILS\n{failure}", plan.seed);
+            println!("seed {} FAILS\n{failure}", schedule.seed);
             ExitCode::FAILURE
         }
     }
@@ -140,15 +140,15 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
 }
 
 fn show(options: &Options, report: Report) {
-    let whole = report.plan.command();
-    let report = if options.no_shrink { report } else { shrink(report) };
+    let whole = report.schedule.command();
+    let report = if options.no_shrink { report } else { minimize(report) };
     if options.trace {
         report.trace.iter().for_each(|line| println!("{line}"));
     }
-    println!("\nFAILED {}", report.plan);
+    println!("\nFAILED {}", report.schedule);
     println!("{}", report.failure.as_deref().unwrap_or_default());
-    println!("\nRepeat it with\n    {}", report.plan.command());
-    if report.plan.command() != whole {
+    println!("\nRepeat it with\n    {}", report.schedule.command());
+    if report.schedule.command() != whole {
         println!("and the run it was made smaller from with\n    {whole}");
     }
 }

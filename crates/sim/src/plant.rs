@@ -1,8 +1,8 @@
 //! Planted misbehaviour: a layer between client and history that lies now and then, so that tests can show that the
 //! simulator would notice.
 
-use crate::dice::Dice;
 use crate::operation::{Answer, Operation, Outcome};
+use crate::rng::Rng;
 use polvo_proto::InodeRef;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ impl fmt::Display for Plant {
 /// The layer, for all clients of a run.
 pub struct Planted {
     plant: Option<Plant>,
-    dice: RefCell<Dice>,
+    rng: RefCell<Rng>,
     reads: RefCell<BTreeMap<(InodeRef, u64, u64), Vec<u8>>>,
     late: RefCell<Option<Operation>>,
 }
@@ -64,7 +64,7 @@ impl Planted {
     pub fn new(plant: Option<Plant>, seed: u64) -> Planted {
         Planted {
             plant,
-            dice: RefCell::new(Dice::new(seed, 77)),
+            rng: RefCell::new(Rng::new(seed, 77)),
             reads: RefCell::default(),
             late: RefCell::default(),
         }
@@ -75,7 +75,7 @@ impl Planted {
         let Some(plant) = self.plant else {
             return Instead::Nothing;
         };
-        let now = self.dice.borrow_mut().below(ONE_IN) == 0;
+        let now = self.rng.borrow_mut().below(ONE_IN) == 0;
         match (plant, operation) {
             (Plant::LostWrite, Operation::Write { .. }) if now => Instead::Say(Answer::Done),
             (Plant::LostUnlink, Operation::Unlink { .. }) if now => Instead::Say(Answer::Done),

@@ -1,6 +1,6 @@
 //! What a run has found.
 
-use crate::plan::{Fault, Plan};
+use crate::schedule::{Fault, Schedule};
 use std::collections::BTreeMap;
 
 /// What happened in a run, or in many.
@@ -44,7 +44,7 @@ impl Counts {
 #[derive(Clone, Debug)]
 pub struct Report {
     /// What was run.
-    pub plan: Plan,
+    pub schedule: Schedule,
     /// What happened.
     pub counts: Counts,
     /// What is wrong; `None`: nothing.

@@ -1,14 +1,14 @@
-//! One run, from its plan to its report.
+//! One run, from its schedule to its report.
 
 use crate::actor::{Actor, Shared};
 use crate::audit;
-use crate::crew::{Crew, outside};
-use crate::dice::Dice;
 use crate::faults;
 use crate::judgement::judge;
 use crate::panics;
-use crate::plan::Plan;
 use crate::report::{Counts, Report};
+use crate::rng::Rng;
+use crate::schedule::Schedule;
+use crate::workload::{Workload, remote};
 use polvo_client::Transfers;
 use polvo_node::sim::{Cluster, run};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,11 +19,11 @@ use tokio::time::Instant;
 /// Simulated time after which a run is called hung.
 const HANG: Duration = Duration::from_secs(3 * 3600);
 
-/// Runs a plan to its end, in this thread, and judges it.
-pub fn simulate(plan: &Plan) -> Report {
+/// Runs a schedule to its end, in this thread, and judges it.
+pub fn simulate(schedule: &Schedule) -> Report {
     panics::collect();
     let end = catch_unwind(AssertUnwindSafe(|| {
-        run(plan.cluster(), async |cluster| live(cluster, plan).await)
+        run(schedule.cluster(), async |cluster| live(cluster, schedule).await)
     }));
     let panics = panics::take();
     let mut counts = Counts {
@@ -31,7 +31,7 @@ pub fn simulate(plan: &Plan) -> Report {
         ..Counts::default()
     };
     let mut wrong: Vec<String> = panics.into_iter().map(|panic| format!("panic: {panic}")).collect();
-    let mut trace = vec![plan.to_string()];
+    let mut trace = vec![schedule.to_string()];
     if let Ok(end) = end {
         counts.faults = end.shared.faults.take();
         counts.simulated_ms = end.lasted.as_millis() as u64;
@@ -39,10 +39,10 @@ pub fn simulate(plan: &Plan) -> Report {
         wrong.extend(end.failure);
         let (records, lines) = end.shared.history.take();
         trace.extend(lines);
-        wrong.extend(judge(&records, plan.is_small, &mut counts));
+        wrong.extend(judge(&records, schedule.is_small, &mut counts));
     }
     Report {
-        plan: plan.clone(),
+        schedule: schedule.clone(),
         counts,
         failure: (!wrong.is_empty()).then(|| wrong.join("\n")),
         trace,
@@ -55,8 +55,8 @@ struct End {
     lasted: Duration,
 }
 
-async fn live(cluster: &mut Cluster, plan: &Plan) -> End {
-    let shared = Shared::new(plan);
+async fn live(cluster: &mut Cluster, schedule: &Schedule) -> End {
+    let shared = Shared::new(schedule);
     let start = Instant::now();
     let failure = match tokio::time::timeout(HANG, all_of_it(cluster, &shared)).await {
         Ok(result) => result.err(),
@@ -73,9 +73,9 @@ async fn live(cluster: &mut Cluster, plan: &Plan) -> End {
 }
 
 async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), String> {
-    let mut crew = Crew::start(cluster, shared);
-    faults::run(cluster, &mut crew, shared).await?;
-    crew.dismiss().await;
+    let mut workload = Workload::start(cluster, shared);
+    faults::run(cluster, &mut workload, shared).await?;
+    workload.dismiss().await;
     // those that died are forgotten, and nothing sent before is still under way
     cluster
         .sleep(cluster.timeouts().lease * 3 + Duration::from_secs(20))
@@ -83,8 +83,8 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.rest().await;
     audit::check(cluster, "after all faults have ended")?;
 
-    let (client, maintenance) = outside(cluster, "auditor", Transfers::Client);
-    let mut auditor = Actor::new("auditor", client.clone(), shared, Dice::new(shared.plan.seed, 3));
+    let (client, maintenance) = remote(cluster, "auditor", Transfers::Client);
+    let mut auditor = Actor::new("auditor", client.clone(), shared, Rng::new(shared.schedule.seed, 3));
     audit::read_everything(&mut auditor).await?;
     drop(auditor);
     audit::delete_everything(&client).await?;
@@ -96,7 +96,7 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.sleep(cluster.timeouts().lease * 2).await;
     cluster.rest().await;
     audit::check(cluster, "after everything was deleted")?;
-    let (client, maintenance) = outside(cluster, "accountant", Transfers::Client);
+    let (client, maintenance) = remote(cluster, "accountant", Transfers::Client);
     let result = audit::is_empty(&client).await;
     client.client().shutdown();
     drop(maintenance.await);

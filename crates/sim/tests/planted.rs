@@ -1,8 +1,8 @@
 //! Planted misbehaviour is found, and nothing is where nothing was planted.
 
-use polvo_sim::plan::{Limits, Plan};
+use polvo_sim::minimize::minimize;
 use polvo_sim::plant::Plant;
-use polvo_sim::shrink::shrink;
+use polvo_sim::schedule::{Limits, Schedule};
 use polvo_sim::simulation::simulate;
 
 /// Seeds within which each must be found.
@@ -14,12 +14,12 @@ fn is_found(plant: Plant, word: &str) {
         ..Limits::default()
     };
     let failed = (0..SEEDS)
-        .map(|seed| simulate(&Plan::of(seed, &limits)))
+        .map(|seed| simulate(&Schedule::of(seed, &limits)))
         .find(|r| r.failure.is_some());
     let failed = failed.unwrap_or_else(|| panic!("{plant} is not found within {SEEDS} seeds"));
     let failure = failed.failure.as_deref().unwrap_or_default();
     assert!(failure.contains(word), "{plant} is found for another reason: {failure}");
-    assert!(failed.plan.command().contains(&format!("--plant {plant}")));
+    assert!(failed.schedule.command().contains(&format!("--plant {plant}")));
 }
 
 #[test]
@@ -59,12 +59,12 @@ fn a_failing_run_is_made_smaller_and_still_fails() {
         ..Limits::default()
     };
     let failing = (0..SEEDS)
-        .map(|seed| simulate(&Plan::of(seed, &limits)))
+        .map(|seed| simulate(&Schedule::of(seed, &limits)))
         .find(|r| r.failure.is_some());
     let failing = failing.expect("found by another test");
-    let operations = failing.plan.operations;
-    let smaller = shrink(failing);
+    let operations = failing.schedule.operations;
+    let smaller = minimize(failing);
     assert!(smaller.failure.is_some());
-    assert!(smaller.plan.operations <= operations);
-    assert!(simulate(&smaller.plan).failure.is_some(), "it repeats");
+    assert!(smaller.schedule.operations <= operations);
+    assert!(simulate(&smaller.schedule).failure.is_some(), "it repeats");
 }

@@ -1,6 +1,6 @@
 //! Seeds that have found bugs.
 
-use polvo_sim::plan::{Limits, Plan};
+use polvo_sim::schedule::{Limits, Schedule};
 use polvo_sim::simulation::simulate;
 
 /// A rename that replaces was told EEXIST: twice the new name was made between its look and its attempt, and gone again at the
@@ -31,5 +31,5 @@ fn a_segment_that_goes_hides_no_other() {
 }
 
 fn as_promised(seed: u64) {
-    assert_eq!(simulate(&Plan::of(seed, &Limits::default())).failure, None);
+    assert_eq!(simulate(&Schedule::of(seed, &Limits::default())).failure, None);
 }

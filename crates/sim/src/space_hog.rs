@@ -11,7 +11,7 @@ use std::sync::Arc;
 const PIECE: u64 = 300_000;
 
 /// The file.
-pub struct Hog {
+pub struct SpaceHog {
     file: Arc<OpenFile>,
     /// Bytes that were acknowledged; `None` when the end is not known for sure any more.
     size: Option<u64>,
@@ -30,9 +30,9 @@ pub enum Grown {
     Wrong(String),
 }
 
-impl Hog {
+impl SpaceHog {
     /// Makes one, near a directory.
-    pub async fn make(client: &LocalClient, dir: InodeRef, tag: pattern::Tag) -> Option<Hog> {
+    pub async fn make(client: &LocalClient, dir: InodeRef, tag: pattern::Tag) -> Option<SpaceHog> {
         let new = NewFile {
             kind: FileKind::File,
             mode: 0o600,
@@ -44,7 +44,7 @@ impl Hog {
             xattrs: Vec::new(),
         };
         let (_, file) = client.create_unnamed(dir, new).await.ok()?;
-        Some(Hog {
+        Some(SpaceHog {
             file,
             size: Some(0),
             tag,

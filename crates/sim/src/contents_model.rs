@@ -208,21 +208,21 @@ impl Model for File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Dice;
     use crate::linearizability::{Event, Verdict, check};
+    use crate::rng::Rng;
 
     #[test]
     fn runs_equal_a_byte_array() {
-        let mut dice = Dice::new(1, 1);
+        let mut rng = Rng::new(1, 1);
         let (mut state, mut bytes) = (Contents::default(), Vec::<u8>::new());
         for tag in 1..3000u32 {
-            let (offset, len) = (dice.below(300), dice.between(1, 90));
-            let op = match dice.below(5) {
+            let (offset, len) = (rng.below(300), rng.between(1, 90));
+            let op = match rng.below(5) {
                 0 => Ask::Truncate { size: offset },
                 1 => Ask::Zero {
                     offset,
                     len,
-                    extend: dice.percent(50),
+                    extend: rng.percent(50),
                 },
                 2 => Ask::Append { len, tag },
                 _ => Ask::Write { offset, len, tag },
@@ -251,7 +251,7 @@ mod tests {
             state = File.step(&state, &op, None).expect("all of these succeed");
             assert_eq!(state.size(), bytes.len() as u64);
             assert!(state.reads(0, 1000, &bytes), "{tag}: {op:?}");
-            let (offset, len) = (dice.below(300), dice.between(1, 90));
+            let (offset, len) = (rng.below(300), rng.between(1, 90));
             let start = bytes.len().min(offset as usize);
             let mut part = bytes[start..bytes.len().min((offset + len) as usize)].to_vec();
             assert!(state.reads(offset, len, &part));

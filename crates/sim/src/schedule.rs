@@ -1,7 +1,7 @@
 //! Everything about a run, drawn from its seed.
 
-use crate::dice::Dice;
 use crate::plant::Plant;
+use crate::rng::Rng;
 use polvo_client::{Thresholds, Transfers};
 use polvo_cluster::Timeouts;
 use polvo_node::sim::ClusterOptions;
@@ -14,9 +14,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Home {
     /// On a host of its own.
-    Outside,
+    Remote,
     /// Inside a node; it dies with it.
-    Inside(u16),
+    Colocated(u16),
 }
 
 /// What may go wrong.
@@ -95,7 +95,7 @@ pub struct Limits {
 
 /// A run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct Schedule {
     /// The seed.
     pub seed: u64,
     /// What was set from outside.
@@ -110,7 +110,7 @@ pub struct Plan {
     pub is_small: bool,
     /// Where the clients live.
     pub clients: Vec<Home>,
-    /// Who moves the data of each client that is outside.
+    /// Who moves the data of each remote client.
     pub transfers: Vec<Transfers>,
     /// To whom nodes give one-sided access to data.
     pub one_sided: OneSided,
@@ -137,53 +137,53 @@ pub struct Plan {
 }
 
 /// Client-active two times of three; else server-directed, with sizes that let every way be taken.
-fn transfers(dice: &mut Dice) -> Transfers {
-    if dice.percent(66) {
+fn transfers(rng: &mut Rng) -> Transfers {
+    if rng.percent(66) {
         return Transfers::Client;
     }
     Transfers::Server(Thresholds {
-        eager_write: dice.pick(&[0, 500, 4096]),
-        eager_read: dice.pick(&[0, 500, 16_384]),
-        pooled: dice.pick(&[0, 8192]),
+        eager_write: rng.pick(&[0, 500, 4096]),
+        eager_read: rng.pick(&[0, 500, 16_384]),
+        pooled: rng.pick(&[0, 8192]),
     })
 }
 
-impl Plan {
+impl Schedule {
     /// Draws a run.
-    pub fn of(seed: u64, limits: &Limits) -> Plan {
-        let mut dice = Dice::new(seed, 1);
-        let alone = dice.percent(12);
-        let nodes = dice.between(1, 4) as u16;
-        let is_small = dice.percent(12);
-        let clients = if alone { 1 } else { dice.between(2, 5) };
+    pub fn of(seed: u64, limits: &Limits) -> Schedule {
+        let mut rng = Rng::new(seed, 1);
+        let alone = rng.percent(12);
+        let nodes = rng.between(1, 4) as u16;
+        let is_small = rng.percent(12);
+        let clients = if alone { 1 } else { rng.between(2, 5) };
         let homes: Vec<Home> = (0..clients)
-            .map(|_| match dice.percent(35) {
-                true => Home::Inside(dice.below(u64::from(nodes)) as u16),
-                false => Home::Outside,
+            .map(|_| match rng.percent(35) {
+                true => Home::Colocated(rng.below(u64::from(nodes)) as u16),
+                false => Home::Remote,
             })
             .collect();
-        let quiet = dice.percent(if alone { 60 } else { 20 });
-        let faults = if quiet { 0 } else { dice.between(1, 7) as u32 };
-        let delay = dice.percent(40).then(|| {
-            let low = dice.between(1, 50);
-            let high = dice.pick(&[100, 5_000, 60_000]);
+        let quiet = rng.percent(if alone { 60 } else { 20 });
+        let faults = if quiet { 0 } else { rng.between(1, 7) as u32 };
+        let delay = rng.percent(40).then(|| {
+            let low = rng.between(1, 50);
+            let high = rng.pick(&[100, 5_000, 60_000]);
             Duration::from_micros(low)..=Duration::from_micros(high)
         });
         let operations = match limits.operations {
             Some(operations) => operations,
             None if alone => 200,
-            None if dice.percent(20) => dice.between(60, 150) as u32,
-            None => dice.between(20, 50) as u32,
+            None if rng.percent(20) => rng.between(60, 150) as u32,
+            None => rng.between(20, 50) as u32,
         };
-        // dice of its own, so that what else a seed draws stays what it was
-        let mut moving = Dice::new(seed, 4);
+        // numbers of its own, so that what else a seed draws stays what it was
+        let mut moving = Rng::new(seed, 4);
         let one_sided = match moving.percent(10) {
             true => OneSided::Nodes,
             false => OneSided::All,
         };
         let transfers = homes.iter().map(|_| transfers(&mut moving)).collect();
         // and so here
-        let mut summing = Dice::new(seed, 5);
+        let mut summing = Rng::new(seed, 5);
         let checksums = summing.percent(80);
         let verifying = homes.iter().map(|_| summing.percent(50)).collect();
         let scrub = summing.percent(30).then_some(ScrubPace {
@@ -191,11 +191,11 @@ impl Plan {
             rate: 1 << 20,
         });
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
-        Plan {
+        Schedule {
             seed,
             limits: limits.clone(),
             nodes,
-            regions_per_node: dice.between(1, 3) as u16,
+            regions_per_node: rng.between(1, 3) as u16,
             pool_bytes: if is_small { 8 << 20 } else { 32 << 20 },
             is_small,
             clients: homes[..kept].to_vec(),
@@ -207,10 +207,10 @@ impl Plan {
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
-            lease: Duration::from_secs(dice.pick(&[6, 6, 30])),
-            pause_us: dice.pick(&[1, 1_000, 20_000, 200_000]),
-            names: dice.between(2, 5) as u8,
-            file_max: dice.pick(&[600, 9_000, 40_000]),
+            lease: Duration::from_secs(rng.pick(&[6, 6, 30])),
+            pause_us: rng.pick(&[1, 1_000, 20_000, 200_000]),
+            names: rng.between(2, 5) as u8,
+            file_max: rng.pick(&[600, 9_000, 40_000]),
         }
     }
 
@@ -253,16 +253,16 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let homes: Vec<String> = self
             .clients
             .iter()
             .zip(&self.transfers)
             .map(|(home, transfers)| match (home, transfers) {
-                (Home::Outside, Transfers::Client) => "outside".to_string(),
-                (Home::Outside, Transfers::Server(_)) => "outside, server-directed".to_string(),
-                (Home::Inside(node), _) => format!("in node {node}"),
+                (Home::Remote, Transfers::Client) => "remote".to_string(),
+                (Home::Remote, Transfers::Server(_)) => "remote, server-directed".to_string(),
+                (Home::Colocated(node), _) => format!("colocated with node {node}"),
             })
             .zip(&self.verifying)
             .map(|(client, verifies)| if *verifies { client + ", verifying" } else { client })

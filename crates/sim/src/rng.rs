@@ -2,18 +2,18 @@
 
 /// Pseudo-random numbers (SplitMix64), the same for a seed everywhere.
 #[derive(Clone, Debug)]
-pub struct Dice {
+pub struct Rng {
     state: u64,
 }
 
-impl Dice {
+impl Rng {
     /// Numbers of their own for each part (`stream`) of a run, so that one part drawing more does not change the others.
-    pub fn new(seed: u64, stream: u64) -> Dice {
-        let mut dice = Dice {
+    pub fn new(seed: u64, stream: u64) -> Rng {
+        let mut rng = Rng {
             state: seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93),
         };
-        dice.draw();
-        dice
+        rng.draw();
+        rng
     }
 
     fn draw(&mut self) -> u64 {
