@@ -397,74 +397,24 @@ impl Actor {
                 let attr = client.lookup(*dir, &spelled(*name)).await?;
                 Ok(Answer::Inode(inode_of(&attr), attr.kind))
             }
-            Operation::Create { dir, name, kind } if *kind == FileKind::Directory => {
-                let attr = client.create(*dir, &spelled(*name), new_file(*kind)).await?;
-                Ok(Answer::Inode(inode_of(&attr), attr.kind))
-            }
-            Operation::Create { dir, name, kind } => {
-                let (attr, file) = client.create_open(*dir, &spelled(*name), new_file(*kind)).await?;
-                self.keep_open(file);
-                Ok(Answer::Inode(inode_of(&attr), attr.kind))
-            }
-            Operation::Open { inode } => {
-                let file = client.open(*inode).await?;
-                self.keep_open(file);
-                Ok(Answer::Done)
-            }
-            Operation::Close { inode } => {
-                let at = self.open.iter().position(|file| file.inode() == *inode);
-                self.open.remove(at.ok_or(FsError::BadHandle)?);
-                Ok(Answer::Done)
-            }
-            Operation::Read { inode, offset, len } => {
-                let file = self.find_open(*inode)?;
-                let mut bytes = vec![0xee; *len as usize];
-                // some by registered memory; which, the operation says
-                let read = if offset % 4 == 1 {
-                    let buffer = client.client().buffer(bytes.len())?;
-                    let read = client.read_into(&file, *offset, &buffer, 0, bytes.len()).await?;
-                    buffer.read(0, &mut bytes);
-                    read
-                } else {
-                    client.read(&file, *offset, &mut bytes).await?
-                };
-                bytes.truncate(read);
-                Ok(Answer::Bytes(bytes))
-            }
+            Operation::Create { dir, name, kind } => self.create(*dir, &spelled(*name), *kind).await,
+            Operation::Open { inode } => self.open(*inode).await,
+            Operation::Close { inode } => self.close(*inode),
+            Operation::Read { inode, offset, len } => self.read(*inode, *offset, *len).await,
             Operation::Write {
                 inode,
                 offset,
                 len,
                 tag,
             } => {
-                let file = self.find_open(*inode)?;
-                let bytes = pattern::bytes(*tag, *len);
-                let written = if tag % 4 == 1 {
-                    let buffer = client.client().buffer(bytes.len())?;
-                    buffer.write(0, &bytes);
-                    client.write_from(&file, *offset, &buffer, 0, bytes.len()).await?
-                } else {
-                    client.write(&file, *offset, &bytes).await?
-                };
-                if written as u64 == *len {
-                    Ok(Answer::Done)
-                } else {
-                    Ok(Answer::At(written as u64))
-                }
+                self.write(*inode, *offset, &pattern::bytes(*tag, *len), tag % 4 == 1)
+                    .await
             }
-            Operation::Append { inode, len, tag } => {
-                let file = self.find_open(*inode)?;
-                let (at, written) = client.append(&file, &pattern::bytes(*tag, *len)).await?;
-                // a part of an append answers nothing that was asked
-                Ok(if written as u64 == *len {
-                    Answer::At(at)
-                } else {
-                    Answer::Done
-                })
-            }
+            Operation::Append { inode, len, tag } => self.append(*inode, &pattern::bytes(*tag, *len)).await,
             Operation::Truncate { inode, size } => {
+                let size = Some(*size);
                 let set = SetAttr {
-                    size: Some(*size),
+                    size,
                     ..SetAttr::default()
                 };
                 client.set_attr(*inode, set).await.map(|_| Answer::Done)
@@ -494,18 +444,11 @@ impl Actor {
                 client.link(*inode, *dir, &spelled(*name)).await.map(|_| Answer::Done)
             }
             Operation::ReadDir { dir } => self.read_dir(*dir).await,
-            Operation::GetAttr { inode } => {
-                let attr = client.get_attr(*inode).await?;
-                Ok(Answer::Attr {
-                    size: attr.size,
-                    nlink: attr.nlink,
-                    mode: attr.mode,
-                    kind: attr.kind,
-                })
-            }
+            Operation::GetAttr { inode } => self.get_attr(*inode).await,
             Operation::SetMode { inode, mode } => {
+                let mode = Some(*mode);
                 let set = SetAttr {
-                    mode: Some(*mode),
+                    mode,
                     ..SetAttr::default()
                 };
                 client.set_attr(*inode, set).await.map(|_| Answer::Done)
@@ -519,25 +462,105 @@ impl Actor {
                 let value = xattr_value(*value);
                 client.set_xattr(*inode, &spelled(*name), &value, *mode).await.map(done)
             }
-            Operation::GetXattr { inode, name } => {
-                let bytes = client.get_xattr(*inode, &spelled(*name)).await?;
-                let number = bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
-                match number.filter(|value| bytes == xattr_value(*value)) {
-                    Some(value) => Ok(Answer::Value(value)),
-                    None => Err(FsError::Io(format!(
-                        "an attribute of {} bytes that nobody has set",
-                        bytes.len()
-                    ))),
-                }
-            }
+            Operation::GetXattr { inode, name } => self.get_xattr(*inode, *name).await,
             Operation::RemoveXattr { inode, name } => client.remove_xattr(*inode, &spelled(*name)).await.map(done),
-            Operation::ListXattr { inode } => {
-                let names = client.list_xattr(*inode).await?;
-                let mut names: Vec<Name> = names.iter().filter_map(|name| read_name(name)).collect();
-                names.sort_unstable();
-                Ok(Answer::Names(names))
-            }
+            Operation::ListXattr { inode } => self.list_xattr(*inode).await,
         }
+    }
+
+    async fn create(&mut self, dir: InodeRef, name: &[u8], kind: FileKind) -> Outcome {
+        let client = self.client.clone();
+        let attr = match kind {
+            FileKind::Directory => client.create(dir, name, new_file(kind)).await?,
+            _ => {
+                let (attr, file) = client.create_open(dir, name, new_file(kind)).await?;
+                self.keep_open(file);
+                attr
+            }
+        };
+        Ok(Answer::Inode(inode_of(&attr), attr.kind))
+    }
+
+    async fn get_attr(&self, inode: InodeRef) -> Outcome {
+        let attr = self.client.get_attr(inode).await?;
+        Ok(Answer::Attr {
+            size: attr.size,
+            nlink: attr.nlink,
+            mode: attr.mode,
+            kind: attr.kind,
+        })
+    }
+
+    async fn open(&mut self, inode: InodeRef) -> Outcome {
+        let file = self.client.open(inode).await?;
+        self.keep_open(file);
+        Ok(Answer::Done)
+    }
+
+    fn close(&mut self, inode: InodeRef) -> Outcome {
+        let at = self.open.iter().position(|file| file.inode() == inode);
+        self.open.remove(at.ok_or(FsError::BadHandle)?);
+        Ok(Answer::Done)
+    }
+
+    async fn read(&self, inode: InodeRef, offset: u64, len: u64) -> Outcome {
+        let file = self.find_open(inode)?;
+        let mut bytes = vec![0xee; len as usize];
+        // some by registered memory; which, the operation says
+        let read = if offset % 4 == 1 {
+            let buffer = self.client.client().buffer(bytes.len())?;
+            let read = self.client.read_into(&file, offset, &buffer, 0, bytes.len()).await?;
+            buffer.read(0, &mut bytes);
+            read
+        } else {
+            self.client.read(&file, offset, &mut bytes).await?
+        };
+        bytes.truncate(read);
+        Ok(Answer::Bytes(bytes))
+    }
+
+    async fn write(&self, inode: InodeRef, offset: u64, bytes: &[u8], registered: bool) -> Outcome {
+        let file = self.find_open(inode)?;
+        let written = if registered {
+            let buffer = self.client.client().buffer(bytes.len())?;
+            buffer.write(0, bytes);
+            self.client.write_from(&file, offset, &buffer, 0, bytes.len()).await?
+        } else {
+            self.client.write(&file, offset, bytes).await?
+        };
+        Ok(match written == bytes.len() {
+            true => Answer::Done,
+            false => Answer::At(written as u64),
+        })
+    }
+
+    async fn append(&self, inode: InodeRef, bytes: &[u8]) -> Outcome {
+        let file = self.find_open(inode)?;
+        let (at, written) = self.client.append(&file, bytes).await?;
+        // a part of an append answers nothing that was asked
+        Ok(match written == bytes.len() {
+            true => Answer::At(at),
+            false => Answer::Done,
+        })
+    }
+
+    async fn get_xattr(&self, inode: InodeRef, name: Name) -> Outcome {
+        let bytes = self.client.get_xattr(inode, &spelled(name)).await?;
+        let number = bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
+        match number.filter(|value| bytes == xattr_value(*value)) {
+            Some(value) => Ok(Answer::Value(value)),
+            None => Err(FsError::Io(format!(
+                "an attribute of {} bytes that nobody has set",
+                bytes.len()
+            ))),
+        }
+    }
+
+    async fn list_xattr(&self, inode: InodeRef) -> Outcome {
+        let names = self.client.list_xattr(inode).await?;
+        let mut names: Vec<Name> = names.iter().filter_map(|name| read_name(name)).collect();
+        names.sort_unstable();
+        Ok(Answer::Names(names))
     }
 
     async fn read_dir(&self, dir: InodeRef) -> Outcome {

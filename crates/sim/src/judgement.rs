@@ -205,7 +205,7 @@ fn number(records: &[Record]) -> Numbers {
 
 /// The history of all names.
 fn of_names(records: &[Record]) -> (Names, Vec<Event<names_model::Ask, names_model::Told>>, Vec<usize>) {
-    use names_model::{Ask, Told};
+    use names_model::Told;
     let mut numbers = number(records);
     let mut events = (Vec::new(), Vec::new());
     for (which, record) in records.iter().enumerate() {
@@ -225,93 +225,90 @@ fn of_names(records: &[Record]) -> (Names, Vec<Event<names_model::Ask, names_mod
             continue;
         }
         let told = refused.map_or(Told::Done, Told::Refused);
-        let id = |inode: &InodeRef| numbers.get(inode);
-        let (ask, told) = match (&record.operation, &record.outcome) {
-            (Operation::Lookup { dir, name }, outcome) => {
-                let told = match outcome {
-                    Some(Ok(Answer::Inode(inode, _))) => Told::Found(id(inode)),
-                    _ => told,
-                };
-                (
-                    Ask::Lookup {
-                        dir: id(dir),
-                        name: *name,
-                    },
-                    told,
-                )
-            }
-            (Operation::Create { dir, name, kind }, outcome) => {
-                let (dir, name) = (id(dir), *name);
-                let made = match outcome {
-                    Some(Ok(Answer::Inode(inode, _))) => id(inode),
-                    _ if is_open => numbers.add(*kind == FileKind::Directory, Origin::Placeholder),
-                    _ => names_model::ROOT, // nothing was made
-                };
-                (Ask::Create { dir, name, id: made }, told)
-            }
-            (Operation::Unlink { dir, name }, _) => (
-                Ask::Unlink {
-                    dir: id(dir),
-                    name: *name,
-                },
-                told,
-            ),
-            (Operation::Rmdir { dir, name }, _) => (
-                Ask::Rmdir {
-                    dir: id(dir),
-                    name: *name,
-                },
-                told,
-            ),
-            (
-                Operation::Rename {
-                    old_dir,
-                    old,
-                    new_dir,
-                    new,
-                    mode,
-                },
-                _,
-            ) => (
-                Ask::Rename {
-                    old_dir: id(old_dir),
-                    old: *old,
-                    new_dir: id(new_dir),
-                    new: *new,
-                    mode: *mode,
-                },
-                told,
-            ),
-            (Operation::Link { inode, dir, name }, _) => (
-                Ask::Link {
-                    id: id(inode),
-                    dir: id(dir),
-                    name: *name,
-                },
-                told,
-            ),
-            (Operation::ReadDir { dir }, outcome) => {
-                let told = match outcome {
-                    Some(Ok(Answer::Entries(entries))) => {
-                        Told::Entries(entries.iter().map(|(name, inode, _)| (*name, id(inode))).collect())
-                    }
-                    _ => told,
-                };
-                (Ask::List { dir: id(dir) }, told)
-            }
-            (Operation::GetAttr { inode }, Some(Ok(Answer::Attr { nlink, .. }))) => {
-                (Ask::Links { id: id(inode) }, Told::Links(*nlink))
-            }
-            (operation, Some(Err(FsError::Stale | FsError::NotFound))) => match about(operation) {
-                Some(inode) => (Ask::Use { id: id(&inode) }, told),
-                None => continue,
-            },
-            _ => continue,
-        };
-        push(&mut events, records, which, ask, (!is_open).then_some(told));
+        if let Some((ask, told)) = name_event(record, told, &mut numbers) {
+            push(&mut events, records, which, ask, (!is_open).then_some(told));
+        }
     }
     let names = Names { inodes: numbers.inodes };
     (names, events.0, events.1)
+}
+
+/// What an operation asks of names, and what it was told; `told` where its answer says no more. `None`: nothing.
+fn name_event(
+    record: &Record,
+    told: names_model::Told,
+    numbers: &mut Numbers,
+) -> Option<(names_model::Ask, names_model::Told)> {
+    use names_model::{Ask, Told};
+    let answer = record.outcome.as_ref().and_then(|outcome| outcome.as_ref().ok());
+    let id = |inode: &InodeRef| numbers.get(inode);
+    let ask = match (&record.operation, answer) {
+        (&Operation::Lookup { ref dir, name }, answer) => {
+            let told = match answer {
+                Some(Answer::Inode(inode, _)) => Told::Found(id(inode)),
+                _ => told,
+            };
+            return Some((Ask::Lookup { dir: id(dir), name }, told));
+        }
+        (&Operation::Create { ref dir, name, kind }, answer) => {
+            let dir = id(dir);
+            let id = match answer {
+                Some(Answer::Inode(inode, _)) => id(inode),
+                _ if record.returned.is_none() => numbers.add(kind == FileKind::Directory, Origin::Placeholder),
+                _ => names_model::ROOT, // nothing was made
+            };
+            Ask::Create { dir, name, id }
+        }
+        (&Operation::Unlink { ref dir, name }, _) => Ask::Unlink { dir: id(dir), name },
+        (&Operation::Rmdir { ref dir, name }, _) => Ask::Rmdir { dir: id(dir), name },
+        (
+            &Operation::Rename {
+                ref old_dir,
+                old,
+                ref new_dir,
+                new,
+                mode,
+            },
+            _,
+        ) => Ask::Rename {
+            old_dir: id(old_dir),
+            old,
+            new_dir: id(new_dir),
+            new,
+            mode,
+        },
+        (
+            &Operation::Link {
+                ref inode,
+                ref dir,
+                name,
+            },
+            _,
+        ) => Ask::Link {
+            id: id(inode),
+            dir: id(dir),
+            name,
+        },
+        (Operation::ReadDir { dir }, answer) => {
+            let told = match answer {
+                Some(Answer::Entries(entries)) => {
+                    Told::Entries(entries.iter().map(|(name, inode, _)| (*name, id(inode))).collect())
+                }
+                _ => told,
+            };
+            return Some((Ask::List { dir: id(dir) }, told));
+        }
+        (Operation::GetAttr { inode }, Some(Answer::Attr { nlink, .. })) => {
+            return Some((Ask::Links { id: id(inode) }, Told::Links(*nlink)));
+        }
+        (operation, _) => match &record.outcome {
+            Some(Err(FsError::Stale | FsError::NotFound)) => Ask::Use {
+                id: id(&about(operation)?),
+            },
+            _ => return None,
+        },
+    };
+    Some((ask, told))
 }
 
 /// The inode that an operation is about, whatever its name.
