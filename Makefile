@@ -78,7 +78,7 @@ lint: ## Formatting, clippy without warnings, shellcheck
 	@scripts/deps lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p polvo-region -p polvo-node --features planted --all-targets -- -D warnings
+	cargo clippy -p polvo-region -p polvo-node -p polvo-bench --features planted,two-phase --all-targets -- -D warnings
 	@if cargo tree --quiet --locked --edges normal,features --invert polvo-node | grep -E 'feature "(testing|planted|two-phase)"'; then \
 		echo 'a plain cargo build would ship hooks for tests, or what is there for comparison'; exit 1; fi
 	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
