@@ -26,6 +26,7 @@ mod housekeeping;
 mod locks;
 mod names;
 mod node;
+mod opening;
 mod reactor;
 mod region_service;
 mod request;

@@ -1,12 +1,12 @@
 //! One node: its pool, its regions, its sessions.
 
 use crate::clock::Clock;
-use crate::error::to_fs;
 use crate::housekeeping::check_pages::CheckPages;
 use crate::housekeeping::scrub::{ScrubCounters, ScrubPace};
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
 use crate::names::rename_lock::RenameLock;
+use crate::opening::{self, Opening};
 use crate::region_service::{PoolKeys, RegionService};
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
@@ -18,7 +18,7 @@ use crate::transactions::probe::Probe;
 use crate::transactions::two_phase::Prepared;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
-use polvo_fabric::{Access, Address, Identity, Memory, MemoryRegions};
+use polvo_fabric::{Address, Identity, MemoryRegions};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, Reply, Request, TxnState, Usage};
@@ -121,100 +121,22 @@ impl Node {
         clock: Arc<dyn Clock>,
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<Arc<Node>, FsError> {
-        let owner = space.identity();
-        if owner.cluster != config.identity.cluster || owner.cluster != config.map.cluster {
-            return Err(FsError::Invalid(
-                "the pool belongs to another cluster; check the configuration".into(),
-            ));
-        }
-        if owner.node != config.id {
-            let (owner, us) = (owner.node.0, config.id.0);
-            return Err(FsError::Invalid(format!(
-                "the pool belongs to node {owner}, but this is node {us}"
-            )));
-        }
+        opening::check_owner(&space, &config)?;
         let pmem = space.pmem().clone();
         let memory = MemoryRegions::new();
-        let pool_key = |access| memory.register(Memory::Pool(pmem.clone()), 0, pmem.len(), access).0;
-        let keys = PoolKeys {
-            read: pool_key(Access {
-                read: true,
-                write: false,
-                atomic: false,
-            }),
-            node: pool_key(Access {
-                read: true,
-                write: true,
-                atomic: true,
-            }),
-        };
+        let keys = PoolKeys::register(&memory, &pmem);
         let incarnation = space.next_sequence();
-        let held_back = begin_incarnation(&pmem, incarnation);
-        let present = space.regions();
-        let mut regions = BTreeMap::new();
-        for info in config
-            .map
-            .regions
-            .iter()
-            .filter(|region| region.primary() == Some(config.id))
-        {
-            let region = if present.contains(&info.id) {
-                let what = format!("recovering region {}", info.id.0);
-                let mut report = |done, total| progress(&what, done, total);
-                let (mut region, recovery) = Region::recover(&space, info.id, &mut report).map_err(to_fs)?;
-                tracing::info!(
-                    region = info.id.0,
-                    inodes = recovery.inodes,
-                    bytes_read = recovery.bytes_read,
-                    orphans_freed = recovery.orphans_freed,
-                    held_by = ?recovery.held_by,
-                    damaged = ?recovery.damaged,
-                    mended = recovery.mended.len(),
-                    "region recovered"
-                );
-                if held_back {
-                    region.hold_back_free_data();
-                }
-                region
-            } else {
-                Region::create(&space, info.id, clock.now_ns()).map_err(to_fs)?
-            };
-            let service = RegionService::new(region, info.epoch, space.layout(), &pmem, &memory, config.one_sided);
-            regions.insert(info.id, Arc::new(service));
-        }
-        for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
-            tracing::warn!(
-                region = stranger.0,
-                "the pool holds a region that the cluster map gives to another node"
-            );
-        }
-        let undispatched: Vec<Dispatch> = space.undispatched().into_iter().map(Dispatch::found).collect();
-        if !undispatched.is_empty() {
-            tracing::info!(
-                count = undispatched.len(),
-                "transactions of the run before are to be dispatched"
-            );
-        }
+        let held_back = opening::begin_incarnation(&pmem, incarnation);
+        let opening = Opening {
+            space: &space,
+            config: &config,
+            memory: &memory,
+            held_back,
+        };
+        let regions = opening.regions(clock.now_ns(), progress)?;
+        let undispatched = opening.undispatched();
         let map = MapCell::new(config.map.clone());
-        let context = SessionContext::over(
-            memory.clone(),
-            map.clone(),
-            config.identity.clone(),
-            session_of(config.id, incarnation),
-            config.name.clone(),
-            Some(config.id),
-            config.timeouts,
-            None,
-        );
-        // a transaction waits for its participants only as long as others can wait for it
-        context.set_patience(config.timeouts.connect);
-        let others = map.get();
-        let others = others.nodes.iter().map(|node| node.id).filter(|id| *id != config.id);
-        let seen: Vec<_> = others.filter_map(|id| Some((id, space.peer(id)?))).collect();
-        let keep = space.clone();
-        context
-            .pools()
-            .remember(seen, move |peer, known| keep.remember_peer(peer, known));
+        let context = opening.context(&map, incarnation);
         let node = Arc::new(Node {
             clock,
             pmem,
@@ -448,30 +370,6 @@ impl Node {
             }
         }
     }
-}
-
-/// Marks this run of the pool; says whether peers of an earlier one still have it mapped. In doubt they do.
-fn begin_incarnation(pmem: &Pmem, incarnation: u64) -> bool {
-    let begun = pmem.is_mapped_since_before(incarnation);
-    match begun.and_then(|mapped| pmem.begin_incarnation(incarnation).map(|()| mapped)) {
-        Ok(false) => false,
-        Ok(true) => {
-            tracing::info!("clients of the run before have the pool mapped: space that was free is held back");
-            true
-        }
-        Err(error) => {
-            tracing::warn!(%error, "who has the pool mapped cannot be told: space that was free is held back");
-            true
-        }
-    }
-}
-
-/// Session of a node's own links: another one after every start, since what the one before held is gone.
-fn session_of(node: NodeId, start_number: u64) -> SessionId {
-    let mut h = (u64::from(node.0) << 48 | start_number).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    SessionId((h ^ (h >> 31)).max(1))
 }
 
 #[cfg(feature = "testing")]

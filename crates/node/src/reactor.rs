@@ -5,6 +5,7 @@ use crate::housekeeping::scrub;
 use crate::locks::deadlocks;
 use crate::node::Node;
 use crate::request::context::RequestContext;
+use crate::request::replay::Running;
 use crate::request::sessions::{Party, Session};
 use crate::transactions::dispatch;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
@@ -311,73 +312,82 @@ async fn answer(
     };
     node.counters.count(&call.request);
     let _under_way = UnderWay::new(node);
-    let Call {
-        session,
-        request_id,
-        again,
-        epoch,
-        cred,
-        request,
-    } = call;
-    let session = match request {
-        Request::Attach {
-            version,
-            name,
-            home,
-            fence,
-        } => {
-            let attached = other_session(connection, session)
-                .and_then(|()| may_connect(connection, connections, session))
-                .and_then(|()| node.attach(session, connection.party, version, name, home));
-            let (session, reply) = match attached {
-                Ok(attached) => attached,
-                Err(error) => return encode(&Err(error)),
-            };
-            let link_set = Call::link_set(request_id);
-            *connection.session.borrow_mut() = Some(session.clone());
-            connection.link_set.set(link_set);
-            connection.fence.set(fence);
-            connections.close_replaced(&session, number, link_set, fence);
-            session.replay.replaced_have_ended(link_set, fence).await;
-            return encode(&Ok(reply));
-        }
-        _ => match attached(connection, session) {
-            Ok(session) => session,
-            Err(error) => return encode(&Err(error)),
-        },
+    if let Request::Attach { .. } = call.request {
+        return encode(&attach(node, connection, connections, number, call).await);
+    }
+    let session = match attached(connection, call.session) {
+        Ok(session) => session,
+        Err(error) => return encode(&Err(error)),
     };
-    if request == Request::Fence {
-        let answer = match connection.party {
-            Party::Node(peer) => {
-                connections.close_others(peer, number);
-                Ok(Reply::Done)
-            }
-            Party::Client => Err(FsError::NotPermitted),
-        };
-        return encode(&answer);
+    if call.request == Request::Fence {
+        return encode(&fence(connection, connections, number));
     }
-    let ctx = RequestContext::new(node, links, &session, epoch, &cred).over(&connection.pair, request_id);
-    if !request.is_mutation() {
-        return encode(&ctx.perform(request).await);
+    let ctx =
+        RequestContext::new(node, links, &session, call.epoch, &call.cred).over(&connection.pair, call.request_id);
+    if !call.request.is_mutation() {
+        return encode(&ctx.perform(call.request).await);
     }
-    match session.replay.begin(request_id, connection.fence.get()).await {
-        Ok(running) => {
-            let is_transfer = matches!(request, Request::WriteFrom { .. });
-            let done = if again { ctx.done_before() } else { None };
-            let answer = match (request, done) {
-                (request, Some(done)) => ctx.answer_again(&request, done).await,
-                (Request::Withdraw, None) => Ok(Reply::Withdrawn),
-                (request, None) => ctx.perform(request).await,
-            };
-            let encoded = encode(&answer);
-            // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
-            if !(is_transfer && matches!(answer, Err(FsError::Unreachable { .. }))) {
-                running.finish(&encoded);
-            }
-            encoded
-        }
+    match session.replay.begin(call.request_id, connection.fence.get()).await {
+        Ok(running) => change(&ctx, call.request, call.again, running).await,
         Err(answer) => answer.to_vec(),
     }
+}
+
+/// The first request over a connection: it speaks for that session from now on.
+async fn attach(
+    node: &Arc<Node>,
+    connection: &Connection,
+    connections: &Connections,
+    number: u64,
+    call: Call,
+) -> Answer {
+    let Request::Attach {
+        version,
+        name,
+        home,
+        fence,
+    } = call.request
+    else {
+        return Err(FsError::Invalid("not a request to attach".into()));
+    };
+    other_session(connection, call.session)?;
+    may_connect(connection, connections, call.session)?;
+    let (session, reply) = node.attach(call.session, connection.party, version, name, home)?;
+    let link_set = Call::link_set(call.request_id);
+    *connection.session.borrow_mut() = Some(session.clone());
+    connection.link_set.set(link_set);
+    connection.fence.set(fence);
+    connections.close_replaced(&session, number, link_set, fence);
+    session.replay.replaced_have_ended(link_set, fence).await;
+    Ok(reply)
+}
+
+/// A node that was started anew has nothing of its older connections take effect any more.
+fn fence(connection: &Connection, connections: &Connections, number: u64) -> Answer {
+    match connection.party {
+        Party::Node(peer) => {
+            connections.close_others(peer, number);
+            Ok(Reply::Done)
+        }
+        Party::Client => Err(FsError::NotPermitted),
+    }
+}
+
+/// Does what changes something, once: its answer is kept for who asks again.
+async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running: Running<'_>) -> Vec<u8> {
+    let is_transfer = matches!(request, Request::WriteFrom { .. });
+    let done = if again { ctx.done_before() } else { None };
+    let answer = match (request, done) {
+        (request, Some(done)) => ctx.answer_again(&request, done).await,
+        (Request::Withdraw, None) => Ok(Reply::Withdrawn),
+        (request, None) => ctx.perform(request).await,
+    };
+    let encoded = encode(&answer);
+    // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
+    if !(is_transfer && matches!(answer, Err(FsError::Unreachable { .. }))) {
+        running.finish(&encoded);
+    }
+    encoded
 }
 
 /// A client has many threads, but does not take all the connections there are.

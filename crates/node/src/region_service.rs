@@ -20,6 +20,23 @@ pub(crate) struct PoolKeys {
     pub node: u64,
 }
 
+impl PoolKeys {
+    pub fn register(memory: &MemoryRegions, pmem: &Arc<Pmem>) -> PoolKeys {
+        let key = |changes| {
+            let access = Access {
+                read: true,
+                write: changes,
+                atomic: changes,
+            };
+            memory.register(Memory::Pool(pmem.clone()), 0, pmem.len(), access).0
+        };
+        PoolKeys {
+            read: key(false),
+            node: key(true),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Places {
     /// By index.

@@ -159,6 +159,20 @@ impl Units {
     }
 }
 
+/// A walk along the pages of a log.
+struct Walk {
+    /// What was gathered. Its cursor has the tail that the walk goes to and the page that it is at.
+    units: Units,
+    /// The next unit wanted.
+    position: u64,
+}
+
+impl Walk {
+    fn has_arrived(&self) -> bool {
+        self.position >= self.units.cursor.tail.units()
+    }
+}
+
 /// A cursor's page and which one of the log it is.
 struct CursorPage {
     number: u64,
@@ -217,72 +231,81 @@ impl LocalClient {
             tail: to,
             page: from.page,
         };
-        let mut units = Units {
-            ino,
-            version,
-            from: from_units,
-            bytes,
-            places: Vec::new(),
-            cursor,
+        let mut walk = Walk {
+            position: from_units,
+            units: Units {
+                ino,
+                version,
+                from: from_units,
+                bytes,
+                places: Vec::new(),
+                cursor,
+            },
         };
-        let mut position = from_units;
-        let mut page = from.page;
         for _ in 0..PAGES_MAX {
-            if position >= to.units() {
-                units.cursor.page = page;
-                return Ok(Some(units));
+            if walk.has_arrived() {
+                break;
             }
-            match UnitPlace::of(position) {
-                UnitPlace::Page { page: number, at } if page.0 != 0 => {
-                    let count = (to.units() - position).min(UnitPlace::room(position));
-                    let start = units.bytes.len();
-                    units.bytes.resize(start + count as usize * LINE, 0);
-                    let Some(header) = self.read_log_page(ino, page, at, &mut units.bytes[start..]).await? else {
-                        return Ok(None);
-                    };
-                    if header.page > number || !header.belongs(ino, version, header.page) {
-                        return Ok(None);
-                    }
-                    if header.page == number {
-                        units
-                            .places
-                            .push((position, Gpa::new(ino.region(), RegionOffset(page.0 + at))));
-                        position += count;
-                    } else {
-                        units.bytes.truncate(start);
-                    }
-                    if position < to.units() {
-                        page = header.next;
-                        if page.0 == 0 {
-                            return Ok(None);
-                        }
-                    }
+            let goes_on = match UnitPlace::of(walk.position) {
+                UnitPlace::Page { page, at } if walk.units.cursor.page.0 != 0 => {
+                    self.pull_from_page(&mut walk, page, at).await?
                 }
                 place => {
-                    let Some((head, lines)) = self.read_log_head(ino, version).await? else {
-                        return Ok(None);
-                    };
-                    if let UnitPlace::Inode(_) = place {
-                        units.places.extend(inode_place(ino, position));
-                        let end = to.units().min(INLINE_UNITS);
-                        units
-                            .bytes
-                            .extend_from_slice(&lines[position as usize * LINE..end as usize * LINE]);
-                        position = end;
-                    }
-                    page = head;
-                    if page.0 == 0 && position < to.units() {
-                        return Ok(None);
-                    }
+                    self.pull_from_inode(&mut walk, matches!(place, UnitPlace::Inode(_)))
+                        .await?
                 }
+            };
+            if !goes_on {
+                return Ok(None);
             }
         }
-        Ok(if position >= to.units() {
-            units.cursor.page = page;
-            Some(units)
+        Ok(walk.has_arrived().then_some(walk.units))
+    }
+
+    /// Takes what is wanted of the log page that the walk is at, which should be the `number`th, and goes on to the next.
+    async fn pull_from_page(&self, walk: &mut Walk, number: u64, at: u64) -> Result<bool, FsError> {
+        let Walk { units, position } = walk;
+        let (ino, version, page) = (units.ino, units.version, units.cursor.page);
+        let to = units.cursor.tail.units();
+        let count = (to - *position).min(UnitPlace::room(*position));
+        let start = units.bytes.len();
+        units.bytes.resize(start + count as usize * LINE, 0);
+        let Some(header) = self.read_log_page(ino, page, at, &mut units.bytes[start..]).await? else {
+            return Ok(false);
+        };
+        if header.page > number || !header.belongs(ino, version, header.page) {
+            return Ok(false);
+        }
+        if header.page == number {
+            let gpa = Gpa::new(ino.region(), RegionOffset(page.0 + at));
+            units.places.push((*position, gpa));
+            *position += count;
         } else {
-            None
-        })
+            units.bytes.truncate(start);
+        }
+        if *position < to {
+            units.cursor.page = header.next;
+        }
+        Ok(units.cursor.page.0 != 0)
+    }
+
+    /// Takes what is wanted of the units in the inode itself, if any are, and goes on to the first log page.
+    async fn pull_from_inode(&self, walk: &mut Walk, has_units: bool) -> Result<bool, FsError> {
+        let Walk { units, position } = walk;
+        let Some((head, lines)) = self.read_log_head(units.ino, units.version).await? else {
+            return Ok(false);
+        };
+        let to = units.cursor.tail.units();
+        if has_units {
+            units.places.extend(inode_place(units.ino, *position));
+            let end = to.min(INLINE_UNITS);
+            units
+                .bytes
+                .extend_from_slice(&lines[*position as usize * LINE..end as usize * LINE]);
+            *position = end;
+        }
+        units.cursor.page = head;
+        Ok(head.0 != 0 || *position >= to)
     }
 
     /// Applies what a directory's log says from `log` to a later tail of the same version to the names that are known as of

@@ -1,6 +1,9 @@
 //! What `polvo status` shows of a node.
 
 use crate::node::Node;
+use crate::region_service::RegionService;
+use crate::request::sessions::{self, Party};
+use polvo_fabric::Address;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,79 +116,29 @@ fn millis(duration: std::time::Duration) -> u64 {
 impl Node {
     /// Everything there is to show, as JSON.
     pub(crate) fn status(self: &Arc<Self>) -> String {
-        let map = self.map();
-        let mut providers: Vec<&'static str> = self
-            .config
-            .listen
-            .iter()
-            .map(|address| match address {
-                polvo_fabric::Address::Tcp(_) => "tcp",
-                polvo_fabric::Address::Shm(_) => "shm",
-                polvo_fabric::Address::Sim(_) => "sim",
-            })
-            .collect();
-        providers.dedup();
-        let usage = self.usage();
-        let pool = self.space.usage();
-        let regions = self.regions.values().take(REGIONS_SHOWN).map(|service| {
-            let (usage, segments) = service.enter(|region| (region.usage(), region.segments().count()));
-            Region {
-                id: service.id.0,
-                epoch: map.region(service.id).map_or(0, |info| info.epoch.0),
-                role: "primary",
-                inodes: usage.inodes,
-                segments,
-                free_bytes: usage.free_bytes,
-            }
-        });
         let sessions = self.sessions.list();
-        let shown = sessions.iter().take(SESSIONS_SHOWN).map(|session| {
-            let held = self
-                .regions
-                .values()
-                .map(|service| service.enter(|region| region.held_by_session(session.id)));
-            let (opens, delegated_pages) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
-            Session {
-                // the upper half: who knows all of it can speak for the session
-                id: format!("{:08x}", session.id.0 >> 32),
-                name: session.name.clone(),
-                node: session.party != crate::request::sessions::Party::Client,
-                home: session.home.map(|node| node.0),
-                opens,
-                delegated_pages,
-                age_ms: millis(session.since.elapsed()),
-                lease_left_ms: millis(session.lease_left(self.config.timeouts.lease)),
-            }
-        });
+        let (held, waits) = self.locks.counts();
         let links = self.link_totals();
         let status = Status {
             node: self.id().0,
             name: self.config.name.clone(),
-            epoch: map.epoch.0,
+            epoch: self.map().epoch.0,
             listen: self.bound().iter().map(ToString::to_string).collect(),
-            providers,
+            providers: self.providers(),
             medium: format!("{:?}", self.pmem.medium()).to_lowercase(),
             persistence: format!("{:?}", self.pmem.persistence()).to_lowercase(),
             needs_sync: self.needs_sync(),
             uptime_ms: millis(self.started.elapsed()),
-            pool: Pool {
-                bytes: usage.total_bytes,
-                segments: pool.segments,
-                free_segments: pool.free_segments,
-                segment_bytes: pool.segment_size,
-                free_bytes: usage.free_bytes,
-                data_bytes: usage.data_bytes,
-                inodes: usage.inodes,
-                free_inodes: usage.free_inodes,
-            },
+            pool: self.pool_status(),
             regions_total: self.regions.len(),
-            regions: regions.collect(),
+            regions: self.region_status(),
             sessions_total: sessions.len(),
-            sessions: shown.collect(),
-            locks: {
-                let (held, waits) = self.locks.counts();
-                Locks { held, waits }
-            },
+            sessions: sessions
+                .iter()
+                .take(SESSIONS_SHOWN)
+                .map(|session| self.session_status(session))
+                .collect(),
+            locks: Locks { held, waits },
             transactions: Transactions {
                 undecided: self.undecided.count(),
                 undispatched: self.in_doubt(),
@@ -207,5 +160,65 @@ impl Node {
             },
         };
         serde_json::to_string(&status).expect("a status holds nothing that JSON cannot say")
+    }
+
+    fn providers(&self) -> Vec<&'static str> {
+        let of = |address: &Address| match address {
+            Address::Tcp(_) => "tcp",
+            Address::Shm(_) => "shm",
+            Address::Sim(_) => "sim",
+        };
+        let mut providers: Vec<&'static str> = self.config.listen.iter().map(of).collect();
+        providers.dedup();
+        providers
+    }
+
+    fn pool_status(&self) -> Pool {
+        let (usage, pool) = (self.usage(), self.space.usage());
+        Pool {
+            bytes: usage.total_bytes,
+            segments: pool.segments,
+            free_segments: pool.free_segments,
+            segment_bytes: pool.segment_size,
+            free_bytes: usage.free_bytes,
+            data_bytes: usage.data_bytes,
+            inodes: usage.inodes,
+            free_inodes: usage.free_inodes,
+        }
+    }
+
+    fn region_status(&self) -> Vec<Region> {
+        let map = self.map();
+        let of = |service: &Arc<RegionService>| {
+            let (usage, segments) = service.enter(|region| (region.usage(), region.segments().count()));
+            Region {
+                id: service.id.0,
+                epoch: map.region(service.id).map_or(0, |info| info.epoch.0),
+                role: "primary",
+                inodes: usage.inodes,
+                segments,
+                free_bytes: usage.free_bytes,
+            }
+        };
+        self.regions.values().take(REGIONS_SHOWN).map(of).collect()
+    }
+
+    fn session_status(&self, session: &sessions::Session) -> Session {
+        let held = self
+            .regions
+            .values()
+            .map(|service| service.enter(|region| region.held_by_session(session.id)));
+        let (opens, delegated_pages) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
+        Session {
+            // the upper half: who knows all of it can speak for the session
+            id: format!("{:08x}", session.id.0 >> 32),
+            name: session.name.clone(),
+            node: session.party != Party::Client,
+            home: session.home.map(|node| node.0),
+            opens,
+            delegated_pages,
+            age_ms: millis(session.since.elapsed()),
+            lease_left_ms: millis(session.lease_left(self.config.timeouts.lease)),
+        }
     }
 }

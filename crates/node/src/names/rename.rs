@@ -3,11 +3,12 @@
 use crate::names::acl::{self, Acl};
 use crate::names::name_services::{Looks, must_be_directory};
 use crate::names::permission::{self, EXECUTE, WRITE};
+use crate::names::rename_plan;
 use crate::names::valid_name;
 use crate::request::context::{RequestContext, strange_reply};
-use crate::transactions::coordinator::{Failure, Plan, transact};
-use polvo_format::{Attr, FileKind, Ino, RegionId, Tail, TxnId};
-use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode, Reply, Request};
+use crate::transactions::coordinator::{Failure, transact};
+use polvo_format::{Attr, FileKind, Ino, Tail, TxnId};
+use polvo_proto::{Answer, DirEntry, FsError, InodeRef, NewFile, RenameMode, Reply, Request};
 
 /// Deepest chain of parents that is walked.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -81,18 +82,18 @@ enum Missed {
 }
 
 /// What was found of a rename's two names.
-struct Look {
-    source: DirEntry,
-    dest: Option<DirEntry>,
+pub(crate) struct FoundNames {
+    pub source: DirEntry,
+    pub dest: Option<DirEntry>,
     /// What is left at the old name.
-    whiteout: Option<NewFile>,
+    pub whiteout: Option<NewFile>,
     /// The old directory's log when its name was looked at.
     source_tail: Tail,
     /// The new directory's log before its name was looked at.
     dest_tail: Tail,
 }
 
-impl Look {
+impl FoundNames {
     /// Nothing is to be done whoever asks: by what the two names stand for it fails, or they are two names of one file.
     fn is_nothing(&self, mode: RenameMode) -> bool {
         match (mode, &self.dest) {
@@ -137,23 +138,23 @@ impl RequestContext<'_> {
         let mut looks = Looks::default();
         let mut backoff = self.backoff();
         loop {
-            let look = self.look(&rename).await?;
-            let tails = (look.source_tail, look.dest_tail);
+            let found = self.find_names(&rename).await?;
+            let tails = (found.source_tail, found.dest_tail);
             looks.found(&tails)?;
-            if let Some(verdict) = look.verdict(rename.mode) {
+            if let Some(verdict) = found.verdict(rename.mode) {
                 // the names were looked at one after the other: together they were so only if the first did not change
                 let now = self.find(rename.old_dir, &rename.old_name).await?;
-                if now.is_some_and(|(_, tail)| tail == look.source_tail) {
+                if now.is_some_and(|(_, tail)| tail == found.source_tail) {
                     return verdict.map(|()| Reply::Done);
                 }
                 backoff.wait().await?;
                 continue;
             }
-            let lease = match look.moves_directory(&rename) {
+            let lease = match found.moves_directory(&rename) {
                 true => Some(RenameLease::take(self).await?),
                 false => None,
             };
-            let result = self.attempt(&rename, &look, lease.as_ref()).await;
+            let result = self.attempt(&rename, &found, lease.as_ref()).await;
             if let Some(lease) = lease {
                 lease.release(self).await;
             }
@@ -176,7 +177,7 @@ impl RequestContext<'_> {
     }
 
     /// Looks at both names, one after the other, and at what the caller may do with them.
-    async fn look(&self, rename: &Rename) -> Result<Look, FsError> {
+    async fn find_names(&self, rename: &Rename) -> Result<FoundNames, FsError> {
         let Rename {
             old_dir,
             old_name,
@@ -204,17 +205,17 @@ impl RequestContext<'_> {
             RenameMode::Whiteout { owner, .. } => Some(permission::new_file(self.cred, &old_parent, whiteout(*owner))),
             _ => None,
         };
-        let look = Look {
+        let found = FoundNames {
             source,
             dest,
             whiteout,
             source_tail,
             dest_tail,
         };
-        if look.is_nothing(*mode) {
-            return Ok(look);
+        if found.is_nothing(*mode) {
+            return Ok(found);
         }
-        let Look { source, dest, .. } = &look;
+        let FoundNames { source, dest, .. } = &found;
         if !permission::is_trusted(self.cred) {
             let changes_parent = old_dir != new_dir;
             self.may_move(&old_parent, source, changes_parent).await?;
@@ -224,7 +225,7 @@ impl RequestContext<'_> {
                     .await?;
             }
         }
-        Ok(look)
+        Ok(found)
     }
 
     /// All of `want` on an inode, wherever it lies, else EACCES.
@@ -282,14 +283,14 @@ impl RequestContext<'_> {
 
     /// An answer that follows from what the names stood for when they were looked at, which may be long ago: the wait for the
     /// rename lock comes in between. If they stand for something else by now, look again.
-    async fn if_still(&self, rename: &Rename, look: &Look, answer: FsError) -> Missed {
+    async fn if_still(&self, rename: &Rename, found: &FoundNames, answer: FsError) -> Missed {
         let names = async {
             let source = self.find(rename.old_dir, &rename.old_name).await?;
             let dest = self.find(rename.new_dir, &rename.new_name).await?;
             Ok::<_, FsError>((source.map(|(entry, _)| entry), dest.map(|(entry, _)| entry)))
         };
         match names.await {
-            Ok((Some(source), dest)) if source == look.source && dest == look.dest => {
+            Ok((Some(source), dest)) if source == found.source && dest == found.dest => {
                 Missed::Before(Failure::Fs(answer))
             }
             Ok(_) => Missed::Before(Failure::Conflict),
@@ -297,36 +298,36 @@ impl RequestContext<'_> {
         }
     }
 
-    async fn attempt(&self, rename: &Rename, look: &Look, lease: Option<&RenameLease>) -> Result<(), Missed> {
+    async fn attempt(&self, rename: &Rename, found: &FoundNames, lease: Option<&RenameLease>) -> Result<(), Missed> {
         let early = |error: FsError| Missed::Before(Failure::from(error));
         let exchange = rename.mode == RenameMode::Exchange;
         let own_subtree = "a directory cannot be moved into itself";
         let is_directory = |entry: &DirEntry| entry.kind == FileKind::Directory;
         if lease.is_some() {
-            if is_directory(&look.source)
+            if is_directory(&found.source)
                 && self
-                    .is_within(rename.new_dir, look.source.target)
+                    .is_within(rename.new_dir, found.source.target)
                     .await
                     .map_err(early)?
             {
-                return Err(self.if_still(rename, look, FsError::Invalid(own_subtree.into())).await);
+                return Err(self.if_still(rename, found, FsError::Invalid(own_subtree.into())).await);
             }
-            if let Some(dest) = look.dest.as_ref().filter(|dest| exchange && is_directory(dest))
+            if let Some(dest) = found.dest.as_ref().filter(|dest| exchange && is_directory(dest))
                 && self.is_within(rename.old_dir, dest.target).await.map_err(early)?
             {
-                return Err(self.if_still(rename, look, FsError::Invalid(own_subtree.into())).await);
+                return Err(self.if_still(rename, found, FsError::Invalid(own_subtree.into())).await);
             }
         }
         if !exchange
-            && look
+            && found
                 .dest
                 .as_ref()
                 .is_some_and(|dest| dest.target.ino == rename.old_dir.ino)
         {
             // it holds at least the source
-            return Err(self.if_still(rename, look, FsError::NotEmpty).await);
+            return Err(self.if_still(rename, found, FsError::NotEmpty).await);
         }
-        let plan = plan(rename, look);
+        let plan = rename_plan::plan(rename, found);
         let done = transact(self, &plan, false, lease).await;
         done.map(drop).map_err(Missed::Transaction)
     }
@@ -344,116 +345,4 @@ fn whiteout((uid, gid): (u32, u32)) -> NewFile {
         umask: 0,
         xattrs: Vec::new(),
     }
-}
-
-/// Who changes what.
-fn plan(rename: &Rename, look: &Look) -> Plan {
-    let Rename {
-        old_dir,
-        old_name,
-        new_dir,
-        new_name,
-        mode,
-    } = rename;
-    let (old_dir, new_dir) = (*old_dir, *new_dir);
-    let own: RegionId = new_dir.ino.region();
-    let (source, kind) = (look.source.target, look.source.kind);
-    let mut plan = Plan::new(own);
-    let moved = |plan: &mut Plan, entry: &DirEntry, parent: InodeRef| {
-        let inode = entry.target;
-        let changes_parent = entry.kind == FileKind::Directory && old_dir.ino != new_dir.ino;
-        let intent = if changes_parent {
-            Intent::SetParent { inode, parent }
-        } else {
-            Intent::Touch { inode }
-        };
-        plan.want(inode.ino.region(), intent);
-    };
-    let old_region = old_dir.ino.region();
-    let remove_old = |plan: &mut Plan| {
-        let (dir, name, target) = (old_dir, old_name.clone(), source);
-        plan.want(old_region, Intent::RemoveName { dir, name, target });
-        let Some(file) = &look.whiteout else { return };
-        // beside its directory, so that the rename concerns no region more
-        plan.want(
-            old_region,
-            Intent::NewInode {
-                file: file.clone(),
-                parent: old_dir,
-                placement: Placement::Hash,
-                unnamed: false,
-            },
-        );
-        let (dir, name, target, kind) = (old_dir, old_name.clone(), None, file.kind);
-        plan.want(
-            old_region,
-            Intent::AddName {
-                dir,
-                name,
-                target,
-                kind,
-            },
-        );
-    };
-    match (mode, &look.dest) {
-        (RenameMode::Exchange, Some(dest)) => {
-            let (old, name) = (dest.target, new_name.clone());
-            plan.want(
-                own,
-                Intent::ReplaceName {
-                    dir: new_dir,
-                    name,
-                    old,
-                    new: source,
-                    kind,
-                },
-            );
-            let (new, kind, name) = (dest.target, dest.kind, old_name.clone());
-            plan.want(
-                old_region,
-                Intent::ReplaceName {
-                    dir: old_dir,
-                    name,
-                    old: source,
-                    new,
-                    kind,
-                },
-            );
-            moved(&mut plan, dest, old_dir);
-        }
-        (_, Some(dest)) => {
-            remove_old(&mut plan);
-            let (old, name) = (dest.target, new_name.clone());
-            plan.want(
-                own,
-                Intent::ReplaceName {
-                    dir: new_dir,
-                    name,
-                    old,
-                    new: source,
-                    kind,
-                },
-            );
-            let drop = match dest.kind {
-                FileKind::Directory => Intent::DropDirectory { inode: dest.target },
-                _ => Intent::DropLink { inode: dest.target },
-            };
-            plan.want(dest.target.ino.region(), drop);
-        }
-        (_, None) => {
-            remove_old(&mut plan);
-            let (target, name) = (Some(source), new_name.clone());
-            plan.want(
-                own,
-                Intent::AddName {
-                    dir: new_dir,
-                    name,
-                    target,
-                    kind,
-                },
-            );
-        }
-    }
-    moved(&mut plan, &look.source, new_dir);
-    plan
 }

@@ -1,0 +1,118 @@
+//! Which intents a rename is made of.
+
+use crate::names::rename::{FoundNames, Rename};
+use crate::transactions::coordinator::Plan;
+use polvo_format::FileKind;
+use polvo_proto::{DirEntry, InodeRef, Intent, NewFile, Placement, RenameMode};
+
+/// Who changes what. The new directory's region coordinates.
+pub(crate) fn plan(rename: &Rename, found: &FoundNames) -> Plan {
+    let plan = Plan::new(rename.new_dir.ino.region());
+    let mut steps = Steps { rename, found, plan };
+    match (&rename.mode, &found.dest) {
+        (RenameMode::Exchange, Some(dest)) => steps.exchange(dest),
+        (_, Some(dest)) => steps.replace(dest),
+        (_, None) => steps.add(),
+    }
+    steps.reparent(&found.source, rename.new_dir);
+    steps.plan
+}
+
+struct Steps<'a> {
+    rename: &'a Rename,
+    found: &'a FoundNames,
+    plan: Plan,
+}
+
+impl Steps<'_> {
+    /// Each of the two names stands for the other's inode.
+    fn exchange(&mut self, dest: &DirEntry) {
+        self.point_new_name_at_source(dest.target);
+        let intent = Intent::ReplaceName {
+            dir: self.rename.old_dir,
+            name: self.rename.old_name.clone(),
+            old: self.found.source.target,
+            new: dest.target,
+            kind: dest.kind,
+        };
+        self.plan.want(self.rename.old_dir.ino.region(), intent);
+        self.reparent(dest, self.rename.old_dir);
+    }
+
+    /// The inode that the new name stood for loses it.
+    fn replace(&mut self, dest: &DirEntry) {
+        self.remove_old_name();
+        self.point_new_name_at_source(dest.target);
+        let inode = dest.target;
+        let drop = match dest.kind {
+            FileKind::Directory => Intent::DropDirectory { inode },
+            _ => Intent::DropLink { inode },
+        };
+        self.plan.want(inode.ino.region(), drop);
+    }
+
+    /// The new name is new.
+    fn add(&mut self) {
+        self.remove_old_name();
+        let intent = Intent::AddName {
+            dir: self.rename.new_dir,
+            name: self.rename.new_name.clone(),
+            target: Some(self.found.source.target),
+            kind: self.found.source.kind,
+        };
+        self.plan.want(self.rename.new_dir.ino.region(), intent);
+    }
+
+    fn point_new_name_at_source(&mut self, old: InodeRef) {
+        let intent = Intent::ReplaceName {
+            dir: self.rename.new_dir,
+            name: self.rename.new_name.clone(),
+            old,
+            new: self.found.source.target,
+            kind: self.found.source.kind,
+        };
+        self.plan.want(self.rename.new_dir.ino.region(), intent);
+    }
+
+    fn remove_old_name(&mut self) {
+        let intent = Intent::RemoveName {
+            dir: self.rename.old_dir,
+            name: self.rename.old_name.clone(),
+            target: self.found.source.target,
+        };
+        self.plan.want(self.rename.old_dir.ino.region(), intent);
+        if let Some(file) = &self.found.whiteout {
+            self.leave_whiteout(file);
+        }
+    }
+
+    /// Beside its directory, so that the rename concerns no region more.
+    fn leave_whiteout(&mut self, file: &NewFile) {
+        let dir = self.rename.old_dir;
+        let inode = Intent::NewInode {
+            file: file.clone(),
+            parent: dir,
+            placement: Placement::Hash,
+            unnamed: false,
+        };
+        let name = Intent::AddName {
+            dir,
+            name: self.rename.old_name.clone(),
+            target: None,
+            kind: file.kind,
+        };
+        self.plan.want(dir.ino.region(), inode);
+        self.plan.want(dir.ino.region(), name);
+    }
+
+    /// A moved inode changes its time; a directory that gets another parent changes that too.
+    fn reparent(&mut self, entry: &DirEntry, parent: InodeRef) {
+        let inode = entry.target;
+        let changes_parent = entry.kind == FileKind::Directory && self.rename.old_dir.ino != self.rename.new_dir.ino;
+        let intent = match changes_parent {
+            true => Intent::SetParent { inode, parent },
+            false => Intent::Touch { inode },
+        };
+        self.plan.want(inode.ino.region(), intent);
+    }
+}

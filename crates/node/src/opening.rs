@@ -1,0 +1,148 @@
+//! Steps of opening a node: whose pool it is, its regions recovered, what it left undispatched, who it is to others.
+
+use crate::error::to_fs;
+use crate::node::NodeConfig;
+use crate::region_service::RegionService;
+use crate::transactions::dispatch::Dispatch;
+use polvo_cluster::{MapCell, SessionContext};
+use polvo_fabric::MemoryRegions;
+use polvo_format::{NodeId, RegionId, SessionId};
+use polvo_pmem::Pmem;
+use polvo_proto::FsError;
+use polvo_region::{PoolSpace, Region};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a node is made of while it is being opened.
+pub(crate) struct Opening<'a> {
+    pub space: &'a Arc<PoolSpace>,
+    pub config: &'a NodeConfig,
+    pub memory: &'a Arc<MemoryRegions>,
+    pub held_back: bool,
+}
+
+impl Opening<'_> {
+    /// Recovers the regions that the map assigns to this node; creates those that are not there yet.
+    pub fn regions(
+        &self,
+        now_ns: i64,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<BTreeMap<RegionId, Arc<RegionService>>, FsError> {
+        let Opening { space, config, .. } = self;
+        let present = space.regions();
+        let mut regions = BTreeMap::new();
+        let assigned = config.map.regions.iter();
+        for info in assigned.filter(|region| region.primary() == Some(config.id)) {
+            let region = match present.contains(&info.id) {
+                true => self.recover(info.id, progress)?,
+                false => Region::create(space, info.id, now_ns).map_err(to_fs)?,
+            };
+            let (layout, pmem) = (space.layout(), space.pmem());
+            let service = RegionService::new(region, info.epoch, layout, pmem, self.memory, config.one_sided);
+            regions.insert(info.id, Arc::new(service));
+        }
+        for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
+            tracing::warn!(
+                region = stranger.0,
+                "the pool holds a region that the cluster map gives to another node"
+            );
+        }
+        Ok(regions)
+    }
+
+    fn recover(&self, id: RegionId, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Region, FsError> {
+        let what = format!("recovering region {}", id.0);
+        let mut report = |done, total| progress(&what, done, total);
+        let (mut region, recovery) = Region::recover(self.space, id, &mut report).map_err(to_fs)?;
+        tracing::info!(
+            region = id.0,
+            inodes = recovery.inodes,
+            bytes_read = recovery.bytes_read,
+            orphans_freed = recovery.orphans_freed,
+            held_by = ?recovery.held_by,
+            damaged = ?recovery.damaged,
+            mended = recovery.mended.len(),
+            "region recovered"
+        );
+        if self.held_back {
+            region.hold_back_free_data();
+        }
+        Ok(region)
+    }
+
+    pub fn undispatched(&self) -> Vec<Dispatch> {
+        let found: Vec<Dispatch> = self.space.undispatched().into_iter().map(Dispatch::found).collect();
+        if !found.is_empty() {
+            tracing::info!(
+                count = found.len(),
+                "transactions of the run before are to be dispatched"
+            );
+        }
+        found
+    }
+
+    /// What the threads inside this process share to call other nodes as this node.
+    pub fn context(&self, map: &Arc<MapCell>, incarnation: u64) -> Arc<SessionContext> {
+        let Opening { space, config, .. } = self;
+        let context = SessionContext::over(
+            self.memory.clone(),
+            map.clone(),
+            config.identity.clone(),
+            session_of(config.id, incarnation),
+            config.name.clone(),
+            Some(config.id),
+            config.timeouts,
+            None,
+        );
+        // a transaction waits for its participants only as long as others can wait for it
+        context.set_patience(config.timeouts.connect);
+        let nodes = map.get();
+        let others = nodes.nodes.iter().map(|node| node.id).filter(|id| *id != config.id);
+        let seen: Vec<_> = others.filter_map(|id| Some((id, space.peer(id)?))).collect();
+        let keep = Arc::clone(space);
+        context
+            .pools()
+            .remember(seen, move |peer, known| keep.remember_peer(peer, known));
+        context
+    }
+}
+
+pub(crate) fn check_owner(space: &PoolSpace, config: &NodeConfig) -> Result<(), FsError> {
+    let owner = space.identity();
+    if owner.cluster != config.identity.cluster || owner.cluster != config.map.cluster {
+        return Err(FsError::Invalid(
+            "the pool belongs to another cluster; check the configuration".into(),
+        ));
+    }
+    if owner.node != config.id {
+        let (owner, us) = (owner.node.0, config.id.0);
+        return Err(FsError::Invalid(format!(
+            "the pool belongs to node {owner}, but this is node {us}"
+        )));
+    }
+    Ok(())
+}
+
+/// Marks this run of the pool; says whether peers of an earlier one still have it mapped. In doubt they do.
+pub(crate) fn begin_incarnation(pmem: &Pmem, incarnation: u64) -> bool {
+    let begun = pmem.is_mapped_since_before(incarnation);
+    match begun.and_then(|mapped| pmem.begin_incarnation(incarnation).map(|()| mapped)) {
+        Ok(false) => false,
+        Ok(true) => {
+            tracing::info!("clients of the run before have the pool mapped: space that was free is held back");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "who has the pool mapped cannot be told: space that was free is held back");
+            true
+        }
+    }
+}
+
+/// Session of a node's own links: another one after every start, since what the one before held is gone.
+fn session_of(node: NodeId, start_number: u64) -> SessionId {
+    let mut h = (u64::from(node.0) << 48 | start_number).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    SessionId((h ^ (h >> 31)).max(1))
+}
