@@ -261,7 +261,7 @@ impl BenchNode {
 
     /// A client inside the node.
     pub fn internal(&self) -> Arc<Client> {
-        Client::internal(&self.node, "bench".into(), Cred::Kernel)
+        Client::internal(self.node.colocated(), "bench".into(), Cred::Kernel)
     }
 
     /// An external client over `tcp` or `shm`.

@@ -186,7 +186,7 @@ impl<'a> Crowd<'a> {
             entering: None,
         };
         if provider == "shm" && transfers == Transfers::Client {
-            let pool = node.node().pool().len() as usize / MIB;
+            let pool = node.node().colocated().pool().len() as usize / MIB;
             let size = MIB.min(file_len as usize);
             crowd.entering = Some(crowd.run(Access::Write, Bytes::Own, size, pool / 2)?);
             crowd.run(Access::Write, Bytes::Own, size, pool * 3 / 2)?;

@@ -209,7 +209,7 @@ fn set_back(config: &Config, error: &FsError) -> CliError {
 
 /// Mounts from a thread of its own: the kernel's first requests need this one to serve.
 async fn mount_in_node(node: &Arc<Node>, mount: &ConfigMount) -> Result<MountedDir, CliError> {
-    let client = Client::internal(node, format!("mount {}", mount.dir.display()), Cred::Kernel);
+    let client = Client::internal(node.colocated(), format!("mount {}", mount.dir.display()), Cred::Kernel);
     let (dir, options) = (mount.dir.clone(), mount.options.clone());
     let source = format!("polvo-node{}", node.id().0);
     on_thread("mount", move || MountedDir::mount(client, &source, &dir, &options)).await?

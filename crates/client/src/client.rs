@@ -2,16 +2,16 @@
 
 use crate::access_times::AccessTimes;
 use crate::cache::name_cache::NameCache;
+use crate::colocated::ColocatedNode;
 use crate::io::extent_pool::ExtentPool;
 use crate::io::transfers::Transfers;
 use crate::local_client::LocalClient;
 use crate::locks::Locks;
 use crate::open_table::OpenTable;
 use parking_lot::{Mutex, RwLock};
-use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
+use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
 use polvo_format::{NodeId, RegionId, SessionId};
-use polvo_node::Node;
 use polvo_proto::{ClusterMap, Cred, FsError};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -60,13 +60,7 @@ pub struct Counters {
 pub struct Client {
     pub(crate) context: Arc<SessionContext>,
     /// The node this client lives in, if it does.
-    pub(crate) node: Option<Arc<Node>>,
-    /// The session is known to that node.
-    pub(crate) attached_inside: AtomicBool,
-    /// The session's number there.
-    pub(crate) number_inside: AtomicU64,
-    /// Grace tick that node said at the last renewal: by the next one no read begun before is still under way.
-    pub(crate) tick_inside: AtomicU64,
+    pub(crate) colocated: Option<ColocatedNode>,
     pub(crate) cred: Cred,
     pub(crate) transfers: Transfers,
     verify: AtomicBool,
@@ -145,15 +139,15 @@ impl Client {
     ///
     /// # Panics
     /// When the system has no random numbers to draw a session from.
-    pub fn internal(node: &Arc<Node>, name: String, cred: Cred) -> Arc<Client> {
+    pub fn internal(node: Arc<dyn Colocated>, name: String, cred: Cred) -> Arc<Client> {
         let session = draw_session().expect("the system has random numbers");
         Client::internal_as(node, session, name, cred)
     }
 
     /// As [`Client::internal`], with a session id that the caller has drawn (the simulator, whose runs repeat).
-    pub fn internal_as(node: &Arc<Node>, session: SessionId, name: String, cred: Cred) -> Arc<Client> {
+    pub fn internal_as(node: Arc<dyn Colocated>, session: SessionId, name: String, cred: Cred) -> Arc<Client> {
         let context = node.client_context(session, name);
-        Client::make(context, Some(node.clone()), cred, Transfers::default())
+        Client::make(context, Some(ColocatedNode::new(node)), cred, Transfers::default())
     }
 
     /// From now on, each read compares what it reads with the checksums of the data (or no longer does), whole pages at a time, and
@@ -166,13 +160,15 @@ impl Client {
         self.verify.load(Ordering::Relaxed)
     }
 
-    fn make(context: Arc<SessionContext>, node: Option<Arc<Node>>, cred: Cred, transfers: Transfers) -> Arc<Client> {
+    fn make(
+        context: Arc<SessionContext>,
+        colocated: Option<ColocatedNode>,
+        cred: Cred,
+        transfers: Transfers,
+    ) -> Arc<Client> {
         let client = Arc::new(Client {
             context: context.clone(),
-            node,
-            attached_inside: AtomicBool::new(false),
-            number_inside: AtomicU64::new(0),
-            tick_inside: AtomicU64::new(0),
+            colocated,
             cred,
             transfers,
             verify: AtomicBool::new(false),

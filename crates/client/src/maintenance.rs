@@ -4,7 +4,6 @@ use crate::local_client::LocalClient;
 use polvo_format::NodeId;
 use polvo_proto::{Answer, FsError, InodeRef, Reply, Request};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -70,15 +69,10 @@ impl LocalClient {
     /// every node has answered.
     pub async fn renew(&self) -> bool {
         let mut answers = self.links.renew().await;
-        if let Some(node) = &self.client.node
-            && self.client.attached_inside.load(Ordering::Acquire)
+        if let Some(here) = &self.client.colocated
+            && let Some(answer) = self.renew_colocated(here).await
         {
-            let tick = self.client.tick_inside.load(Ordering::Relaxed);
-            let answer = self.call_node(node.id(), Request::Heartbeat { tick }).await;
-            if let Ok(Reply::Renewed { tick, .. }) = &answer {
-                self.client.tick_inside.store(*tick, Ordering::Relaxed);
-            }
-            answers.push((node.id(), answer));
+            answers.push((here.node.id(), answer));
         }
         let mut newest = self.client.map().epoch;
         let mut all_there = true;

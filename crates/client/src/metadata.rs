@@ -124,7 +124,7 @@ impl LocalClient {
             return self.follow_rewritten(dir, tail).await;
         }
         // an entry that adds a name is as long; one that came over a connection names the request
-        let by_request = self.inside(dir.ino.region()).is_none();
+        let by_request = self.colocated(dir.ino.region()).is_none();
         let removal = Entry::DentryDel {
             name,
             target: dir.ino,

@@ -180,8 +180,8 @@ impl LocalClient {
                 (holder, map, false)
             }
         };
-        let outside = self.inside(inode.ino.region()).is_none();
-        let index = (map.attr.kind == FileKind::File && outside).then(|| index_of(&map, 0));
+        let is_remote = self.colocated(inode.ino.region()).is_none();
+        let index = (map.attr.kind == FileKind::File && is_remote).then(|| index_of(&map, 0));
         let open_inode = opening.opened(map.attr.kind, holder, index);
         if claim.is_some() {
             open_inode.opened_to_write(number, may_map);
@@ -241,7 +241,7 @@ impl LocalClient {
         // its lease there is to be renewed, although nothing of ours may have talked to it yet
         self.client.context.note_attached(primary);
         let holder = (primary, self.client.incarnation(primary));
-        let fresh = kind == FileKind::File && size == 0 && self.inside(region).is_none();
+        let fresh = kind == FileKind::File && size == 0 && self.colocated(region).is_none();
         let index = fresh.then(|| FileIndex::empty(cursor));
         let open_inode = self.client.open_table.enter(inode, kind, holder, index);
         open_inode.made_open();

@@ -8,7 +8,7 @@
 //! other; so while one is under way others wait for the change.
 
 use crate::cache::extent_index::FileIndex;
-use crate::colocated::mapped_read::Inside;
+use crate::colocated::mapped_read::MappedFile;
 use crate::io::writers::Writing;
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
@@ -36,7 +36,7 @@ pub(crate) struct OpenInode {
     /// The file's mapping; `None` until loaded, and after it was found outdated beyond repair.
     pub(crate) index: RwLock<Option<FileIndex>>,
     /// The mapping as the region itself has it, where that is in the node around us; got by the first read.
-    pub(crate) inside: OnceLock<Inside>,
+    pub(crate) mapped: OnceLock<MappedFile>,
     opens: AtomicUsize,
     used: AtomicU64,
     doomed: AtomicBool,
@@ -61,8 +61,8 @@ impl OpenInode {
 
     /// Tail of the file's log when its mapping was last looked at.
     pub(crate) fn tail(&self) -> Option<Tail> {
-        match self.inside.get() {
-            Some(inside) => Some(inside.tail()),
+        match self.mapped.get() {
+            Some(mapped) => Some(mapped.tail()),
             None => Some(self.index.read().as_ref()?.cursor().tail),
         }
     }
@@ -192,7 +192,7 @@ impl OpenTable {
             kind,
             holder: AtomicU64::new(pack(holder)),
             index: RwLock::new(index),
-            inside: OnceLock::new(),
+            mapped: OnceLock::new(),
             opens: AtomicUsize::new(0),
             used: AtomicU64::new(0),
             doomed: AtomicBool::new(false),

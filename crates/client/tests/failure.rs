@@ -705,7 +705,7 @@ fn first_contact_leaves_no_session() {
         let me = cluster.client_identity();
         let fetched = fetch_map(&addresses, &me, session, "visitor", &cluster.timeouts()).await;
         assert_eq!(fetched.as_ref(), Ok(map));
-        let known = cluster.node(0).session(session).map(drop);
+        let known = cluster.node(0).colocated().session(session).map(drop);
         assert_eq!(known, Err(FsError::SessionExpired));
     });
 }

@@ -171,7 +171,7 @@ fn many_threads(provider: &str) {
         pooled: 10_000,
     };
     let directed = cluster.client_by("directed", Transfers::Server(sizes));
-    let inside = Client::internal(&cluster.nodes[1].0, "inside".into(), Cred::Kernel);
+    let inside = Client::internal(cluster.nodes[1].0.colocated(), "inside".into(), Cred::Kernel);
     inside.start_maintenance();
     let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
 
@@ -261,7 +261,7 @@ fn readers_inside_a_node_see_whole_writes_of_writers_that_never_pause() {
     let outside = cluster.client("outside");
     let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
     let here = cluster.nodes.iter().find(|(node, _)| node.serves(made.ino.region()));
-    let inside = Client::internal(&here.expect("it is served").0, "inside".into(), Cred::Kernel);
+    let inside = Client::internal(here.expect("it is served").0.colocated(), "inside".into(), Cred::Kernel);
     inside.start_maintenance();
     let open = || inside.run(|c| async move { c.open(inode(&made)).await.expect("open") });
     let is_over = AtomicBool::new(false);

@@ -8,6 +8,7 @@
 mod absences;
 mod bootstrap;
 mod check;
+mod colocated;
 mod counters;
 mod dial;
 mod join;
@@ -22,6 +23,7 @@ mod timeouts;
 
 pub use bootstrap::fetch_map;
 pub use check::check_cluster;
+pub use colocated::{Colocated, ColocatedSession, LocalFuture};
 pub use counters::{CounterSet, LinkCounters, LinkTotals};
 pub use dial::host_identity;
 pub use join::{InFlight, join_all};

@@ -44,7 +44,7 @@ fn said(process: Child) -> String {
 fn sqlite_on_two_mounts_loses_nothing_or_is_refused() {
     const ROWS: u32 = 60;
     let Some(m) = mounted("mmap=private") else { return };
-    let other = Client::internal(&m.node, "other".to_owned(), Cred::Kernel);
+    let other = Client::internal(m.node.colocated(), "other".to_owned(), Cred::Kernel);
     other.start_maintenance();
     let dir = m.dir.parent().expect("a parent").join("other");
     std::fs::create_dir(&dir).expect("writable");

@@ -148,7 +148,7 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn processes_of_two_mounts_lock_each_other_out() {
     let Some(m) = mounted("") else { return };
-    let other = Client::internal(&m.node, "other".to_owned(), Cred::Kernel);
+    let other = Client::internal(m.node.colocated(), "other".to_owned(), Cred::Kernel);
     other.start_maintenance();
     let dir = m.dir.parent().expect("a parent").join("other");
     std::fs::create_dir(&dir).expect("writable");
@@ -184,7 +184,7 @@ fn processes_of_two_mounts_lock_each_other_out() {
 fn a_lock_that_ends_with_its_open_file_is_not_taken_for_the_next_one() {
     const ROUNDS: u32 = 400;
     let Some(m) = mounted("") else { return };
-    let other = Client::internal(&m.node, "other".to_owned(), Cred::Kernel);
+    let other = Client::internal(m.node.colocated(), "other".to_owned(), Cred::Kernel);
     other.start_maintenance();
     let dir = m.dir.parent().expect("a parent").join("other");
     std::fs::create_dir(&dir).expect("writable");

@@ -84,7 +84,7 @@ impl Drop for Two {
 
 fn two_mounts(options: &str) -> Option<Two> {
     let first = mounted(options)?;
-    let other = Client::internal(&first.node, "other".to_owned(), Cred::Kernel);
+    let other = Client::internal(first.node.colocated(), "other".to_owned(), Cred::Kernel);
     other.start_maintenance();
     let b = first.dir.parent().expect("a parent").join("other");
     fs::create_dir(&b).expect("writable");

@@ -20,6 +20,7 @@
 
 mod backoff;
 mod clock;
+mod colocated;
 mod data;
 mod error;
 mod housekeeping;
@@ -37,8 +38,6 @@ mod transactions;
 pub use clock::{Clock, SystemClock};
 pub use housekeeping::scrub::ScrubPace;
 pub use node::{Node, NodeConfig, OneSided};
-pub use polvo_region::{FileView, Part};
-pub use request::sessions::Session;
 pub use transactions::commit_protocol::Transactions;
 #[cfg(feature = "testing")]
 pub use transactions::probe::Phase;

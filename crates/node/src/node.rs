@@ -19,7 +19,7 @@ use crate::transactions::two_phase::Prepared;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
 use polvo_fabric::{Address, Identity, MemoryRegions};
-use polvo_format::{Gpa, NodeId, RegionId, SessionId, TxnId};
+use polvo_format::{NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, Reply, Request, TxnState, Usage};
 use polvo_region::{PoolSpace, Region, RegionError};
@@ -185,24 +185,11 @@ impl Node {
     }
 
     /// What the threads of a client inside this process share: a session of its own, at home here. Its own node is
-    /// called through [`Node::handle`], beginning with `Attach`.
+    /// called through [`polvo_cluster::Colocated::handle`], beginning with `Attach`.
     pub fn client_context(self: &Arc<Self>, session: SessionId, name: String) -> Arc<SessionContext> {
         let config = &self.config;
         let (memory, map, me) = (self.memory.clone(), self.map.clone(), config.identity.clone());
         SessionContext::over(memory, map, me, session, name, Some(config.id), config.timeouts, None)
-    }
-
-    /// Where bytes of a region served here lie in the pool. They may not cross a segment. While this node runs, a segment's
-    /// bytes lie nowhere else, and no other segment of the region gets its offsets.
-    pub fn locate(&self, at: Gpa, len: usize) -> Result<u64, FsError> {
-        let service = self.service(at.region()).ok_or(FsError::WrongEpoch)?;
-        Ok(service.locate(at, len)?.0)
-    }
-
-    /// The pool, for internal clients to read what they have located: as with a one-sided read, the file's tail tells
-    /// whether the bytes were its.
-    pub fn pool(&self) -> &Pmem {
-        &self.pmem
     }
 
     /// Whether this kind of peer may read and write file data one-sided.

@@ -378,7 +378,7 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     let is_transfer = matches!(request, Request::WriteFrom { .. });
     let done = if again { ctx.done_before() } else { None };
     let answer = match (request, done) {
-        (request, Some(done)) => ctx.answer_again(&request, done).await,
+        (request, Some(done)) => Box::pin(ctx.answer_again(&request, done)).await,
         (Request::Withdraw, None) => Ok(Reply::Withdrawn),
         (request, None) => ctx.perform(request).await,
     };

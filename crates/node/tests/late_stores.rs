@@ -145,9 +145,10 @@ impl Life {
             panic!("no file")
         };
         let run = self.delegate((bytes.len() as u64 / PAGE) as u32).await.unwrap()[0];
-        let at = self.node.locate(run.gpa, bytes.len()).unwrap();
-        self.node.pool().write_streaming(at, bytes);
-        self.node.pool().fence();
+        let here = self.node.colocated();
+        let at = here.locate(run.gpa, bytes.len()).unwrap();
+        here.pool().write_streaming(at, bytes);
+        here.pool().fence();
         let commit = Request::Commit {
             inode: InodeRef {
                 ino: made.attr.ino,
@@ -228,8 +229,9 @@ async fn pages_of_a_run_before_are_not_given_out_while_a_peer_of_it_can_store_to
     let run = second.write(&bytes).await;
     peer.write(at, &[0xee; 4 * PAGE as usize]); // the store that was under way when the node died
     let mut read = [0; 4 * PAGE as usize];
-    let at = second.node.locate(run.gpa, read.len()).unwrap();
-    second.node.pool().read(at, &mut read);
+    let here = second.node.colocated();
+    let at = here.locate(run.gpa, read.len()).unwrap();
+    here.pool().read(at, &mut read);
     assert!(read == bytes, "a late store has hit somebody else's file");
     let all = second.places(&second.delegate_all().await).await;
     assert!(all.len() > 10 && !overlap(&all, &before));

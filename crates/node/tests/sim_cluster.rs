@@ -938,6 +938,7 @@ fn a_client_inside_a_node_calls_it_directly() {
         let node = cluster.node(1).clone();
         let context = node.client_context(cluster.next_session(), "mount".into());
         let links = context.links();
+        let here = node.colocated();
         let ask = async |request| node.handle(&links, links.make_call(Cred::Kernel, request)).await;
         assert_eq!(ask(Request::Usage).await, Err(FsError::SessionExpired), "attach first");
         let attach = Request::Attach {
@@ -984,9 +985,9 @@ fn a_client_inside_a_node_calls_it_directly() {
                 other => panic!("{other:?}"),
             };
             assert_eq!((space.len(), space[0].pages), (1, 2));
-            let at = node.locate(space[0].gpa, bytes.len()).unwrap();
-            node.pool().write_streaming(at, &bytes);
-            node.pool().fence();
+            let at = here.locate(space[0].gpa, bytes.len()).unwrap();
+            here.pool().write_streaming(at, &bytes);
+            here.pool().fence();
             let runs = vec![WriteRun {
                 offset: 0,
                 len: 5000,
@@ -1002,7 +1003,7 @@ fn a_client_inside_a_node_calls_it_directly() {
             };
             ask(commit).await.unwrap();
             let mut read = vec![0; 5000];
-            node.pool().read(at, &mut read);
+            here.pool().read(at, &mut read);
             assert_eq!(read, bytes);
             assert_eq!(c.read(file).await.unwrap(), bytes);
         }

@@ -100,7 +100,7 @@ impl Workload {
         let (client, maintenance) = match member.home {
             Home::Remote => remote(cluster, &host, self.shared.schedule.transfers[number]),
             Home::Colocated(node) => with_maintenance(&Client::internal_as(
-                cluster.node(node),
+                cluster.node(node).colocated(),
                 cluster.next_session(),
                 host.clone(),
                 Cred::Kernel,

@@ -31,7 +31,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let node = BenchNode::start(context.scratch, pool_len(context.effort.file_len))?;
     // the first touch of a page is a fault of the operating system, which the baselines have behind them too
-    node.node().pool().enter_pages(0, pool_len(context.effort.file_len));
+    node.node()
+        .colocated()
+        .pool()
+        .enter_pages(0, pool_len(context.effort.file_len));
     let client = node.internal();
     client.start_maintenance();
     internal(&client, context, found)?;

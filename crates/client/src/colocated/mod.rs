@@ -1,4 +1,213 @@
-//! Files of regions that the node around this client serves: read by the region's own mapping, with loads.
+//! The node around this client: called, not sent requests; and files of regions that it serves are read by the region's own
+//! mapping, with loads.
 
 pub(crate) mod extent_cache;
 pub(crate) mod mapped_read;
+
+use crate::colocated::extent_cache::ExtentCache;
+use crate::local_client::LocalClient;
+use crate::open_table::OpenInode;
+use crate::remote_inode::unexpected;
+use polvo_cluster::{Colocated, ColocatedSession};
+use polvo_format::RegionId;
+use polvo_pmem::Pmem;
+use polvo_proto::{Answer, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
+use polvo_region::{FileView, Part};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The node that a client lives in.
+pub(crate) struct ColocatedNode {
+    pub(crate) node: Arc<dyn Colocated>,
+    /// Its pool.
+    pub(crate) pool: Arc<Pmem>,
+    /// The session is known to it.
+    attached: AtomicBool,
+    /// The session's number there.
+    number: AtomicU64,
+    /// Grace tick that it said at the last renewal: by the next one no read begun before is still under way.
+    tick: AtomicU64,
+}
+
+/// What one thread knows of that node.
+#[derive(Default)]
+pub(crate) struct Nearby {
+    /// Where each 2 MiB of its regions (of which there are few) begin in its pool.
+    pub(crate) bases: RefCell<Vec<(RegionId, Vec<Option<u64>>)>>,
+    /// Our session there, between two uses.
+    session: Cell<Option<Arc<dyn ColocatedSession>>>,
+    /// Scratch of whoever plans a read.
+    pub(crate) parts: RefCell<Vec<Part>>,
+    /// What this thread remembers of files there.
+    pub(crate) extents: ExtentCache,
+}
+
+impl ColocatedNode {
+    pub(crate) fn new(node: Arc<dyn Colocated>) -> ColocatedNode {
+        ColocatedNode {
+            pool: node.pool().clone(),
+            node,
+            attached: AtomicBool::new(false),
+            number: AtomicU64::new(0),
+            tick: AtomicU64::new(0),
+        }
+    }
+
+    fn is_attached(&self) -> bool {
+        self.attached.load(Ordering::Acquire)
+    }
+}
+
+impl LocalClient {
+    /// A request to the node around us. When it has forgotten the session (a lease that ended while the machine was
+    /// suspended, say), the session is attached anew and the request repeated: the refused one did nothing.
+    pub(crate) async fn call_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
+        self.attach_once(here).await?;
+        // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
+        let again = match &request {
+            Request::Write { .. } | Request::Commit { .. } | Request::WriteFrom { .. } => None,
+            other => Some(other.clone()),
+        };
+        let make_call = |request| self.links.make_call(self.client.cred.clone(), request);
+        let mut answer = here.node.handle(&self.links, make_call(request)).await;
+        let (mut attached, mut short_since) = (false, None);
+        loop {
+            match &answer {
+                Err(FsError::SessionExpired) if !std::mem::replace(&mut attached, true) => self.attach(here).await?,
+                Err(FsError::HeldBack) if self.links.room_may_come(&mut short_since).await => {}
+                _ => return answer,
+            }
+            let Some(request) = &again else { return answer };
+            answer = here.node.handle(&self.links, make_call(request.clone())).await;
+        }
+    }
+
+    /// A write to a region of the node around us, at an offset or (`None`) the end of the file; returns where the bytes are. No
+    /// request is made of it, the bytes are not copied but to where they go. `SessionExpired`: there is a new session, and
+    /// the write is to be repeated.
+    pub(crate) async fn write_colocated(
+        &self,
+        here: &ColocatedNode,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Result<u64, FsError> {
+        self.attach_once(here).await?;
+        let session = self.session_of(here);
+        let written = match &session {
+            Ok(session) => {
+                let cred = &self.client.cred;
+                session.write(&self.links, cred, inode, offset, bytes).await
+            }
+            Err(error) => Err(error.clone()),
+        };
+        self.after_use(here, session, written).await
+    }
+
+    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way,
+    /// and nothing was done.
+    pub(crate) fn write_at_once(&self, open_inode: &OpenInode, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
+        self.colocated(open_inode.inode.ino.region())?;
+        if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
+            return None;
+        }
+        let session = self.nearby.session.take()?;
+        let cred = &self.client.cred;
+        let written = session.write_at_once(&self.links, cred, open_inode.inode, offset, bytes);
+        self.nearby.session.set(Some(session));
+        written
+    }
+
+    /// A file's mapping, up to date, from the node around us.
+    pub(crate) async fn file_view(&self, here: &ColocatedNode, inode: InodeRef) -> Result<Arc<FileView>, FsError> {
+        match self.try_file_view(here, inode).await {
+            Err(FsError::SessionExpired) => self.try_file_view(here, inode).await,
+            view => view,
+        }
+    }
+
+    async fn try_file_view(&self, here: &ColocatedNode, inode: InodeRef) -> Result<Arc<FileView>, FsError> {
+        self.attach_once(here).await?;
+        let session = self.session_of(here);
+        let view = match &session {
+            Ok(session) => session.file_view(&self.links, &self.client.cred, inode).await,
+            Err(error) => Err(error.clone()),
+        };
+        self.after_use(here, session, view).await
+    }
+
+    /// Our session there, for one use; whoever comes while it is in use looks it up for himself.
+    fn session_of(&self, here: &ColocatedNode) -> Result<Arc<dyn ColocatedSession>, FsError> {
+        match self.nearby.session.take() {
+            Some(session) if !session.is_ended() => Ok(session),
+            _ => here.node.session(self.client.session()),
+        }
+    }
+
+    /// Keeps the session for the next use; if it has ended, there is a new one when this returns.
+    async fn after_use<T>(
+        &self,
+        here: &ColocatedNode,
+        session: Result<Arc<dyn ColocatedSession>, FsError>,
+        result: Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        match result {
+            Err(FsError::SessionExpired) => self.attach(here).await?,
+            _ => self.nearby.session.set(session.ok()),
+        }
+        result
+    }
+
+    /// Makes sure that the node around us knows the session.
+    pub(crate) async fn attach_once(&self, here: &ColocatedNode) -> Result<(), FsError> {
+        match here.is_attached() {
+            true => Ok(()),
+            false => self.attach(here).await,
+        }
+    }
+
+    async fn attach(&self, here: &ColocatedNode) -> Result<(), FsError> {
+        let request = Request::Attach {
+            version: PROTOCOL_VERSION,
+            name: self.client.context.name().to_string(),
+            home: Some(here.node.id()),
+            fence: 0, // nothing is ever on its way to the node one is in
+        };
+        let call = self.links.make_call(self.client.cred.clone(), request);
+        match here.node.handle(&self.links, call).await? {
+            Reply::Attached { number, map, .. } => {
+                self.client.context.map().offer(map);
+                if here.number.swap(number, Ordering::AcqRel) != number {
+                    self.client.lost(here.node.id());
+                }
+                here.attached.store(true, Ordering::Release);
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Renews the lease at the node around us, if there is one there.
+    pub(crate) async fn renew_colocated(&self, here: &ColocatedNode) -> Option<Answer> {
+        if !here.is_attached() {
+            return None;
+        }
+        let tick = here.tick.load(Ordering::Relaxed);
+        let answer = self.call_colocated(here, Request::Heartbeat { tick }).await;
+        if let Ok(Reply::Renewed { tick, .. }) = &answer {
+            here.tick.store(*tick, Ordering::Relaxed);
+        }
+        Some(answer)
+    }
+
+    /// Ends the session there.
+    pub(crate) async fn detach_colocated(&self, here: &ColocatedNode) {
+        if here.attached.swap(false, Ordering::AcqRel) {
+            let call = self.links.make_call(self.client.cred.clone(), Request::Detach);
+            if let Err(error) = here.node.handle(&self.links, call).await {
+                tracing::debug!(%error, "detach from the node around");
+            }
+        }
+    }
+}

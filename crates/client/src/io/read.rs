@@ -128,8 +128,8 @@ impl LocalClient {
 
     /// Reads as many bytes as fit one batch. Says whether there may be more before the end of the file.
     async fn read_batch(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Result<(usize, bool), FsError> {
-        if let Some(node) = self.inside(data_region(open_inode)) {
-            return self.read_inside(node, open_inode, offset, into).await;
+        if let Some(here) = self.colocated(data_region(open_inode)) {
+            return self.read_mapped(here, open_inode, offset, into).await;
         }
         let (mut tries, mut loads) = (0, 0);
         let mut deadline = None;

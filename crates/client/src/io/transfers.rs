@@ -236,7 +236,7 @@ impl Lent<'_> {
 impl LocalClient {
     /// Who moves the data of a region.
     pub(crate) async fn transfers(&self, region: RegionId) -> Result<Transfers, FsError> {
-        if self.inside(region).is_some() {
+        if self.colocated(region).is_some() {
             return Ok(Transfers::Client); // memory on both sides
         }
         match self.client.transfers {

@@ -145,8 +145,7 @@ impl LocalClient {
     }
 
     async fn sync_at(&self, node: NodeId) -> Result<(), FsError> {
-        let inside = self.client.node.as_ref().filter(|inside| inside.id() == node);
-        let needed = match inside {
+        let needed = match self.colocated_in(node) {
             Some(_) => true, // it knows best, and asking costs nothing
             None => self.links.to(node).await?.needs_sync,
         };
@@ -175,7 +174,7 @@ impl LocalClient {
         let region = data_region(open_inode);
         let transfers = self.transfers(region).await?;
         let whole = match transfers {
-            _ if self.inside(region).is_some() => COMMIT_BYTES,
+            _ if self.colocated(region).is_some() => COMMIT_BYTES,
             Transfers::Client => EAGER_MAX,
             Transfers::Server(sizes) => sizes.eager_write.min(EAGER_MAX),
         };
@@ -218,13 +217,13 @@ impl LocalClient {
         for _ in 0..SESSION_TRIES {
             self.keep_to_write(open_inode, at).await?;
             let region = data_region(open_inode);
-            let written = match self.inside(region) {
-                Some(node) => {
+            let written = match self.colocated(region) {
+                Some(here) => {
                     let offset = match at {
                         At::Offset(offset) | At::Page(offset) => Some(offset),
                         At::End => None,
                     };
-                    self.write_inside(node, open_inode.inode, offset, bytes).await
+                    self.write_colocated(here, open_inode.inode, offset, bytes).await
                 }
                 None => self.write_by_request(open_inode, at, bytes).await,
             };

@@ -64,7 +64,7 @@ fn external_with(cluster: &Cluster, name: &str, cred: Cred, transfers: Transfers
 /// A client inside a node.
 pub fn internal(cluster: &Cluster, node: u16) -> Rc<LocalClient> {
     with_maintenance(&Client::internal(
-        cluster.node(node),
+        cluster.node(node).colocated(),
         format!("inside-{node}"),
         Cred::Kernel,
     ))

@@ -104,7 +104,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
             .expect("the node ends in good order");
     });
     is_ready.recv_timeout(Duration::from_secs(60)).expect("the node starts");
-    let client = Client::internal(&node, "test".to_owned(), Cred::Kernel);
+    let client = Client::internal(node.colocated(), "test".to_owned(), Cred::Kernel);
     client.start_maintenance();
     let dir = home.path().join("mnt");
     fs::create_dir(&dir).expect("writable");

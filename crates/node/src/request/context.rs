@@ -137,7 +137,7 @@ impl<'a> RequestContext<'a> {
         let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
         match self.node.enter_with_room(service, &mut f) {
             Ok(done) => Ok(done),
-            Err(error) => self.wait_and_do(service, error, f).await,
+            Err(error) => Box::pin(self.wait_and_do(service, error, f)).await,
         }
     }
 
@@ -185,11 +185,11 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// A request of this node's own to the primary of a region elsewhere.
+    /// A request of this node's own to the primary of a region elsewhere. (What waits for another node has a box of its own, so
+    /// that requests which ask nobody are small.)
     pub async fn ask_region(&self, region: RegionId, request: Request) -> Answer {
-        self.links
-            .call_region_within(region, Cred::Kernel, request, self.call_limit())
-            .await
+        let limit = self.call_limit();
+        Box::pin(self.links.call_region_within(region, Cred::Kernel, request, limit)).await
     }
 
     /// Attributes of an inode, wherever it lies.

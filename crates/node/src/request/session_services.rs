@@ -5,105 +5,16 @@ use crate::names::rename::Rename;
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
-use polvo_cluster::Links;
-use polvo_format::{Epoch, NodeId, RegionId, SessionId};
-use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request};
-use polvo_region::{Done, FileView};
-use std::rc::Rc;
+use polvo_format::{NodeId, RegionId, SessionId};
+use polvo_proto::{Answer, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_region::Done;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Whoever is inside shares the node's map, which is as new as what is served by it.
-const EPOCH_INSIDE: Epoch = Epoch(u64::MAX);
 /// Most inodes recalled in one answer.
 const RECALL_MAX: usize = 1024;
 
 impl Node {
-    /// One request of a caller inside this process. `links`: the calling thread's links to the other nodes.
-    pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
-        self.counters.count(&call.request);
-        if let Request::Attach {
-            version, name, home, ..
-        } = call.request
-        {
-            let party = Party::Node(self.id());
-            return Ok(self.attach(call.session, party, version, name, home)?.1);
-        }
-        let session = self.sessions.get(call.session)?;
-        let ctx = RequestContext::new(self, links, &session, call.epoch, &call.cred);
-        ctx.perform(call.request).await
-    }
-
-    /// A session that is attached here, for callers inside this process that come back with it again and again.
-    ///
-    /// # Errors
-    /// [`FsError::SessionExpired`] when there is none of that number.
-    pub fn session(&self, id: SessionId) -> Result<Arc<Session>, FsError> {
-        self.sessions.get(id)
-    }
-
-    /// A write of a caller inside this process, whose bytes are copied to where they are to stay. All of it, or nothing.
-    /// Returns where in the file they are; `offset` `None`: at its end.
-    ///
-    /// # Errors
-    /// [`FsError::SessionExpired`] when the session has ended; else those of a request to write.
-    pub async fn write(
-        self: &Arc<Self>,
-        links: &Rc<Links>,
-        session: &Arc<Session>,
-        cred: &Cred,
-        inode: InodeRef,
-        offset: Option<u64>,
-        bytes: &[u8],
-    ) -> Result<u64, FsError> {
-        if session.is_ended() {
-            return Err(FsError::SessionExpired);
-        }
-        let ctx = RequestContext::new(self, links, session, EPOCH_INSIDE, cred);
-        self.counters.count_write();
-        match bytes.len() {
-            ..=EAGER_MAX => ctx.store(inode, offset, bytes).await,
-            _ => ctx.write_here(inode, offset, bytes).await,
-        }
-    }
-
-    /// As [`Node::write`], of at most [`EAGER_MAX`] bytes and without a future. `None`: something is to be waited for or to be
-    /// refused, as that call will tell, and nothing was done.
-    #[inline]
-    pub fn write_at_once(
-        self: &Arc<Self>,
-        links: &Rc<Links>,
-        session: &Arc<Session>,
-        cred: &Cred,
-        inode: InodeRef,
-        offset: Option<u64>,
-        bytes: &[u8],
-    ) -> Option<u64> {
-        if session.is_ended() {
-            return None;
-        }
-        let ctx = RequestContext::new(self, links, session, EPOCH_INSIDE, cred);
-        let written = ctx.store_at_once(inode, offset, bytes)?;
-        self.counters.count_write();
-        Some(written)
-    }
-
-    /// A file's mapping, up to date, for a caller inside this process who has the file open.
-    ///
-    /// # Errors
-    /// ESTALE when the file is gone; EBUSY when a transaction holds it for longer than requests wait.
-    pub async fn file_view(
-        self: &Arc<Self>,
-        links: &Rc<Links>,
-        session: SessionId,
-        cred: &Cred,
-        inode: InodeRef,
-    ) -> Result<Arc<FileView>, FsError> {
-        let session = self.sessions.get(session)?;
-        let ctx = RequestContext::new(self, links, &session, EPOCH_INSIDE, cred);
-        ctx.on(inode.ino.region(), |region| region.file_view(inode)).await
-    }
-
     /// Opens or rejoins a session.
     pub(crate) fn attach(
         &self,
@@ -246,7 +157,7 @@ impl RequestContext<'_> {
                 len,
                 into,
                 verify,
-            } => self.read(inode, offset, len, into, verify).await,
+            } => Box::pin(self.read(inode, offset, len, into, verify)).await,
             Request::WriteFrom {
                 inode,
                 offset,
@@ -254,7 +165,7 @@ impl RequestContext<'_> {
                 known,
                 from,
                 len,
-            } => self.write_from(inode, offset, append, known, from, len).await,
+            } => Box::pin(self.write_from(inode, offset, append, known, from, len)).await,
             #[cfg(feature = "two-phase")]
             Request::Prepare {
                 txn,
@@ -262,7 +173,7 @@ impl RequestContext<'_> {
                 on_behalf,
                 open,
                 intents,
-            } => self.prepare(txn, region, on_behalf, open, &intents).await,
+            } => Box::pin(self.prepare(txn, region, on_behalf, open, &intents)).await,
             #[cfg(feature = "two-phase")]
             Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
             #[cfg(not(feature = "two-phase"))]

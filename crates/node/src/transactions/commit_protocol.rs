@@ -68,12 +68,12 @@ impl Transactions {
     ) -> Result<(RemotePart, Vec<Outcome>), FsError> {
         match self {
             Transactions::CollectDispatch => {
-                let (part, outcomes) = CollectDispatch::join(ctx, txn, region, intents, open).await?;
+                let (part, outcomes) = Box::pin(CollectDispatch::join(ctx, txn, region, intents, open)).await?;
                 Ok((RemotePart::Collected(part), outcomes))
             }
             #[cfg(feature = "two-phase")]
             Transactions::TwoPhaseCommit => {
-                let (part, outcomes) = TwoPhaseCommit::join(ctx, txn, region, intents, open).await?;
+                let (part, outcomes) = Box::pin(TwoPhaseCommit::join(ctx, txn, region, intents, open)).await?;
                 Ok((RemotePart::Prepared(part), outcomes))
             }
         }
@@ -94,7 +94,7 @@ pub(crate) async fn commit(
     in_doubt: bool,
 ) -> Result<Arrival, FsError> {
     match part {
-        RemotePart::Collected(part) => CollectDispatch::commit(node, links, txn, part, in_doubt).await,
+        RemotePart::Collected(part) => Box::pin(CollectDispatch::commit(node, links, txn, part, in_doubt)).await,
         #[cfg(feature = "two-phase")]
         RemotePart::Prepared(part) => Box::pin(TwoPhaseCommit::commit(node, links, txn, part, in_doubt)).await,
     }
@@ -103,8 +103,8 @@ pub(crate) async fn commit(
 /// [`CommitProtocol::abort`] of a part, by the protocol that it came by.
 pub(crate) async fn abort(ctx: &RequestContext<'_>, txn: TxnId, part: &RemotePart) -> Result<(), FsError> {
     match part {
-        RemotePart::Collected(part) => CollectDispatch::abort(ctx, txn, part).await,
+        RemotePart::Collected(part) => Box::pin(CollectDispatch::abort(ctx, txn, part)).await,
         #[cfg(feature = "two-phase")]
-        RemotePart::Prepared(part) => TwoPhaseCommit::abort(ctx, txn, part).await,
+        RemotePart::Prepared(part) => Box::pin(TwoPhaseCommit::abort(ctx, txn, part)).await,
     }
 }

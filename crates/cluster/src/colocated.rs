@@ -1,0 +1,95 @@
+//! The node that a client lives in, as the client sees it: what it reaches there by calls and loads instead of requests and
+//! one-sided operations. Nodes implement it; clients know no more of them, so that a client elsewhere has nothing of a
+//! daemon in it.
+
+use crate::{Links, SessionContext};
+use polvo_format::{Gpa, NodeId, RegionId, SessionId};
+use polvo_pmem::Pmem;
+use polvo_proto::{Answer, Call, Cred, FsError, InodeRef};
+use polvo_region::FileView;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a call that may wait returns.
+pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// A node in this process.
+pub trait Colocated: Send + Sync {
+    /// Which.
+    fn id(&self) -> NodeId;
+
+    /// Is it the region's primary?
+    fn serves(&self, region: RegionId) -> bool;
+
+    /// What the threads of a client in this process share: a session of its own, at home here. Its own node is called through
+    /// [`Colocated::handle`], beginning with `Attach`.
+    fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext>;
+
+    /// The pool, to read what was located: as with a one-sided read, the file's tail tells whether the bytes were its.
+    fn pool(&self) -> &Arc<Pmem>;
+
+    /// Where bytes of a region served here lie in the pool. They may not cross a segment. While the node runs, a segment's
+    /// bytes lie nowhere else, and no other segment of the region gets its offsets.
+    ///
+    /// # Errors
+    /// EIO when they lie in no segment.
+    fn locate(&self, at: Gpa, len: usize) -> Result<u64, FsError>;
+
+    /// Do the bytes differ from their checksums? Where there are none: no.
+    ///
+    /// # Errors
+    /// As [`Colocated::locate`].
+    fn is_damaged(&self, at: Gpa, len: usize) -> Result<bool, FsError>;
+
+    /// One request. `links`: the calling thread's to the other nodes.
+    fn handle<'a>(&'a self, links: &'a Rc<Links>, call: Call) -> LocalFuture<'a, Answer>;
+
+    /// A session that is attached here, for who comes back with it again and again.
+    ///
+    /// # Errors
+    /// [`FsError::SessionExpired`] when there is none of that number.
+    fn session(&self, id: SessionId) -> Result<Arc<dyn ColocatedSession>, FsError>;
+}
+
+/// A session at the node in this process. All of it fails with [`FsError::SessionExpired`] when it has ended.
+pub trait ColocatedSession: Send + Sync {
+    /// It is of no more use.
+    fn is_ended(&self) -> bool;
+
+    /// Copies bytes to where they are to stay in the file. All of them, or nothing. Returns where in the file they are; `offset`
+    /// `None`: at its end.
+    ///
+    /// # Errors
+    /// Those of a request to write.
+    fn write<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        cred: &'a Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &'a [u8],
+    ) -> LocalFuture<'a, Result<u64, FsError>>;
+
+    /// As [`ColocatedSession::write`], of at most `EAGER_MAX` bytes and without a future. `None`: something is to be waited
+    /// for or to be refused, as that call will tell, and nothing was done.
+    fn write_at_once(
+        &self,
+        links: &Rc<Links>,
+        cred: &Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Option<u64>;
+
+    /// The mapping, up to date, of a file that the session has open.
+    ///
+    /// # Errors
+    /// ESTALE when the file is gone; EBUSY when a transaction has it locked for longer than requests wait.
+    fn file_view<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        cred: &'a Cred,
+        inode: InodeRef,
+    ) -> LocalFuture<'a, Result<Arc<FileView>, FsError>>;
+}

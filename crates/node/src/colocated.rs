@@ -1,0 +1,140 @@
+//! Callers in this process: clients that call a node instead of sending requests to it.
+
+use crate::node::Node;
+use crate::request::context::RequestContext;
+use crate::request::sessions::{Party, Session};
+use polvo_cluster::{Colocated, ColocatedSession, Links, LocalFuture, SessionContext};
+use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
+use polvo_pmem::Pmem;
+use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Request};
+use polvo_region::FileView;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A caller in this process shares the node's map, which is as new as what is served by it.
+const EPOCH: Epoch = Epoch(u64::MAX);
+
+impl Node {
+    /// This node, as clients in this process know it.
+    pub fn colocated(self: &Arc<Self>) -> Arc<dyn Colocated> {
+        Arc::new(ThisNode(self.clone()))
+    }
+
+    /// One request of a caller in this process. `links`: the calling thread's links to the other nodes.
+    pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
+        self.counters.count(&call.request);
+        if let Request::Attach {
+            version, name, home, ..
+        } = call.request
+        {
+            let party = Party::Node(self.id());
+            return Ok(self.attach(call.session, party, version, name, home)?.1);
+        }
+        let session = self.sessions.get(call.session)?;
+        let ctx = RequestContext::new(self, links, &session, call.epoch, &call.cred);
+        ctx.perform(call.request).await
+    }
+}
+
+struct ThisNode(Arc<Node>);
+
+impl Colocated for ThisNode {
+    fn id(&self) -> NodeId {
+        self.0.id()
+    }
+
+    fn serves(&self, region: RegionId) -> bool {
+        self.0.serves(region)
+    }
+
+    fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext> {
+        self.0.client_context(session, name)
+    }
+
+    fn pool(&self) -> &Arc<Pmem> {
+        &self.0.pmem
+    }
+
+    fn locate(&self, at: Gpa, len: usize) -> Result<u64, FsError> {
+        let service = self.0.service(at.region()).ok_or(FsError::WrongEpoch)?;
+        Ok(service.locate(at, len)?.0)
+    }
+
+    fn is_damaged(&self, at: Gpa, len: usize) -> Result<bool, FsError> {
+        self.0.is_damaged(at, len)
+    }
+
+    fn handle<'a>(&'a self, links: &'a Rc<Links>, call: Call) -> LocalFuture<'a, Answer> {
+        Box::pin(self.0.handle(links, call))
+    }
+
+    fn session(&self, id: SessionId) -> Result<Arc<dyn ColocatedSession>, FsError> {
+        let session = self.0.sessions.get(id)?;
+        let node = self.0.clone();
+        Ok(Arc::new(SessionHere { node, session }))
+    }
+}
+
+struct SessionHere {
+    node: Arc<Node>,
+    session: Arc<Session>,
+}
+
+impl SessionHere {
+    fn request<'a>(&'a self, links: &'a Rc<Links>, cred: &'a Cred) -> Result<RequestContext<'a>, FsError> {
+        match self.session.is_ended() {
+            true => Err(FsError::SessionExpired),
+            false => Ok(RequestContext::new(&self.node, links, &self.session, EPOCH, cred)),
+        }
+    }
+}
+
+impl ColocatedSession for SessionHere {
+    fn is_ended(&self) -> bool {
+        self.session.is_ended()
+    }
+
+    fn write<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        cred: &'a Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &'a [u8],
+    ) -> LocalFuture<'a, Result<u64, FsError>> {
+        Box::pin(async move {
+            let ctx = self.request(links, cred)?;
+            self.node.counters.count_write();
+            match bytes.len() {
+                ..=EAGER_MAX => ctx.store(inode, offset, bytes).await,
+                _ => ctx.write_here(inode, offset, bytes).await,
+            }
+        })
+    }
+
+    fn write_at_once(
+        &self,
+        links: &Rc<Links>,
+        cred: &Cred,
+        inode: InodeRef,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Option<u64> {
+        let ctx = self.request(links, cred).ok()?;
+        let written = ctx.store_at_once(inode, offset, bytes)?;
+        self.node.counters.count_write();
+        Some(written)
+    }
+
+    fn file_view<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        cred: &'a Cred,
+        inode: InodeRef,
+    ) -> LocalFuture<'a, Result<Arc<FileView>, FsError>> {
+        Box::pin(async move {
+            let ctx = self.request(links, cred)?;
+            ctx.on(inode.ino.region(), |region| region.file_view(inode)).await
+        })
+    }
+}
