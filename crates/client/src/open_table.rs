@@ -137,6 +137,11 @@ impl OpenTable {
         &self.shards[(ino.0 ^ ino.0 >> 48) as usize % SHARDS]
     }
 
+    fn uncount(&self) {
+        let inodes = self.inodes.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(inodes > 0, "an open inode is counted");
+    }
+
     pub(crate) fn count_open(&self, open_inode: &Arc<OpenInode>) -> Arc<OpenInode> {
         open_inode.opens.fetch_add(1, Ordering::Relaxed);
         open_inode
@@ -157,7 +162,7 @@ impl OpenTable {
             Some(Slot::Opening | Slot::Releasing) => return Begin::Wait,
         }
         if let Some(Slot::Open(_)) = shard.insert(inode.ino, Slot::Opening) {
-            self.inodes.fetch_sub(1, Ordering::Relaxed);
+            self.uncount();
         }
         Begin::Ask(Opening {
             open_table: self,
@@ -216,7 +221,9 @@ impl OpenTable {
 
     /// An open file was closed.
     pub(crate) fn closed(&self, open_inode: &OpenInode) {
-        if open_inode.opens.fetch_sub(1, Ordering::AcqRel) > 1 {
+        let opens = open_inode.opens.fetch_sub(1, Ordering::AcqRel);
+        assert!(opens > 0, "an open file is counted");
+        if opens > 1 {
             return;
         }
         if open_inode.doomed.load(Ordering::Acquire) {
@@ -316,7 +323,7 @@ impl OpenTable {
                 if open_inode.inode == inode && open_inode.opens.load(Ordering::Acquire) == 0 =>
             {
                 shard.insert(inode.ino, Slot::Releasing);
-                self.inodes.fetch_sub(1, Ordering::Relaxed);
+                self.uncount();
                 true
             }
             _ => false,

@@ -10,6 +10,7 @@ use polvo_region::FileView;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// What a call that may wait returns.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -23,7 +24,7 @@ pub trait Colocated: Send + Sync {
     fn serves(&self, region: RegionId) -> bool;
 
     /// What the threads of a client in this process share: a session of its own, at home here. Its own node is called through
-    /// [`Colocated::handle`], beginning with `Attach`.
+    /// [`Colocated::caller`], beginning with `Attach`.
     fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext>;
 
     /// The pool, to read what was located: as with a one-sided read, the file's tail tells whether the bytes were its.
@@ -42,14 +43,26 @@ pub trait Colocated: Send + Sync {
     /// As [`Colocated::locate`].
     fn is_damaged(&self, at: Gpa, len: usize) -> Result<bool, FsError>;
 
-    /// One request. `links`: the calling thread's to the other nodes.
-    fn handle<'a>(&'a self, links: &'a Rc<Links>, call: Call) -> LocalFuture<'a, Answer>;
+    /// A thread's way to call the node. `links`: the thread's to the other nodes.
+    fn caller(&self, links: &Rc<Links>) -> Box<dyn ColocatedCaller>;
 
     /// A session that is attached here, for who comes back with it again and again.
     ///
     /// # Errors
     /// [`FsError::SessionExpired`] when there is none of that number.
     fn session(&self, id: SessionId) -> Result<Arc<dyn ColocatedSession>, FsError>;
+}
+
+/// Calls the node in this process: one request at a time, all in the same piece of memory.
+pub trait ColocatedCaller {
+    /// Begins a request; what is left of the one before is given up.
+    fn begin(&mut self, call: Call);
+
+    /// The answer to the request that was begun.
+    ///
+    /// # Panics
+    /// When there is none, or its answer was given.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer>;
 }
 
 /// A session at the node in this process. All of it fails with [`FsError::SessionExpired`] when it has ended.

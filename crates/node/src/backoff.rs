@@ -34,7 +34,7 @@ impl Backoff {
         }
     }
 
-    /// For an inode that is held for a moment: up to 1 ms between looks.
+    /// For an inode that is held for a moment: up to 1 ms between revalidation.
     pub fn short(seed: u64, deadline: Instant) -> Backoff {
         Backoff {
             yields: YIELDS,

@@ -3,13 +3,15 @@
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
-use polvo_cluster::{Colocated, ColocatedSession, Links, LocalFuture, SessionContext};
+use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext};
 use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Request};
 use polvo_region::FileView;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 /// A caller in this process shares the node's map, which is as new as what is served by it.
 const EPOCH: Epoch = Epoch(u64::MAX);
@@ -22,17 +24,40 @@ impl Node {
 
     /// One request of a caller in this process. `links`: the calling thread's links to the other nodes.
     pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
-        self.counters.count(&call.request);
-        if let Request::Attach {
-            version, name, home, ..
-        } = call.request
-        {
-            let party = Party::Node(self.id());
-            return Ok(self.attach(call.session, party, version, name, home)?.1);
-        }
-        let session = self.sessions.get(call.session)?;
-        let ctx = RequestContext::new(self, links, &session, call.epoch, &call.cred);
-        ctx.perform(call.request).await
+        handle(self.clone(), links.clone(), call).await
+    }
+}
+
+async fn handle(node: Arc<Node>, links: Rc<Links>, call: Call) -> Answer {
+    node.counters.count(&call.request);
+    if let Request::Attach {
+        version, name, home, ..
+    } = call.request
+    {
+        let party = Party::Node(node.id());
+        return Ok(node.attach(call.session, party, version, name, home)?.1);
+    }
+    let session = node.sessions.get(call.session)?;
+    let ctx = RequestContext::new(&node, &links, &session, call.epoch, &call.cred);
+    ctx.perform(call.request).await
+}
+
+/// A request's future lies in the place of the one before.
+struct Caller<M, F> {
+    make: M,
+    running: Pin<Box<Option<F>>>,
+}
+
+impl<M: Fn(Call) -> F, F: Future<Output = Answer>> ColocatedCaller for Caller<M, F> {
+    fn begin(&mut self, call: Call) {
+        self.running.set(Some((self.make)(call)));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
+        let running = self.running.as_mut().as_pin_mut();
+        let answer = ready!(running.expect("a request was begun").poll(cx));
+        self.running.set(None);
+        Poll::Ready(answer)
     }
 }
 
@@ -64,8 +89,12 @@ impl Colocated for ThisNode {
         self.0.is_damaged(at, len)
     }
 
-    fn handle<'a>(&'a self, links: &'a Rc<Links>, call: Call) -> LocalFuture<'a, Answer> {
-        Box::pin(self.0.handle(links, call))
+    fn caller(&self, links: &Rc<Links>) -> Box<dyn ColocatedCaller> {
+        let (node, links) = (self.0.clone(), links.clone());
+        Box::new(Caller {
+            make: move |call| handle(node.clone(), links.clone(), call),
+            running: Box::pin(None),
+        })
     }
 
     fn session(&self, id: SessionId) -> Result<Arc<dyn ColocatedSession>, FsError> {

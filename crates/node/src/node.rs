@@ -185,7 +185,7 @@ impl Node {
     }
 
     /// What the threads of a client inside this process share: a session of its own, at home here. Its own node is
-    /// called through [`polvo_cluster::Colocated::handle`], beginning with `Attach`.
+    /// called through [`polvo_cluster::Colocated::caller`], beginning with `Attach`.
     pub fn client_context(self: &Arc<Self>, session: SessionId, name: String) -> Arc<SessionContext> {
         let config = &self.config;
         let (memory, map, me) = (self.memory.clone(), self.map.clone(), config.identity.clone());

@@ -31,7 +31,7 @@ const SESSION_CONNECTIONS_MAX: usize = 512;
 /// A connection over which no session has been attached for so long is closed.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a node that stops looks whether they have ended.
-const DRAIN_LOOK: Duration = Duration::from_millis(2);
+const DRAIN_POLL: Duration = Duration::from_millis(2);
 /// Pause after a listener failed (out of descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -169,8 +169,8 @@ impl Node {
                 || self.dispatching.load(Relaxed) > 0
                 || !self.undispatched.lock().is_empty()
             {
-                tokio::time::sleep(DRAIN_LOOK).await;
-                dispatch::look(&self, &links, Timeouts::DRAIN).await;
+                tokio::time::sleep(DRAIN_POLL).await;
+                dispatch::reap(&self, &links, Timeouts::DRAIN).await;
             }
         };
         if tokio::time::timeout(Timeouts::DRAIN, drained).await.is_err() {
@@ -291,7 +291,8 @@ impl<'a> UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Relaxed);
+        let under_way = self.0.under_way.fetch_sub(1, Relaxed);
+        debug_assert!(under_way > 0, "a request under way is counted");
     }
 }
 

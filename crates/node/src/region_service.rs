@@ -156,6 +156,14 @@ impl RegionService {
                 (SegmentClass::Inodes | SegmentClass::Logs, OneSided::Nodes) => (0, key(Access::READ)),
                 (SegmentClass::Inodes | SegmentClass::Logs, OneSided::All) => (0, 0),
             };
+            debug_assert!(
+                places.known.last().is_none_or(|last| last.index < index),
+                "segments come in order of their indexes"
+            );
+            debug_assert!(
+                pool_offset + (1 << self.segment_shift) <= self.pmem.len(),
+                "a segment lies in the pool"
+            );
             places.known.push(SegmentPlace {
                 index,
                 pool_offset,

@@ -173,7 +173,8 @@ impl FileIndex {
                 gaps.next();
             }
         }
-        self.known.add(range);
+        self.known.add(range.clone());
+        debug_assert!(range.is_empty() || self.known.known_from(range.start) >= range.end);
     }
 
     /// Forgets what is known where it would become too much.
@@ -182,6 +183,10 @@ impl FileIndex {
             self.known.clear();
             self.extents.clear();
         }
+        debug_assert!(
+            self.extents.is_empty() || self.known.len() > 0,
+            "an extent lies where all is known"
+        );
     }
 
     /// Applies one change. Extents in parts that are not known are left out: they come with their page.
@@ -213,6 +218,11 @@ impl FileIndex {
 
     /// The log has been applied up to here.
     pub(crate) fn set_cursor(&mut self, cursor: LogCursor) {
+        let (now, new) = (self.cursor.tail, cursor.tail);
+        debug_assert!(
+            now.version() != new.version() || now.units() <= new.units(),
+            "a log is followed forwards"
+        );
         self.cursor = cursor;
     }
 
@@ -286,6 +296,8 @@ impl FileIndex {
             }
         }
         plan.len = (at - offset) as usize;
+        debug_assert_eq!(plan.pieces.iter().map(|piece| piece.len).sum::<usize>(), plan.len);
+        debug_assert!(plan.pieces.len() <= max && plan.pieces.iter().all(|piece| piece.len > 0));
         Ok(plan)
     }
 
@@ -403,11 +415,20 @@ impl FileIndex {
         }
     }
 
+    fn is_unmapped(&self, from: u64, to: u64) -> bool {
+        let before = self.extents.range(..to).next_back();
+        before.is_none_or(|(start, place)| start + place.len <= from)
+    }
+
     /// Maps a range that is unmapped, joining it with its neighbours where they are neighbours on the media too.
     fn insert(&mut self, mut offset: u64, mut len: u64, mut gpa: Gpa) {
         if len == 0 {
             return;
         }
+        debug_assert!(
+            self.is_unmapped(offset, offset.saturating_add(len)),
+            "extents do not overlap"
+        );
         if let Some((&start, &place)) = self.extents.range(..offset).next_back()
             && start + place.len == offset
             && place.gpa.checked_add(place.len) == Some(gpa)

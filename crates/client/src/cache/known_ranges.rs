@@ -59,7 +59,13 @@ impl KnownRanges {
         let joined = &self.0[first..behind];
         let start = joined.first().map_or(range.start, |known| known.start.min(range.start));
         let end = joined.last().map_or(range.end, |known| known.end.max(range.end));
+        debug_assert!(start <= range.start && end >= range.end, "what was added is known");
         self.0.splice(first..behind, std::iter::once(start..end));
+        let beside = &self.0[first.saturating_sub(1)..self.0.len().min(first + 2)];
+        debug_assert!(
+            beside.is_sorted_by(|a, b| a.end < b.start),
+            "ranges neither overlap nor touch"
+        );
     }
 
     /// Nothing is known any more.

@@ -297,14 +297,14 @@ impl Shard {
 
     fn set(&mut self, dir: InodeRef, name: CachedName, child: Option<Child>) {
         let Some(names) = self.dirs.get_mut(&dir) else { return };
-        self.names -= names.names.len();
+        let others = self.names.checked_sub(names.names.len());
         // where all names are known, one that is not among them is absent
         if child.is_some() || names.listed_to != u64::MAX {
             names.names.insert(name, child);
         } else {
             names.names.remove(&name);
         }
-        self.names += names.names.len();
+        self.names = others.expect("a shard counts the names of each of its directories") + names.names.len();
     }
 
     fn reset(&mut self, dir: InodeRef, log: DirLog) {
@@ -348,7 +348,8 @@ impl Shard {
     /// A directory counts as one name itself, so that empty ones are bounded too.
     fn remove(&mut self, dir: InodeRef) {
         if let Some(names) = self.dirs.remove(&dir) {
-            self.names -= names.names.len() + 1;
+            let others = self.names.checked_sub(names.names.len() + 1);
+            self.names = others.expect("a shard counts the names of each of its directories");
         }
     }
 }

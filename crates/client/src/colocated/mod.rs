@@ -8,12 +8,13 @@ use crate::colocated::extent_cache::ExtentCache;
 use crate::local_client::LocalClient;
 use crate::open_table::OpenInode;
 use crate::remote_inode::unexpected;
-use polvo_cluster::{Colocated, ColocatedSession};
+use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession};
 use polvo_format::RegionId;
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
+use polvo_proto::{Answer, Call, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
 use polvo_region::{FileView, Part};
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -35,6 +36,8 @@ pub(crate) struct ColocatedNode {
 pub(crate) struct Nearby {
     /// Where each 2 MiB of its regions (of which there are few) begin in its pool.
     pub(crate) bases: RefCell<Vec<(RegionId, Vec<Option<u64>>)>>,
+    /// Ways to call it that are not in use.
+    callers: RefCell<Vec<Box<dyn ColocatedCaller>>>,
     /// Our session there, between two uses.
     session: Cell<Option<Arc<dyn ColocatedSession>>>,
     /// Scratch of whoever plans a read.
@@ -70,7 +73,7 @@ impl LocalClient {
             other => Some(other.clone()),
         };
         let make_call = |request| self.links.make_call(self.client.cred.clone(), request);
-        let mut answer = here.node.handle(&self.links, make_call(request)).await;
+        let mut answer = self.handle(here, make_call(request)).await;
         let (mut attached, mut short_since) = (false, None);
         loop {
             match &answer {
@@ -79,8 +82,17 @@ impl LocalClient {
                 _ => return answer,
             }
             let Some(request) = &again else { return answer };
-            answer = here.node.handle(&self.links, make_call(request.clone())).await;
+            answer = self.handle(here, make_call(request.clone())).await;
         }
+    }
+
+    async fn handle(&self, here: &ColocatedNode, call: Call) -> Answer {
+        let free = self.nearby.callers.borrow_mut().pop();
+        let mut caller = free.unwrap_or_else(|| here.node.caller(&self.links));
+        caller.begin(call);
+        let answer = poll_fn(|cx| caller.poll(cx)).await;
+        self.nearby.callers.borrow_mut().push(caller);
+        answer
     }
 
     /// A write to a region of the node around us, at an offset or (`None`) the end of the file; returns where the bytes are. No
@@ -105,10 +117,9 @@ impl LocalClient {
         self.after_use(here, session, written).await
     }
 
-    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way,
-    /// and nothing was done.
+    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way
+    /// (another node serves the region, say), and nothing was done.
     pub(crate) fn write_at_once(&self, open_inode: &OpenInode, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
-        self.colocated(open_inode.inode.ino.region())?;
         if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
             return None;
         }
@@ -175,7 +186,7 @@ impl LocalClient {
             fence: 0, // nothing is ever on its way to the node one is in
         };
         let call = self.links.make_call(self.client.cred.clone(), request);
-        match here.node.handle(&self.links, call).await? {
+        match self.handle(here, call).await? {
             Reply::Attached { number, map, .. } => {
                 self.client.context.map().offer(map);
                 if here.number.swap(number, Ordering::AcqRel) != number {
@@ -205,7 +216,7 @@ impl LocalClient {
     pub(crate) async fn detach_colocated(&self, here: &ColocatedNode) {
         if here.attached.swap(false, Ordering::AcqRel) {
             let call = self.links.make_call(self.client.cred.clone(), Request::Detach);
-            if let Err(error) = here.node.handle(&self.links, call).await {
+            if let Err(error) = self.handle(here, call).await {
                 tracing::debug!(%error, "detach from the node around");
             }
         }

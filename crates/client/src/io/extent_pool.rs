@@ -41,6 +41,7 @@ impl RegionSpace {
         if need > self.pages {
             return None;
         }
+        debug_assert!(self.counts_its_runs());
         self.pages -= need;
         let fits = self
             .runs
@@ -59,7 +60,15 @@ impl RegionSpace {
             missing -= u64::from(run.pages);
             taken.push(run);
         }
+        debug_assert!(self.counts_its_runs());
+        debug_assert_eq!(taken.iter().map(|run| u64::from(run.pages)).sum::<u64>(), need);
         Some(taken)
+    }
+
+    /// Pages in hand are those of the runs, each of which has some.
+    fn counts_its_runs(&self) -> bool {
+        self.runs.iter().map(|run| u64::from(run.pages)).sum::<u64>() == self.pages
+            && self.runs.iter().all(|run| run.pages > 0)
     }
 
     /// Takes everything.
@@ -76,6 +85,7 @@ impl RegionSpace {
                 self.runs.push(run);
             }
         }
+        debug_assert!(self.counts_its_runs());
     }
 
     /// Pages to ask for along with a commit, so that the next writes need not ask.
@@ -99,6 +109,10 @@ impl RegionSpace {
 
     fn take_from(&mut self, at: usize, pages: u64) -> PageRun {
         let run = &mut self.runs[at];
+        assert!(
+            pages > 0 && pages <= u64::from(run.pages),
+            "a run has the pages that are taken"
+        );
         if u64::from(run.pages) == pages {
             return self.runs.swap_remove(at);
         }
@@ -170,7 +184,8 @@ impl ExtentPool {
         match delegated.space.take(need) {
             Some(runs) => Taken::Runs(runs),
             None => {
-                let missing = need - delegated.space.pages();
+                let missing = need.checked_sub(delegated.space.pages());
+                let missing = missing.expect("what is in hand was too little");
                 Taken::Short {
                     missing,
                     want: missing.max(u64::from(delegated.space.want())),
@@ -213,7 +228,9 @@ impl ExtentPool {
             .get_mut(&region)
             .filter(|delegated| delegated.incarnation == incarnation);
         if let Some(delegated) = delegated {
-            delegated.space.put(runs);
+            delegated
+                .space
+                .put(runs.into_iter().inspect(|run| debug_assert!(sane(region, run))));
         }
     }
 
@@ -290,6 +307,10 @@ impl ExtentPool {
         if delegated.incarnation < incarnation {
             *delegated = fresh();
         }
+        debug_assert!(
+            delegated.incarnation >= incarnation,
+            "space of a session that was lost is forgotten"
+        );
         delegated
     }
 }

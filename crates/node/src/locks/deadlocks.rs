@@ -12,10 +12,10 @@
 
 use crate::node::Node;
 use crate::request::context::RequestContext;
+use foldhash::{HashMap, HashSet};
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_proto::{Answer, Cred, LockHolder, LockWait, Reply, Request};
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,13 +34,13 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
             tokio::time::sleep(LOOK_AFTER).await;
             round += 1;
             if node.locks.take_fresh(LOOK_AFTER) || round.is_multiple_of(LOOK_AGAIN_ROUNDS) {
-                look(&node, &links).await;
+                detect(&node, &links).await;
             }
         }
     }
 }
 
-async fn look(node: &Arc<Node>, links: &Rc<Links>) {
+async fn detect(node: &Arc<Node>, links: &Rc<Links>) {
     let (own, first) = collect(node, links).await;
     if victims(&own, &first).is_empty() {
         return;
@@ -92,7 +92,7 @@ fn both(first: &[LockWait], second: &[LockWait]) -> Vec<LockWait> {
 
 /// Those of `own` that are the youngest of a circle.
 fn victims(own: &[LockWait], all: &[LockWait]) -> Vec<(LockHolder, u64)> {
-    let mut by_waiter: HashMap<LockHolder, Vec<&LockWait>> = HashMap::new();
+    let mut by_waiter: HashMap<LockHolder, Vec<&LockWait>> = HashMap::default();
     for wait in all {
         by_waiter.entry(wait.waiter).or_default().push(wait);
     }
@@ -112,7 +112,7 @@ fn circle<'a>(start: &LockWait, by_waiter: &HashMap<LockHolder, Vec<&'a LockWait
         .get(&start.waiter)?
         .iter()
         .find(|wait| wait.ticket == start.ticket)?;
-    let mut came_by: HashMap<LockHolder, Option<&'a LockWait>> = HashMap::new();
+    let mut came_by: HashMap<LockHolder, Option<&'a LockWait>> = HashMap::default();
     let mut to_visit: Vec<LockHolder> = Vec::new();
     for blocker in &start.blockers {
         came_by.insert(*blocker, None);

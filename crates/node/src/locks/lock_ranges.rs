@@ -32,17 +32,32 @@ impl RangeLocks {
 
     /// Locks a range, whatever of it the owner had locked in any mode.
     pub fn set(&mut self, new: Locked) {
+        debug_assert!(new.range.first <= new.range.last, "a range has bytes");
         let at = self.cut(new.range);
         self.0.insert(at, new);
         self.join(at);
         if at > 0 {
             self.join(at - 1);
         }
+        self.check_around(at);
+    }
+
+    /// Ranges beside a place are sorted, apart from each other, and joined where they belong together.
+    fn check_around(&self, at: usize) {
+        for pair in self.0[at.saturating_sub(1)..self.0.len().min(at + 2)].windows(2) {
+            debug_assert!(pair[0].range.last < pair[1].range.first, "ranges of one owner overlap");
+            debug_assert!(!pair[0].continues(&pair[1]), "neighbours of a kind are one range");
+        }
     }
 
     /// Unlocks a range.
     pub fn clear(&mut self, range: LockRange) {
-        self.cut(range);
+        let at = self.cut(range);
+        self.check_around(at);
+        debug_assert!(
+            self.conflict(range, LockMode::Exclusive).is_none(),
+            "what was unlocked is free"
+        );
     }
 
     /// The first of the ranges that keeps somebody else from locking a range.

@@ -10,13 +10,14 @@
 
 use crate::locks::lock_ranges::{Locked, RangeLocks};
 use crate::request::sessions::Session;
+use foldhash::{HashMap, HashSet};
 use parking_lot::Mutex;
 use polvo_cluster::Timeouts;
 use polvo_format::SessionId;
 use polvo_proto::{
     FsError, InodeRef, LOCK_WAITS_MAX, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockSeen, LockWait,
 };
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -49,7 +50,8 @@ struct Attending<'a>(&'a Waiter);
 impl Drop for Attending<'_> {
     fn drop(&mut self) {
         *self.0.left.lock() = Instant::now();
-        self.0.attending.fetch_sub(1, Ordering::AcqRel);
+        let attending = self.0.attending.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(attending > 0, "who attends a wait is counted");
     }
 }
 
@@ -72,7 +74,7 @@ impl Waiter {
     }
 
     fn end(&self, outcome: Result<(), FsError>) {
-        let _only_once = self.outcome.set(outcome);
+        assert!(self.outcome.set(outcome).is_ok(), "a wait ends once");
         self.ended.notify_waiters();
     }
 
@@ -184,7 +186,8 @@ impl Table {
         change(locks);
         let after = locks.locks_of(holder);
         let share = self.shares.entry(holder.session).or_default();
-        share.locks = share.locks + after - before;
+        let others = share.locks.checked_sub(before);
+        share.locks = others.expect("a session's share counts the locks of each of its holders") + after;
         self.drop_share(holder.session);
     }
 
@@ -196,7 +199,12 @@ impl Table {
     }
 
     fn enqueue(&mut self, inode: InodeRef, waiter: &Arc<Waiter>) {
-        self.inodes.entry(inode).or_default().queue.push_back(waiter.clone());
+        let locks = self.inodes.entry(inode).or_default();
+        debug_assert!(
+            !locks.is_free(waiter.holder, &waiter.ask),
+            "who has nobody in the way does not wait"
+        );
+        locks.queue.push_back(waiter.clone());
         self.shares.entry(waiter.holder.session).or_default().waits += 1;
         if waiter.ask.kind == LockKind::Range {
             let waits = self.waits.entry(waiter.holder).or_default();
@@ -225,7 +233,8 @@ impl Table {
 
     fn ended(&mut self, waiter: &Arc<Waiter>) {
         if let Some(share) = self.shares.get_mut(&waiter.holder.session) {
-            share.waits -= 1;
+            let waits = share.waits.checked_sub(1);
+            share.waits = waits.expect("a session's share counts each of its waits");
             self.drop_share(waiter.holder.session);
         }
         if let Some(waits) = self.waits.get_mut(&waiter.holder) {
@@ -243,6 +252,7 @@ impl Table {
         if self.inodes.get(&inode).is_some_and(InodeLocks::is_unused) {
             self.inodes.remove(&inode);
         }
+        self.check(inode);
     }
 
     fn grant_round(&mut self, inode: InodeRef) -> bool {
@@ -256,7 +266,11 @@ impl Table {
                 at += 1;
                 continue;
             }
-            locks.queue.remove(at);
+            let first = locks.queue.remove(at);
+            assert!(
+                first.is_some_and(|first| Arc::ptr_eq(&first, &waiter)),
+                "the queue is this lock's"
+            );
             self.change(inode, waiter.holder, |locks| locks.take(waiter.holder, &waiter.ask));
             self.ended(&waiter);
             waiter.end(Ok(()));
@@ -265,10 +279,61 @@ impl Table {
         granted
     }
 
+    /// What holds of an inode whenever the table is let go: no lock excludes another, nobody waits for what is free, and who
+    /// has or wants something is counted.
+    fn check(&self, inode: InodeRef) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Some(locks) = self.inodes.get(&inode) else { return };
+        assert!(
+            !locks.is_unused(),
+            "an inode that nobody locks or wants is not in the table"
+        );
+        for (holder, ranges) in &locks.ranges {
+            assert!(!ranges.is_empty(), "a holder of ranges has some");
+            assert!(
+                self.shares.contains_key(&holder.session),
+                "a holder's session has a share"
+            );
+        }
+        for (holder, held) in &locks.whole {
+            let mut others = locks.whole.iter().filter(|(other, _)| *other != holder);
+            assert!(
+                others.all(|(_, other)| !held.mode.excludes(other.mode)),
+                "locks of a file that exclude each other"
+            );
+            assert!(
+                self.shares.contains_key(&holder.session),
+                "a holder's session has a share"
+            );
+        }
+        for waiter in &locks.queue {
+            assert!(waiter.outcome.get().is_none(), "a wait that has ended is in no queue");
+            assert!(!locks.is_free(waiter.holder, &waiter.ask), "a wait for what is free");
+            let share = self.shares.get(&waiter.holder.session);
+            assert!(
+                share.is_some_and(|share| share.waits > 0),
+                "a wait that its session's share does not count"
+            );
+            let known = || {
+                self.waits
+                    .get(&waiter.holder)
+                    .into_iter()
+                    .flatten()
+                    .any(|(at, w)| *at == inode && Arc::ptr_eq(w, waiter))
+            };
+            assert!(
+                waiter.ask.kind != LockKind::Range || known(),
+                "a wait for a range that its holder is not known to have"
+            );
+        }
+    }
+
     /// True when one of `blockers` waits, by whatever way round, for `me`.
     fn leads_to(&self, blockers: Vec<LockHolder>, me: LockHolder) -> bool {
         let mut to_visit = blockers;
-        let mut seen: HashSet<LockHolder> = HashSet::new();
+        let mut seen: HashSet<LockHolder> = HashSet::default();
         while let Some(holder) = to_visit.pop() {
             if holder == me {
                 return true;
@@ -362,6 +427,7 @@ impl Locks {
             fresh: AtomicBool::new(true),
         });
         table.enqueue(inode, &waiter);
+        table.check(inode);
         if ask.kind == LockKind::Range {
             self.began.notify_one();
         }
@@ -421,6 +487,10 @@ impl Locks {
             table.advance(inode);
         }
         table.shares.remove(&session);
+        debug_assert!(
+            table.waits.keys().all(|holder| holder.session != session),
+            "a session that has ended waits for nothing"
+        );
     }
 
     /// Forgets waits that nobody asks after.

@@ -13,11 +13,11 @@ use polvo_region::{Region, RegionError};
 /// has changed from that look to the next one: the logs of its directories end where they did. That they say the same is not
 /// enough, since names go away and come back.
 #[derive(Default)]
-pub(crate) struct Looks<T> {
+pub(crate) struct Revalidation<T> {
     last: Option<(T, FsError)>,
 }
 
-impl<T: PartialEq> Looks<T> {
+impl<T: PartialEq> Revalidation<T> {
     /// The operation has looked (again) and found the logs to end there: its answer, if the attempt before settles it.
     pub fn found(&mut self, tails: &T) -> Result<(), FsError> {
         match self.last.take() {
@@ -299,7 +299,7 @@ impl RequestContext<'_> {
     async fn remove(&self, dir: InodeRef, name: Vec<u8>, directory: bool) -> Answer {
         valid_name::check(&name)?;
         let own = dir.ino.region();
-        let mut looks = Looks::default();
+        let mut revalidation = Revalidation::default();
         let mut backoff = self.backoff();
         loop {
             let Seen {
@@ -309,7 +309,7 @@ impl RequestContext<'_> {
                 entry,
                 ..
             } = self.directory_and_name(dir, &name).await?;
-            looks.found(&tail)?;
+            revalidation.found(&tail)?;
             let entry = entry.ok_or(FsError::NotFound)?;
             let inode = entry.target;
             permission::access(self.cred, &parent, acl.as_ref(), WRITE)?;
@@ -343,7 +343,7 @@ impl RequestContext<'_> {
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => {
-                    looks.failed(tail, error)?;
+                    revalidation.failed(tail, error)?;
                     backoff.wait().await?;
                 }
             }
@@ -401,31 +401,31 @@ mod tests {
 
     #[test]
     fn a_failure_is_believed_only_if_nothing_has_changed_meanwhile() {
-        let mut looks = Looks::default();
-        assert_eq!(looks.found(&7), Ok(()));
-        assert_eq!(looks.failed(7, FsError::NotFound), Ok(()));
+        let mut revalidation = Revalidation::default();
+        assert_eq!(revalidation.found(&7), Ok(()));
+        assert_eq!(revalidation.failed(7, FsError::NotFound), Ok(()));
         assert_eq!(
-            looks.found(&8),
+            revalidation.found(&8),
             Ok(()),
             "it may say the same as before, but it has changed"
         );
-        assert_eq!(looks.failed(8, FsError::Stale), Ok(()));
-        assert_eq!(looks.found(&8), Err(FsError::Stale));
+        assert_eq!(revalidation.failed(8, FsError::Stale), Ok(()));
+        assert_eq!(revalidation.found(&8), Err(FsError::Stale));
     }
 
     #[test]
     fn an_attempt_that_ends_otherwise_leaves_nothing_to_believe() {
-        let mut looks = Looks::default();
-        assert_eq!(looks.failed(7, FsError::Exists), Ok(()));
-        assert_eq!(looks.found(&8), Ok(()));
+        let mut revalidation = Revalidation::default();
+        assert_eq!(revalidation.failed(7, FsError::Exists), Ok(()));
+        assert_eq!(revalidation.found(&8), Ok(()));
         // another transaction was in the way
-        assert_eq!(looks.found(&7), Ok(()));
+        assert_eq!(revalidation.found(&7), Ok(()));
         assert_eq!(
-            looks.failed(7, FsError::NotEmpty),
+            revalidation.failed(7, FsError::NotEmpty),
             Ok(()),
             "the directory, but is that name still its?"
         );
-        assert_eq!(looks.found(&7), Err(FsError::NotEmpty));
-        assert_eq!(looks.failed(7, FsError::NoSpace), Err(FsError::NoSpace));
+        assert_eq!(revalidation.found(&7), Err(FsError::NotEmpty));
+        assert_eq!(revalidation.failed(7, FsError::NoSpace), Err(FsError::NoSpace));
     }
 }

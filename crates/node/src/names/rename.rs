@@ -1,7 +1,7 @@
 //! Rename: up to four inodes in up to four regions, in one transaction.
 
 use crate::names::acl::{self, Acl};
-use crate::names::name_services::{Looks, must_be_directory};
+use crate::names::name_services::{Revalidation, must_be_directory};
 use crate::names::permission::{self, EXECUTE, WRITE};
 use crate::names::rename_plan;
 use crate::names::valid_name;
@@ -135,12 +135,12 @@ impl RequestContext<'_> {
             FsError::Exists => FsError::Busy, // "." and "..": EBUSY
             error => error,
         })?;
-        let mut looks = Looks::default();
+        let mut revalidation = Revalidation::default();
         let mut backoff = self.backoff();
         loop {
             let found = self.find_names(&rename).await?;
             let tails = (found.source_tail, found.dest_tail);
-            looks.found(&tails)?;
+            revalidation.found(&tails)?;
             if let Some(verdict) = found.verdict(rename.mode) {
                 // the names were looked at one after the other: together they were so only if the first did not change
                 let now = self.find(rename.old_dir, &rename.old_name).await?;
@@ -168,7 +168,7 @@ impl RequestContext<'_> {
                     backoff.wait().await?;
                 }
                 Err(Missed::Transaction(Failure::Fs(error) | Failure::NoRoom(_, error))) => {
-                    looks.failed(tails, error)?;
+                    revalidation.failed(tails, error)?;
                     backoff.wait().await?;
                 }
                 Err(Missed::Before(Failure::Fs(error) | Failure::NoRoom(_, error))) => return Err(error),
@@ -176,7 +176,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Looks at both names, one after the other, and at what the caller may do with them.
+    /// Revalidation at both names, one after the other, and at what the caller may do with them.
     async fn find_names(&self, rename: &Rename) -> Result<FoundNames, FsError> {
         let Rename {
             old_dir,

@@ -38,6 +38,9 @@ impl RenameLock {
             _ => {}
         }
         let number = number();
+        let before = grant.as_ref().map_or(0, |before| before.number);
+        assert!(number > before, "grants have numbers of their own");
+        debug_assert!(now >= self.quiet_until, "grants of the run before may not have ended");
         *grant = Some(Grant {
             holder,
             number,

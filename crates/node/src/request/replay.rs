@@ -48,7 +48,7 @@ impl Replay {
         loop {
             // before looking, so that no end is missed in between
             let mut ended = pin!(self.ended.notified());
-            match self.look(request_id, fence) {
+            match self.take_up(request_id, fence) {
                 Begin::Done(answer) => return Err(answer),
                 Begin::Fresh => {
                     return Ok(Running {
@@ -61,7 +61,7 @@ impl Replay {
         }
     }
 
-    fn look(&self, request_id: u64, fence: u64) -> Begin {
+    fn take_up(&self, request_id: u64, fence: u64) -> Begin {
         let mut inner = self.inner.lock();
         if request_id <= inner.newest
             && let Some((_, answer)) = inner.done.iter().rev().find(|(id, _)| *id == request_id)
@@ -95,6 +95,15 @@ impl Running<'_> {
     /// The request is done and this is its answer.
     pub fn finish(self, answer: &[u8]) {
         let mut inner = self.replay.inner.lock();
+        assert!(
+            inner.running.contains_key(&self.request_id),
+            "only a request under way ends"
+        );
+        debug_assert!(
+            inner.done.iter().all(|(id, _)| *id != self.request_id),
+            "a request has one answer"
+        );
+        debug_assert!(inner.done.len() <= REMEMBERED);
         if inner.done.len() == REMEMBERED {
             inner.done.pop_front();
         }
@@ -105,7 +114,8 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.replay.inner.lock().running.remove(&self.request_id);
+        let was_running = self.replay.inner.lock().running.remove(&self.request_id);
+        debug_assert!(was_running.is_some(), "a request runs until its one guard goes");
         self.replay.ended.notify_waiters();
     }
 }

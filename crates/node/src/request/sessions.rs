@@ -113,7 +113,9 @@ impl Sessions {
         // What another node had made and opened here for it stays held. But whatever it had here itself, before this node
         // started, is gone, and so are the answers it was given: it is a new session that its client has to hear of
         let session = Arc::new(Session::new(id, number(), party, name, home, tick));
+        assert!(session.is_attached(), "a session that is attached has a number");
         by_id.insert(id, session.clone());
+        debug_assert!(by_id.len() <= SESSIONS_MAX);
         Ok(session)
     }
 
@@ -140,7 +142,8 @@ impl Sessions {
     /// Ends a session: it is unknown from now on, and whoever still works for it finds it ended.
     pub fn end(&self, id: SessionId) -> Option<Arc<Session>> {
         let session = self.by_id.lock().remove(&id)?;
-        session.ended.store(true, Ordering::Release);
+        let ended = session.ended.swap(true, Ordering::AcqRel);
+        assert!(!ended, "a session ends once");
         Some(session)
     }
 

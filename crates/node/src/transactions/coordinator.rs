@@ -17,7 +17,7 @@ use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, Region, RegionError, RemotePart};
 
 /// How often a participant looks again at an inode that is held before it says so: whoever collects holds others.
-const COLLECT_LOOKS: u32 = 8;
+const COLLECT_TRIES: u32 = 8;
 
 /// What an operation wants of each region; the first part is the coordinator's own.
 #[derive(PartialEq, Eq, Debug)]
@@ -42,6 +42,10 @@ impl Plan {
                 self.parts.insert(at, (region, vec![intent]));
             }
         }
+        debug_assert!(
+            self.parts[1..].windows(2).all(|pair| pair[0].0 < pair[1].0),
+            "participants in order of region, each once"
+        );
     }
 }
 
@@ -102,13 +106,15 @@ struct Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.undecided.running.lock().remove(&self.txn);
+        let was_running = self.undecided.running.lock().remove(&self.txn);
+        debug_assert!(was_running, "a transaction runs until its one guard goes");
     }
 }
 
 impl Undecided {
     fn begin(&self, txn: TxnId) -> Running<'_> {
-        self.running.lock().insert(txn);
+        let is_new = self.running.lock().insert(txn);
+        assert!(is_new, "two transactions have one number");
         Running { undecided: self, txn }
     }
 
@@ -146,7 +152,7 @@ impl Node {
         intents: &[Intent],
         open_for: Option<SessionId>,
     ) -> Result<Collected, FsError> {
-        for _ in 0..COLLECT_LOOKS {
+        for _ in 0..COLLECT_TRIES {
             let collect = || service.collect(txn, intents, open_for, self.clock.now_ns());
             match self.with_room(collect) {
                 Err(RegionError::Locked { .. }) => tokio::task::yield_now().await,
@@ -169,6 +175,10 @@ pub(crate) async fn transact(
         return Err(Failure::Fs(FsError::Invalid("a plan without a part".into())));
     };
     let own = *own;
+    debug_assert!(
+        plan.parts.iter().all(|(_, intents)| !intents.is_empty()),
+        "a region without intents has no part"
+    );
     if others.is_empty() {
         return local(ctx, own, own_intents, open, lease).await;
     }
@@ -227,7 +237,19 @@ async fn decide(
     let now_ns = ctx.now_ns();
     let service = ctx.service(own)?;
     let decide = |region: &mut Region| ctx.in_its_name(region, |region| region.decide(txn, &intents, remote, now_ns));
+    debug_assert!(
+        ctx.node.undecided.contains(txn) || planted(Planted::ForgottenBeforeDecided),
+        "a transaction is undecided until it is logged"
+    );
+    debug_assert!(
+        remote.iter().all(|part| part.region() != own),
+        "the coordinator is no participant"
+    );
     let decided = ctx.node.enter_with_room(service, decide).map_err(to_fs)?;
+    debug_assert!(
+        decided.record.is_none() || ctx.node.space.is_logged(txn),
+        "what is decided is in the log before anybody hears of it"
+    );
     outcomes.take(&intents, &decided.outcomes);
     Ok(decided.record)
 }

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 /// Ticks of housekeeping after which what was posted and has not arrived is sent again.
 const TICKS_UNDER_WAY: u64 = 2;
 /// Words that are looked at in one batch.
-const LOOK_MAX: usize = 32;
+const REAP_BATCH: usize = 32;
 /// A lock word that nobody holds.
 const FREE: [u8; 8] = [0; 8];
 
@@ -78,7 +78,12 @@ impl Dispatch {
     }
 
     fn is_on_its_way(&self) -> bool {
-        matches!(self.sent, Sent::Everything(_))
+        let all = matches!(self.sent, Sent::Everything(_));
+        debug_assert!(
+            !all || !self.parts.is_empty(),
+            "nothing is on its way of what has arrived"
+        );
+        all
     }
 }
 
@@ -126,6 +131,7 @@ impl Dispatching {
                 limit.as_millis()
             ),
         })?;
+        assert_eq!(results.len(), dispatch.parts.len(), "each part has one result");
         let mut failure = None;
         let mut results = results.into_iter();
         dispatch.parts.retain(|_| match results.next() {
@@ -167,7 +173,7 @@ impl Dispatching {
         let node = self.node.clone();
         drop(self);
         if node.undispatched.lock().len() >= node.posted_max() {
-            look(&node, &links, context::call_limit(deadline)).await;
+            reap(&node, &links, context::call_limit(deadline)).await;
         }
         Ok(())
     }
@@ -175,6 +181,7 @@ impl Dispatching {
     /// Every participant has its part.
     async fn retire(&mut self) {
         if let Some(dispatch) = &self.dispatch {
+            debug_assert!(dispatch.sent != Sent::Nothing, "what was not sent has not arrived");
             self.node.probe.reached(Phase::Dispatched).await;
             self.node.space.retire(dispatch.record);
         }
@@ -187,7 +194,8 @@ impl Drop for Dispatching {
         if let Some(dispatch) = self.dispatch.take() {
             self.node.undispatched.lock().push(dispatch);
         }
-        self.node.dispatching.fetch_sub(1, Relaxed);
+        let dispatching = self.node.dispatching.fetch_sub(1, Relaxed);
+        debug_assert!(dispatching > 0, "who dispatches is counted");
     }
 }
 
@@ -213,9 +221,9 @@ pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Resu
     }
 }
 
-/// Looks whether what was posted has arrived, with one batch a region, for at most `limit`; what has is retired. What
+/// Revalidation whether what was posted has arrived, with one batch a region, for at most `limit`; what has is retired. What
 /// cannot be told stays.
-pub(crate) async fn look(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
+pub(crate) async fn reap(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
     let posted: Vec<Dispatch> = {
         let mut undispatched = node.undispatched.lock();
         undispatched
@@ -256,7 +264,8 @@ pub(crate) async fn look(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
 /// Those of the transactions whose locks in a region are still theirs.
 async fn still_held(links: &Rc<Links>, region: RegionId, locks: &[(TxnId, Gpa)]) -> Result<Vec<TxnId>, FsError> {
     let mut held = Vec::new();
-    for locks in locks.chunks(LOOK_MAX) {
+    debug_assert!(locks.iter().all(|(_, at)| at.region() == region), "locks of one region");
+    for locks in locks.chunks(REAP_BATCH) {
         let words = read_words(links, region, locks.iter().map(|(_, at)| *at)).await?;
         let theirs = locks.iter().zip(words).filter(|((txn, _), word)| *word == txn.0);
         held.extend(theirs.map(|((txn, _), _)| *txn));
@@ -267,6 +276,7 @@ async fn still_held(links: &Rc<Links>, region: RegionId, locks: &[(TxnId, Gpa)])
 /// Lock words. One whose segment has gone back to the pool is free: nothing in it was in use any more.
 async fn read_words(links: &Links, region: RegionId, at: impl Iterator<Item = Gpa>) -> Result<Vec<u64>, FsError> {
     let at: Vec<Gpa> = at.collect();
+    debug_assert!(at.iter().all(|at| at.0.is_multiple_of(8)), "lock words are aligned");
     let mut words = vec![FREE; at.len()];
     match read_at(links, region, &at, &mut words).await {
         Err(FsError::Invalid(_)) => {
@@ -292,7 +302,7 @@ async fn read_at(links: &Links, region: RegionId, at: &[Gpa], words: &mut [[u8; 
 
 /// One more attempt at every decided transaction that somebody may still wait for: by housekeeping, at every tick.
 pub(crate) async fn dispatch_left_over(node: &Arc<Node>, links: &Rc<Links>) {
-    look(node, links, Timeouts::DISPATCH).await;
+    reap(node, links, Timeouts::DISPATCH).await;
     let late = node.tick.load(Relaxed).saturating_sub(TICKS_UNDER_WAY);
     let is_left_over = |dispatch: &mut Dispatch| match dispatch.sent {
         Sent::Everything(since) => since <= late,
@@ -335,6 +345,7 @@ impl Node {
             return Err(FsError::Io("a participant did not fence".into()));
         }
         links.forget_segments(part.region);
+        debug_assert!(!part.locks.is_empty(), "a part without locks cannot be seen to arrive");
         let words = read_words(links, part.region, part.locks.iter().copied()).await?;
         // Locks are let go after all writes: if one is, the writes are in place, and others may have written since.
         let write = words.iter().all(|word| *word == txn.0) || planted(Planted::DispatchedTwice);
@@ -403,6 +414,7 @@ impl CommitProtocol for CollectDispatch {
         part: &CollectedPart,
         in_doubt: bool,
     ) -> Result<Arrival, FsError> {
+        debug_assert!(!part.locks.is_empty(), "a part without locks cannot be seen to arrive");
         if let Some(service) = node.service(part.region) {
             return service.dispatch(txn, part).map(|()| Arrival::There);
         }
