@@ -22,7 +22,7 @@ const COLLECT_TRIES: u32 = 8;
 /// What an operation wants of each region; the first part is the coordinator's own.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
-    parts: Vec<(RegionId, Vec<Intent>)>,
+    parts: Vec<Part>,
 }
 
 impl Plan {
@@ -171,17 +171,29 @@ pub(crate) async fn transact(
     open: bool,
     lease: Option<&RenameLease>,
 ) -> Result<Outcomes, Failure> {
-    let [(own, own_intents), others @ ..] = plan.parts.as_slice() else {
-        return Err(Failure::Fs(FsError::Invalid("a plan without a part".into())));
-    };
-    let own = *own;
     debug_assert!(
         plan.parts.iter().all(|(_, intents)| !intents.is_empty()),
         "a region without intents has no part"
     );
-    if others.is_empty() {
-        return local(ctx, own, own_intents, open, lease).await;
+    match plan.parts.as_slice() {
+        [] => Err(Failure::Fs(FsError::Invalid("a plan without a part".into()))),
+        [(own, intents)] => local(ctx, *own, intents, open, lease).await,
+        // what is done for one region only, which is most, is small
+        [own, others @ ..] => Box::pin(distributed(ctx, own, others, open, lease)).await,
     }
+}
+
+/// A region's part of a plan.
+type Part = (RegionId, Vec<Intent>);
+
+/// In several regions: collect, decide, dispatch.
+async fn distributed(
+    ctx: &RequestContext<'_>,
+    (own, own_intents): &Part,
+    others: &[Part],
+    open: bool,
+    lease: Option<&RenameLease>,
+) -> Result<Outcomes, Failure> {
     let txn = ctx.node.next_txn();
     let mut running = Some(ctx.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(others.len());
@@ -202,7 +214,7 @@ pub(crate) async fn transact(
         running = None;
     }
     ctx.node.probe.reached(Phase::Collected).await;
-    match decide(ctx, txn, own, own_intents, &remote, &mut outcomes, lease).await {
+    match decide(ctx, txn, *own, own_intents, &remote, &mut outcomes, lease).await {
         Ok(Some(record)) => {
             drop(running); // the log speaks for it from here on
             dispatch::finish(ctx, Dispatch::new(txn, record, remote)).await?;
