@@ -6,7 +6,7 @@ use crate::cluster::BenchNode;
 use polvo_cluster::{Links, MapCell, SessionContext};
 use polvo_format::{FileKind, NodeId, SessionId};
 use polvo_node::Node;
-use polvo_proto::{Cred, FsError, InodeRef, NewFile, PROTOCOL_VERSION, RenameMode, Reply, Request, XattrMode};
+use polvo_proto::{Ask, Cred, FsError, InodeRef, NewFile, PROTOCOL_VERSION, RenameMode, XattrMode, ask};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,7 +33,7 @@ impl Requester {
             node: Some(node.clone()),
             links,
         };
-        let attach = Request::Attach {
+        let attach = ask::Attach {
             version: PROTOCOL_VERSION,
             name: "requester".into(),
             home: Some(NodeId(home)),
@@ -56,13 +56,13 @@ impl Requester {
     }
 
     /// One request; inside a node, it is carried out on this thread.
-    pub async fn ask(&self, request: Request) -> Result<Reply, FsError> {
+    pub async fn ask<A: Ask>(&self, ask: A) -> Result<A::Answer, FsError> {
         match &self.node {
             Some(node) => {
-                node.handle(&self.links, self.links.make_call(Cred::Kernel, request))
-                    .await
+                let call = self.links.make_call(Cred::Kernel, ask);
+                A::answered(node.handle(&self.links, call).await, node.id())
             }
-            None => self.links.call_node(NodeId(0), Cred::Kernel, request).await,
+            None => self.links.call_node(NodeId(0), Cred::Kernel, ask).await,
         }
     }
 
@@ -80,42 +80,40 @@ impl Requester {
         };
         let name = name.into();
         let open = false;
-        match self.ask(Request::Create { dir, name, file, open }).await? {
-            Reply::Made(made) => Ok(InodeRef {
-                ino: made.attr.ino,
-                generation: made.attr.generation,
-            }),
-            _ => Err(FsError::Io("nothing was made".into())),
-        }
+        let made = self.ask(ask::Create { dir, name, file, open }).await?;
+        Ok(InodeRef {
+            ino: made.attr.ino,
+            generation: made.attr.generation,
+        })
     }
 
     /// Removes a file.
     pub async fn unlink(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
         let name = name.into();
-        self.ask(Request::Unlink { dir, name }).await.map(drop)
+        self.ask(ask::Unlink { dir, name }).await.map(drop)
     }
 
     /// Removes a directory.
     pub async fn rmdir(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
         let name = name.into();
-        self.ask(Request::Rmdir { dir, name }).await.map(drop)
+        self.ask(ask::Rmdir { dir, name }).await.map(drop)
     }
 
     /// Renames.
     pub async fn rename(&self, old_dir: InodeRef, old: &str, new_dir: InodeRef, new: &str) -> Result<(), FsError> {
-        let request = Request::Rename {
+        let request = ask::Rename {
             old_dir,
             old_name: old.into(),
             new_dir,
             new_name: new.into(),
             mode: RenameMode::Replace,
         };
-        self.ask(request).await.map(drop)
+        self.ask(request).await
     }
 
     /// New inodes of a directory go to the home of who makes them.
     pub async fn place_locally(&self, dir: InodeRef) -> Result<(), FsError> {
-        let request = Request::SetXattr {
+        let request = ask::SetXattr {
             inode: dir,
             name: b"polvo.placement".to_vec(),
             value: b"local".to_vec(),
@@ -128,7 +126,7 @@ impl Requester {
     pub async fn renew(&self) {
         if self.node.is_some() {
             // whatever the tick: nothing is being read at the moment
-            let _best_effort = self.ask(Request::Heartbeat { tick: u64::MAX }).await;
+            let _best_effort = self.ask(ask::Heartbeat { tick: u64::MAX }).await;
         }
         self.links.renew().await;
     }

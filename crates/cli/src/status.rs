@@ -7,7 +7,7 @@ use crate::size::Size;
 use crate::{CliError, ClusterId, Context, Exit};
 use polvo_client::{Client, LocalClient};
 use polvo_format::NodeId;
-use polvo_proto::{ClusterMap, FsError, Reply, Request};
+use polvo_proto::{ClusterMap, FsError, ask};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,17 +47,14 @@ async fn ask_all(client: &Arc<Client>, local: &Rc<LocalClient>) -> Vec<NodeAnswe
             let (local, id) = (local.clone(), node.id);
             (
                 id,
-                tokio::task::spawn_local(async move { local.ask(id, Request::Status).await }),
+                tokio::task::spawn_local(async move { local.ask(id, ask::Status).await }),
             )
         })
         .collect();
     let mut answers = Vec::new();
     for (id, asked) in asked {
         let answer = match asked.await {
-            Ok(Ok(Reply::Json(text))) => {
-                serde_json::from_str(&text).map_err(|e| FsError::Io(format!("its status is no JSON: {e}")))
-            }
-            Ok(Ok(_)) => Err(FsError::Io("it did not answer with its status".into())),
+            Ok(Ok(text)) => serde_json::from_str(&text).map_err(|e| FsError::Io(format!("its status is no JSON: {e}"))),
             Ok(Err(e)) => Err(e),
             Err(e) => Err(FsError::Io(e.to_string())),
         };

@@ -12,7 +12,7 @@ use crate::local_client::LocalClient;
 use crate::open::OpenFile;
 use parking_lot::Mutex;
 use polvo_format::{NodeId, Tail};
-use polvo_proto::{InodeRef, RELEASE_MAX, Reply, Request};
+use polvo_proto::{InodeRef, RELEASE_MAX, ask};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -182,15 +182,18 @@ impl LocalClient {
 
     async fn send_accesses_to(&self, node: NodeId, noted: &[(InodeRef, Note)]) {
         let times = &self.client.access_times;
-        let request = Request::Accessed {
+        let accessed = ask::Accessed {
             inodes: noted.iter().map(|(inode, note)| (*inode, note.read_at)).collect(),
             strict: times.strict.load(Ordering::Relaxed),
         };
-        let answer = self.call_node(node, request).await;
+        let answer = self.call_node(node, accessed).await;
         times.forget(noted);
-        let Ok(Reply::Tails(tails)) = answer else {
-            tracing::debug!(%node, ?answer, "access times");
-            return;
+        let tails = match answer {
+            Ok(tails) => tails,
+            Err(error) => {
+                tracing::debug!(%node, %error, "access times");
+                return;
+            }
         };
         // the tail that our own mark has moved needs no other one
         for ((inode, _), tail) in noted.iter().zip(tails) {

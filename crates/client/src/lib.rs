@@ -36,5 +36,5 @@ pub use io::read::Whence;
 pub use io::stream::ReadStream;
 pub use io::transfers::{Buffer, Thresholds, Transfers};
 pub use local_client::LocalClient;
-pub use locks::LockAnswer;
 pub use open::OpenFile;
+pub use polvo_proto::LockAnswer;

@@ -8,7 +8,7 @@ use crate::colocated::{ColocatedNode, Nearby};
 use crate::io::transfers::Pooled;
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
-use polvo_proto::{Answer, FsError, Request};
+use polvo_proto::{Ask, FsError};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -53,19 +53,19 @@ impl LocalClient {
         self.client.colocated.as_ref().filter(|here| here.node.id() == node)
     }
 
-    /// Sends a request to whoever serves the region.
-    pub(crate) async fn call(&self, region: RegionId, request: Request) -> Answer {
+    /// Asks whoever serves the region.
+    pub(crate) async fn call<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
         match self.colocated(region) {
-            Some(here) => self.call_colocated(here, request).await,
-            None => self.links.call_region(region, self.client.cred.clone(), request).await,
+            Some(here) => self.call_colocated(here, ask).await,
+            None => self.links.call_region(region, self.client.cred.clone(), ask).await,
         }
     }
 
-    /// Sends a request to a node.
-    pub(crate) async fn call_node(&self, node: NodeId, request: Request) -> Answer {
+    /// Asks a node.
+    pub(crate) async fn call_node<A: Ask>(&self, node: NodeId, ask: A) -> Result<A::Answer, FsError> {
         match self.colocated_in(node) {
-            Some(here) => self.call_colocated(here, request).await,
-            None => self.links.call_node(node, self.client.cred.clone(), request).await,
+            Some(here) => self.call_colocated(here, ask).await,
+            None => self.links.call_node(node, self.client.cred.clone(), ask).await,
         }
     }
 
@@ -123,12 +123,12 @@ impl LocalClient {
     }
 
     /// A request to one node (status, usage, shutdown), as it is. A node that is away is not waited for.
-    pub async fn ask(&self, node: NodeId, request: Request) -> Answer {
+    pub async fn ask<A: Ask>(&self, node: NodeId, ask: A) -> Result<A::Answer, FsError> {
         match self.colocated_in(node) {
-            Some(here) => self.call_colocated(here, request).await,
+            Some(here) => self.call_colocated(here, ask).await,
             None => {
                 let cred = self.client.cred.clone();
-                self.links.call_node_at_once(node, cred, request).await
+                self.links.call_node_at_once(node, cred, ask).await
             }
         }
     }

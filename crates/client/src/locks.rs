@@ -2,21 +2,11 @@
 //! costs an RPC only where there are locks to let go of, and whose were lost with the session at a node.
 
 use crate::local_client::LocalClient;
-use crate::remote_inode::unexpected;
 use parking_lot::Mutex;
 use polvo_format::NodeId;
-use polvo_proto::{FsError, InodeRef, LockAsk, LockRange, LockSeen, LockTicket, Reply, Request};
+use polvo_proto::{FsError, InodeRef, LockAnswer, LockAsk, LockRange, LockSeen, LockTicket, ask};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-/// What became of a request for a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LockAnswer {
-    /// It is there.
-    Granted,
-    /// Queued: ask again with the same ticket, soon.
-    Queued,
-}
 
 /// An owner that may have locks of an inode.
 struct Mark {
@@ -141,20 +131,16 @@ impl LocalClient {
         let region = inode.ino.region();
         let node = self.client.primary(region)?;
         self.client.locks.note(inode, lock.owner, node)?;
-        match self.call(region, Request::Lock { inode, lock, wait }).await? {
-            Reply::Done => {
-                self.client.locks.granted(inode, lock.owner);
-                Ok(LockAnswer::Granted)
-            }
-            Reply::LockQueued => Ok(LockAnswer::Queued),
-            other => Err(unexpected(&other)),
+        let answer = self.call(region, ask::Lock { inode, lock, wait }).await?;
+        if answer == LockAnswer::Granted {
+            self.client.locks.granted(inode, lock.owner);
         }
+        Ok(answer)
     }
 
     /// Calls off a wait; whoever asks with that ticket gets EINTR, unless the lock was granted just before.
     pub async fn cancel_lock(&self, inode: InodeRef, ticket: u64) -> Result<(), FsError> {
-        let request = Request::CancelLock { inode, ticket };
-        self.call(inode.ino.region(), request).await.map(drop)
+        self.call(inode.ino.region(), ask::CancelLock { inode, ticket }).await
     }
 
     /// Lets go of what an owner has locked in a range.
@@ -162,16 +148,12 @@ impl LocalClient {
         if self.client.has_lost_locks(inode, owner) {
             return Err(lock_lost());
         }
-        let request = Request::Unlock { inode, owner, range };
-        self.call(inode.ino.region(), request).await.map(drop)
+        self.call(inode.ino.region(), ask::Unlock { inode, owner, range }).await
     }
 
     /// The first lock that keeps an owner from taking another.
     pub async fn test_lock(&self, inode: InodeRef, lock: LockAsk) -> Result<Option<LockSeen>, FsError> {
-        match self.call(inode.ino.region(), Request::TestLock { inode, lock }).await? {
-            Reply::LockSeen(seen) => Ok(seen),
-            other => Err(unexpected(&other)),
-        }
+        self.call(inode.ino.region(), ask::TestLock { inode, lock }).await
     }
 
     /// Lets go of everything that an owner has locked of an inode, when it closes it. No RPC when that is nothing. When
@@ -181,13 +163,13 @@ impl LocalClient {
             return Ok(());
         }
         let range = LockRange::ALL;
-        let request = Request::Unlock { inode, owner, range };
-        match self.call(inode.ino.region(), request).await {
+        let unlock = ask::Unlock { inode, owner, range };
+        match self.call(inode.ino.region(), unlock).await {
             Err(error @ FsError::Unreachable { .. }) => {
                 self.client.locks.inner.lock().unreleased.push((inode, owner));
                 Err(error)
             }
-            answer => answer.map(drop),
+            answer => answer,
         }
     }
 
@@ -196,9 +178,9 @@ impl LocalClient {
         let left = self.client.locks.inner.lock().unreleased.clone();
         for (inode, owner) in left {
             let range = LockRange::ALL;
-            let request = Request::Unlock { inode, owner, range };
+            let unlock = ask::Unlock { inode, owner, range };
             if !matches!(
-                self.call(inode.ino.region(), request).await,
+                self.call(inode.ino.region(), unlock).await,
                 Err(FsError::Unreachable { .. })
             ) {
                 let mut inner = self.client.locks.inner.lock();

@@ -2,10 +2,10 @@
 
 use crate::LocalClient;
 use crate::cache::name_cache::{Child, DirLog, Known};
-use crate::remote_inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at, unexpected};
+use crate::remote_inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at};
 use polvo_cluster::RegionVerb;
 use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, SYMLINK_MAX, Tail};
-use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, Reply, Request};
+use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, ask};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -123,13 +123,12 @@ impl LocalClient {
         let mut missed = None;
         for tries in 0.. {
             let basis = self.client.names.basis(dir);
-            let request = Request::Lookup {
+            let lookup = ask::Lookup {
                 dir,
                 name: name.to_vec(),
             };
-            let found = match self.call(dir.ino.region(), request).await {
-                Ok(Reply::Found(found)) => found,
-                Ok(other) => return Err(unexpected(&other)),
+            let found = match self.call(dir.ino.region(), lookup).await {
+                Ok(found) => found,
                 Err(FsError::NotFound) => {
                     if let Some(basis) = basis {
                         self.client.names.enter(dir, basis.tail, name, None);
@@ -244,8 +243,8 @@ impl LocalClient {
             return Ok(Validity::CaughtUp);
         }
         // a rewritten log, or a page that is not known: the primary says how it goes on
-        let request = Request::FollowLog { dir, known: log.tail };
-        let Ok(Reply::LogSequel(sequel)) = self.call(dir.ino.region(), request).await else {
+        let follow = ask::FollowLog { dir, known: log.tail };
+        let Ok(sequel) = self.call(dir.ino.region(), follow).await else {
             return Ok(Validity::Ask);
         };
         if !self.follow_names(dir, log, sequel, now.tail).await? {

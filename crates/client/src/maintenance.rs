@@ -2,7 +2,7 @@
 
 use crate::local_client::LocalClient;
 use polvo_format::NodeId;
-use polvo_proto::{Answer, FsError, InodeRef, Reply, Request};
+use polvo_proto::{InodeRef, ask, reply};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -77,39 +77,42 @@ impl LocalClient {
         let mut newest = self.client.map().epoch;
         let mut all_there = true;
         for (node, answer) in answers {
-            match self.renewed(node, answer).await {
-                Ok(epoch) if epoch > newest => match self.call_node(node, Request::Map).await {
-                    Ok(Reply::Map(map)) => {
-                        self.client.context.map().offer(map);
-                        newest = epoch;
-                    }
-                    Ok(_) | Err(_) => tracing::debug!(%node, "no newer map"),
-                },
-                Ok(_) => {}
+            let renewed = match answer {
+                Ok(renewed) => renewed,
                 Err(error) => {
                     all_there = false;
                     tracing::debug!(%node, %error, "lease not renewed");
+                    continue;
+                }
+            };
+            let epoch = renewed.epoch;
+            self.renewed(node, renewed).await;
+            if epoch > newest {
+                match self.call_node(node, ask::Map).await {
+                    Ok(map) => {
+                        self.client.context.map().offer(map);
+                        newest = epoch;
+                    }
+                    Err(error) => tracing::debug!(%node, %error, "no newer map"),
                 }
             }
         }
         all_there
     }
 
-    async fn renewed(&self, node: NodeId, answer: Answer) -> Result<polvo_format::Epoch, FsError> {
-        let Reply::Renewed { recall, epoch, .. } = answer? else {
-            return Err(FsError::Io("no renewal".into()));
-        };
+    /// A node has renewed the lease.
+    async fn renewed(&self, node: NodeId, renewed: reply::Renewed) {
         let map = self.client.map();
         self.client
             .extent_pool
             .confirm_where(|region| map.primary(region) == Some(node));
-        let unknown: Vec<InodeRef> = recall
+        let unknown: Vec<InodeRef> = renewed
+            .recall
             .into_iter()
             .filter(|inode| self.client.open_table.recalled(*inode))
             .collect();
         if !unknown.is_empty() {
             self.release_at(node, &unknown).await;
         }
-        Ok(epoch)
     }
 }

@@ -6,12 +6,12 @@ use crate::cache::pull::is_one_page;
 use crate::local_client::LocalClient;
 use crate::lookup::check_name;
 use crate::open::OpenFile;
-use crate::remote_inode::{Current, unexpected};
+use crate::remote_inode::Current;
 use polvo_cluster::join_all;
 use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail, UnitPlace};
 use polvo_proto::{
-    Answer, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, Reply, Request, SetAttr, Usage,
-    XATTR_VALUE_MAX, XattrMode,
+    Ask, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, SetAttr, Usage, XATTR_VALUE_MAX, XattrMode,
+    ask, reply,
 };
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`] when the inode is gone, and what the node says of permissions and values.
     pub async fn set_attr(&self, inode: InodeRef, set: SetAttr) -> Result<Attr, FsError> {
-        self.attr_of(inode.ino.region(), Request::SetAttr { inode, set }).await
+        self.attr_of(inode.ino.region(), ask::SetAttr { inode, set }).await
     }
 
     /// Makes an inode and its name.
@@ -64,17 +64,13 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::create`].
     pub async fn create_unnamed(&self, dir: InodeRef, file: NewFile) -> Result<(Attr, Arc<OpenFile>), FsError> {
-        let request = || Request::CreateUnnamed {
+        let request = || ask::CreateUnnamed {
             dir,
             file: file.clone(),
         };
-        match self.call_for_space(dir.ino.region(), request).await? {
-            Reply::Made(made) => {
-                self.note(&Current::new(made.attr, made.tail));
-                Ok((made.attr, self.opened_made(&made).await?))
-            }
-            other => Err(unexpected(&other)),
-        }
+        let made = self.call_for_space(dir.ino.region(), request).await?;
+        self.note(&Current::new(made.attr, made.tail));
+        Ok((made.attr, self.opened_made(&made).await?))
     }
 
     async fn make(&self, dir: InodeRef, name: &[u8], file: NewFile, open: bool) -> Result<Made, FsError> {
@@ -89,16 +85,13 @@ impl LocalClient {
         }
         let basis = self.client.names.basis(dir);
         let kind = file.kind;
-        let request = || Request::Create {
+        let request = || ask::Create {
             dir,
             name: name.to_vec(),
             file: file.clone(),
             open,
         };
-        let made = match self.call_for_space(dir.ino.region(), request).await? {
-            Reply::Made(made) => made,
-            other => return Err(unexpected(&other)),
-        };
+        let made = self.call_for_space(dir.ino.region(), request).await?;
         let current = Current::new(made.attr, made.tail);
         if made.before {
             self.note(&current);
@@ -160,7 +153,7 @@ impl LocalClient {
         self.remove(
             dir,
             name,
-            Request::Unlink {
+            ask::Unlink {
                 dir,
                 name: name.to_vec(),
             },
@@ -176,7 +169,7 @@ impl LocalClient {
         self.remove(
             dir,
             name,
-            Request::Rmdir {
+            ask::Rmdir {
                 dir,
                 name: name.to_vec(),
             },
@@ -184,14 +177,11 @@ impl LocalClient {
         .await
     }
 
-    async fn remove(&self, dir: InodeRef, name: &[u8], request: Request) -> Result<(), FsError> {
+    async fn remove<A: Ask<Answer = reply::Attr>>(&self, dir: InodeRef, name: &[u8], ask: A) -> Result<(), FsError> {
         check_name(name)?;
         let victim = self.cached(dir, name);
         let basis = self.client.names.basis(dir);
-        let tail = match self.call(dir.ino.region(), request).await? {
-            Reply::Attr { tail, .. } => tail,
-            other => return Err(unexpected(&other)),
-        };
+        let reply::Attr { tail, .. } = self.call(dir.ino.region(), ask).await?;
         if let Some(basis) = basis {
             self.client.names.enter(dir, basis.tail, name, None);
             self.advance_names(dir, basis, name, tail).await;
@@ -227,7 +217,7 @@ impl LocalClient {
         let attr = self
             .attr_of(
                 dir.ino.region(),
-                Request::Link {
+                ask::Link {
                     inode,
                     dir,
                     name: name.to_vec(),
@@ -262,14 +252,14 @@ impl LocalClient {
             None
         };
         let moved = self.cached(old_dir, old);
-        let request = Request::Rename {
+        let request = ask::Rename {
             old_dir,
             old_name: old.to_vec(),
             new_dir,
             new_name: new.to_vec(),
             mode,
         };
-        done(self.call(new_dir.ino.region(), request).await?)?;
+        self.call(new_dir.ino.region(), request).await?;
         // what the names stand for now is left to the log: our idea of what moved may have been old, and where both names
         // were the same inode's, nothing has moved
         if victim != moved {
@@ -283,13 +273,9 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Invalid`] when it is none.
     pub async fn read_link(&self, inode: InodeRef) -> Result<Vec<u8>, FsError> {
-        match self.call(inode.ino.region(), Request::ReadLink { inode }).await? {
-            Reply::Target { target, tail } => {
-                self.accessed_inode(inode, tail);
-                Ok(target)
-            }
-            other => Err(unexpected(&other)),
-        }
+        let reply::Target { target, tail } = self.call(inode.ino.region(), ask::ReadLink { inode }).await?;
+        self.accessed_inode(inode, tail);
+        Ok(target)
     }
 
     /// Entries of a directory after position `after` (0, or the cookie of the last entry seen), at most `max`; empty at
@@ -299,13 +285,7 @@ impl LocalClient {
     /// [`FsError::NotDirectory`].
     pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Result<DirPage, FsError> {
         let basis = self.client.names.basis(dir);
-        let page = match self
-            .call(dir.ino.region(), Request::ReadDir { dir, after, max })
-            .await?
-        {
-            Reply::Entries(page) => page,
-            other => return Err(unexpected(&other)),
-        };
+        let page = self.call(dir.ino.region(), ask::ReadDir { dir, after, max }).await?;
         if after == 0 {
             self.accessed_directory(dir, page.tail);
         }
@@ -327,8 +307,7 @@ impl LocalClient {
     /// [`FsError::NoAttribute`].
     pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {
         let name = name.to_vec();
-        let reply = self.call(inode.ino.region(), Request::GetXattr { inode, name }).await?;
-        match bytes(reply)? {
+        match self.call(inode.ino.region(), ask::GetXattr { inode, name }).await? {
             value if value.len() <= XATTR_VALUE_MAX => Ok(value),
             value => Err(FsError::Io(format!(
                 "a node told {} bytes of an extended attribute, which has at most {XATTR_VALUE_MAX}",
@@ -342,10 +321,8 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`].
     pub async fn list_xattr(&self, inode: InodeRef) -> Result<Vec<Vec<u8>>, FsError> {
-        match self.call(inode.ino.region(), Request::ListXattr { inode }).await? {
-            Reply::Names(names) => Ok(names.into_iter().map(|name| name.into_vec()).collect()),
-            other => Err(unexpected(&other)),
-        }
+        let names = self.call(inode.ino.region(), ask::ListXattr { inode }).await?;
+        Ok(names.into_iter().map(|name| name.into_vec()).collect())
     }
 
     /// Sets an extended attribute.
@@ -359,7 +336,7 @@ impl LocalClient {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(FsError::NameTooLong);
         }
-        let request = Request::SetXattr {
+        let request = ask::SetXattr {
             inode,
             name: name.to_vec(),
             value: value.to_vec(),
@@ -373,7 +350,7 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoAttribute`].
     pub async fn remove_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<(), FsError> {
-        let request = Request::RemoveXattr {
+        let request = ask::RemoveXattr {
             inode,
             name: name.to_vec(),
         };
@@ -389,36 +366,34 @@ impl LocalClient {
         let answers = join_all(
             map.nodes
                 .iter()
-                .map(|node| async move { (node.id, self.ask(node.id, Request::Usage).await) }),
+                .map(|node| async move { (node.id, self.ask(node.id, ask::Usage).await) }),
         )
         .await;
         let (mut usages, mut missing) = (Vec::new(), Vec::new());
         for (node, answer) in answers {
             match answer {
-                Ok(Reply::Usage(usage)) => usages.push((node, usage)),
-                Ok(_) | Err(_) => missing.push(node),
+                Ok(usage) => usages.push((node, usage)),
+                Err(_) => missing.push(node),
             }
         }
         Ok((usages, missing))
     }
 
     /// Sends a request whose answer is an inode's attributes.
-    pub(crate) async fn attr_of(&self, region: RegionId, request: Request) -> Result<Attr, FsError> {
-        match self.call(region, request).await? {
-            Reply::Attr { attr, tail } => {
-                self.note(&Current::new(attr, tail));
-                Ok(attr)
-            }
-            other => Err(unexpected(&other)),
-        }
+    pub(crate) async fn attr_of<A: Ask<Answer = reply::Attr>>(
+        &self,
+        region: RegionId,
+        ask: A,
+    ) -> Result<Attr, FsError> {
+        let reply::Attr { attr, tail } = self.call(region, ask).await?;
+        self.note(&Current::new(attr, tail));
+        Ok(attr)
     }
 
     /// A request that takes space: when there is none, what this client has in hand is returned and it is sent again.
-    async fn call_for_space(&self, region: RegionId, request: impl Fn() -> Request) -> Answer {
-        match self.call(region, request()).await {
-            Err(FsError::NoSpace | FsError::HeldBack) if self.give_back_all().await => {
-                self.call(region, request()).await
-            }
+    async fn call_for_space<A: Ask>(&self, region: RegionId, ask: impl Fn() -> A) -> Result<A::Answer, FsError> {
+        match self.call(region, ask()).await {
+            Err(FsError::NoSpace | FsError::HeldBack) if self.give_back_all().await => self.call(region, ask()).await,
             answer => answer,
         }
     }
@@ -428,20 +403,5 @@ fn inode_of(made: &Made) -> InodeRef {
     InodeRef {
         ino: made.attr.ino,
         generation: made.attr.generation,
-    }
-}
-
-fn done(reply: Reply) -> Result<(), FsError> {
-    match reply {
-        // some nodes say more than needed
-        Reply::Done | Reply::Attr { .. } => Ok(()),
-        other => Err(unexpected(&other)),
-    }
-}
-
-fn bytes(reply: Reply) -> Result<Vec<u8>, FsError> {
-    match reply {
-        Reply::Bytes(bytes) => Ok(bytes),
-        other => Err(unexpected(&other)),
     }
 }

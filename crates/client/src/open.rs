@@ -6,9 +6,8 @@ use crate::client::Client;
 use crate::io::writers::BeginWriting;
 use crate::local_client::LocalClient;
 use crate::open_table::{Begin, OpenInode, Opening};
-use crate::remote_inode::unexpected;
 use polvo_format::{FileKind, NodeId, RegionId, Tail};
-use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, MapClaim, Reply, Request, Written};
+use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, MapClaim, Written, ask};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -199,10 +198,8 @@ impl LocalClient {
 
     pub(crate) async fn ask_open(&self, inode: InodeRef) -> Result<((NodeId, u64), FileMap), FsError> {
         let holder = self.session_at(inode.ino.region()).await?;
-        match self.call(inode.ino.region(), Request::Open { inode }).await? {
-            Reply::FileMap(map) => Ok((holder, sane(map, inode)?)),
-            other => Err(unexpected(&other)),
-        }
+        let map = self.call(inode.ino.region(), ask::Open { inode }).await?;
+        Ok((holder, sane(map, inode)?))
     }
 
     /// As `ask_open`, to write; says also whether we have the right to map the file.
@@ -213,19 +210,16 @@ impl LocalClient {
         number: u64,
     ) -> Result<((NodeId, u64), FileMap, bool), FsError> {
         let holder = self.session_at(inode.ino.region()).await?;
-        let request = Request::OpenToWrite {
+        let open = ask::OpenToWrite {
             inode,
             claim,
             number,
             want_map: true,
         };
-        match self.call(inode.ino.region(), request).await? {
-            Reply::OpenedToWrite {
-                may_map,
-                map: Some(map),
-            } => Ok((holder, sane(map, inode)?, may_map)),
-            other => Err(unexpected(&other)),
-        }
+        let opened = self.call(inode.ino.region(), open).await?;
+        let no_map = || FsError::Io(format!("the map of inode {:?} did not come", inode.ino));
+        let map = sane(opened.map.ok_or_else(no_map)?, inode)?;
+        Ok((holder, map, opened.may_map))
     }
 
     /// Opens a file that was made just now with `open`, so that its primary holds it already, and knows that we write to it.
@@ -297,10 +291,10 @@ impl LocalClient {
     }
 
     async fn ask_extents(&self, inode: InodeRef, from: u64) -> Result<FileMap, FsError> {
-        match self.call(inode.ino.region(), Request::Extents { inode, from }).await? {
-            Reply::FileMap(map) => sane(map, inode),
-            other => Err(unexpected(&other)),
-        }
+        sane(
+            self.call(inode.ino.region(), ask::Extents { inode, from }).await?,
+            inode,
+        )
     }
 
     async fn advance_page(&self, inode: InodeRef, page: &mut FileIndex, to: Tail) -> Result<bool, FsError> {
@@ -399,7 +393,7 @@ impl LocalClient {
 
     pub(crate) async fn release_at(&self, node: NodeId, inodes: &[InodeRef]) {
         for inodes in inodes.chunks(polvo_proto::RELEASE_MAX / 2) {
-            let request = Request::Release {
+            let request = ask::Release {
                 inodes: inodes.to_vec(),
             };
             if let Err(error) = self.call_node(node, request).await {

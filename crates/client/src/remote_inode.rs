@@ -7,7 +7,7 @@ use polvo_format::{
     Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_TAIL, INODE_VIEW_SIZE, Ino,
     InodeView, PAGE_UNITS, RegionOffset, Tail,
 };
-use polvo_proto::{FsError, InodeRef, Reply, Request};
+use polvo_proto::{FsError, InodeRef, ask, reply};
 
 /// How often an inode that was read while it changed is read again before its primary is asked.
 const TORN_TRIES: u32 = 4;
@@ -140,10 +140,8 @@ impl LocalClient {
                 Seen::Locked => break,
             }
         }
-        match self.call(ino.region(), Request::GetAttr { ino, generation }).await? {
-            Reply::Attr { attr, tail } => self.accept(Current::new(attr, tail), generation),
-            other => Err(unexpected(&other)),
-        }
+        let reply::Attr { attr, tail } = self.call(ino.region(), ask::GetAttr { ino, generation }).await?;
+        self.accept(Current::new(attr, tail), generation)
     }
 
     /// Takes note of an inode just seen, if it is the one wanted.
@@ -178,12 +176,6 @@ fn gone(generation: Option<Generation>) -> FsError {
     } else {
         FsError::NotFound
     }
-}
-
-/// A reply of the wrong kind: the node and we do not speak the same language.
-pub(crate) fn unexpected(reply: &Reply) -> FsError {
-    let text: String = format!("{reply:?}").chars().take(40).collect();
-    FsError::Io(format!("a node answered what it was not asked: {text}"))
 }
 
 #[cfg(test)]

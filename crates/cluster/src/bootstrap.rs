@@ -3,7 +3,7 @@
 use crate::Timeouts;
 use polvo_fabric::{Address, Identity, MemoryRegions, connect};
 use polvo_format::{Epoch, SessionId};
-use polvo_proto::{Call, ClusterMap, Cred, FsError, PROTOCOL_VERSION, Reply, Request, decode_answer};
+use polvo_proto::{Ask, Call, ClusterMap, Cred, FsError, PROTOCOL_VERSION, Request, ask, decode_answer};
 use polvo_rpc::{RpcClient, RpcError};
 
 /// Asks the first of `addresses` that answers for the cluster map. Waits for each at most as long as `timeouts` says;
@@ -40,26 +40,28 @@ async fn ask(
     let rpc = RpcClient::establish(pair, &regions, timeouts.connect)
         .await
         .map_err(failed)?;
+    let attach = ask::Attach {
+        version: PROTOCOL_VERSION,
+        name: name.to_string(),
+        home: None,
+        fence: 0,
+    };
     let mut call = Call {
         again: false,
         session,
         request_id: u64::MAX,
         epoch: Epoch(0),
         cred: Cred::Kernel,
-        request: Request::Attach {
-            version: PROTOCOL_VERSION,
-            name: name.to_string(),
-            home: None,
-            fence: 0,
-        },
+        request: attach.into(),
     };
     let reply = rpc.call(&call.encode(), timeouts.rpc).await.map_err(failed)?;
     // nobody will end this session there if nothing else is done at that node
     call.request = Request::Detach;
     let _best_effort = rpc.call(&call.encode(), timeouts.connect).await;
     rpc.queue_pair().close();
-    match decode_answer(&reply).map_err(|e| FsError::Io(e.to_string()))?? {
-        Reply::Attached { map, .. } => Ok(map),
-        _ => Err(FsError::Io(format!("{address} did not answer what it was asked"))),
-    }
+    let reply = decode_answer(&reply).map_err(|e| FsError::Io(e.to_string()))??;
+    // which node that is, only the answer would have said
+    ask::Attach::answer_of(reply)
+        .map(|attached| attached.map)
+        .ok_or_else(|| FsError::Io(format!("{address} did not answer what it was asked")))
 }

@@ -2,7 +2,7 @@
 
 use crate::{Links, join_all};
 use polvo_format::RegionId;
-use polvo_proto::{CheckFacts, Cred, FsError, Reply, Request, join_facts};
+use polvo_proto::{CheckFacts, Cred, FsError, ask, join_facts};
 use std::collections::HashSet;
 
 /// How often what looks like damage is looked at again: regions are checked one after the other while others work on
@@ -53,12 +53,9 @@ async fn facts_of(links: &Links, region: RegionId) -> Result<CheckFacts, FsError
     let mut all: Option<CheckFacts> = None;
     let mut page = 0;
     loop {
-        let reply = links
-            .call_region(region, Cred::Kernel, Request::Check { region, page })
+        let facts = links
+            .call_region(region, Cred::Kernel, ask::Check { region, page })
             .await?;
-        let Reply::Facts(facts) = reply else {
-            return Err(FsError::Io(format!("no facts came of region {}", region.0)));
-        };
         match &mut all {
             Some(all) => all.append(facts),
             None => all = Some(facts),

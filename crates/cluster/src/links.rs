@@ -6,7 +6,8 @@ use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
 use polvo_fabric::{FabricError, Identity, connect};
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_proto::{
-    Answer, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap, SegmentPlace,
+    Answer, Ask, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap, SegmentPlace, ask,
+    reply,
 };
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
@@ -112,14 +113,14 @@ impl Links {
 
     /// An envelope for a request of this session. Numbers are unique in the session: the upper bits tell its sets of
     /// links apart.
-    pub fn make_call(&self, cred: Cred, request: Request) -> Call {
+    pub fn make_call(&self, cred: Cred, request: impl Into<Request>) -> Call {
         Call {
             session: self.context.session,
             request_id: self.next_request_id(),
             again: false,
             epoch: self.context.map.get().epoch,
             cred,
-            request,
+            request: request.into(),
         }
     }
 
@@ -260,14 +261,14 @@ impl Links {
     /// Says (again) over a link who we are.
     async fn greet(&self, link: &Link, limit: Duration) -> Result<Greeted, FsError> {
         let context = &self.context;
-        let request = Request::Attach {
+        let attach = ask::Attach {
             version: PROTOCOL_VERSION,
             name: context.name.clone(),
             home: context.home,
             fence: link.fence,
         };
-        let answer = link.call_within(&self.make_call(Cred::Kernel, request), limit).await;
-        let Reply::Attached {
+        let call = self.make_call(Cred::Kernel, attach);
+        let reply::Attached {
             tick,
             map,
             node,
@@ -277,10 +278,7 @@ impl Links {
             checksums,
             past,
             ..
-        } = answer?
-        else {
-            return Err(unexpected(link.node));
-        };
+        } = ask::Attach::answered(link.call_within(&call, limit).await, link.node)?;
         if node != link.node {
             let why = format!("node {} answers at its address", node.0);
             return Err(FsError::Unreachable { node: link.node.0, why });
@@ -300,24 +298,37 @@ impl Links {
     /// Sends a request to a node. A session that the node has forgotten is attached anew. A request cut off by a lost
     /// connection is repeated once where that does no harm: when it changes nothing, or when the node recognises the
     /// repetition, by what it knows of the session or by its logs.
-    pub async fn call_node(&self, node: NodeId, cred: Cred, request: Request) -> Answer {
-        self.send(node, &self.make_call(cred, request)).await
+    pub async fn call_node<A: Ask>(&self, node: NodeId, cred: Cred, ask: A) -> Result<A::Answer, FsError> {
+        let call = self.make_call(cred, ask);
+        A::answered(self.send(node, &call).await, node)
+    }
+
+    /// As `call_node`, each attempt bounded by `limit`.
+    pub async fn call_node_within<A: Ask>(
+        &self,
+        node: NodeId,
+        cred: Cred,
+        ask: A,
+        limit: Duration,
+    ) -> Result<A::Answer, FsError> {
+        let call = self.make_call(cred, ask);
+        A::answered(self.send_within(node, &call, limit).await, node)
     }
 
     /// As `call_node`, without waiting for a node that is away.
-    pub async fn call_node_at_once(&self, node: NodeId, cred: Cred, request: Request) -> Answer {
-        let (call, limit) = (self.make_call(cred, request), self.context.timeouts.rpc);
-        self.send_patiently(node, &call, limit, Duration::ZERO).await
+    pub async fn call_node_at_once<A: Ask>(&self, node: NodeId, cred: Cred, ask: A) -> Result<A::Answer, FsError> {
+        let (call, limit) = (self.make_call(cred, ask), self.context.timeouts.rpc);
+        A::answered(self.send_patiently(node, &call, limit, Duration::ZERO).await, node)
     }
 
     /// As `call_node`, for a call that was made before.
-    pub async fn send(&self, node: NodeId, call: &Call) -> Answer {
-        self.send_within(node, call, self.context.timeouts.rpc).await
+    pub fn send(&self, node: NodeId, call: &Call) -> impl Future<Output = Answer> {
+        self.send_within(node, call, self.context.timeouts.rpc)
     }
 
     /// As `send`, each attempt bounded by `limit`.
-    pub async fn send_within(&self, node: NodeId, call: &Call, limit: Duration) -> Answer {
-        self.send_patiently(node, call, limit, self.patience()).await
+    fn send_within(&self, node: NodeId, call: &Call, limit: Duration) -> impl Future<Output = Answer> {
+        self.send_patiently(node, call, limit, self.patience())
     }
 
     async fn send_patiently(&self, node: NodeId, call: &Call, limit: Duration, patience: Duration) -> Answer {
@@ -369,12 +380,12 @@ impl Links {
     ///
     /// # Errors
     /// [`FsError::Unreachable`] when it cannot be said whether it was done; else what the node has answered.
-    pub async fn call_behind(&self, link: &Link, cred: Cred, request: Request) -> Result<Option<Reply>, FsError> {
-        let mut call = self.make_call(cred, request);
+    pub async fn call_behind<A: Ask>(&self, link: &Link, cred: Cred, ask: A) -> Result<Option<A::Answer>, FsError> {
+        let mut call = self.make_call(cred, ask);
         let (node, limit) = (link.node, self.context.timeouts.rpc);
         let error = match link.exchange(&call, limit).await {
             Ok(Err(FsError::WrongEpoch)) => return Ok(None),
-            Ok(answer) => return answer.map(Some),
+            Ok(answer) => return A::answered(answer, node).map(Some),
             Err(error) => error,
         };
         if !matches!(error, FsError::Unreachable { .. }) {
@@ -389,7 +400,7 @@ impl Links {
         call.again = true;
         match link.exchange(&call, limit).await {
             Ok(Ok(Reply::Withdrawn)) => Ok(None),
-            Ok(Ok(reply)) => Ok(Some(reply)),
+            Ok(Ok(reply)) => A::answered(Ok(reply), node).map(Some),
             Ok(Err(FsError::SessionExpired)) => Err(error),
             Ok(Err(answer)) => Err(answer),
             Err(lost) => {
@@ -414,14 +425,33 @@ impl Links {
     }
 
     /// Sends a request to the primary of a region; refreshes the map on `WrongEpoch`.
-    pub async fn call_region(&self, region: RegionId, cred: Cred, request: Request) -> Answer {
-        self.call_region_within(region, cred, request, self.context.timeouts.rpc)
-            .await
+    pub async fn call_region<A: Ask>(&self, region: RegionId, cred: Cred, ask: A) -> Result<A::Answer, FsError> {
+        let limit = self.context.timeouts.rpc;
+        let (node, reply) = self.send_to_primary(region, cred, ask.into(), limit).await?;
+        A::answered(Ok(reply), node)
     }
 
     /// As `call_region`, each attempt bounded by `limit`. What finds no room but for what is held back is asked again, but for a part
     /// of a transaction: others are locked meanwhile.
-    pub async fn call_region_within(&self, region: RegionId, cred: Cred, request: Request, limit: Duration) -> Answer {
+    pub async fn call_region_within<A: Ask>(
+        &self,
+        region: RegionId,
+        cred: Cred,
+        ask: A,
+        limit: Duration,
+    ) -> Result<A::Answer, FsError> {
+        let (node, reply) = self.send_to_primary(region, cred, ask.into(), limit).await?;
+        A::answered(Ok(reply), node)
+    }
+
+    /// Sends a request to the primary of a region; says also which node has answered.
+    async fn send_to_primary(
+        &self,
+        region: RegionId,
+        cred: Cred,
+        request: Request,
+        limit: Duration,
+    ) -> Result<(NodeId, Reply), FsError> {
         let mut call = self.make_call(cred, request);
         let is_part = matches!(call.request, Request::Collect { .. } | Request::Prepare { .. });
         let mut short_since = None;
@@ -433,13 +463,13 @@ impl Links {
                     call.request_id = self.next_request_id();
                 }
                 Err(FsError::WrongEpoch) => {
-                    if let Reply::Map(map) = self.call_node(node, Cred::Kernel, Request::Map).await? {
-                        self.context.map.offer(map);
-                    }
+                    self.context
+                        .map
+                        .offer(self.call_node(node, Cred::Kernel, ask::Map).await?);
                     call.epoch = self.context.map.get().epoch;
                     moves += 1;
                 }
-                answer => return answer,
+                answer => return answer.map(|reply| (node, reply)),
             }
         }
         let why = format!(
@@ -498,15 +528,9 @@ impl Links {
         let mut from = known.as_ref().map_or(0, |map| contiguous(map));
         let mut map: Option<SegmentMap> = known.map(|known| (*known).clone());
         loop {
-            let answer = self
-                .send(
-                    link.node,
-                    &self.make_call(Cred::Kernel, Request::Segments { region, from }),
-                )
+            let page = self
+                .call_node(link.node, Cred::Kernel, ask::Segments { region, from })
                 .await?;
-            let Reply::Segments(page) = answer else {
-                return Err(unexpected(link.node));
-            };
             let ascending = page.segments.is_sorted_by(|a, b| a.index < b.index)
                 && page.segments.first().is_none_or(|first| first.index >= from);
             if page.region != region || page.segment_shift >= 48 || !ascending {
@@ -544,9 +568,9 @@ impl Links {
         &self.counters
     }
 
-    /// Renews the session's lease at every node that knows of it, all at a time, waiting for none that is away. Returns each node's answer
-    /// (`Renewed`, or why not).
-    pub async fn renew(&self) -> Vec<(NodeId, Answer)> {
+    /// Renews the session's lease at every node that knows of it, all at a time, waiting for none that is away. Returns each
+    /// node's answer.
+    pub async fn renew(&self) -> Vec<(NodeId, Result<reply::Renewed, FsError>)> {
         let nodes = self.context.attached_nodes();
         join_all(
             nodes
@@ -572,15 +596,13 @@ impl Links {
         .await;
     }
 
-    async fn renew_at(&self, node: NodeId) -> Answer {
+    async fn renew_at(&self, node: NodeId) -> Result<reply::Renewed, FsError> {
         let link = self.reach(node, Duration::ZERO).await?;
-        let request = Request::Heartbeat { tick: link.tick.get() };
-        let answer = self.call_node_at_once(node, Cred::Kernel, request).await;
-        if let Ok(Reply::Renewed { tick, .. }) = &answer {
-            // reported only with the next renewal: by then no read begun before now is still under way
-            link.tick.set(*tick);
-        }
-        answer
+        let heartbeat = ask::Heartbeat { tick: link.tick.get() };
+        let renewed = self.call_node_at_once(node, Cred::Kernel, heartbeat).await?;
+        // reported only with the next renewal: by then no read begun before now is still under way
+        link.tick.set(renewed.tick);
+        Ok(renewed)
     }
 
     /// Ends the session at every node that knows of it (best effort), and closes all links.
@@ -588,7 +610,7 @@ impl Links {
         let nodes = self.context.attached_nodes();
         join_all(nodes.into_iter().map(|node| async move {
             if let Ok(link) = self.reach(node, Duration::ZERO).await {
-                let call = self.make_call(Cred::Kernel, Request::Detach);
+                let call = self.make_call(Cred::Kernel, ask::Detach);
                 let _best_effort = link.call_within(&call, self.context.timeouts.connect).await;
             }
             self.context.note_detached(node);
@@ -634,10 +656,6 @@ fn merge(map: &mut SegmentMap, places: &[SegmentPlace]) {
             Err(at) => map.segments.insert(at, *place),
         }
     }
-}
-
-pub(crate) fn unexpected(node: NodeId) -> FsError {
-    FsError::Io(format!("node {} did not answer what it was asked", node.0))
 }
 
 pub(crate) fn fabric_error(node: NodeId, error: FabricError) -> FsError {

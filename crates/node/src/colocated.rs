@@ -6,7 +6,7 @@ use crate::request::sessions::{Party, Session};
 use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext};
 use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, Call, Cred, EAGER_MAX, FsError, InodeRef, Request};
+use polvo_proto::{Answer, Ask, Call, Cred, EAGER_MAX, FsError, InodeRef, Request, ask};
 use polvo_region::FileView;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -35,7 +35,8 @@ async fn handle(node: Arc<Node>, links: Rc<Links>, call: Call) -> Answer {
     } = call.request
     {
         let party = Party::Node(node.id());
-        return Ok(node.attach(call.session, party, version, name, home)?.1);
+        let attached = node.attach(call.session, party, version, name, home);
+        return ask::Attach::reply(attached.map(|(_, reply)| reply));
     }
     let session = node.sessions.get(call.session)?;
     let ctx = RequestContext::new(&node, &links, &session, call.epoch, &call.cred);

@@ -21,7 +21,7 @@ use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
 use polvo_fabric::{Address, Identity, MemoryRegions};
 use polvo_format::{NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
-use polvo_proto::{ClusterMap, Cred, FsError, Reply, Request, TxnState, Usage};
+use polvo_proto::{ClusterMap, Cred, FsError, TxnState, Usage, ask};
 use polvo_region::{PoolSpace, Region, RegionError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -324,11 +324,9 @@ impl Node {
         } else if self.map().nodes.iter().all(|node| node.id != txn.node()) {
             TxnState::Aborted // a damaged lock word: there is nobody who could end it otherwise
         } else {
-            let call = links.make_call(Cred::Kernel, Request::TxnState { txn });
-            match links.send_within(txn.node(), &call, Timeouts::ASIDE).await {
-                Ok(Reply::TxnState(state)) => state,
-                Ok(_) | Err(_) => return,
-            }
+            let asked = links.call_node_within(txn.node(), Cred::Kernel, ask::TxnState { txn }, Timeouts::ASIDE);
+            let Ok(state) = asked.await else { return };
+            state
         };
         if state == TxnState::Aborted {
             tracing::info!(

@@ -11,7 +11,7 @@ use crate::transactions::dispatch;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
 use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::{NodeId, SessionId};
-use polvo_proto::{Answer, Call, FsError, Reply, Request, encode_answer};
+use polvo_proto::{Answer, Ask, Call, FsError, Reply, Request, ask, encode_answer, reply};
 use polvo_rpc::MAX_REPLY;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -314,7 +314,9 @@ async fn answer(
     node.counters.count(&call.request);
     let _under_way = UnderWay::new(node);
     if let Request::Attach { .. } = call.request {
-        return encode(&attach(node, connection, connections, number, call).await);
+        return encode(&ask::Attach::reply(
+            attach(node, connection, connections, number, call).await,
+        ));
     }
     let session = match attached(connection, call.session) {
         Ok(session) => session,
@@ -341,7 +343,7 @@ async fn attach(
     connections: &Connections,
     number: u64,
     call: Call,
-) -> Answer {
+) -> Result<reply::Attached, FsError> {
     let Request::Attach {
         version,
         name,

@@ -609,7 +609,7 @@ fn a_session_that_renews_keeps_what_it_holds() {
         for _ in 0..20 {
             cluster.sleep(cluster.timeouts().renew_every()).await;
             for (node, answer) in c.links.renew().await {
-                assert!(matches!(answer, Ok(Reply::Renewed { .. })), "{node}: {answer:?}");
+                assert!(answer.is_ok(), "{node}: {answer:?}");
             }
         }
         assert_eq!(c.attr(file).await.unwrap().nlink, 0);

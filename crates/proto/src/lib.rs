@@ -11,6 +11,8 @@ mod limits;
 mod lock;
 mod map;
 mod message;
+mod replies;
+mod requests;
 mod scrub;
 
 pub use check::{CheckFacts, InodeFact, NameFact, join_facts};
@@ -19,6 +21,8 @@ pub use limits::*;
 pub use lock::*;
 pub use map::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap, SegmentPlace};
 pub use message::*;
+pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};
+pub use requests::{Ask, Request, RequestKind, ask};
 pub use scrub::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.

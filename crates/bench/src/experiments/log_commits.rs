@@ -5,7 +5,7 @@ use crate::requester::Requester;
 use crate::samples::Timed;
 use polvo_cluster::RegionVerb;
 use polvo_format::{FileKind, Generation, Gpa, INODE_SIZE, INODE_TAIL, Ino, PAGE, RegionOffset, Tail};
-use polvo_proto::{Cred, FsError, InodeRef, PageRun, Reply, Request, WriteRun, Written};
+use polvo_proto::{Cred, FsError, InodeRef, PageRun, WriteAnswer, WriteRun, Written, ask};
 use std::cell::{Cell, RefCell};
 
 /// Bytes of a small commit.
@@ -65,7 +65,7 @@ impl Committer {
     pub async fn attributes(&self) -> Result<(), FsError> {
         let InodeRef { ino, generation } = self.inode;
         let generation = Some(generation);
-        self.requester.ask(Request::GetAttr { ino, generation }).await.map(drop)
+        self.requester.ask(ask::GetAttr { ino, generation }).await.map(drop)
     }
 
     /// An RPC that makes a file.
@@ -91,7 +91,7 @@ impl Committer {
 
     /// A commit that carries its bytes, at most [`polvo_proto::EAGER_MAX`].
     pub async fn eager(&self, offset: u64, len: usize, append: bool) -> Result<(), FsError> {
-        let request = Request::Write {
+        let request = ask::Write {
             inode: self.inode,
             offset,
             append,
@@ -114,7 +114,7 @@ impl Committer {
         let mut write = [RegionVerb::WriteData { at: gpa, bytes }];
         let way = links.write_ahead(region, &mut write, || true).await?;
         let low = self.space.borrow().is_empty();
-        let request = Request::Commit {
+        let request = ask::Commit {
             inode: self.inode,
             runs: vec![WriteRun {
                 offset,
@@ -126,22 +126,20 @@ impl Committer {
             known: self.known.get(),
             want_pages: if low { PAGES } else { 0 },
         };
-        let reply = match way {
+        let answer = match way {
             None => self.requester.ask(request).await?,
             Some(link) => links
                 .call_behind(&link, Cred::Kernel, request)
                 .await?
                 .ok_or_else(|| FsError::Io("a connection was lost".into()))?,
         };
-        self.written(reply)
+        self.written(answer)
     }
 
     async fn next_page(&self) -> Result<Gpa, FsError> {
         if self.space.borrow().is_empty() {
             let (region, pages) = (self.inode.ino.region(), PAGES);
-            let Reply::Space(runs) = self.requester.ask(Request::Delegate { region, pages }).await? else {
-                return Err(FsError::Io("no space was given".into()));
-            };
+            let runs = self.requester.ask(ask::Delegate { region, pages }).await?;
             *self.space.borrow_mut() = runs;
         }
         let mut space = self.space.borrow_mut();
@@ -157,10 +155,10 @@ impl Committer {
         Ok(gpa)
     }
 
-    fn written(&self, reply: Reply) -> Result<(), FsError> {
-        let Reply::Written(Written {
+    fn written(&self, answer: WriteAnswer) -> Result<(), FsError> {
+        let WriteAnswer::Written(Written {
             cursor, space, places, ..
-        }) = reply
+        }) = answer
         else {
             return Err(FsError::Io("nothing was written".into()));
         };

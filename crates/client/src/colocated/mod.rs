@@ -7,11 +7,10 @@ pub(crate) mod mapped_read;
 use crate::colocated::extent_cache::ExtentCache;
 use crate::local_client::LocalClient;
 use crate::open_table::OpenInode;
-use crate::remote_inode::unexpected;
 use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession};
 use polvo_format::RegionId;
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, Call, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Reply, Request};
+use polvo_proto::{Answer, Ask, Call, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Request, ask, reply};
 use polvo_region::{FileView, Part};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -63,9 +62,14 @@ impl ColocatedNode {
 }
 
 impl LocalClient {
+    /// Asks the node around us.
+    pub(crate) async fn call_colocated<A: Ask>(&self, here: &ColocatedNode, ask: A) -> Result<A::Answer, FsError> {
+        A::answered(self.request_colocated(here, ask.into()).await, here.node.id())
+    }
+
     /// A request to the node around us. When it has forgotten the session (a lease that ended while the machine was
     /// suspended, say), the session is attached anew and the request repeated: the refused one did nothing.
-    pub(crate) async fn call_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
+    async fn request_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
         self.attach_once(here).await?;
         // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
         let again = match &request {
@@ -179,35 +183,31 @@ impl LocalClient {
     }
 
     async fn attach(&self, here: &ColocatedNode) -> Result<(), FsError> {
-        let request = Request::Attach {
+        let attach = ask::Attach {
             version: PROTOCOL_VERSION,
             name: self.client.context.name().to_string(),
             home: Some(here.node.id()),
             fence: 0, // nothing is ever on its way to the node one is in
         };
-        let call = self.links.make_call(self.client.cred.clone(), request);
-        match self.handle(here, call).await? {
-            Reply::Attached { number, map, .. } => {
-                self.client.context.map().offer(map);
-                if here.number.swap(number, Ordering::AcqRel) != number {
-                    self.client.lost(here.node.id());
-                }
-                here.attached.store(true, Ordering::Release);
-                Ok(())
-            }
-            other => Err(unexpected(&other)),
+        let call = self.links.make_call(self.client.cred.clone(), attach);
+        let attached = ask::Attach::answered(self.handle(here, call).await, here.node.id())?;
+        self.client.context.map().offer(attached.map);
+        if here.number.swap(attached.number, Ordering::AcqRel) != attached.number {
+            self.client.lost(here.node.id());
         }
+        here.attached.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Renews the lease at the node around us, if there is one there.
-    pub(crate) async fn renew_colocated(&self, here: &ColocatedNode) -> Option<Answer> {
+    pub(crate) async fn renew_colocated(&self, here: &ColocatedNode) -> Option<Result<reply::Renewed, FsError>> {
         if !here.is_attached() {
             return None;
         }
         let tick = here.tick.load(Ordering::Relaxed);
-        let answer = self.call_colocated(here, Request::Heartbeat { tick }).await;
-        if let Ok(Reply::Renewed { tick, .. }) = &answer {
-            here.tick.store(*tick, Ordering::Relaxed);
+        let answer = self.call_colocated(here, ask::Heartbeat { tick }).await;
+        if let Ok(renewed) = &answer {
+            here.tick.store(renewed.tick, Ordering::Relaxed);
         }
         Some(answer)
     }
@@ -215,7 +215,7 @@ impl LocalClient {
     /// Ends the session there.
     pub(crate) async fn detach_colocated(&self, here: &ColocatedNode) {
         if here.attached.swap(false, Ordering::AcqRel) {
-            let call = self.links.make_call(self.client.cred.clone(), Request::Detach);
+            let call = self.links.make_call(self.client.cred.clone(), ask::Detach);
             if let Err(error) = self.handle(here, call).await {
                 tracing::debug!(%error, "detach from the node around");
             }

@@ -11,7 +11,7 @@ use crate::open_table::OpenInode;
 use crate::remote_inode::tail_at;
 use polvo_cluster::{InFlight, RegionVerb};
 use polvo_format::{FileKind, Tail};
-use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, Request};
+use polvo_proto::{FILE_SIZE_MAX, FallocateMode, FsError, ask};
 use tokio::time::Instant;
 
 /// Bytes of one batch; larger reads are several batches, [`BATCHES`] of them at a time.
@@ -305,12 +305,12 @@ impl LocalClient {
         }
         let open_inode = &*file.open_inode;
         self.check_file(open_inode).await?;
-        let request = Request::Fallocate {
+        let fallocate = ask::Fallocate {
             inode: open_inode.inode,
             mode,
             offset,
             len,
         };
-        self.attr_of(data_region(open_inode), request).await.map(drop)
+        self.attr_of(data_region(open_inode), fallocate).await.map(drop)
     }
 }

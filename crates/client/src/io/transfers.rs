@@ -14,12 +14,11 @@ use crate::io::write::{At, SESSION_TRIES};
 use crate::local_client::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::open_table::OpenInode;
-use crate::remote_inode::unexpected;
 use polvo_cluster::Link;
 use polvo_fabric as fabric;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::RegionId;
-use polvo_proto::{Answer, EAGER_MAX, EAGER_READ_MAX, FsError, Reply, Request, TRANSFER_MAX, Window};
+use polvo_proto::{EAGER_MAX, EAGER_READ_MAX, FsError, TRANSFER_MAX, Window, WriteAnswer, ask, reply};
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -224,7 +223,7 @@ struct Lent<'a> {
 impl Lent<'_> {
     /// The request is over. The buffer is used again if the node is certain to be done with it: it has answered, and over
     /// the connection that it was asked over. Else its key ends here, and what comes late finds nothing.
-    fn over(self, answer: &Answer) {
+    fn over<T>(self, answer: &Result<T, FsError>) {
         let answered = !matches!(answer, Err(FsError::Unreachable { .. })) && !self.link.is_closed();
         let mut free = self.pool.free.borrow_mut();
         if answered && free.len() < POOLED_KEPT {
@@ -320,16 +319,16 @@ impl LocalClient {
             let answer = self
                 .ask_to_read(open_inode, offset, len, Some(registered.window()))
                 .await;
-            return read_of(answer, len).map(|(read, more, _)| (read, more));
+            return answer.map(|(read, more, _)| (read, more));
         }
         let lent = self.lend(data_region(open_inode)).await?;
         let window = Some(lent.registered.window());
         let answer = self.ask_to_read(open_inode, offset, len, window).await;
-        if let Ok((read, ..)) = read_of(answer.clone(), len) {
-            into.0.buffer.copy_from(at, &lent.registered.buffer, 0, read);
+        if let Ok((read, ..)) = &answer {
+            into.0.buffer.copy_from(at, &lent.registered.buffer, 0, *read);
         }
         lent.over(&answer);
-        read_of(answer, len).map(|(read, more, _)| (read, more))
+        answer.map(|(read, more, _)| (read, more))
     }
 
     /// Has the node read: eager, or by a pooled buffer. Says whether there may be more of what was asked for.
@@ -342,7 +341,7 @@ impl LocalClient {
     ) -> Result<(usize, bool), FsError> {
         let len = into.len();
         if len <= sizes.eager_read.min(EAGER_READ_MAX) {
-            let (read, more, bytes) = read_of(self.ask_to_read(open_inode, offset, len, None).await, len)?;
+            let (read, more, bytes) = self.ask_to_read(open_inode, offset, len, None).await?;
             let bytes = bytes.get(..read).ok_or_else(not_what_was_asked)?;
             into[..read].copy_from_slice(bytes);
             return Ok((read, more));
@@ -350,24 +349,34 @@ impl LocalClient {
         let lent = self.lend(data_region(open_inode)).await?;
         let window = Some(lent.registered.window());
         let answer = self.ask_to_read(open_inode, offset, len, window).await;
-        if let Ok(Reply::Read { len: read, .. }) = &answer
-            && *read <= len as u64
-        {
-            lent.registered.buffer.read(0, &mut into[..*read as usize]);
+        if let Ok((read, ..)) = &answer {
+            lent.registered.buffer.read(0, &mut into[..*read]);
         }
         lent.over(&answer);
-        read_of(answer, len).map(|(read, more, _)| (read, more))
+        answer.map(|(read, more, _)| (read, more))
     }
 
-    async fn ask_to_read(&self, open_inode: &OpenInode, offset: u64, len: usize, into: Option<Window>) -> Answer {
-        let request = Request::Read {
+    /// Has the node read. Returns how many bytes, whether there may be more of what was asked for, and they unless they were put
+    /// elsewhere.
+    async fn ask_to_read(
+        &self,
+        open_inode: &OpenInode,
+        offset: u64,
+        len: usize,
+        into: Option<Window>,
+    ) -> Result<(usize, bool, Vec<u8>), FsError> {
+        let read = ask::Read {
             inode: open_inode.inode,
             offset,
             len: len as u64,
             into,
             verify: self.client.verifies(),
         };
-        self.call(data_region(open_inode), request).await
+        match self.call(data_region(open_inode), read).await? {
+            reply::Read { len: read, .. } if read > len as u64 => Err(not_what_was_asked()),
+            // nothing read although there is more: that would go on for ever
+            reply::Read { len: read, more, bytes } => Ok((read as usize, more && read > 0, bytes)),
+        }
     }
 
     /// Writes from a buffer of the caller's: where the node moves the data, and there is much of it, without a copy on this
@@ -401,7 +410,7 @@ impl LocalClient {
         for _ in 0..SESSION_TRIES {
             self.keep_to_write(open_inode, at).await?;
             let known = self.known_log(open_inode);
-            let request = |from: Window| Request::WriteFrom {
+            let request = |from: Window| ask::WriteFrom {
                 inode: open_inode.inode,
                 offset: at.offset(),
                 append: at == At::End,
@@ -427,13 +436,12 @@ impl LocalClient {
                 }
             };
             match answer {
-                Ok(Reply::Written(written)) => {
+                Ok(WriteAnswer::Written(written)) => {
                     let first = written.offset;
                     self.apply_written(open_inode, known, written);
                     return Ok((first, bytes.len()));
                 }
-                Ok(Reply::WrittenBefore { offset }) => return Ok((offset, bytes.len())),
-                Ok(other) => return Err(unexpected(&other)),
+                Ok(WriteAnswer::Before { offset }) => return Ok((offset, bytes.len())),
                 Err(FsError::SessionExpired) => {}
                 Err(error) => return Err(error),
             }
@@ -444,14 +452,4 @@ impl LocalClient {
 
 fn not_what_was_asked() -> FsError {
     FsError::Io("a node answered with other bytes than it was asked for".into())
-}
-
-/// What an answer to a read of `len` bytes says: how many were read, whether there may be more, and they if it has them.
-fn read_of(answer: Answer, len: usize) -> Result<(usize, bool, Vec<u8>), FsError> {
-    match answer? {
-        Reply::Read { len: read, .. } if read > len as u64 => Err(not_what_was_asked()),
-        // nothing read although there is more: that would go on for ever
-        Reply::Read { len: read, more, bytes } => Ok((read as usize, more && read > 0, bytes)),
-        other => Err(unexpected(&other)),
-    }
 }

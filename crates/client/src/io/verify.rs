@@ -6,10 +6,10 @@ use crate::cache::extent_index::Plan;
 use crate::local_client::LocalClient;
 use crate::open::data_region;
 use crate::open_table::OpenInode;
-use crate::remote_inode::{tail_at, unexpected};
+use crate::remote_inode::tail_at;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Gpa, PAGE, PAGE_CHECKSUM_SIZE, PageChecksum, RegionId, Tail};
-use polvo_proto::{FsError, Reply, Request, ScrubPlace, Scrubbed, SegmentClass, SegmentMap};
+use polvo_proto::{FsError, ScrubPlace, Scrubbed, SegmentClass, SegmentMap, ask};
 use std::rc::Rc;
 
 const WORD: usize = PAGE_CHECKSUM_SIZE as usize;
@@ -54,10 +54,7 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Unreachable`].
     pub async fn scrub(&self, region: RegionId, from: ScrubPlace) -> Result<Scrubbed, FsError> {
-        match self.call(region, Request::Scrub { region, from }).await? {
-            Reply::Scrubbed(step) => Ok(step),
-            other => Err(unexpected(&other)),
-        }
+        self.call(region, ask::Scrub { region, from }).await
     }
 
     /// Fetches what a plan names, whole pages of it with their checksums, and then the log's tail, in one batch. Also gives the

@@ -8,11 +8,10 @@ use crate::io::transfers::{Source, Transfers};
 use crate::local_client::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::open_table::OpenInode;
-use crate::remote_inode::unexpected;
 use polvo_cluster::{Link, RegionVerb, join_all};
 use polvo_format::{FileKind, Gpa, NodeId, PAGE, PAGE_CRC_SIZE, RegionId, RegionOffset, Tail, crcs_of_pages};
 use polvo_proto::{
-    EAGER_MAX, FILE_SIZE_MAX, FsError, LogCursor, PageRun, RELEASE_MAX, RUNS_MAX, Reply, Request, WriteRun,
+    EAGER_MAX, FILE_SIZE_MAX, FsError, LogCursor, PageRun, RELEASE_MAX, RUNS_MAX, WriteAnswer, WriteRun, ask,
 };
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -152,10 +151,7 @@ impl LocalClient {
         if !needed {
             return Ok(());
         }
-        match self.call_node(node, Request::Sync).await? {
-            Reply::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        self.call_node(node, ask::Sync).await
     }
 
     async fn write_all(&self, open_inode: &OpenInode, at: At, bytes: Source<'_>) -> Result<(u64, usize), FsError> {
@@ -244,21 +240,20 @@ impl LocalClient {
     async fn write_by_request(&self, open_inode: &OpenInode, at: At, bytes: &[u8]) -> Result<u64, FsError> {
         let known = self.known_log(open_inode);
         self.client.eager_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        let request = Request::Write {
+        let write = ask::Write {
             inode: open_inode.inode,
             offset: at.offset(),
             append: at == At::End,
             known: known.tail,
             bytes: bytes.to_vec(),
         };
-        match self.call(data_region(open_inode), request).await? {
-            Reply::Written(written) => {
+        match self.call(data_region(open_inode), write).await? {
+            WriteAnswer::Written(written) => {
                 let first = written.offset;
                 self.apply_written(open_inode, known, written);
                 Ok(first)
             }
-            Reply::WrittenBefore { offset } => Ok(offset),
-            other => Err(unexpected(&other)),
+            WriteAnswer::Before { offset } => Ok(offset),
         }
     }
 
@@ -328,7 +323,7 @@ impl LocalClient {
                 continue;
             }
             let known = self.known_log(open_inode);
-            let request = Request::Commit {
+            let commit = ask::Commit {
                 inode: open_inode.inode,
                 runs: laid,
                 crcs,
@@ -337,9 +332,9 @@ impl LocalClient {
                 want_pages: self.client.extent_pool.want(region),
             };
             let answer = match way {
-                None => self.call(region, request).await,
-                Some(link) => match self.links.call_behind(&link, self.client.cred.clone(), request).await {
-                    Ok(Some(reply)) => Ok(reply),
+                None => self.call(region, commit).await,
+                Some(link) => match self.links.call_behind(&link, self.client.cred.clone(), commit).await {
+                    Ok(Some(answer)) => Ok(answer),
                     Ok(None) => {
                         self.client.extent_pool.put_back(region, session, runs);
                         lost = true;
@@ -353,7 +348,7 @@ impl LocalClient {
                 },
             };
             match answer {
-                Ok(Reply::Written(mut written)) => {
+                Ok(WriteAnswer::Written(mut written)) => {
                     let first = written.offset;
                     let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
                     self.client.extent_pool.receive(region, session, space, places);
@@ -361,8 +356,7 @@ impl LocalClient {
                     return Ok((first, len));
                 }
                 // what others have written since is pulled by whoever reads next
-                Ok(Reply::WrittenBefore { offset }) => return Ok((offset, len)),
-                Ok(other) => return Err(unexpected(&other)),
+                Ok(WriteAnswer::Before { offset }) => return Ok((offset, len)),
                 Err(FsError::SessionExpired) => lost = true, // asked as others are, it is attached anew
                 // whether it was committed is not known: the pages stay where they are until the session ends
                 Err(error @ FsError::Unreachable { .. }) => return Err(error),
@@ -490,14 +484,10 @@ impl LocalClient {
                     continue;
                 }
             };
-            let ask = if reclaimed { missing } else { want };
-            let request = Request::Delegate {
-                region,
-                pages: u32::try_from(ask).unwrap_or(u32::MAX),
-            };
-            match self.call(region, request).await {
-                Ok(Reply::Space(runs)) => self.client.extent_pool.receive(region, session, runs, Vec::new()),
-                Ok(other) => return Err(unexpected(&other)),
+            let wanted = if reclaimed { missing } else { want };
+            let pages = u32::try_from(wanted).unwrap_or(u32::MAX);
+            match self.call(region, ask::Delegate { region, pages }).await {
+                Ok(runs) => self.client.extent_pool.receive(region, session, runs, Vec::new()),
                 Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, Some(region)).await {
                         return Err(error);
@@ -553,7 +543,7 @@ impl LocalClient {
         // over this connection alone: one made later may belong to another session
         match self.client.incarnation(node) == session {
             true => {
-                let request = Request::ReturnSpace { runs: runs.to_vec() };
+                let request = ask::ReturnSpace { runs: runs.to_vec() };
                 let call = self.links.make_call(self.client.cred.clone(), request);
                 link.call(&call).await.map(drop)
             }

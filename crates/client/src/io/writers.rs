@@ -6,9 +6,8 @@
 
 use crate::local_client::LocalClient;
 use crate::open_table::{OpenInode, OpenTable};
-use crate::remote_inode::unexpected;
 use polvo_format::NodeId;
-use polvo_proto::{FsError, InodeRef, MapClaim, RELEASE_MAX, Reply, Request};
+use polvo_proto::{FsError, InodeRef, MapClaim, RELEASE_MAX, ask};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -218,19 +217,15 @@ impl LocalClient {
         number: u64,
     ) -> Result<(), FsError> {
         let inode = open_inode.inode;
-        let request = Request::OpenToWrite {
+        let open = ask::OpenToWrite {
             inode,
             claim,
             number,
             want_map: false,
         };
-        match self.call(inode.ino.region(), request).await? {
-            Reply::OpenedToWrite { may_map, .. } => {
-                self.client.open_table.told_writing(open_inode, number, may_map);
-                Ok(())
-            }
-            other => Err(unexpected(&other)),
-        }
+        let opened = self.call(inode.ino.region(), open).await?;
+        self.client.open_table.told_writing(open_inode, number, opened.may_map);
+        Ok(())
     }
 
     /// A session was lost: has the nodes hold again what is open for writing, before others are given the right to map it. False
@@ -260,7 +255,7 @@ impl LocalClient {
         for (node, ended) in by_node {
             for inodes in ended.chunks(RELEASE_MAX / 2) {
                 let inodes = inodes.to_vec();
-                if let Err(error) = self.call_node(node, Request::EndWriting { inodes }).await {
+                if let Err(error) = self.call_node(node, ask::EndWriting { inodes }).await {
                     // it ends with the session
                     tracing::debug!(%node, %error, "end of writing");
                 }

@@ -17,7 +17,7 @@ use crate::request::context::RequestContext;
 use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
-use polvo_proto::{Answer, FsError, InodeRef, PageRun, RUNS_MAX, Reply, Window, WriteRun, Written};
+use polvo_proto::{FsError, InodeRef, PageRun, RUNS_MAX, Window, WriteAnswer, WriteRun, Written, reply};
 use polvo_region::{NewData, Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
@@ -179,7 +179,14 @@ fn parts(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 
 impl RequestContext<'_> {
     /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was served.
-    pub async fn read(&self, inode: InodeRef, offset: u64, len: u64, into: Option<Window>, verify: bool) -> Answer {
+    pub async fn read(
+        &self,
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+        into: Option<Window>,
+        verify: bool,
+    ) -> Result<reply::Read, FsError> {
         let region = inode.ino.region();
         let service = self.service(region)?;
         let mut backoff = None;
@@ -207,7 +214,7 @@ impl RequestContext<'_> {
             };
             if shown.end() {
                 let Snapshot { len, more, .. } = snapshot;
-                return Ok(Reply::Read { len, more, bytes });
+                return Ok(reply::Read { len, more, bytes });
             }
             backoff.get_or_insert_with(|| self.backoff()).wait().await?;
         }
@@ -303,16 +310,15 @@ impl RequestContext<'_> {
         known: Tail,
         from: Window,
         len: u64,
-    ) -> Answer {
+    ) -> Result<WriteAnswer, FsError> {
         if from.offset.checked_add(len).is_none() {
             return Err(invalid("memory that cannot be"));
         }
         let offset = (!append).then_some(offset);
         let fetch =
             async |service: &RegionService, laid: &[WriteRun], base| self.fetch(service, laid, base, from).await;
-        Ok(Reply::Written(
-            self.write_fresh(inode, offset, known, len, fetch).await?,
-        ))
+        let written = self.write_fresh(inode, offset, known, len, fetch).await?;
+        Ok(WriteAnswer::Written(written))
     }
 
     /// A write of any size whose bytes are in memory of this process. All of it, or nothing. Returns where in the file they

@@ -7,10 +7,11 @@ use crate::names::valid_name;
 use crate::request::context::RequestContext;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
-    ACL_MAX, Answer, DirPage, FILE_SIZE_MAX, FallocateMode, Found, FsError, InodeRef, MapClaim, Reply, SetAttr,
-    WriteRun, XATTR_VALUE_MAX, XattrMode,
+    ACL_MAX, DirPage, FILE_SIZE_MAX, FallocateMode, FileMap, Found, FsError, InodeRef, LogSequel, MapClaim, PageRun,
+    SetAttr, WriteAnswer, WriteRun, XATTR_VALUE_MAX, XattrMode, reply,
 };
 use polvo_region::{NewData, Region, RegionError};
+use serde_bytes::ByteBuf;
 
 /// Most pages delegated in one go (64 MiB).
 const DELEGATE_MAX: u32 = 16 * 1024;
@@ -80,7 +81,7 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    pub async fn lookup(&self, dir: InodeRef, name: &[u8]) -> Answer {
+    pub async fn lookup(&self, dir: InodeRef, name: &[u8]) -> Result<Found, FsError> {
         valid_name::check(name)?;
         let (entry, dir_tail) = self
             .on(dir.ino.region(), |r| {
@@ -97,30 +98,28 @@ impl RequestContext<'_> {
             .node
             .service(target.ino.region())
             .and_then(|service| service.enter(|r| r.attr(target.ino, Some(target.generation))).ok());
-        Ok(Reply::Found(Found {
+        Ok(Found {
             target,
             kind: entry.kind,
             dir_tail,
             attr,
-        }))
+        })
     }
 
-    pub async fn follow_log(&self, dir: InodeRef, known: Tail) -> Answer {
-        let sequel = self
-            .on(dir.ino.region(), |r| {
-                self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, EXECUTE))?;
-                r.log_sequel(dir, known)
-            })
-            .await?;
-        Ok(Reply::LogSequel(sequel))
+    pub async fn follow_log(&self, dir: InodeRef, known: Tail) -> Result<Option<LogSequel>, FsError> {
+        self.on(dir.ino.region(), |r| {
+            self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, EXECUTE))?;
+            r.log_sequel(dir, known)
+        })
+        .await
     }
 
-    pub async fn get_attr(&self, ino: Ino, generation: Option<Generation>) -> Answer {
+    pub async fn get_attr(&self, ino: Ino, generation: Option<Generation>) -> Result<reply::Attr, FsError> {
         let (attr, tail) = self.on(ino.region(), |r| r.attr(ino, generation)).await?;
-        Ok(Reply::Attr { attr, tail })
+        Ok(reply::Attr { attr, tail })
     }
 
-    pub async fn set_attr(&self, inode: InodeRef, set: &SetAttr) -> Answer {
+    pub async fn set_attr(&self, inode: InodeRef, set: &SetAttr) -> Result<reply::Attr, FsError> {
         if let Some(size) = set.size {
             check_end(size, 0)?;
         }
@@ -141,11 +140,11 @@ impl RequestContext<'_> {
                 r.set_attr_and_xattr(inode, &set, xattr, self.now_ns())
             })
             .await?;
-        Ok(Reply::Attr { attr, tail })
+        Ok(reply::Attr { attr, tail })
     }
 
     /// A courtesy to the inodes that were read: what is gone, or may not be read by this caller, is passed over.
-    pub async fn accessed(&self, inodes: &[(InodeRef, Tail)], strict: bool) -> Answer {
+    pub async fn accessed(&self, inodes: &[(InodeRef, Tail)], strict: bool) -> Result<Vec<Tail>, FsError> {
         let mut tails = Vec::with_capacity(inodes.len());
         for (inode, read_at) in inodes {
             let done = self
@@ -159,80 +158,86 @@ impl RequestContext<'_> {
                 .await;
             tails.push(done.ok().flatten().unwrap_or(Tail(0)));
         }
-        Ok(Reply::Tails(tails))
+        Ok(tails)
     }
 
-    pub async fn read_link(&self, inode: InodeRef) -> Answer {
+    pub async fn read_link(&self, inode: InodeRef) -> Result<reply::Target, FsError> {
         let (target, tail) = self
             .on(inode.ino.region(), |r| {
                 let target = r.read_link(inode)?;
                 Ok((target, r.attr(inode.ino, Some(inode.generation))?.1))
             })
             .await?;
-        Ok(Reply::Target { target, tail })
+        Ok(reply::Target { target, tail })
     }
 
-    pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Answer {
-        let page = self
-            .on(dir.ino.region(), |r| {
-                self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, READ))?;
-                Ok(DirPage {
-                    entries: r.read_dir(dir, after, max.min(ENTRIES_MAX))?,
-                    next_cookie: r.next_cookie(dir)?,
-                    tail: r.attr(dir.ino, Some(dir.generation))?.1,
-                })
+    pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Result<DirPage, FsError> {
+        self.on(dir.ino.region(), |r| {
+            self.check(r, dir, |attr, acl| permission::access(self.cred, attr, acl, READ))?;
+            Ok(DirPage {
+                entries: r.read_dir(dir, after, max.min(ENTRIES_MAX))?,
+                next_cookie: r.next_cookie(dir)?,
+                tail: r.attr(dir.ino, Some(dir.generation))?.1,
             })
-            .await?;
-        Ok(Reply::Entries(page))
+        })
+        .await
     }
 
-    pub async fn open(&self, inode: InodeRef) -> Answer {
-        let map = self
-            .on_for_session(inode.ino.region(), |r| {
-                self.check(r, inode, |attr, acl| permission::access_data(self.cred, attr, acl))?;
-                let map = r.file_map(inode, 0)?;
-                r.open(self.session.id, inode)?;
-                Ok(map)
-            })
-            .await?;
-        Ok(Reply::FileMap(map))
+    pub async fn open(&self, inode: InodeRef) -> Result<FileMap, FsError> {
+        self.on_for_session(inode.ino.region(), |r| {
+            self.check(r, inode, |attr, acl| permission::access_data(self.cred, attr, acl))?;
+            let map = r.file_map(inode, 0)?;
+            r.open(self.session.id, inode)?;
+            Ok(map)
+        })
+        .await
     }
 
-    pub async fn open_to_write(&self, inode: InodeRef, claim: MapClaim, number: u64, want_map: bool) -> Answer {
-        let (may_map, map) = self
-            .on_for_session(inode.ino.region(), |r| {
-                // who may only read keeps nobody from mapping
-                self.check(r, inode, |attr, acl| permission::access(self.cred, attr, acl, WRITE))?;
-                let map = match want_map {
-                    true => Some(r.file_map(inode, 0)?),
-                    false => None,
-                };
-                Ok((r.open_to_write(self.session.id, inode, claim, number)?, map))
-            })
-            .await?;
-        Ok(Reply::OpenedToWrite { may_map, map })
+    pub async fn open_to_write(
+        &self,
+        inode: InodeRef,
+        claim: MapClaim,
+        number: u64,
+        want_map: bool,
+    ) -> Result<reply::OpenedToWrite, FsError> {
+        self.on_for_session(inode.ino.region(), |r| {
+            // who may only read keeps nobody from mapping
+            self.check(r, inode, |attr, acl| permission::access(self.cred, attr, acl, WRITE))?;
+            let map = match want_map {
+                true => Some(r.file_map(inode, 0)?),
+                false => None,
+            };
+            let may_map = r.open_to_write(self.session.id, inode, claim, number)?;
+            Ok(reply::OpenedToWrite { may_map, map })
+        })
+        .await
     }
 
-    pub fn end_writing(&self, inodes: &[(InodeRef, u64)]) -> Answer {
+    pub fn end_writing(&self, inodes: &[(InodeRef, u64)]) -> Result<(), FsError> {
         for (inode, number) in inodes {
             if let Some(service) = self.node.service(inode.ino.region()) {
                 service.enter(|region| region.end_writing(self.session.id, *inode, *number));
             }
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
-    pub async fn extents(&self, inode: InodeRef, from: u64) -> Answer {
-        let map = self
-            .on(inode.ino.region(), |r| {
-                self.check(r, inode, |attr, acl| permission::access_data(self.cred, attr, acl))?;
-                r.file_map(inode, from)
-            })
-            .await?;
-        Ok(Reply::FileMap(map))
+    pub async fn extents(&self, inode: InodeRef, from: u64) -> Result<FileMap, FsError> {
+        self.on(inode.ino.region(), |r| {
+            self.check(r, inode, |attr, acl| permission::access_data(self.cred, attr, acl))?;
+            r.file_map(inode, from)
+        })
+        .await
     }
 
-    pub async fn write(&self, inode: InodeRef, offset: u64, append: bool, known: Tail, bytes: &[u8]) -> Answer {
+    pub async fn write(
+        &self,
+        inode: InodeRef,
+        offset: u64,
+        append: bool,
+        known: Tail,
+        bytes: &[u8],
+    ) -> Result<WriteAnswer, FsError> {
         check_end(if append { 0 } else { offset }, bytes.len() as u64)?;
         let written = self
             .on(inode.ino.region(), |r| {
@@ -240,7 +245,7 @@ impl RequestContext<'_> {
                 r.write(inode, offset, append, bytes, known, self.now_ns())
             })
             .await?;
-        Ok(Reply::Written(written))
+        Ok(WriteAnswer::Written(written))
     }
 
     /// As `write`, for who needs to know no more than where the bytes are; `offset` `None`: at the end.
@@ -276,7 +281,7 @@ impl RequestContext<'_> {
         append: bool,
         known: Tail,
         want_pages: u32,
-    ) -> Answer {
+    ) -> Result<WriteAnswer, FsError> {
         self.may_access_data()?;
         for run in runs {
             check_end(run.offset, run.len)?;
@@ -296,10 +301,16 @@ impl RequestContext<'_> {
         if let (false, Some(service)) = (written.space.is_empty(), self.node.service(inode.ino.region())) {
             written.places = service.places_of(&written.space);
         }
-        Ok(Reply::Written(written))
+        Ok(WriteAnswer::Written(written))
     }
 
-    pub async fn fallocate(&self, inode: InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Answer {
+    pub async fn fallocate(
+        &self,
+        inode: InodeRef,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<reply::Attr, FsError> {
         if len == 0 {
             return Err(FsError::Invalid("a range of no bytes".into()));
         }
@@ -310,7 +321,7 @@ impl RequestContext<'_> {
                 r.fallocate(inode, mode, offset, len, self.now_ns())
             })
             .await?;
-        Ok(Reply::Attr { attr, tail })
+        Ok(reply::Attr { attr, tail })
     }
 
     /// Space is for those who can write to it.
@@ -321,34 +332,28 @@ impl RequestContext<'_> {
         }
     }
 
-    pub async fn delegate(&self, region: RegionId, pages: u32) -> Answer {
+    pub async fn delegate(&self, region: RegionId, pages: u32) -> Result<Vec<PageRun>, FsError> {
         self.may_access_data()?;
         let session = self.session.id;
         let pages = pages.clamp(1, DELEGATE_MAX);
-        Ok(Reply::Space(
-            self.on_for_session(region, |r| r.delegate(session, pages)).await?,
-        ))
+        self.on_for_session(region, |r| r.delegate(session, pages)).await
     }
 
-    pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Answer {
+    pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {
         check_xattr_name(name)?;
-        let value = self
-            .on(inode.ino.region(), |r| {
-                self.check(r, inode, |attr, acl| match name.starts_with(b"user.") {
-                    true => permission::access(self.cred, attr, acl, READ),
-                    false => Ok(()),
-                })?;
-                r.get_xattr(inode, name)
-            })
-            .await?;
-        Ok(Reply::Bytes(value))
+        self.on(inode.ino.region(), |r| {
+            self.check(r, inode, |attr, acl| match name.starts_with(b"user.") {
+                true => permission::access(self.cred, attr, acl, READ),
+                false => Ok(()),
+            })?;
+            r.get_xattr(inode, name)
+        })
+        .await
     }
 
-    pub async fn list_xattr(&self, inode: InodeRef) -> Answer {
+    pub async fn list_xattr(&self, inode: InodeRef) -> Result<Vec<ByteBuf>, FsError> {
         let names = self.on(inode.ino.region(), |r| r.list_xattr(inode)).await?;
-        Ok(Reply::Names(
-            names.into_iter().map(serde_bytes::ByteBuf::from).collect(),
-        ))
+        Ok(names.into_iter().map(ByteBuf::from).collect())
     }
 
     /// Who may change an extended attribute: writers those of users, owners the placement, root the rest.
@@ -373,7 +378,13 @@ impl RequestContext<'_> {
         })
     }
 
-    pub async fn set_xattr(&self, inode: InodeRef, name: &[u8], value: &[u8], mode: XattrMode) -> Answer {
+    pub async fn set_xattr(
+        &self,
+        inode: InodeRef,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<reply::Attr, FsError> {
         check_xattr_name(name)?;
         if value.len() > XATTR_VALUE_MAX {
             return Err(FsError::TooBig);
@@ -387,12 +398,18 @@ impl RequestContext<'_> {
                 r.set_xattr(inode, name, value, mode, self.now_ns())
             })
             .await?;
-        Ok(Reply::Attr { attr, tail })
+        Ok(reply::Attr { attr, tail })
     }
 
     /// Sets or removes an access control list; the permission bits follow it in the same commit. A list that says no more
     /// than they do is not kept.
-    async fn set_acl(&self, inode: InodeRef, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Answer {
+    async fn set_acl(
+        &self,
+        inode: InodeRef,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<reply::Attr, FsError> {
         let acl = match value {
             None | Some(acl::NONE) => None,
             Some(value) if value.len() > ACL_MAX => return Err(FsError::TooBig),
@@ -426,10 +443,10 @@ impl RequestContext<'_> {
                 r.set_attr_and_xattr(inode, &set, Some((name, value.as_deref())), self.now_ns())
             })
             .await?;
-        Ok(Reply::Attr { attr, tail })
+        Ok(reply::Attr { attr, tail })
     }
 
-    pub async fn remove_xattr(&self, inode: InodeRef, name: &[u8]) -> Answer {
+    pub async fn remove_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<reply::Attr, FsError> {
         check_xattr_name(name)?;
         if name == acl::ACCESS || name == acl::DEFAULT {
             return self.set_acl(inode, name, None, XattrMode::Replace).await;
@@ -440,6 +457,6 @@ impl RequestContext<'_> {
                 r.remove_xattr(inode, name, self.now_ns())
             })
             .await?;
-        Ok(Reply::Attr { attr, tail })
+        Ok(reply::Attr { attr, tail })
     }
 }

@@ -12,7 +12,7 @@ use crate::reactor::Connections;
 use crate::transactions::dispatch;
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_format::{NodeId, RegionId, TxnId};
-use polvo_proto::{Cred, Reply, Request};
+use polvo_proto::{Cred, ask};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -139,8 +139,8 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
         .filter(|id| *id != node.id())
         .collect();
     join_all(others.into_iter().map(|other| async move {
-        let call = links.make_call(Cred::Kernel, Request::Usage);
-        if let Ok(Reply::Usage(usage)) = links.send_within(other, &call, Timeouts::ASIDE).await {
+        let asked = links.call_node_within(other, Cred::Kernel, ask::Usage, Timeouts::ASIDE);
+        if let Ok(usage) = asked.await {
             node.utilization.learn(other, usage);
         }
     }))

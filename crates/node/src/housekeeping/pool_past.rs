@@ -5,7 +5,7 @@
 use crate::node::Node;
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_format::{Era, NodeId};
-use polvo_proto::{Cred, FsError, Reply, Request};
+use polvo_proto::{Cred, FsError, ask};
 use std::rc::Rc;
 
 impl Node {
@@ -44,9 +44,9 @@ impl Node {
         let map = self.map();
         let others = map.nodes.iter().map(|node| node.id).filter(|id| *id != self.id());
         let refused = join_all(others.map(|other| async move {
-            let shown = links.call_node_at_once(other, Cred::Kernel, Request::Past(self.space.past()));
+            let shown = links.call_node_at_once(other, Cred::Kernel, ask::Past(self.space.past()));
             match tokio::time::timeout(Timeouts::ASIDE, shown).await.ok()? {
-                Ok(Reply::Past(past)) => {
+                Ok(past) => {
                     if let Err(error) = self.context.pools().see(other, &past) {
                         tracing::error!(%error, "another node");
                     }

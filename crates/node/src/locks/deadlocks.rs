@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::request::context::RequestContext;
 use foldhash::{HashMap, HashSet};
 use polvo_cluster::{Links, Timeouts, join_all};
-use polvo_proto::{Answer, Cred, LockHolder, LockWait, Reply, Request};
+use polvo_proto::{Cred, FsError, LockHolder, LockWait, ask};
 use std::cmp::Reverse;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,16 +60,13 @@ async fn collect(node: &Arc<Node>, links: &Rc<Links>) -> (Vec<LockWait>, Vec<Loc
     let map = node.map();
     let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != node.id());
     let answers = join_all(others.map(|other| async move {
-        let call = links.make_call(Cred::Kernel, Request::LockWaits);
-        links.send_within(other, &call, Timeouts::ASIDE).await
+        links
+            .call_node_within(other, Cred::Kernel, ask::LockWaits, Timeouts::ASIDE)
+            .await
     }))
     .await;
     let mut all = own.clone();
-    for answer in answers {
-        if let Ok(Reply::LockWaits(waits)) = answer {
-            all.extend(waits);
-        }
-    }
+    all.extend(answers.into_iter().flatten().flatten());
     (own, all)
 }
 
@@ -141,9 +138,9 @@ fn circle<'a>(start: &LockWait, by_waiter: &HashMap<LockHolder, Vec<&'a LockWait
 }
 
 impl RequestContext<'_> {
-    pub fn lock_waits(&self) -> Answer {
+    pub fn lock_waits(&self) -> Result<Vec<LockWait>, FsError> {
         self.asking_node()?;
-        Ok(Reply::LockWaits(self.node.locks.waits()))
+        Ok(self.node.locks.waits())
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::locks::lock_table::Asked;
 use crate::names::permission::{self, READ, WRITE};
 use crate::request::context::RequestContext;
-use polvo_proto::{Answer, FsError, InodeRef, LOCK_WAIT_MAX_MS, LockAsk, LockMode, LockRange, LockTicket, Reply};
+use polvo_proto::{
+    FsError, InodeRef, LOCK_WAIT_MAX_MS, LockAnswer, LockAsk, LockMode, LockRange, LockSeen, LockTicket,
+};
 use std::time::Duration;
 
 fn sane(range: LockRange) -> Result<(), FsError> {
@@ -17,7 +19,7 @@ fn sane(range: LockRange) -> Result<(), FsError> {
 }
 
 impl RequestContext<'_> {
-    pub async fn lock(&self, inode: InodeRef, ask: &LockAsk, wait: Option<LockTicket>) -> Answer {
+    pub async fn lock(&self, inode: InodeRef, ask: &LockAsk, wait: Option<LockTicket>) -> Result<LockAnswer, FsError> {
         sane(ask.range)?;
         let wanted = match ask.mode {
             LockMode::Shared => READ,
@@ -44,14 +46,14 @@ impl RequestContext<'_> {
             .locks
             .ask(self.session, inode, ask, wait.map(|ticket| ticket.number))?;
         let (Asked::Waits(waiter), Some(ticket)) = (asked, wait) else {
-            return Ok(Reply::Done);
+            return Ok(LockAnswer::Granted);
         };
         let limit = Duration::from_millis(ticket.wait_ms.min(LOCK_WAIT_MAX_MS).into());
         let mut stopping = self.node.stopping.subscribe();
         tokio::select! {
             outcome = waiter.wait(limit) => match outcome {
-                None => Ok(Reply::LockQueued),
-                Some(outcome) => outcome.map(|()| Reply::Done),
+                None => Ok(LockAnswer::Queued),
+                Some(outcome) => outcome.map(|()| LockAnswer::Granted),
             },
             // an error means that the node is gone
             _ = stopping.wait_for(|stop| *stop) => Err(FsError::Unreachable {
@@ -61,23 +63,23 @@ impl RequestContext<'_> {
         }
     }
 
-    pub fn unlock(&self, inode: InodeRef, owner: u64, range: LockRange) -> Answer {
+    pub fn unlock(&self, inode: InodeRef, owner: u64, range: LockRange) -> Result<(), FsError> {
         sane(range)?;
         self.service(inode.ino.region())?;
         self.node.locks.unlock(self.session.id, inode, owner, range);
-        Ok(Reply::Done)
+        Ok(())
     }
 
-    pub fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Answer {
+    pub fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Result<Option<LockSeen>, FsError> {
         sane(ask.range)?;
         self.service(inode.ino.region())?;
-        Ok(Reply::LockSeen(self.node.locks.test(self.session.id, inode, ask)))
+        Ok(self.node.locks.test(self.session.id, inode, ask))
     }
 
-    pub fn cancel_lock(&self, inode: InodeRef, ticket: u64) -> Answer {
+    pub fn cancel_lock(&self, inode: InodeRef, ticket: u64) -> Result<(), FsError> {
         self.service(inode.ino.region())?;
         let why = FsError::Interrupted;
         self.node.locks.cancel(self.session.id, inode, ticket, why);
-        Ok(Reply::Done)
+        Ok(())
     }
 }

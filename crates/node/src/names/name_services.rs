@@ -6,7 +6,7 @@ use crate::names::valid_name;
 use crate::request::context::RequestContext;
 use crate::transactions::coordinator::{Failure, Outcomes, Plan, transact};
 use polvo_format::{Attr, FileKind, NodeId, RegionId, SYMLINK_MAX, Tail};
-use polvo_proto::{Answer, DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, Placement, Reply};
+use polvo_proto::{DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, Placement, reply};
 use polvo_region::{Region, RegionError};
 
 /// Decides about an operation whose transaction failed on what was looked up before it. The failure is its answer if nothing
@@ -155,7 +155,7 @@ impl RequestContext<'_> {
         }
     }
 
-    pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Answer {
+    pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Result<Made, FsError> {
         valid_name::check_new(&name)?;
         check_new_file(&file)?;
         let kind = file.kind;
@@ -178,15 +178,15 @@ impl RequestContext<'_> {
             plan.want(dir.ino.region(), intent);
         };
         let (made, outcomes) = self.make_inode(dir, &name, file, false, open, look, plan).await?;
-        Ok(Reply::Made(Made {
+        Ok(Made {
             attr: made.attr,
             tail: made.tail,
             dir_tail: outcomes.of(dir.ino)?.tail,
             before: false,
-        }))
+        })
     }
 
-    pub async fn create_unnamed(&self, dir: InodeRef, file: NewFile) -> Answer {
+    pub async fn create_unnamed(&self, dir: InodeRef, file: NewFile) -> Result<Made, FsError> {
         check_new_file(&file)?;
         if file.kind != FileKind::File {
             return Err(FsError::Invalid("only a file can be without a name".into()));
@@ -213,12 +213,12 @@ impl RequestContext<'_> {
         };
         let (made, _) = self.make_inode(dir, &seed, file, true, true, look, plan).await?;
         let dir_tail = self.on(own, |r| r.attr(dir.ino, Some(dir.generation))).await?.1;
-        Ok(Reply::Made(Made {
+        Ok(Made {
             attr: made.attr,
             tail: made.tail,
             dir_tail,
             before: false,
-        }))
+        })
     }
 
     /// Makes an inode in a region that is chosen by `seed`, of those that have room. `look` looks at the directory (anew
@@ -283,11 +283,11 @@ impl RequestContext<'_> {
         }
     }
 
-    pub async fn unlink(&self, dir: InodeRef, name: Vec<u8>) -> Answer {
+    pub async fn unlink(&self, dir: InodeRef, name: Vec<u8>) -> Result<reply::Attr, FsError> {
         self.remove(dir, name, false).await
     }
 
-    pub async fn rmdir(&self, dir: InodeRef, name: Vec<u8>) -> Answer {
+    pub async fn rmdir(&self, dir: InodeRef, name: Vec<u8>) -> Result<reply::Attr, FsError> {
         match &name[..] {
             b"." => return Err(FsError::Invalid("the last component is .".into())),
             b".." => return Err(FsError::NotEmpty),
@@ -296,7 +296,7 @@ impl RequestContext<'_> {
         self.remove(dir, name, true).await
     }
 
-    async fn remove(&self, dir: InodeRef, name: Vec<u8>, directory: bool) -> Answer {
+    async fn remove(&self, dir: InodeRef, name: Vec<u8>, directory: bool) -> Result<reply::Attr, FsError> {
         valid_name::check(&name)?;
         let own = dir.ino.region();
         let mut revalidation = Revalidation::default();
@@ -339,7 +339,7 @@ impl RequestContext<'_> {
             match transact(self, &plan, false, None).await {
                 Ok(outcomes) => {
                     let Outcome { attr, tail } = outcomes.of(dir.ino)?;
-                    return Ok(Reply::Attr { attr, tail });
+                    return Ok(reply::Attr { attr, tail });
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => {
@@ -350,7 +350,7 @@ impl RequestContext<'_> {
         }
     }
 
-    pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: Vec<u8>) -> Answer {
+    pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: Vec<u8>) -> Result<reply::Attr, FsError> {
         valid_name::check_new(&name)?;
         let own = dir.ino.region();
         let mut backoff = self.backoff();
@@ -382,11 +382,8 @@ impl RequestContext<'_> {
             plan.want(inode.ino.region(), Intent::AddLink { inode });
             match transact(self, &plan, false, None).await {
                 Ok(outcomes) => {
-                    let outcome = outcomes.of(inode.ino)?;
-                    return Ok(Reply::Attr {
-                        attr: outcome.attr,
-                        tail: outcome.tail,
-                    });
+                    let Outcome { attr, tail } = outcomes.of(inode.ino)?;
+                    return Ok(reply::Attr { attr, tail });
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => return Err(error),

@@ -5,10 +5,10 @@ use crate::names::name_services::{Revalidation, must_be_directory};
 use crate::names::permission::{self, EXECUTE, WRITE};
 use crate::names::rename_plan;
 use crate::names::valid_name;
-use crate::request::context::{RequestContext, strange_reply};
+use crate::request::context::RequestContext;
 use crate::transactions::coordinator::{Failure, transact};
 use polvo_format::{Attr, FileKind, Ino, Tail, TxnId};
-use polvo_proto::{Answer, DirEntry, FsError, InodeRef, NewFile, RenameMode, Reply, Request};
+use polvo_proto::{DirEntry, FsError, InodeRef, NewFile, RenameMode, ask};
 
 /// Deepest chain of parents that is walked.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -34,15 +34,7 @@ impl RenameLease {
         if ctx.node.serves(region) {
             return ctx.node.grant_rename(holder, release);
         }
-        match ctx
-            .ask_region(region, Request::RenameLock { txn: holder, release })
-            .await?
-        {
-            Reply::Granted(number) => Ok(number),
-            _ => Err(FsError::Io(
-                "the primary of region 0 did not answer for the rename lock".into(),
-            )),
-        }
+        ctx.ask_region(region, ask::RenameLock { txn: holder, release }).await
     }
 
     async fn take(ctx: &RequestContext<'_>) -> Result<RenameLease, FsError> {
@@ -129,7 +121,7 @@ impl FoundNames {
 }
 
 impl RequestContext<'_> {
-    pub async fn rename(&self, rename: Rename) -> Answer {
+    pub async fn rename(&self, rename: Rename) -> Result<(), FsError> {
         valid_name::check(&rename.old_name)?;
         valid_name::check_new(&rename.new_name).map_err(|error| match error {
             FsError::Exists => FsError::Busy, // "." and "..": EBUSY
@@ -145,7 +137,7 @@ impl RequestContext<'_> {
                 // the names were looked at one after the other: together they were so only if the first did not change
                 let now = self.find(rename.old_dir, &rename.old_name).await?;
                 if now.is_some_and(|(_, tail)| tail == found.source_tail) {
-                    return verdict.map(|()| Reply::Done);
+                    return verdict;
                 }
                 backoff.wait().await?;
                 continue;
@@ -159,7 +151,7 @@ impl RequestContext<'_> {
                 lease.release(self).await;
             }
             match result {
-                Ok(()) => return Ok(Reply::Done),
+                Ok(()) => return Ok(()),
                 Err(Missed::Before(Failure::Conflict) | Missed::Transaction(Failure::Conflict)) => {
                     backoff.wait().await?
                 }
@@ -242,10 +234,9 @@ impl RequestContext<'_> {
             self.on(region, |r| self.acl_here(r, inode)).await?
         } else {
             let name = acl::ACCESS.to_vec();
-            match self.ask_region(region, Request::GetXattr { inode, name }).await {
-                Ok(Reply::Bytes(value)) => Some(Acl::decode(&value)?),
+            match self.ask_region(region, ask::GetXattr { inode, name }).await {
+                Ok(value) => Some(Acl::decode(&value)?),
                 Err(FsError::NoAttribute) => None,
-                Ok(_) => return Err(strange_reply(attr.ino)),
                 Err(error) => return Err(error),
             }
         };

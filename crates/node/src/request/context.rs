@@ -7,8 +7,8 @@ use crate::region_service::RegionService;
 use crate::request::sessions::Session;
 use polvo_cluster::{Links, Timeouts};
 use polvo_fabric::QueuePair;
-use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, Tail, TxnId};
-use polvo_proto::{Answer, Cred, DirEntry, FsError, InodeRef, Reply, Request};
+use polvo_format::{Attr, Epoch, Origin, RegionId, Tail, TxnId};
+use polvo_proto::{Ask, Cred, DirEntry, FsError, InodeRef, ask, reply};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
 use std::cell::Cell;
@@ -187,9 +187,9 @@ impl<'a> RequestContext<'a> {
 
     /// A request of this node's own to the primary of a region elsewhere. (What waits for another node has a box of its own, so
     /// that requests which ask nobody are small.)
-    pub async fn ask_region(&self, region: RegionId, request: Request) -> Answer {
+    pub async fn ask_region<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
         let limit = self.call_limit();
-        Box::pin(self.links.call_region_within(region, Cred::Kernel, request, limit)).await
+        Box::pin(self.links.call_region_within(region, Cred::Kernel, ask, limit)).await
     }
 
     /// Attributes of an inode, wherever it lies.
@@ -203,13 +203,16 @@ impl<'a> RequestContext<'a> {
         if self.node.serves(region) {
             return self.on(region, |r| r.attr(inode.ino, Some(inode.generation))).await;
         }
-        let request = Request::GetAttr {
+        let get_attr = ask::GetAttr {
             ino: inode.ino,
             generation: Some(inode.generation),
         };
-        match self.ask_region(region, request).await? {
-            Reply::Attr { attr, tail } if attr.ino == inode.ino => Ok((attr, tail)),
-            _ => Err(strange_reply(inode.ino)),
+        match self.ask_region(region, get_attr).await? {
+            reply::Attr { attr, tail } if attr.ino == inode.ino => Ok((attr, tail)),
+            other => Err(FsError::Io(format!(
+                "the node that serves {:?} answered for {:?}",
+                inode.ino, other.attr.ino
+            ))),
         }
     }
 
@@ -219,28 +222,25 @@ impl<'a> RequestContext<'a> {
         let found = if self.node.serves(region) {
             self.on(region, |r| r.lookup(dir, name)).await
         } else {
-            match self
+            let name = name.to_vec();
+            let found = self
                 .ask_region(
                     region,
-                    Request::Lookup {
+                    ask::Lookup {
                         dir,
-                        name: name.to_vec(),
+                        name: name.clone(),
                     },
                 )
-                .await
-            {
-                Ok(Reply::Found(found)) => {
-                    let entry = DirEntry {
-                        cookie: 0,
-                        target: found.target,
-                        kind: found.kind,
-                        name: name.to_vec(),
-                    };
-                    Ok((entry, found.dir_tail))
-                }
-                Ok(_) => Err(strange_reply(dir.ino)),
-                Err(error) => Err(error),
-            }
+                .await;
+            found.map(|found| {
+                let entry = DirEntry {
+                    cookie: 0,
+                    target: found.target,
+                    kind: found.kind,
+                    name,
+                };
+                (entry, found.dir_tail)
+            })
         };
         match found {
             Ok(entry) => Ok(Some(entry)),
@@ -255,13 +255,6 @@ impl<'a> RequestContext<'a> {
         if self.node.serves(region) {
             return self.on(region, |r| r.parent(dir)).await;
         }
-        match self.ask_region(region, Request::Parent { inode: dir }).await? {
-            Reply::Parent(parent) => Ok(parent),
-            _ => Err(strange_reply(dir.ino)),
-        }
+        self.ask_region(region, ask::Parent { inode: dir }).await
     }
-}
-
-pub(crate) fn strange_reply(ino: Ino) -> FsError {
-    FsError::Io(format!("the node that serves {ino:?} did not answer what it was asked"))
 }

@@ -4,7 +4,7 @@ use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
 use crate::request::sessions::Party;
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
-use polvo_proto::{Answer, FsError, InodeRef, Intent, Reply};
+use polvo_proto::{Collected, FsError, InodeRef, Intent, TxnState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,11 +18,11 @@ impl RequestContext<'_> {
     }
 
     /// The pool of the node that asks, and ours.
-    pub fn past(&self, theirs: &PoolPast) -> Answer {
+    pub fn past(&self, theirs: &PoolPast) -> Result<PoolPast, FsError> {
         let node = self.asking_node()?;
         let seen = self.node.context.pools().see(node, theirs);
         seen.inspect_err(|error| tracing::error!(%error, "refused"))?;
-        Ok(Reply::Past(self.node.space.past()))
+        Ok(self.node.space.past())
     }
 
     pub async fn collect(
@@ -32,10 +32,9 @@ impl RequestContext<'_> {
         on_behalf: SessionId,
         open: bool,
         intents: &[Intent],
-    ) -> Answer {
+    ) -> Result<Collected, FsError> {
         let (service, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
-        let collected = self.node.collect_here(service, txn, intents, open_for).await?;
-        Ok(Reply::Collected(collected))
+        self.node.collect_here(service, txn, intents, open_for).await
     }
 
     #[cfg(feature = "two-phase")]
@@ -46,10 +45,9 @@ impl RequestContext<'_> {
         on_behalf: SessionId,
         open: bool,
         intents: &[Intent],
-    ) -> Answer {
+    ) -> Result<Vec<polvo_proto::Outcome>, FsError> {
         let (service, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
-        let outcomes = self.node.prepare_here(service, txn, intents, open_for).await?;
-        Ok(Reply::Prepared(outcomes))
+        self.node.prepare_here(service, txn, intents, open_for).await
     }
 
     /// The region that takes part in a transaction of the node that asks, and the session that is to hold the new inode,
@@ -71,31 +69,30 @@ impl RequestContext<'_> {
     }
 
     #[cfg(feature = "two-phase")]
-    pub fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Answer {
+    pub fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
         if self.asking_node()? != txn.node() {
             return Err(FsError::NotPermitted);
         }
         self.service(region)?;
-        self.node.conclude(txn, region, commit)?;
-        Ok(Reply::Done)
+        self.node.conclude(txn, region, commit)
     }
 
-    pub fn txn_state(&self, txn: TxnId) -> Answer {
+    pub fn txn_state(&self, txn: TxnId) -> Result<TxnState, FsError> {
         self.asking_node()?;
         if txn.node() != self.node.id() {
             return Err(FsError::Invalid(format!("{txn:?} is not coordinated here")));
         }
-        Ok(Reply::TxnState(self.node.txn_state(txn)))
+        Ok(self.node.txn_state(txn))
     }
 
-    pub fn rename_lock(&self, txn: TxnId, release: bool) -> Answer {
+    pub fn rename_lock(&self, txn: TxnId, release: bool) -> Result<u64, FsError> {
         self.asking_node()?;
         self.service(polvo_format::Ino::ROOT.region())?;
-        Ok(Reply::Granted(self.node.grant_rename(txn, release)?))
+        self.node.grant_rename(txn, release)
     }
 
-    pub async fn parent(&self, inode: InodeRef) -> Answer {
+    pub async fn parent(&self, inode: InodeRef) -> Result<InodeRef, FsError> {
         self.asking_node()?;
-        Ok(Reply::Parent(self.on(inode.ino.region(), |r| r.parent(inode)).await?))
+        self.on(inode.ino.region(), |r| r.parent(inode)).await
     }
 }

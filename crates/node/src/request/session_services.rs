@@ -6,7 +6,9 @@ use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
 use polvo_format::{NodeId, RegionId, SessionId};
-use polvo_proto::{Answer, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request};
+use polvo_proto::{
+    Answer, Ask, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request, SegmentMap, ask, reply,
+};
 use polvo_region::Done;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +25,7 @@ impl Node {
         version: u32,
         name: String,
         home: Option<NodeId>,
-    ) -> Result<(Arc<Session>, Reply), FsError> {
+    ) -> Result<(Arc<Session>, reply::Attached), FsError> {
         if version != PROTOCOL_VERSION {
             return Err(FsError::NotSupported(format!(
                 "protocol version {version}: node {} speaks version {PROTOCOL_VERSION}",
@@ -35,7 +37,7 @@ impl Node {
         let pool = u64::from_le_bytes(*self.space.identity().pool.first_chunk().expect("an id is 16 bytes"));
         let number = || (pool ^ self.space.next_sequence()).max(1);
         let session = self.sessions.attach(session, number, party, name, home, tick)?;
-        let reply = Reply::Attached {
+        let reply = reply::Attached {
             lease_ms: u64::try_from(self.config.timeouts.lease.as_millis()).unwrap_or(u64::MAX),
             tick,
             map: (*self.map()).clone(),
@@ -57,21 +59,21 @@ impl RequestContext<'_> {
             Request::Attach { .. } | Request::Fence | Request::Withdraw => {
                 Err(FsError::Invalid("this request belongs to a connection".into()))
             }
-            Request::Heartbeat { tick } => Ok(self.heartbeat(tick)),
+            Request::Heartbeat { tick } => ask::Heartbeat::reply(Ok(self.heartbeat(tick))),
             Request::Detach => {
                 self.node.end_session(self.session.id);
-                Ok(Reply::Done)
+                ask::Detach::reply(Ok(()))
             }
-            Request::Map => Ok(Reply::Map((*self.node.map()).clone())),
-            Request::Segments { region, from } => self.segments(region, from),
-            Request::Lookup { dir, name } => self.lookup(dir, &name).await,
-            Request::GetAttr { ino, generation } => self.get_attr(ino, generation).await,
-            Request::SetAttr { inode, set } => self.set_attr(inode, &set).await,
-            Request::Create { dir, name, file, open } => self.create(dir, name, file, open).await,
-            Request::CreateUnnamed { dir, file } => self.create_unnamed(dir, file).await,
-            Request::Unlink { dir, name } => self.unlink(dir, name).await,
-            Request::Rmdir { dir, name } => self.rmdir(dir, name).await,
-            Request::Link { inode, dir, name } => self.link(inode, dir, name).await,
+            Request::Map => ask::Map::reply(Ok((*self.node.map()).clone())),
+            Request::Segments { region, from } => ask::Segments::reply(self.segments(region, from)),
+            Request::Lookup { dir, name } => ask::Lookup::reply(self.lookup(dir, &name).await),
+            Request::GetAttr { ino, generation } => ask::GetAttr::reply(self.get_attr(ino, generation).await),
+            Request::SetAttr { inode, set } => ask::SetAttr::reply(self.set_attr(inode, &set).await),
+            Request::Create { dir, name, file, open } => ask::Create::reply(self.create(dir, name, file, open).await),
+            Request::CreateUnnamed { dir, file } => ask::CreateUnnamed::reply(self.create_unnamed(dir, file).await),
+            Request::Unlink { dir, name } => ask::Unlink::reply(self.unlink(dir, name).await),
+            Request::Rmdir { dir, name } => ask::Rmdir::reply(self.rmdir(dir, name).await),
+            Request::Link { inode, dir, name } => ask::Link::reply(self.link(inode, dir, name).await),
             Request::Rename {
                 old_dir,
                 old_name,
@@ -79,27 +81,27 @@ impl RequestContext<'_> {
                 new_name,
                 mode,
             } => {
-                Box::pin(self.rename(Rename {
+                let rename = Rename {
                     old_dir,
                     old_name,
                     new_dir,
                     new_name,
                     mode,
-                }))
-                .await
+                };
+                ask::Rename::reply(Box::pin(self.rename(rename)).await)
             }
-            Request::ReadLink { inode } => self.read_link(inode).await,
-            Request::ReadDir { dir, after, max } => self.read_dir(dir, after, max).await,
-            Request::Open { inode } => self.open(inode).await,
-            Request::Extents { inode, from } => self.extents(inode, from).await,
-            Request::Release { inodes } => self.release(&inodes),
+            Request::ReadLink { inode } => ask::ReadLink::reply(self.read_link(inode).await),
+            Request::ReadDir { dir, after, max } => ask::ReadDir::reply(self.read_dir(dir, after, max).await),
+            Request::Open { inode } => ask::Open::reply(self.open(inode).await),
+            Request::Extents { inode, from } => ask::Extents::reply(self.extents(inode, from).await),
+            Request::Release { inodes } => ask::Release::reply(self.release(&inodes)),
             Request::Write {
                 inode,
                 offset,
                 append,
                 known,
                 bytes,
-            } => self.write(inode, offset, append, known, &bytes).await,
+            } => ask::Write::reply(self.write(inode, offset, append, known, &bytes).await),
             Request::Commit {
                 inode,
                 runs,
@@ -107,57 +109,59 @@ impl RequestContext<'_> {
                 append,
                 known,
                 want_pages,
-            } => self.commit(inode, &runs, &crcs, append, known, want_pages).await,
+            } => ask::Commit::reply(self.commit(inode, &runs, &crcs, append, known, want_pages).await),
             Request::Fallocate {
                 inode,
                 mode,
                 offset,
                 len,
-            } => self.fallocate(inode, mode, offset, len).await,
-            Request::Sync => self.node.sync(),
-            Request::Delegate { region, pages } => self.delegate(region, pages).await,
-            Request::ReturnSpace { runs } => self.return_space(&runs),
-            Request::GetXattr { inode, name } => self.get_xattr(inode, &name).await,
-            Request::ListXattr { inode } => self.list_xattr(inode).await,
+            } => ask::Fallocate::reply(self.fallocate(inode, mode, offset, len).await),
+            Request::Sync => ask::Sync::reply(self.node.sync()),
+            Request::Delegate { region, pages } => ask::Delegate::reply(self.delegate(region, pages).await),
+            Request::ReturnSpace { runs } => ask::ReturnSpace::reply(self.return_space(&runs)),
+            Request::GetXattr { inode, name } => ask::GetXattr::reply(self.get_xattr(inode, &name).await),
+            Request::ListXattr { inode } => ask::ListXattr::reply(self.list_xattr(inode).await),
             Request::SetXattr {
                 inode,
                 name,
                 value,
                 mode,
-            } => self.set_xattr(inode, &name, &value, mode).await,
-            Request::RemoveXattr { inode, name } => self.remove_xattr(inode, &name).await,
-            Request::Usage => Ok(Reply::Usage(self.node.usage())),
-            Request::Past(past) => self.past(&past),
-            Request::Status => Ok(Reply::Json(self.node.status())),
+            } => ask::SetXattr::reply(self.set_xattr(inode, &name, &value, mode).await),
+            Request::RemoveXattr { inode, name } => ask::RemoveXattr::reply(self.remove_xattr(inode, &name).await),
+            Request::Usage => ask::Usage::reply(Ok(self.node.usage())),
+            Request::Past(past) => ask::Past::reply(self.past(&past)),
+            Request::Status => ask::Status::reply(Ok(self.node.status())),
             Request::Check { region, page } => {
                 let service = self.service(region)?;
-                Ok(Reply::Facts(self.node.checks.page(self.session.id, service, page)?))
+                ask::Check::reply(self.node.checks.page(self.session.id, service, page))
             }
-            Request::Scrub { region, from } => Ok(Reply::Scrubbed(self.node.scrub(self.service(region)?, from).await)),
-            Request::Shutdown => self.shutdown(),
+            Request::Scrub { region, from } => {
+                ask::Scrub::reply(Ok(self.node.scrub(self.service(region)?, from).await))
+            }
+            Request::Shutdown => ask::Shutdown::reply(self.shutdown()),
             Request::Collect {
                 txn,
                 region,
                 on_behalf,
                 open,
                 intents,
-            } => self.collect(txn, region, on_behalf, open, &intents).await,
-            Request::TxnState { txn } => self.txn_state(txn),
-            Request::RenameLock { txn, release } => self.rename_lock(txn, release),
-            Request::Parent { inode } => self.parent(inode).await,
-            Request::Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,
-            Request::Unlock { inode, owner, range } => self.unlock(inode, owner, range),
-            Request::TestLock { inode, lock } => self.test_lock(inode, &lock),
-            Request::CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
-            Request::LockWaits => self.lock_waits(),
-            Request::Accessed { inodes, strict } => self.accessed(&inodes, strict).await,
+            } => ask::Collect::reply(self.collect(txn, region, on_behalf, open, &intents).await),
+            Request::TxnState { txn } => ask::TxnState::reply(self.txn_state(txn)),
+            Request::RenameLock { txn, release } => ask::RenameLock::reply(self.rename_lock(txn, release)),
+            Request::Parent { inode } => ask::Parent::reply(self.parent(inode).await),
+            Request::Lock { inode, lock, wait } => ask::Lock::reply(self.lock(inode, &lock, wait).await),
+            Request::Unlock { inode, owner, range } => ask::Unlock::reply(self.unlock(inode, owner, range)),
+            Request::TestLock { inode, lock } => ask::TestLock::reply(self.test_lock(inode, &lock)),
+            Request::CancelLock { inode, ticket } => ask::CancelLock::reply(self.cancel_lock(inode, ticket)),
+            Request::LockWaits => ask::LockWaits::reply(self.lock_waits()),
+            Request::Accessed { inodes, strict } => ask::Accessed::reply(self.accessed(&inodes, strict).await),
             Request::Read {
                 inode,
                 offset,
                 len,
                 into,
                 verify,
-            } => Box::pin(self.read(inode, offset, len, into, verify)).await,
+            } => ask::Read::reply(Box::pin(self.read(inode, offset, len, into, verify)).await),
             Request::WriteFrom {
                 inode,
                 offset,
@@ -165,7 +169,7 @@ impl RequestContext<'_> {
                 known,
                 from,
                 len,
-            } => Box::pin(self.write_from(inode, offset, append, known, from, len)).await,
+            } => ask::WriteFrom::reply(Box::pin(self.write_from(inode, offset, append, known, from, len)).await),
             #[cfg(feature = "two-phase")]
             Request::Prepare {
                 txn,
@@ -173,21 +177,21 @@ impl RequestContext<'_> {
                 on_behalf,
                 open,
                 intents,
-            } => Box::pin(self.prepare(txn, region, on_behalf, open, &intents)).await,
+            } => ask::Prepare::reply(Box::pin(self.prepare(txn, region, on_behalf, open, &intents)).await),
             #[cfg(feature = "two-phase")]
-            Request::Conclude { txn, region, commit } => self.conclude(txn, region, commit),
+            Request::Conclude { txn, region, commit } => ask::Conclude::reply(self.conclude(txn, region, commit)),
             #[cfg(not(feature = "two-phase"))]
             Request::Prepare { .. } | Request::Conclude { .. } => Err(FsError::NotSupported(
                 "two-phase commit, with which nodes are built for comparison only".into(),
             )),
-            Request::FollowLog { dir, known } => self.follow_log(dir, known).await,
+            Request::FollowLog { dir, known } => ask::FollowLog::reply(self.follow_log(dir, known).await),
             Request::OpenToWrite {
                 inode,
                 claim,
                 number,
                 want_map,
-            } => self.open_to_write(inode, claim, number, want_map).await,
-            Request::EndWriting { inodes } => self.end_writing(&inodes),
+            } => ask::OpenToWrite::reply(self.open_to_write(inode, claim, number, want_map).await),
+            Request::EndWriting { inodes } => ask::EndWriting::reply(self.end_writing(&inodes)),
         }
     }
 
@@ -238,7 +242,7 @@ impl RequestContext<'_> {
         }
     }
 
-    fn heartbeat(&self, tick: u64) -> Reply {
+    fn heartbeat(&self, tick: u64) -> reply::Renewed {
         let now = self.node.tick.load(Relaxed);
         self.session.renew(tick.min(now));
         let mut recall: Vec<InodeRef> = Vec::new();
@@ -246,14 +250,14 @@ impl RequestContext<'_> {
             recall.extend(service.enter(|region| region.dead_held(self.session.id)));
         }
         recall.truncate(RECALL_MAX);
-        Reply::Renewed {
+        reply::Renewed {
             tick: now,
             recall,
             epoch: self.node.map().epoch,
         }
     }
 
-    fn segments(&self, region: RegionId, from: u32) -> Answer {
+    fn segments(&self, region: RegionId, from: u32) -> Result<SegmentMap, FsError> {
         let service = self.service(region)?;
         let mut keys = self.node.keys;
         if self.session.party == Party::Client {
@@ -264,41 +268,40 @@ impl RequestContext<'_> {
             map.read_key = 0;
             map.segments.iter_mut().for_each(|place| place.write_key = 0);
         }
-        Ok(Reply::Segments(map))
+        Ok(map)
     }
 
-    fn release(&self, inodes: &[InodeRef]) -> Answer {
+    fn release(&self, inodes: &[InodeRef]) -> Result<(), FsError> {
         for inode in inodes {
             if let Some(service) = self.node.service(inode.ino.region()) {
                 service.enter(|region| region.release(self.session.id, *inode));
             }
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
-    fn return_space(&self, runs: &[PageRun]) -> Answer {
+    fn return_space(&self, runs: &[PageRun]) -> Result<(), FsError> {
         for of_region in runs.chunk_by(|a, b| a.gpa.region() == b.gpa.region()) {
             if let Some(service) = self.node.service(of_region[0].gpa.region()) {
                 service.enter(|region| region.return_space(self.session.id, of_region));
             }
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
-    fn shutdown(&self) -> Answer {
+    fn shutdown(&self) -> Result<(), FsError> {
         if self.session.party == Party::Client && !permission::is_administrator(self.cred) {
             return Err(FsError::NotPermitted);
         }
         tracing::info!(by = %self.session.id, "asked to shut down");
         self.node.stop();
-        Ok(Reply::Done)
+        Ok(())
     }
 }
 
 impl Node {
     /// Makes earlier operations durable against power loss where the medium needs it.
-    pub(crate) fn sync(&self) -> Answer {
-        self.pmem.sync().map_err(|error| FsError::Io(error.to_string()))?;
-        Ok(Reply::Done)
+    pub(crate) fn sync(&self) -> Result<(), FsError> {
+        self.pmem.sync().map_err(|error| FsError::Io(error.to_string()))
     }
 }

@@ -12,7 +12,7 @@ use crate::transactions::commit_protocol::{self, CommitProtocol};
 use crate::transactions::probe::Phase;
 use polvo_cluster::{Links, RegionVerb, Timeouts, join_all};
 use polvo_format::{Gpa, NodeId, RegionId, TxnId};
-use polvo_proto::{Cred, FsError, Intent, Outcome, Reply, Request};
+use polvo_proto::{Cred, FsError, Intent, Outcome, ask};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, RemotePart, Undispatched};
 use std::collections::{BTreeMap, BTreeSet};
@@ -338,12 +338,9 @@ impl Node {
     /// Sends a part that may have arrived already, or may be about to.
     async fn send_again(self: &Arc<Self>, links: &Rc<Links>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
         // What was sent before must not come in later than what is sent now.
-        let fenced = links
-            .call_node(links.primary(part.region)?, Cred::Kernel, Request::Fence)
+        links
+            .call_node(links.primary(part.region)?, Cred::Kernel, ask::Fence)
             .await?;
-        if fenced != Reply::Done {
-            return Err(FsError::Io("a participant did not fence".into()));
-        }
         links.forget_segments(part.region);
         debug_assert!(!part.locks.is_empty(), "a part without locks cannot be seen to arrive");
         let words = read_words(links, part.region, part.locks.iter().copied()).await?;
@@ -391,20 +388,14 @@ impl CommitProtocol for CollectDispatch {
         intents: &[Intent],
         open: bool,
     ) -> Result<(CollectedPart, Vec<Outcome>), FsError> {
-        let request = Request::Collect {
+        let collect = ask::Collect {
             txn,
             region,
             on_behalf: ctx.session.id,
             open,
             intents: intents.to_vec(),
         };
-        let Reply::Collected(collected) = ctx.ask_region(region, request).await? else {
-            return Err(FsError::Io(format!(
-                "the primary of region {} did not collect",
-                region.0
-            )));
-        };
-        CollectedPart::new(region, collected, intents.len())
+        CollectedPart::new(region, ctx.ask_region(region, collect).await?, intents.len())
     }
 
     async fn commit(

@@ -15,7 +15,7 @@ use crate::transactions::dispatch::Arrival;
 use parking_lot::Mutex;
 use polvo_cluster::Links;
 use polvo_format::{RegionId, SessionId, TxnId};
-use polvo_proto::{Cred, FsError, Intent, Outcome, Reply, Request};
+use polvo_proto::{Cred, FsError, Intent, Outcome, ask};
 use polvo_region::{CollectedPart, PreparedPart};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -103,15 +103,15 @@ impl CommitProtocol for TwoPhaseCommit {
         intents: &[Intent],
         open: bool,
     ) -> Result<(RegionId, Vec<Outcome>), FsError> {
-        let request = Request::Prepare {
+        let prepare = ask::Prepare {
             txn,
             region,
             on_behalf: ctx.session.id,
             open,
             intents: intents.to_vec(),
         };
-        match ctx.ask_region(region, request).await? {
-            Reply::Prepared(outcomes) if outcomes.len() == intents.len() => Ok((region, outcomes)),
+        match ctx.ask_region(region, prepare).await? {
+            outcomes if outcomes.len() == intents.len() => Ok((region, outcomes)),
             _ => Err(FsError::Io(format!(
                 "the primary of region {} prepared something else",
                 region.0
@@ -136,12 +136,7 @@ impl CommitProtocol for TwoPhaseCommit {
 
 /// Coordinator, second phase: tells a participant how it ended.
 async fn conclude(links: &Links, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
-    let request = Request::Conclude { txn, region, commit };
-    match links.call_region(region, Cred::Kernel, request).await? {
-        Reply::Done => Ok(()),
-        _ => Err(FsError::Io(format!(
-            "the primary of region {} did not conclude a transaction",
-            region.0
-        ))),
-    }
+    links
+        .call_region(region, Cred::Kernel, ask::Conclude { txn, region, commit })
+        .await
 }

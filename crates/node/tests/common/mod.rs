@@ -65,14 +65,14 @@ impl Caller {
     pub async fn inside(cluster: &Cluster, name: &str, node: u16) -> Caller {
         let node = cluster.node(node).clone();
         let links = node.client_context(cluster.next_session(), name.into()).links();
-        let request = Request::Attach {
+        let attach = ask::Attach {
             version: PROTOCOL_VERSION,
             name: name.into(),
             home: Some(node.id()),
             fence: 0,
         };
-        let attached = node.handle(&links, links.make_call(Cred::Kernel, request)).await;
-        assert!(matches!(attached, Ok(Reply::Attached { .. })), "{attached:?}");
+        let answer = node.handle(&links, links.make_call(Cred::Kernel, attach)).await;
+        ask::Attach::answered(answer, node.id()).unwrap();
         Caller {
             links,
             cred: Cred::Kernel,
@@ -93,31 +93,29 @@ impl Caller {
         Caller { cred, ..self.clone() }
     }
 
-    pub async fn ask(&self, region: RegionId, request: Request) -> Answer {
+    pub async fn ask<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
         if let Some(node) = &self.inside
             && self.links.primary(region) == Ok(node.id())
         {
-            let call = self.links.make_call(self.cred.clone(), request);
-            return node.handle(&self.links, call).await;
+            let call = self.links.make_call(self.cred.clone(), ask);
+            return A::answered(node.handle(&self.links, call).await, node.id());
         }
-        self.links.call_region(region, self.cred.clone(), request).await
+        self.links.call_region(region, self.cred.clone(), ask).await
     }
 
-    pub async fn ask_node(&self, node: u16, request: Request) -> Answer {
-        self.links.call_node(NodeId(node), self.cred.clone(), request).await
+    pub async fn ask_node<A: Ask>(&self, node: u16, ask: A) -> Result<A::Answer, FsError> {
+        self.links.call_node(NodeId(node), self.cred.clone(), ask).await
     }
 
     pub async fn make(&self, dir: InodeRef, name: &str, file: NewFile, open: bool) -> Result<InodeRef, FsError> {
-        let request = Request::Create {
+        let request = ask::Create {
             dir,
             name: name.into(),
             file,
             open,
         };
-        match self.ask(dir.ino.region(), request).await? {
-            Reply::Made(made) => Ok(inode_of(&made.attr)),
-            other => panic!("{other:?}"),
-        }
+        let made = self.ask(dir.ino.region(), request).await?;
+        Ok(inode_of(&made.attr))
     }
 
     pub async fn create(&self, dir: InodeRef, name: &str) -> Result<InodeRef, FsError> {
@@ -129,53 +127,36 @@ impl Caller {
     }
 
     pub async fn find(&self, dir: InodeRef, name: &str) -> Result<InodeRef, FsError> {
-        match self
-            .ask(dir.ino.region(), Request::Lookup { dir, name: name.into() })
-            .await?
-        {
-            Reply::Found(found) => Ok(found.target),
-            other => panic!("{other:?}"),
-        }
+        let lookup = ask::Lookup { dir, name: name.into() };
+        Ok(self.ask(dir.ino.region(), lookup).await?.target)
     }
 
     pub async fn attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
-        let request = Request::GetAttr {
+        let request = ask::GetAttr {
             ino: inode.ino,
             generation: Some(inode.generation),
         };
-        attr_in(self.ask(inode.ino.region(), request).await)
+        Ok(self.ask(inode.ino.region(), request).await?.attr)
     }
 
     pub async fn set(&self, inode: InodeRef, set: SetAttr) -> Result<Attr, FsError> {
-        attr_in(self.ask(inode.ino.region(), Request::SetAttr { inode, set }).await)
+        Ok(self.ask(inode.ino.region(), ask::SetAttr { inode, set }).await?.attr)
     }
 
     pub async fn unlink(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
-        done(
-            self.ask(dir.ino.region(), Request::Unlink { dir, name: name.into() })
-                .await,
-        )
+        let ask = ask::Unlink { dir, name: name.into() };
+        self.ask(dir.ino.region(), ask).await.map(drop)
     }
 
     pub async fn rmdir(&self, dir: InodeRef, name: &str) -> Result<(), FsError> {
-        done(
-            self.ask(dir.ino.region(), Request::Rmdir { dir, name: name.into() })
-                .await,
-        )
+        let ask = ask::Rmdir { dir, name: name.into() };
+        self.ask(dir.ino.region(), ask).await.map(drop)
     }
 
     pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: &str) -> Result<Attr, FsError> {
-        attr_in(
-            self.ask(
-                dir.ino.region(),
-                Request::Link {
-                    inode,
-                    dir,
-                    name: name.into(),
-                },
-            )
-            .await,
-        )
+        let name = name.into();
+        let linked = self.ask(dir.ino.region(), ask::Link { inode, dir, name }).await?;
+        Ok(linked.attr)
     }
 
     pub async fn rename_with(
@@ -187,14 +168,14 @@ impl Caller {
         mode: RenameMode,
     ) -> Result<(), FsError> {
         let (old_name, new_name) = (old.into(), new.into());
-        let request = Request::Rename {
+        let request = ask::Rename {
             old_dir,
             old_name,
             new_dir,
             new_name,
             mode,
         };
-        done(self.ask(new_dir.ino.region(), request).await)
+        self.ask(new_dir.ino.region(), request).await
     }
 
     pub async fn rename(&self, old_dir: InodeRef, old: &str, new_dir: InodeRef, new: &str) -> Result<(), FsError> {
@@ -205,59 +186,47 @@ impl Caller {
         let mut names = Vec::new();
         let mut after = 0;
         loop {
-            match self
-                .ask(dir.ino.region(), Request::ReadDir { dir, after, max: 1000 })
-                .await?
-            {
-                Reply::Entries(page) if page.entries.is_empty() => break,
-                Reply::Entries(page) => {
-                    after = page.entries.last().unwrap().cookie;
-                    names.extend(page.entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()));
-                }
-                other => panic!("{other:?}"),
-            }
+            let page = self
+                .ask(dir.ino.region(), ask::ReadDir { dir, after, max: 1000 })
+                .await?;
+            let Some(last) = page.entries.last() else { break };
+            after = last.cookie;
+            names.extend(page.entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()));
         }
         names.sort();
         Ok(names)
     }
 
     pub async fn open(&self, inode: InodeRef) -> Result<FileMap, FsError> {
-        match self.ask(inode.ino.region(), Request::Open { inode }).await? {
-            Reply::FileMap(map) => Ok(map),
-            other => panic!("{other:?}"),
-        }
+        self.ask(inode.ino.region(), ask::Open { inode }).await
     }
 
     /// Opens to write; whether the caller may map the file shared and writable.
     pub async fn may_map(&self, inode: InodeRef, claim: MapClaim, number: u64) -> Result<bool, FsError> {
-        let request = Request::OpenToWrite {
+        let request = ask::OpenToWrite {
             inode,
             claim,
             number,
             want_map: false,
         };
-        match self.ask(inode.ino.region(), request).await? {
-            Reply::OpenedToWrite { may_map, map: None } => Ok(may_map),
-            other => panic!("{other:?}"),
-        }
+        let opened = self.ask(inode.ino.region(), request).await?;
+        assert_eq!(opened.map, None);
+        Ok(opened.may_map)
     }
 
     pub async fn end_writing(&self, inode: InodeRef, number: u64) -> Result<(), FsError> {
         let inodes = vec![(inode, number)];
-        done(self.ask(inode.ino.region(), Request::EndWriting { inodes }).await)
+        self.ask(inode.ino.region(), ask::EndWriting { inodes }).await
     }
 
     pub async fn release(&self, inode: InodeRef) -> Result<(), FsError> {
-        done(
-            self.ask(inode.ino.region(), Request::Release { inodes: vec![inode] })
-                .await,
-        )
+        self.ask(inode.ino.region(), ask::Release { inodes: vec![inode] }).await
     }
 
     /// Eager write.
     pub async fn write(&self, inode: InodeRef, offset: u64, bytes: &[u8]) -> Result<Written, FsError> {
         let (bytes, known) = (bytes.to_vec(), Tail::default());
-        let request = Request::Write {
+        let request = ask::Write {
             inode,
             offset,
             append: false,
@@ -268,10 +237,7 @@ impl Caller {
     }
 
     pub async fn delegate(&self, region: RegionId, pages: u32) -> Result<Vec<PageRun>, FsError> {
-        match self.ask(region, Request::Delegate { region, pages }).await? {
-            Reply::Space(runs) => Ok(runs),
-            other => panic!("{other:?}"),
-        }
+        self.ask(region, ask::Delegate { region, pages }).await
     }
 
     /// Client-active write: bytes go to delegated space one-sided, then the log commit names them.
@@ -300,7 +266,7 @@ impl Caller {
                 rest = later;
             }
         }
-        let request = Request::Commit {
+        let request = ask::Commit {
             inode,
             runs,
             append: false,
@@ -317,10 +283,7 @@ impl Caller {
         let mut bytes = Vec::new();
         let mut from = 0;
         loop {
-            let map = match self.ask(region, Request::Extents { inode, from }).await? {
-                Reply::FileMap(map) => map,
-                other => panic!("{other:?}"),
-            };
+            let map = self.ask(region, ask::Extents { inode, from }).await?;
             bytes.resize(map.attr.size as usize, 0);
             for extent in &map.extents {
                 let into = &mut bytes[extent.offset as usize..][..extent.len as usize];
@@ -369,23 +332,9 @@ pub fn primary(cluster: &Cluster, inode: InodeRef) -> u16 {
     cluster.map().primary(inode.ino.region()).unwrap().0
 }
 
-fn done(answer: Answer) -> Result<(), FsError> {
+fn written(answer: Result<WriteAnswer, FsError>) -> Result<Written, FsError> {
     match answer? {
-        Reply::Done | Reply::Attr { .. } => Ok(()),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn attr_in(answer: Answer) -> Result<Attr, FsError> {
-    match answer? {
-        Reply::Attr { attr, .. } => Ok(attr),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn written(answer: Answer) -> Result<Written, FsError> {
-    match answer? {
-        Reply::Written(written) => Ok(written),
+        WriteAnswer::Written(written) => Ok(written),
         other => panic!("{other:?}"),
     }
 }

@@ -1,0 +1,282 @@
+//! Answers.
+//!
+//! One table defines [`Reply`], which travels, and for each kind that has fields a struct of its own in [`reply`]. Which request
+//! is answered by which stands with the requests ([`crate::Ask`]).
+
+use crate::{
+    CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LockSeen, LockWait, LogSequel, Made, Outcome,
+    PageRun, Scrubbed, SegmentMap, TxnState, Usage, Written,
+};
+use polvo_format::{Epoch, NodeId, PoolPast, Tail};
+use serde::{Deserialize, Serialize};
+
+/// A reply of another kind than the one wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OtherReply;
+
+/// The struct of a reply that has fields.
+macro_rules! reply_struct {
+    ($(#[doc = $about:literal])* $kind:ident { $( $(#[doc = $doc:literal])* $field:ident: $ty:ty, )* }) => {
+        $(#[doc = $about])*
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub struct $kind {
+            $( $(#[doc = $doc])* pub $field: $ty, )*
+        }
+
+        impl From<$kind> for Reply {
+            fn from(reply: $kind) -> Reply {
+                let $kind { $($field),* } = reply;
+                Reply::$kind { $($field),* }
+            }
+        }
+
+        impl TryFrom<Reply> for $kind {
+            type Error = OtherReply;
+
+            fn try_from(reply: Reply) -> Result<$kind, OtherReply> {
+                match reply {
+                    Reply::$kind { $($field),* } => Ok($kind { $($field),* }),
+                    _ => Err(OtherReply),
+                }
+            }
+        }
+    };
+    ($($unit_or_wrapper:tt)*) => {};
+}
+
+macro_rules! replies {
+    ($(
+        $(#[doc = $about:literal])*
+        $kind:ident
+        $( { $( $(#[doc = $doc:literal])* $(#[serde($($how:tt)*)])? $field:ident: $ty:ty, )* } )?
+        $( ( $(#[$wrapped_how:meta])? $wrapped:ty ) )?,
+    )*) => {
+        /// Answers. The number of a kind on the wire is its place.
+        #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+        pub enum Reply {
+            $(
+                $(#[doc = $about])*
+                $kind
+                $( { $( $(#[doc = $doc])* $(#[serde($($how)*)])? $field: $ty, )* } )?
+                $( ( $(#[$wrapped_how])? $wrapped ) )?,
+            )*
+        }
+
+        /// A struct for each kind of reply that has fields, and what else requests are answered by.
+        pub mod reply {
+            use super::*;
+            pub use super::{LockAnswer, Reply, WriteAnswer};
+
+            /// Nothing to say.
+            pub type Done = ();
+
+            $( reply_struct!($(#[doc = $about])* $kind $( { $( $(#[doc = $doc])* $field: $ty, )* } )? $( ($wrapped) )?); )*
+        }
+    };
+}
+
+// At the end only: the places are the numbers on the wire.
+replies! {
+    /// Nothing to say.
+    Done,
+    /// To `Attach`.
+    Attached {
+        /// lease in milliseconds; renew well before
+        lease_ms: u64,
+        /// grace tick now
+        tick: u64,
+        /// the map
+        map: ClusterMap,
+        /// the node that answers
+        node: NodeId,
+        /// the session's number at this node, never 0; another than before: anything held here before is gone
+        number: u64,
+        /// `Sync` is needed for durability against power loss
+        needs_sync: bool,
+        /// the caller may read and write file data one-sided; else the node moves it (`Read`, `WriteFrom`)
+        one_sided: bool,
+        /// file data has checksums here: who writes makes them
+        checksums: bool,
+        /// which pool the node serves, and its eras
+        past: PoolPast,
+    },
+    /// To `Heartbeat`.
+    Renewed {
+        /// grace tick now
+        tick: u64,
+        /// inodes that died while this session held them open: release those not in use
+        recall: Vec<InodeRef>,
+        /// newest map epoch
+        epoch: Epoch,
+    },
+    /// To `Map`.
+    Map(ClusterMap),
+    /// To `Segments`.
+    Segments(SegmentMap),
+    /// To `Lookup`.
+    Found(Found),
+    /// To `GetAttr`, `SetAttr`, `Fallocate`, `SetXattr`, `RemoveXattr`, `Link`: the inode now.
+    Attr {
+        /// attributes
+        attr: polvo_format::Attr,
+        /// log
+        tail: Tail,
+    },
+    /// To `Create`, `CreateUnnamed`.
+    Made(Made),
+    /// To `ReadLink`.
+    Target {
+        /// where the link leads
+        #[serde(with = "serde_bytes")]
+        target: Vec<u8>,
+        /// log
+        tail: Tail,
+    },
+    /// To `GetXattr`.
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// To `ListXattr`.
+    Names(Vec<serde_bytes::ByteBuf>),
+    /// To `ReadDir`.
+    Entries(DirPage),
+    /// To `Open`, `Extents`.
+    FileMap(FileMap),
+    /// To `Write`, `Commit`, `WriteFrom`.
+    Written(Written),
+    /// To `Delegate`.
+    Space(Vec<PageRun>),
+    /// To `Usage`.
+    Usage(Usage),
+    /// To `Past`.
+    Past(PoolPast),
+    /// To `Status`.
+    Json(String),
+    /// To `Check`.
+    Facts(CheckFacts),
+    /// To `Collect`.
+    Collected(Collected),
+    /// To `TxnState`.
+    TxnState(TxnState),
+    /// To `RenameLock`: number of the grant. Another number than before: the lock was lost in between.
+    Granted(u64),
+    /// To `Parent`.
+    Parent(InodeRef),
+    /// To `Lock`: not granted yet, ask again soon to keep the place in the queue.
+    LockQueued,
+    /// To `TestLock`: the first lock that is in the way.
+    LockSeen(Option<LockSeen>),
+    /// To `LockWaits`.
+    LockWaits(Vec<LockWait>),
+    /// To `Accessed`: the inodes' tails, in the order of the request; 0 where one is gone, may not be read,
+    /// or has had its access time set since.
+    Tails(Vec<Tail>),
+    /// To `Read`.
+    Read {
+        /// bytes read
+        len: u64,
+        /// there is more of what was asked for
+        more: bool,
+        /// they, unless they were put elsewhere
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// To `Scrub`.
+    Scrubbed(Scrubbed),
+    /// To `Prepare`: one result an intent; a vote for the transaction.
+    Prepared(Vec<Outcome>),
+    /// To `FollowLog`; `None`: what is known is of no use any more, as far as is remembered.
+    LogSequel(Option<LogSequel>),
+    /// To `Withdraw`: the request was not done and never will be.
+    Withdrawn,
+    /// To a write sent again, or its `Withdraw`: it was done some time ago.
+    WrittenBefore {
+        /// Where its bytes went.
+        offset: u64,
+    },
+    /// To `OpenToWrite`.
+    OpenedToWrite {
+        /// the session has the right to map the file shared and writable
+        may_map: bool,
+        /// the file's map, if it was asked for
+        map: Option<FileMap>,
+    },
+}
+
+impl From<()> for Reply {
+    fn from((): ()) -> Reply {
+        Reply::Done
+    }
+}
+
+impl TryFrom<Reply> for () {
+    type Error = OtherReply;
+
+    fn try_from(reply: Reply) -> Result<(), OtherReply> {
+        match reply {
+            Reply::Done => Ok(()),
+            _ => Err(OtherReply),
+        }
+    }
+}
+
+/// What became of a request for a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockAnswer {
+    /// It is there.
+    Granted,
+    /// Queued: ask again with the same ticket, soon.
+    Queued,
+}
+
+impl From<LockAnswer> for Reply {
+    fn from(answer: LockAnswer) -> Reply {
+        match answer {
+            LockAnswer::Granted => Reply::Done,
+            LockAnswer::Queued => Reply::LockQueued,
+        }
+    }
+}
+
+impl TryFrom<Reply> for LockAnswer {
+    type Error = OtherReply;
+
+    fn try_from(reply: Reply) -> Result<LockAnswer, OtherReply> {
+        match reply {
+            Reply::Done => Ok(LockAnswer::Granted),
+            Reply::LockQueued => Ok(LockAnswer::Queued),
+            _ => Err(OtherReply),
+        }
+    }
+}
+
+/// What became of a write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WriteAnswer {
+    /// It is done.
+    Written(Written),
+    /// It was sent again, and was done some time ago.
+    Before {
+        /// where its bytes went
+        offset: u64,
+    },
+}
+
+impl From<WriteAnswer> for Reply {
+    fn from(answer: WriteAnswer) -> Reply {
+        match answer {
+            WriteAnswer::Written(written) => Reply::Written(written),
+            WriteAnswer::Before { offset } => Reply::WrittenBefore { offset },
+        }
+    }
+}
+
+impl TryFrom<Reply> for WriteAnswer {
+    type Error = OtherReply;
+
+    fn try_from(reply: Reply) -> Result<WriteAnswer, OtherReply> {
+        match reply {
+            Reply::Written(written) => Ok(WriteAnswer::Written(written)),
+            Reply::WrittenBefore { offset } => Ok(WriteAnswer::Before { offset }),
+            _ => Err(OtherReply),
+        }
+    }
+}
