@@ -132,9 +132,13 @@ fuzz: ## Fuzz every decoder, FUZZ_SECONDS each (default 60), on the corpus of fu
 	@SECONDS_EACH=$(FUZZ_SECONDS) scripts/fuzz $(RUN)
 
 .PHONY: bench
-bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.{json,html} (QUICK=1 for a look)
+bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.{json,md} (QUICK=1 for a look)
 	@scripts/deps build
 	cargo run --release --quiet -p polvo-bench --features two-phase -- --report "$(TARGET)/bench/report.json" $(if $(QUICK),--quick) $(BENCH_ARGS)
+
+.PHONY: performance-doc
+performance-doc: ## Write docs/performance.md from the report of the last `make bench`, which must be of a commit
+	cargo run --release --quiet -p polvo-bench --features two-phase -- --report "$(TARGET)/bench/report.json" --doc docs/performance.md
 
 .PHONY: instructions
 instructions: ## Count the instructions of the hottest operations; fails when they are 3 % above docs/instructions.tsv

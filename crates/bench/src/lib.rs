@@ -2,7 +2,7 @@
 //! equal, in one run, and reported as a ratio, since absolute values drift from machine to machine and from hour to hour.
 //!
 //! A run (`suite`) goes through experiments (`experiments`), which put rows, plots and notes into a report (`report`): a
-//! JSON file whose rows are `name, value, unit, baseline, ratio, target, met`, and a page to be read. A further experiment
+//! JSON file whose rows are `name, value, unit, baseline, ratio, target, met`, and a document to be read. A further experiment
 //! is a file in `experiments` and a line in `suite`.
 //!
 //! Two programs use this: `polvo-bench`, the suite's command line, and `hot-operations`, whose instructions are counted.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use polvo_bench::report::Report;
 use polvo_bench::suite::{self, COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
 use polvo_bench::{BenchError, experiments, limits};
 use std::io::{self, Write};
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-Writes the report as JSON, as one HTML page beside it (report.html), and each plot as an SVG file. The machine should do
+Writes the report as JSON, the same as a page beside it (report.md), and each plot as an SVG file. The machine should do
 nothing else meanwhile.
 
 Examples:
@@ -39,6 +40,9 @@ struct Args {
     /// Where the report goes; the page and the plots lie beside it
     #[arg(long, value_name = "FILE", default_value = "target/bench/report.json")]
     report: PathBuf,
+    /// Instead: write this document, and its plots, from the report of an earlier run; gaps are those of gaps.md in its folder
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["experiments", "compare", "limits", "list"])]
+    doc: Option<PathBuf>,
     /// Directory for pools and baselines; must be on tmpfs for the baselines to mean what they say
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     scratch: PathBuf,
@@ -105,6 +109,16 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     if let Some(files) = args.limits {
         return limits::run(&args.scratch, files, out).map(|()| ExitCode::SUCCESS);
     }
+    if let Some(doc) = &args.doc {
+        Report::read(&args.report)?.write_document(doc)?;
+        writeln!(out, "{} is that of {}", doc.display(), args.report.display())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    measure(args, out)
+}
+
+/// Runs the experiments asked for, and writes their report.
+fn measure(args: &Args, out: &mut dyn Write) -> Result<ExitCode, BenchError> {
     let experiments = match chosen(args) {
         Ok(experiments) => experiments,
         Err(unknown) => {
@@ -125,10 +139,7 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
         clients: args.clients.iter().map(|n| usize::from(*n)).collect(),
         sizes: args.sizes.iter().map(|n| usize::from(*n)).collect(),
         compared: args.compare.clone(),
-        command: std::iter::once("polvo bench".into())
-            .chain(std::env::args().skip(1))
-            .collect::<Vec<String>>()
-            .join(" "),
+        command: command(std::env::args().skip(1)),
     };
     let report = suite::run(&plan, out)?;
     report.write(&args.report)?;
@@ -137,7 +148,7 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
         out,
         "{met} of {all} goals met; {} and {}",
         args.report.display(),
-        args.report.with_extension("html").display()
+        args.report.with_extension("md").display()
     )?;
     if report.machine.was_busy() {
         writeln!(
@@ -147,6 +158,16 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     }
     let failed = report.sections.iter().any(|section| section.failure.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What measures the same again: where the report went does not matter to it.
+fn command(args: impl Iterator<Item = String>) -> String {
+    let mut is_path = false;
+    args.filter(|arg| {
+        let skipped = std::mem::replace(&mut is_path, arg == "--report");
+        !(skipped || is_path || arg.starts_with("--report="))
+    })
+    .fold("polvo bench".into(), |command, arg| command + " " + &arg)
 }
 
 /// The experiments asked for, or the name of one that there is not.
@@ -176,5 +197,16 @@ mod tests {
         let names: Vec<_> = chosen(&args).unwrap().iter().map(|e| e.name).collect();
         assert_eq!(names, ["network", "baselines"]);
         assert_eq!(chosen(&Args::parse_from(["polvo bench", "fig99"])).err(), Some("fig99"));
+    }
+
+    #[test]
+    fn a_report_does_not_say_where_it_was_written() {
+        for (args, text) in [
+            ("", "polvo bench"),
+            ("--report /tmp/x.json --quick flat", "polvo bench --quick flat"),
+            ("--report=/tmp/x.json flat", "polvo bench flat"),
+        ] {
+            assert_eq!(command(args.split_whitespace().map(str::to_owned)), text);
+        }
     }
 }

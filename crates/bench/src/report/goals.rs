@@ -1,7 +1,8 @@
 //! What the suite was written to judge: each goal over the rows that bear on it, however many those are.
 
 use super::{Row, figure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Something that has to be so.
 struct Goal {
@@ -151,14 +152,14 @@ const GOALS: &[Goal] = &[
 ];
 
 /// A goal, and how near a run has come to it.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Outcome {
     /// What it is about.
-    pub what: &'static str,
+    pub what: Cow<'static, str>,
     /// What has to be, in words.
-    pub target: &'static str,
+    pub target: Cow<'static, str>,
     /// The experiment whose rows judge it.
-    pub experiment: &'static str,
+    pub experiment: Cow<'static, str>,
     /// What was measured, in words: each figure where they are few, else the ends of their range.
     pub measured: String,
     /// Rows that met their part.
@@ -196,9 +197,9 @@ fn outcome(goal: &Goal, rows: &[Row]) -> Option<Outcome> {
         all => format!("{} to {}, {all} figures", shown(first), shown(last)),
     };
     Some(Outcome {
-        what: goal.what,
-        target: goal.target,
-        experiment: goal.experiment,
+        what: goal.what.into(),
+        target: goal.target.into(),
+        experiment: goal.experiment.into(),
         measured,
         met: rows.iter().filter(|row| row.met == Some(true)).count(),
         rows: rows.len(),

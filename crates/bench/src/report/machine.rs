@@ -1,11 +1,15 @@
 //! What was measured on, as far as it matters to who reads the figures.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// At the end of a commit's name: the tree had changes that are not in it.
+pub const DIRTY: &str = "-dirty";
+
 /// The machine, the program and the time.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Machine {
     /// Model of the processor.
     pub cpu: String,
@@ -20,8 +24,8 @@ pub struct Machine {
     /// The file system on which pools and baselines lie.
     pub scratch: String,
     /// Version of this program.
-    pub version: &'static str,
-    /// Commit of the tree it was started in, where it is one of PolvoFS.
+    pub version: Cow<'static, str>,
+    /// Commit of the tree it was started in, where it is one of PolvoFS; with [`DIRTY`] where that does not say all.
     pub commit: Option<String>,
     /// Begin of the run, UTC, to the minute.
     pub date: String,
@@ -46,7 +50,7 @@ impl Machine {
                 .and_then(|line| line.split(' ').next()?.parse().ok())
                 .unwrap_or(f64::NAN),
             scratch: output(Command::new("stat").args(["-f", "-c", "%T"]).arg(scratch)).unwrap_or_default(),
-            version: env!("CARGO_PKG_VERSION"),
+            version: env!("CARGO_PKG_VERSION").into(),
             commit: std::path::Path::new("crates/bench")
                 .exists()
                 .then(|| output(Command::new("git").args(["describe", "--always", "--dirty"])))

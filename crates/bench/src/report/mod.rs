@@ -1,32 +1,41 @@
 //! What a run has found: rows, plots and notes of each experiment, and the machine they were found on.
+//!
+//! A run keeps it as JSON, from which it can be read again; [`Document`] is the one form that people read.
 
+mod document;
 mod goals;
 mod machine;
-pub mod page;
 pub mod plot;
 mod table;
 
+pub use document::Document;
 pub use goals::{Outcome, outcomes};
-pub use machine::Machine;
+pub use machine::{DIRTY, Machine};
 pub use table::Table;
 
+use crate::BenchError;
 use crate::samples::Samples;
 use plot::Plot;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::path::Path;
 
 /// Unit of a figure; it also says which way is better.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
     /// Nanoseconds an operation.
+    #[serde(rename = "ns")]
     Ns,
     /// Bytes an item.
+    #[serde(rename = "bytes")]
     Bytes,
     /// Gigabytes (10^9) a second.
+    #[serde(rename = "GB/s")]
     GbPerS,
     /// Operations a second.
+    #[serde(rename = "1/s")]
     PerS,
 }
 
@@ -39,18 +48,7 @@ impl Unit {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Unit::Ns => "ns",
-            Unit::Bytes => "bytes",
-            Unit::GbPerS => "GB/s",
-            Unit::PerS => "1/s",
-        })
-    }
-}
-
-impl Serialize for Unit {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        self.serialize(f)
     }
 }
 
@@ -79,10 +77,10 @@ impl Target {
 }
 
 /// One result, or one ratio of it.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Row {
     /// The experiment that found it.
-    pub experiment: &'static str,
+    pub experiment: Cow<'static, str>,
     /// What was measured.
     pub name: String,
     /// Median.
@@ -133,14 +131,14 @@ impl Row {
 }
 
 /// An experiment's part of the report.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Section {
     /// Its name on the command line.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// In a few words.
-    pub title: &'static str,
-    /// What is measured, and how.
-    pub about: &'static str,
+    pub title: Cow<'static, str>,
+    /// What is measured, and how; paragraphs are separated by an empty line.
+    pub about: Cow<'static, str>,
     /// What a reader has to know about this run of it.
     pub notes: Vec<String>,
     /// What compares its rows; none where the rows are few.
@@ -231,7 +229,7 @@ impl<'a> Findings<'a> {
             None => (None, None, None),
         };
         self.rows.push(Row {
-            experiment: self.experiment,
+            experiment: self.experiment.into(),
             name: name.to_owned(),
             value: samples.median(),
             low: samples.low(),
@@ -269,9 +267,9 @@ impl<'a> Findings<'a> {
             self.plots.push(plot);
         }
         let section = Section {
-            name: self.experiment,
-            title,
-            about,
+            name: self.experiment.into(),
+            title: title.into(),
+            about: about.into(),
             notes: self.notes,
             tables: self.tables,
             plots: self.plots,
@@ -283,7 +281,7 @@ impl<'a> Findings<'a> {
 }
 
 /// A run's results.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub struct Report {
     /// What was measured on.
     pub machine: Machine,
@@ -300,8 +298,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Writes `report.json`, `report.html` and `NAME.svg` of each plot to the directory of `json`, the first under the name
-    /// given.
+    /// Writes the report to the file `json`, beside it as a document (`.md`), and `NAME.svg` of each plot.
     pub fn write(&self, json: &Path) -> io::Result<()> {
         let dir = json
             .parent()
@@ -309,11 +306,51 @@ impl Report {
             .unwrap_or(Path::new("."));
         std::fs::create_dir_all(dir)?;
         std::fs::write(json, serde_json::to_vec_pretty(self)?)?;
-        std::fs::write(json.with_extension("html"), page::of(self))?;
-        for plot in self.sections.iter().flat_map(|section| &section.plots) {
-            std::fs::write(dir.join(format!("{}.svg", plot.name())), plot.to_svg())?;
+        std::fs::write(json.with_extension("md"), Document::of(self).to_string())?;
+        self.write_plots(dir)
+    }
+
+    /// The report that [`Report::write`] has written to the file `json`.
+    ///
+    /// # Errors
+    /// There is no such file, or it is not a report of this version of the program.
+    pub fn read(json: &Path) -> Result<Report, BenchError> {
+        let text = std::fs::read(json).map_err(|why| format!("{}: {why}", json.display()))?;
+        serde_json::from_slice(&text)
+            .map_err(|why| format!("{} is no report of this program: {why}; run make bench", json.display()).into())
+    }
+
+    /// Writes the document `doc` with the gaps of `gaps.md` in the folder beside it that has its name without the ending;
+    /// there go the plots, too, in place of those that are there.
+    ///
+    /// # Errors
+    /// The report is not of a commit, `gaps.md` is not the short table that it should be, or a file cannot be written.
+    pub fn write_document(&self, doc: &Path) -> Result<(), BenchError> {
+        let commit = self.machine.commit.as_deref().ok_or("the report names no commit")?;
+        if commit.ends_with(DIRTY) {
+            return Err(
+                format!("the report is of changes that are in no commit ({commit}): commit, then make bench").into(),
+            );
         }
-        Ok(())
+        let dir = doc.with_extension("");
+        let gaps = document::read_gaps(&dir.join("gaps.md"))?;
+        for file in std::fs::read_dir(&dir)? {
+            let path = file?.path();
+            if path.extension().is_some_and(|ending| ending == "svg") {
+                std::fs::remove_file(path)?;
+            }
+        }
+        self.write_plots(&dir)?;
+        let plots = format!("{}/", dir.file_name().unwrap_or_default().display());
+        Ok(std::fs::write(
+            doc,
+            Document::with_gaps(self, &plots, &gaps).to_string(),
+        )?)
+    }
+
+    fn write_plots(&self, dir: &Path) -> io::Result<()> {
+        let mut plots = self.sections.iter().flat_map(|section| &section.plots);
+        plots.try_for_each(|plot| std::fs::write(dir.join(format!("{}.svg", plot.name())), plot.to_svg()))
     }
 
     /// How many goals were met, and how many the run has figures for.

@@ -1,11 +1,11 @@
 //! Plots, as SVG that needs nothing else: colours follow the page's (or the viewer's) light or dark scheme.
 
 use super::{Row, figure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// One axis of a plot of lines.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Axis {
     /// What it shows, with its unit.
     pub label: String,
@@ -32,7 +32,7 @@ impl Axis {
 }
 
 /// A line: points in the order of `x`.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Series {
     /// In the legend.
     pub name: String,
@@ -41,7 +41,7 @@ pub struct Series {
 }
 
 /// One bar: how good something is beside its baseline.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Bar {
     /// What, and beside what.
     pub label: String,
@@ -54,7 +54,7 @@ pub struct Bar {
 }
 
 /// A plot.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Plot {
     /// Lines over a parameter.
@@ -109,7 +109,7 @@ fn label(name: &str, baseline: &str) -> String {
 }
 
 /// Text as it may stand in XML.
-pub fn escaped(text: &str) -> String {
+fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -142,6 +142,13 @@ impl Plot {
             title: title.into(),
             bars,
         })
+    }
+
+    /// Above it.
+    pub fn title(&self) -> &str {
+        match self {
+            Plot::Lines { title, .. } | Plot::Ratios { title, .. } => title,
+        }
     }
 
     /// Of its file, without ending.

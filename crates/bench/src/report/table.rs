@@ -1,10 +1,10 @@
 //! Figures of one experiment side by side, as a person compares them: a few lines for what may be hundreds of rows.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A table. Where an experiment has some, a terminal shows these in place of the rows.
-#[derive(Serialize, Clone, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Table {
     /// Above it.
     pub title: String,
