@@ -3,10 +3,10 @@
 use crate::BenchError;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
+use crate::rpc_scheme::Scheme;
 use polvo_fabric::{
     Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, Security, connect,
 };
-use polvo_rpc::scheme::Scheme;
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, mpsc};

@@ -14,6 +14,7 @@ pub mod limits;
 pub mod on_thread;
 pub mod part;
 pub mod report;
+pub mod rpc_scheme;
 pub mod suite;
 
 mod baseline;

@@ -145,7 +145,7 @@ impl RpcClient {
     }
 }
 
-pub(crate) fn lost(qp: &QueuePair) -> RpcError {
+fn lost(qp: &QueuePair) -> RpcError {
     let gone = || FabricError::Disconnected {
         peer: qp.peer_name().to_owned(),
         why: "it has gone".into(),
@@ -154,7 +154,7 @@ pub(crate) fn lost(qp: &QueuePair) -> RpcError {
 }
 
 /// Runs `what` for at most `timeout` from `now` on. The timer is made only if it is not done at once.
-pub(crate) async fn bounded<T>(
+async fn bounded<T>(
     qp: &QueuePair,
     now: Instant,
     timeout: Duration,

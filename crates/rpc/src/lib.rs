@@ -10,12 +10,11 @@
 //! is not used again before the late reply has come. Lengths and sequence are checked by both sides; a peer that breaks
 //! the rules gets its connection closed.
 //!
-//! The other two ways of RPC that Octopus compares are in [`scheme`].
+//! The other two ways of RPC that Octopus compares stand beside the experiments that compare them (`bench/rpc_scheme`).
 #![forbid(unsafe_code)]
 
 mod client;
 mod error;
-pub mod scheme;
 mod server;
 mod slot;
 

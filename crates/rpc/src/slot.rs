@@ -36,11 +36,6 @@ impl Header {
         bytes
     }
 
-    /// The number that a header claims to have.
-    pub(crate) fn sequence_of(bytes: [u8; HEADER]) -> u32 {
-        u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]])
-    }
-
     /// The body's length, if this is the message expected in the slot.
     pub(crate) fn check(bytes: [u8; HEADER], sequence: u32, max: usize) -> Result<usize, &'static str> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));

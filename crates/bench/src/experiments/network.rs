@@ -8,11 +8,11 @@ use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
+use crate::rpc_scheme::SelfIdentified;
 use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};
 use crate::suite::{Context, Effort, Experiment};
 use crate::wakefulness::Wakefulness;
 use polvo_fabric::{QueuePair, Remote, RemoteKey, Security, Verb};
-use polvo_rpc::scheme::SelfIdentified;
 use polvo_rpc::{RpcClient, SLOTS};
 use std::time::Instant;
 

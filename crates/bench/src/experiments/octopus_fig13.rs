@@ -7,10 +7,10 @@ use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast};
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Unit};
+use crate::rpc_scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use crate::samples::{Samples, Timed, rate, repeated};
 use crate::suite::{Context, Experiment};
 use crate::wakefulness::Wakefulness;
-use polvo_rpc::scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use std::time::Instant;
 
 /// See the module.

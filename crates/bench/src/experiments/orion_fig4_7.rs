@@ -8,11 +8,11 @@ use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
 use crate::report::{Findings, Unit};
 use crate::requester::Requester;
+use crate::rpc_scheme::{Caller, MessageBased};
 use crate::samples::{Timed, in_turn};
 use crate::suite::{Context, Experiment};
 use crate::wakefulness::Wakefulness;
 use polvo_format::PAGE;
-use polvo_rpc::scheme::{Caller, MessageBased};
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -1,5 +1,5 @@
-//! The three ways of RPC that Octopus compares (3.3.1, Fig. 13), behind one trait. PolvoFS uses [`SelfIdentified`]; the others
-//! are here to be compared with it, and are no more than the comparison needs.
+//! The three ways of RPC that Octopus compares (3.3.1, Fig. 13), behind one trait. PolvoFS uses [`SelfIdentified`]
+//! (`polvo-rpc`); the others are here to be compared with it, and are no more than the comparison needs.
 
 mod message_based;
 mod polled;
@@ -7,8 +7,8 @@ mod polled;
 pub use message_based::{MessageBased, MessageCaller};
 pub use polled::{Polled, PolledCaller};
 
-use crate::{RpcClient, RpcError, serve};
-use polvo_fabric::{MemoryRegions, QueuePair};
+use polvo_fabric::{FabricError, MemoryRegions, QueuePair};
+use polvo_rpc::{MAX_REQUEST, RpcClient, RpcError, serve};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub trait Scheme: 'static {
     /// As it appears in figures.
     const NAME: &'static str;
     /// Largest request, in bytes.
-    const REQUEST_MAX: usize = crate::MAX_REQUEST;
+    const REQUEST_MAX: usize = MAX_REQUEST;
     /// The calling side.
     type Caller: Caller;
 
@@ -57,8 +57,8 @@ pub trait Caller: Clone + 'static {
     fn queue_pair(&self) -> &QueuePair;
 }
 
-/// Requests are written into the server's memory, each announced by an immediate that says where it lies: the crate's own
-/// [`RpcClient`] and [`serve`].
+/// Requests are written into the server's memory, each announced by an immediate that says where it lies: [`RpcClient`] and
+/// [`serve`].
 pub struct SelfIdentified;
 
 impl Caller for RpcClient {
@@ -95,5 +95,35 @@ impl Scheme for SelfIdentified {
             while serving.try_join_next().is_some() {}
         }
         while serving.join_next().await.is_some() {}
+    }
+}
+
+/// Runs `call` for at most `timeout`.
+async fn bounded<T>(
+    pair: &QueuePair,
+    timeout: Duration,
+    call: impl Future<Output = Result<T, RpcError>>,
+) -> Result<T, RpcError> {
+    tokio::time::timeout(timeout, call).await.unwrap_or_else(|_| {
+        let (peer, ms) = (pair.peer_name().to_owned(), timeout.as_millis() as u64);
+        Err(FabricError::TimedOut { peer, ms }.into())
+    })
+}
+
+/// Why the connection has ended.
+fn lost(pair: &QueuePair) -> RpcError {
+    let gone = || FabricError::Disconnected {
+        peer: pair.peer_name().to_owned(),
+        why: "it has gone".into(),
+    };
+    pair.lost().unwrap_or_else(gone).into()
+}
+
+/// Ends the connection to a peer that breaks the protocol.
+fn malformed(pair: &QueuePair, what: &str) -> RpcError {
+    pair.close_because(&format!("it sent {what}"));
+    RpcError::Malformed {
+        peer: pair.peer_name().to_owned(),
+        what: what.to_owned(),
     }
 }

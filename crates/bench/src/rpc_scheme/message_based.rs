@@ -1,21 +1,19 @@
 //! Message-based RPC: requests and replies are messages that the other side receives (Octopus 3.3.1 (1)).
 
-use super::{Caller, Scheme};
-use crate::RpcError;
-use crate::client::{bounded, lost};
-use crate::slot::{HEADER, Header, MAX_REPLY, SLOTS};
+use super::{Caller, Scheme, bounded, lost, malformed};
 use polvo_fabric::{Event, Events, MAX_SEND, MemoryRegions, QueuePair, Verb, spin_limit};
+use polvo_rpc::{MAX_REPLY, RpcError, SLOTS};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
+/// Before the body: number of the call and length of the body, a word each; as long as that of the self-identified messages.
+const HEADER: usize = 16;
 /// Largest request, in bytes: it is one message.
 const REQUEST_MAX: usize = MAX_SEND - HEADER;
 
@@ -134,7 +132,7 @@ impl Caller for MessageCaller {
             *reply = poll_fn(|cx| call.poll_reply(&mut events, cx)).await?;
             Ok(())
         };
-        bounded(&inner.pair, Instant::now(), timeout, pin!(call)).await
+        bounded(&inner.pair, timeout, call).await
     }
 
     fn queue_pair(&self) -> &QueuePair {
@@ -190,12 +188,9 @@ where
 }
 
 fn message(number: u32, body: &[u8]) -> Vec<u8> {
-    let header = Header {
-        len: body.len() as u32,
-        sequence: number,
-    };
     let mut message = Vec::with_capacity(HEADER + body.len());
-    message.extend_from_slice(&header.to_bytes());
+    message.extend_from_slice(&u64::from(number).to_le_bytes());
+    message.extend_from_slice(&(body.len() as u64).to_le_bytes());
     message.extend_from_slice(body);
     message
 }
@@ -204,20 +199,17 @@ fn parse(event: Event, max: usize) -> Result<(u32, Vec<u8>), &'static str> {
     let Event::Message(mut message) = event else {
         return Err("an immediate where messages are expected");
     };
-    let header: [u8; HEADER] = *message.first_chunk().ok_or("a message without a header")?;
-    let number = Header::sequence_of(header);
-    let len = Header::check(header, number, max)?;
+    let (words, _) = message.as_chunks::<8>();
+    let &[number, len, ..] = words else {
+        return Err("a message without a header");
+    };
+    let (number, len) = (u64::from_le_bytes(number) as u32, u64::from_le_bytes(len));
     message.drain(..HEADER);
-    if message.len() != len {
+    if message.len() > max {
+        return Err("a message over the limit");
+    }
+    if message.len() as u64 != len {
         return Err("a message of another length than it says");
     }
     Ok((number, message))
-}
-
-fn malformed(pair: &QueuePair, what: &str) -> RpcError {
-    pair.close_because(&format!("it sent {what}"));
-    RpcError::Malformed {
-        peer: pair.peer_name().to_owned(),
-        what: what.to_owned(),
-    }
 }

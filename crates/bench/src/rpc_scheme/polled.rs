@@ -4,21 +4,16 @@
 //! A message is announced by its first word, stored last: length and sequence number. What has come over tcp gets into memory
 //! by a task for each connection, which stands for the card.
 
-use super::{Caller, Scheme};
-use crate::RpcError;
-use crate::client::{bounded, lost};
-use crate::server::Registered;
-use crate::slot::{MAX_REPLY, MAX_REQUEST, SLOTS, Setup};
-use polvo_fabric::{Event, FabricError, MemoryRegions, QueuePair, Remote, RemoteKey, Verb};
+use super::{Caller, Scheme, bounded, lost, malformed};
+use polvo_fabric::{Access, Buffer, Event, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb};
+use polvo_rpc::{MAX_REPLY, MAX_REQUEST, RpcError, SLOTS};
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::Instant;
 
 /// The word before a body, bytes.
 const WORD: usize = 8;
@@ -45,6 +40,31 @@ struct Inner {
     free: RefCell<Vec<(usize, u32)>>,
     /// Drives the queue pair.
     _card: JoinSet<()>,
+}
+
+/// A buffer that the peer may write to, as long as this lives.
+struct Registered {
+    regions: Arc<MemoryRegions>,
+    buffer: Arc<Buffer>,
+    key: RemoteKey,
+}
+
+impl Registered {
+    fn new(regions: &Arc<MemoryRegions>, len: usize) -> Registered {
+        let buffer = Buffer::new(len);
+        let key = regions.register(Memory::Buffer(buffer.clone()), 0, len as u64, Access::WRITE);
+        Registered {
+            regions: regions.clone(),
+            buffer,
+            key,
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.regions.deregister(self.key);
+    }
 }
 
 fn announcement(len: usize, sequence: u32) -> u64 {
@@ -85,22 +105,15 @@ async fn write(pair: &QueuePair, key: RemoteKey, at: usize, body: &[u8], sequenc
 
 /// Tells the other side where to write to, and learns it of the other side.
 async fn exchange(pair: &QueuePair, ours: RemoteKey) -> Result<RemoteKey, RpcError> {
-    let setup = Setup { key: ours.0, client: 0 };
-    pair.execute_unsignaled(&mut [Verb::Send {
-        bytes: &setup.to_bytes(),
-    }])
-    .await?;
-    let malformed = |what: &str| {
-        pair.close_because(&format!("it sent {what}"));
-        RpcError::Malformed {
-            peer: pair.peer_name().to_owned(),
-            what: what.to_owned(),
-        }
-    };
+    let key = ours.0.to_le_bytes();
+    pair.execute_unsignaled(&mut [Verb::Send { bytes: &key }]).await?;
     match pair.next_event().await {
         None => Err(lost(pair)),
-        Some(Event::Message(bytes)) => Ok(RemoteKey(Setup::from_bytes(&bytes).map_err(malformed)?.key)),
-        Some(Event::Immediate(_)) => Err(malformed("an immediate where a setup is expected")),
+        Some(Event::Message(bytes)) => match bytes.try_into() {
+            Ok(key) => Ok(RemoteKey(u64::from_le_bytes(key))),
+            Err(_) => Err(malformed(pair, "something else than a key")),
+        },
+        Some(Event::Immediate(_)) => Err(malformed(pair, "an immediate where a key is expected")),
     }
 }
 
@@ -139,10 +152,7 @@ impl Caller for PolledCaller {
                 });
                 match found {
                     Some(Ok(len)) => break len,
-                    Some(Err(what)) => {
-                        inner.pair.close_because(&format!("it sent {what}"));
-                        return Err(lost(&inner.pair));
-                    }
+                    Some(Err(what)) => return Err(malformed(&inner.pair, what)),
                     None if inner.pair.is_closed() => return Err(lost(&inner.pair)),
                     None => yield_now().await,
                 }
@@ -152,7 +162,7 @@ impl Caller for PolledCaller {
             inner.permits.add_permits(1);
             Ok(())
         };
-        bounded(&inner.pair, Instant::now(), timeout, pin!(call)).await
+        bounded(&inner.pair, timeout, call).await
     }
 
     fn queue_pair(&self) -> &QueuePair {
@@ -194,10 +204,7 @@ impl Served {
             let Some(found) = announced(self.pool.buffer.read_word(at), sequence, MAX_REQUEST) else {
                 continue;
             };
-            let Ok(len) = found else {
-                self.pair.close_because("it sent a message over the limit");
-                return Err(lost(&self.pair));
-            };
+            let len = found.map_err(|what| malformed(&self.pair, what))?;
             *last = sequence;
             let mut request = Vec::new();
             self.pool.buffer.append_to(at + WORD, len, &mut request);
@@ -219,8 +226,7 @@ impl Scheme for Polled {
         timeout: Duration,
     ) -> Result<PolledCaller, RpcError> {
         let replies = Registered::new(regions, SLOTS * REPLY_STRIDE);
-        let exchanging = exchange(&pair, replies.key);
-        let requests = bounded(&pair, Instant::now(), timeout, pin!(exchanging)).await?;
+        let requests = bounded(&pair, timeout, exchange(&pair, replies.key)).await?;
         let inner = Rc::new(Inner {
             _card: card(&pair),
             pair,

@@ -3,8 +3,8 @@
 #[path = "../../fabric/tests/support/mod.rs"]
 mod support;
 
+use polvo_bench::rpc_scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use polvo_fabric::{Listener, MemoryRegions, Role, connect};
-use polvo_rpc::scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use polvo_rpc::{RpcError, SLOTS};
 use support::{Provider, TIMEOUT, identity, on_each_provider, pattern, place};
 use tokio::sync::mpsc;
