@@ -39,7 +39,10 @@ pub(crate) enum Vector {
     Words,
 }
 
-/// A loop over lines of 64 bytes: loads (if any), then stores.
+/// A loop over lines of 64 bytes: loads, then stores.
+///
+/// All of the first sixteen vector registers count as changed, each named by its lowest part, which stands for the whole:
+/// `vzeroupper` clears the upper parts of those as well that the loop does not use. So do the flags, by default.
 #[cfg(target_arch = "x86_64")]
 macro_rules! line_loops {
     ($($copy:ident [$($load:literal),+] [$($store:literal),+] $leave:literal;)+) => {$(
@@ -47,13 +50,16 @@ macro_rules! line_loops {
         /// `lines > 0` lines can be read at `src` and written at `dst`, `dst` is aligned to a line if the stores are
         /// non-temporal, and the CPU has the instructions.
         unsafe fn $copy(dst: *mut u8, src: *const u8, lines: usize) {
-            // SAFETY: reads and writes `lines * 64` bytes; what it clobbers is declared.
+            // SAFETY: reads and writes `lines * 64` bytes; every register that it changes is declared.
             unsafe {
                 std::arch::asm!(
                     "2:", $($load,)+ $($store,)+
                     "add {src}, 64", "add {dst}, 64", "dec {lines}", "jnz 2b", $leave,
                     src = inout(reg) src => _, dst = inout(reg) dst => _, lines = inout(reg) lines => _,
-                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, options(nostack),
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                    out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _, options(nostack),
                 );
             }
         }

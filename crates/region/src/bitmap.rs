@@ -129,7 +129,7 @@ impl Bitmap {
             "unit freed twice"
         );
         self.each_word(start, n, |word, mask| *word &= !mask);
-        self.used -= n;
+        self.used = self.used.checked_sub(n).expect("what is given back was in use");
     }
 
     fn each_word(&mut self, start: u32, n: u32, mut change: impl FnMut(&mut u64, u64)) {

@@ -7,6 +7,8 @@ use polvo_proto::{InodeRef, LogCursor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+const COUNTED: &str = "names that are there are counted";
+
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Dentry {
@@ -91,8 +93,9 @@ impl Directory {
         match self.order.get(&new.cookie) {
             Some(known) if **known == *name => {
                 let old = self.names.get_mut(name).expect("both maps hold the same names");
-                self.subdirectories -= u32::from(old.kind == FileKind::Directory);
+                let was = u32::from(old.kind == FileKind::Directory);
                 *old = new;
+                self.subdirectories = self.subdirectories.checked_sub(was).expect(COUNTED);
             }
             Some(_) => return Err("cookie of another name"),
             None if self.names.contains_key(name) => return Err("name is there already"),
@@ -115,8 +118,9 @@ impl Directory {
         }
         let old = self.names.remove(name).expect("just seen");
         self.order.remove(&cookie);
-        self.subdirectories -= u32::from(old.kind == FileKind::Directory);
-        self.live_units -= units(name);
+        let was = u32::from(old.kind == FileKind::Directory);
+        self.subdirectories = self.subdirectories.checked_sub(was).expect(COUNTED);
+        self.live_units = self.live_units.checked_sub(units(name)).expect(COUNTED);
         Ok(())
     }
 }

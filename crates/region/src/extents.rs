@@ -210,7 +210,7 @@ impl Extents {
     fn take_some(&mut self, place: Place, n: usize) -> Place {
         let leaf = &mut self.leaves[place.leaf];
         leaf.drain(place.at..place.at + n);
-        self.len -= n;
+        self.len = self.len.checked_sub(n).expect("extents in leaves are counted");
         if leaf.is_empty() && self.leaves.len() > 1 {
             self.leaves.remove(place.leaf);
             self.starts.remove(place.leaf);

@@ -355,7 +355,8 @@ impl Inode {
 
     fn forget_xattr(&mut self, name: &[u8]) {
         if let Some(value) = self.xattrs.remove(name) {
-            self.xattr_units -= xattr_units(name, &value);
+            let units = self.xattr_units.checked_sub(xattr_units(name, &value));
+            self.xattr_units = units.expect("extended attributes are counted");
         }
     }
 

@@ -267,7 +267,7 @@ impl Region {
         let slot = inode.slot;
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);
-        self.inodes -= 1;
+        self.inodes = self.inodes.checked_sub(1).expect("an inode in use is counted");
         if let crate::inode::Body::File(view) = &inode.body {
             for (_, extent) in view.read().index.iter().filter(|(_, e)| !e.inline) {
                 self.store.space.unmap(extent.gpa.offset().0, extent.len);

@@ -98,7 +98,7 @@ impl Sessions {
     fn drop_hold(&mut self, session: SessionId, slot: u64) {
         self.end_writing(session, slot, u64::MAX);
         if let Some(holders) = self.holders.get_mut(&slot) {
-            *holders -= 1;
+            *holders = holders.checked_sub(1).expect("a slot that nobody holds is not kept");
             if *holders == 0 || planted(Planted::HoldsDroppedForAll) {
                 self.holders.remove(&slot);
             }
@@ -289,7 +289,7 @@ impl Region {
                 gpa: self.store.gpa(offset),
                 pages: run.len,
             });
-            left -= run.len;
+            left = left.checked_sub(run.len).expect("no more is taken than asked for");
         }
         Ok(given)
     }

@@ -70,6 +70,11 @@ fn class_at(class: SegmentClass) -> usize {
     class as usize - 1
 }
 
+/// A count of units without some that it has counted.
+fn less(count: u64, units: u32) -> u64 {
+    count.checked_sub(u64::from(units)).expect("units are counted once")
+}
+
 impl Space {
     pub fn new(shift: u32) -> Space {
         Space {
@@ -132,8 +137,8 @@ impl Space {
         assert_eq!(bitmap.used(), 0, "segment {index} is in use");
         let of_class = &mut self.classes[class_at(class)];
         of_class.open.remove(&index);
-        of_class.units -= u64::from(bitmap.len());
-        of_class.free -= u64::from(bitmap.len());
+        of_class.units = less(of_class.units, bitmap.len());
+        of_class.free = less(of_class.free, bitmap.len());
     }
 
     fn segment(&self, index: u32) -> &(SegmentClass, Bitmap) {
@@ -156,7 +161,8 @@ impl Space {
     /// Units of a class that hold something (or are delegated to a session).
     pub fn used(&self, class: SegmentClass) -> u64 {
         let of_class = &self.classes[class_at(class)];
-        of_class.units - of_class.free - of_class.quarantined
+        let given_out = of_class.units.checked_sub(of_class.free + of_class.quarantined);
+        given_out.expect("no unit is counted twice")
     }
 
     /// Units of a class in quarantine.
@@ -237,7 +243,7 @@ impl Space {
     fn took(&mut self, segment: u32, n: u32) {
         let (class, full) = (self.segment(segment).0, self.bitmap(segment).free() == 0);
         let of_class = &mut self.classes[class_at(class)];
-        of_class.free -= u64::from(n);
+        of_class.free = less(of_class.free, n);
         if full {
             of_class.open.remove(&segment);
         }
@@ -325,7 +331,8 @@ impl Space {
 
     fn leave_quarantine(&mut self, run: Run) {
         let class = self.segment(run.segment).0;
-        self.classes[class_at(class)].quarantined -= u64::from(run.len);
+        let of_class = &mut self.classes[class_at(class)];
+        of_class.quarantined = less(of_class.quarantined, run.len);
         self.give(run);
     }
 

@@ -297,7 +297,7 @@ impl Store {
         if before > SHORT_LOG
             && let Some(logs) = self.log_lengths.get_mut(&before)
         {
-            *logs -= 1;
+            *logs = logs.checked_sub(1).expect("a length without logs is not kept");
             if *logs == 0 {
                 self.log_lengths.remove(&before);
             }

@@ -556,7 +556,7 @@ impl Region {
             }
             Fate::New { inode, pages } => {
                 if head.kind.is_none() || head.generation != inode.generation {
-                    self.inodes -= 1;
+                    self.inodes = self.inodes.checked_sub(1).expect("a reserved inode is counted");
                     self.drop_reserved(slot, &pages);
                     return Ok(());
                 }

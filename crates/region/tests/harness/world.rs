@@ -76,10 +76,7 @@ pub struct Collecting {
 
 /// Parts of this world are collected, none is prepared.
 fn collected(part: &RemotePart) -> &CollectedPart {
-    match part {
-        RemotePart::Collected(part) => part,
-        RemotePart::Prepared(region) => panic!("{region} has prepared a part"),
-    }
+    part.collected().expect("parts of this world are collected")
 }
 
 pub fn refer(attr: &Attr) -> InodeRef {
