@@ -2,6 +2,7 @@
 
 use crate::waiters::Hub;
 use crate::{Event, FabricError, Memory, Role, Verb};
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,16 +32,39 @@ impl OpId {
 }
 
 /// Memory that a pending operation fills.
-pub(crate) struct Destination {
+struct Destination {
     /// First byte; null in memory that is not plainly mapped (a simulated pool).
-    pub(crate) at: *mut u8,
-    pub(crate) len: usize,
-    /// So much is there already.
-    pub(crate) done: usize,
-    /// A `u64` (the result of an atomic) rather than bytes.
-    pub(crate) is_word: bool,
+    at: *mut u8,
+    len: usize,
+    /// So much has come already.
+    done: usize,
+    /// A `u64` (the result of an atomic) rather than bytes, and what was found.
+    word: Option<u64>,
     /// Not lent by the caller, but a pool or buffer, from this offset on.
     memory: Option<(Memory, u64)>,
+}
+
+impl Destination {
+    /// Whether so many bytes more may come.
+    fn fits(&self, len: usize) -> bool {
+        self.word.is_none() && len <= self.len - self.done
+    }
+}
+
+/// Bytes of an answer that came while the caller's memory might not be touched: they wait for it here.
+struct Part {
+    which: usize,
+    at: usize,
+    bytes: Vec<u8>,
+}
+
+/// Whether what arrives can be brought to its destination now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// It can: the memory is a pool or buffer, or its caller is being polled; or the caller has gone, and it is discarded.
+    Here,
+    /// The caller is not being polled, so its memory may not be touched.
+    Away,
 }
 
 #[derive(Default)]
@@ -59,12 +83,24 @@ struct Op {
     state: State,
     reading: usize,
     destinations: Vec<Destination>,
+    parts: Vec<Part>,
     sleeper: Option<usize>,
 }
 
+impl Op {
+    /// Forgets the memory.
+    fn clear(&mut self) {
+        self.destinations.clear();
+        self.parts.clear();
+    }
+}
+
 /// Operations under way.
+///
+/// The memory that a caller lends is touched only while the caller's future is being polled (`present`, see [`Lending`]): a
+/// future that is leaked is not polled any more, so nothing is written to memory that has been freed since.
 #[derive(Default)]
-pub(crate) struct Ops {
+struct Ops {
     table: Vec<Op>,
     free: Vec<u8>,
     /// Pending or abandoned.
@@ -78,18 +114,13 @@ pub(crate) struct NotOurs;
 
 impl Ops {
     /// True if a batch that reads so many bytes may be posted.
-    pub(crate) fn has_room(&self, reading: usize) -> bool {
+    fn has_room(&self, reading: usize) -> bool {
         (!self.free.is_empty() || self.table.len() < MAX_OUTSTANDING)
             && (self.reading == 0 || reading == 0 || self.reading + reading <= MAX_READING)
     }
 
-    /// True while completions are owed to us.
-    pub(crate) fn any_outstanding(&self) -> bool {
-        self.outstanding > 0
-    }
-
     /// Enters a batch: its destinations in the order of its verbs.
-    pub(crate) fn begin(&mut self, verbs: &mut [Verb<'_>]) -> OpId {
+    fn begin(&mut self, verbs: &mut [Verb<'_>]) -> OpId {
         let index = match self.free.pop() {
             Some(index) => usize::from(index),
             None => {
@@ -103,35 +134,9 @@ impl Ops {
         op.generation = (op.generation + 1) % (u32::MAX >> INDEX_BITS);
         op.state = State::Pending;
         op.sleeper = None;
-        op.destinations.clear();
-        op.reading = 0;
-        for verb in verbs {
-            let mut memory = None;
-            let (at, len, is_word) = match verb {
-                Verb::Read { into, .. } => (into.as_mut_ptr(), into.len(), false),
-                Verb::ReadInto { into, .. } => {
-                    memory = Some((into.memory.clone(), into.offset));
-                    let first = |base: *mut u8| base.wrapping_add(into.offset as usize);
-                    (
-                        into.memory.mapped().map_or(std::ptr::null_mut(), first),
-                        into.len as usize,
-                        false,
-                    )
-                }
-                Verb::CompareSwap { found, .. } | Verb::FetchAdd { found, .. } => {
-                    (std::ptr::from_mut::<u64>(found).cast(), 8, true)
-                }
-                _ => continue,
-            };
-            op.reading += len;
-            op.destinations.push(Destination {
-                at,
-                len,
-                done: 0,
-                is_word,
-                memory,
-            });
-        }
+        op.clear();
+        op.destinations.extend(verbs.iter_mut().filter_map(destination));
+        op.reading = op.destinations.iter().map(|destination| destination.len).sum();
         self.outstanding += 1;
         self.reading += op.reading;
         OpId(op.generation << INDEX_BITS | index as u32)
@@ -144,48 +149,74 @@ impl Ops {
             .filter(|op| !matches!(op.state, State::Free))
     }
 
-    /// The destination an answer names: `None` inside if the caller has gone (what arrives is to be discarded).
-    pub(crate) fn destination(&mut self, id: OpId, which: usize) -> Result<Option<&mut Destination>, NotOurs> {
+    /// The destination an answer names, and the parts that wait for it: `None` inside if the caller has gone (what arrives is to
+    /// be discarded).
+    fn destination(&mut self, id: OpId, which: usize) -> Result<Option<(&mut Destination, &mut Vec<Part>)>, NotOurs> {
         let op = self.get(id).ok_or(NotOurs)?;
         match op.state {
             State::Abandoned => Ok(None),
-            State::Pending => op.destinations.get_mut(which).map(Some).ok_or(NotOurs),
+            State::Pending => {
+                let destination = op.destinations.get_mut(which).ok_or(NotOurs)?;
+                Ok(Some((destination, &mut op.parts)))
+            }
             _ => Err(NotOurs),
         }
     }
 
-    /// Copies a part of an answer to the memory of the operation's caller; discards it if the caller has gone.
-    pub(crate) fn fill(&mut self, id: OpId, which: usize, bytes: &[u8], is_word: bool) -> Result<(), NotOurs> {
-        let Some(destination) = self.destination(id, which)? else {
+    fn reach(&mut self, id: OpId, which: usize, present: Option<OpId>) -> Result<Reach, NotOurs> {
+        Ok(match self.destination(id, which)? {
+            Some((destination, _)) if destination.memory.is_none() && present != Some(id) => Reach::Away,
+            _ => Reach::Here,
+        })
+    }
+
+    /// Brings a part of an answer to its destination, keeps it for a caller that is away, or discards it if the caller has gone.
+    fn fill(&mut self, id: OpId, which: usize, bytes: Cow<'_, [u8]>, present: Option<OpId>) -> Result<(), NotOurs> {
+        let Some((destination, parts)) = self.destination(id, which)? else {
             return Ok(());
         };
-        if destination.is_word != is_word || bytes.len() > destination.len - destination.done {
+        if !destination.fits(bytes.len()) {
             return Err(NotOurs);
         }
+        let (at, len) = (destination.done, bytes.len());
         match &destination.memory {
-            Some((memory, at)) => memory.write_part(at + destination.done as u64, bytes),
-            // SAFETY: the range was just checked to lie within the destination, which the caller lends us until the operation
-            // is complete or abandoned (both clear the destinations); `bytes` is memory of a provider.
-            None => unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), destination.at.add(destination.done), bytes.len());
-            },
+            Some((memory, start)) => memory.write_part(start + at as u64, &bytes),
+            // SAFETY: the range was just checked to lie within the destination, whose caller is being polled.
+            None if present == Some(id) => unsafe { copy_to(destination, at, &bytes) },
+            None => parts.push(Part {
+                which,
+                at,
+                bytes: bytes.into_owned(),
+            }),
         }
-        destination.done += bytes.len();
+        destination.done += len;
+        Ok(())
+    }
+
+    /// Keeps the result of an atomic for the caller.
+    fn fill_word(&mut self, id: OpId, which: usize, found: u64) -> Result<(), NotOurs> {
+        let Some((destination, _)) = self.destination(id, which)? else {
+            return Ok(());
+        };
+        match &mut destination.word {
+            Some(word) if destination.done == 0 => *word = found,
+            _ => return Err(NotOurs),
+        }
+        destination.done = destination.len;
         Ok(())
     }
 
     /// The completion has come. Returns the sleeper to be woken.
-    pub(crate) fn complete(&mut self, id: OpId, result: Result<(), FabricError>) -> Result<Option<usize>, NotOurs> {
+    fn complete(&mut self, id: OpId, result: Result<(), FabricError>) -> Result<Option<usize>, NotOurs> {
         let op = self.get(id).ok_or(NotOurs)?;
         let sleeper = match op.state {
             State::Pending => {
                 if result.is_ok() && op.destinations.iter().any(|d| d.done != d.len) {
                     return Err(NotOurs);
                 }
-                for destination in op.destinations.drain(..) {
-                    if let (Ok(()), Some((memory, at))) = (&result, destination.memory) {
-                        memory.persist(at, destination.len as u64);
-                    }
+                match &result {
+                    Ok(()) => op.destinations.iter_mut().for_each(persist),
+                    Err(_) => op.clear(),
                 }
                 op.state = State::Done(result);
                 op.sleeper.take()
@@ -197,20 +228,33 @@ impl Ops {
             }
             _ => return Err(NotOurs),
         };
-        self.outstanding -= 1;
-        self.reading -= self.table[id.index()].reading;
+        let reading = self.table[id.index()].reading;
+        self.outstanding = self.outstanding.checked_sub(1).expect("it was counted when it began");
+        self.reading = self.reading.checked_sub(reading).expect("it was counted when it began");
         Ok(sleeper)
     }
 
-    /// Takes the result, if it is there.
-    fn take(&mut self, id: OpId) -> Option<Result<(), FabricError>> {
+    /// Takes the result, if it is there; what came while the caller was away goes to its memory.
+    fn take(&mut self, id: OpId, present: Option<OpId>) -> Option<Result<(), FabricError>> {
         let op = self.get(id)?;
         if !matches!(op.state, State::Done(_)) {
             return None;
         }
+        assert_eq!(present, Some(id), "whoever takes a result is being polled");
         let State::Done(result) = std::mem::take(&mut op.state) else {
             unreachable!("just matched")
         };
+        for part in &op.parts {
+            // SAFETY: `fill` has checked that the part lies within the destination, whose caller is being polled.
+            unsafe { copy_to(&op.destinations[part.which], part.at, &part.bytes) };
+        }
+        for destination in &op.destinations {
+            if let Some(word) = destination.word {
+                // SAFETY: the destination of a word is a word, and its caller is being polled.
+                unsafe { copy_to(destination, 0, &word.to_ne_bytes()) };
+            }
+        }
+        op.clear();
         self.free.push(id.index() as u8);
         Some(result)
     }
@@ -221,10 +265,9 @@ impl Ops {
         }
     }
 
-    /// The caller has gone; nothing of its memory is known any more.
-    pub(crate) fn abandon(&mut self, id: OpId) {
+    fn abandon(&mut self, id: OpId) {
         let Some(op) = self.get(id) else { return };
-        op.destinations.clear();
+        op.clear();
         op.sleeper = None;
         match op.state {
             State::Pending => op.state = State::Abandoned,
@@ -238,7 +281,7 @@ impl Ops {
 
     fn fail_all(&mut self, error: &FabricError) {
         for (index, op) in self.table.iter_mut().enumerate() {
-            op.destinations.clear();
+            op.clear();
             match op.state {
                 State::Pending => op.state = State::Done(Err(error.clone())),
                 State::Abandoned => {
@@ -251,6 +294,47 @@ impl Ops {
         self.outstanding = 0;
         self.reading = 0;
     }
+}
+
+/// The destination of what a verb brings back, if it brings anything.
+fn destination(verb: &mut Verb<'_>) -> Option<Destination> {
+    let mut destination = Destination {
+        at: std::ptr::null_mut(),
+        len: 0,
+        done: 0,
+        word: None,
+        memory: None,
+    };
+    match verb {
+        Verb::Read { into, .. } => (destination.at, destination.len) = (into.as_mut_ptr(), into.len()),
+        Verb::ReadInto { into, .. } => {
+            let first = |base: *mut u8| base.wrapping_add(into.offset as usize);
+            destination.at = into.memory.mapped().map_or(std::ptr::null_mut(), first);
+            destination.len = into.len as usize;
+            destination.memory = Some((into.memory.clone(), into.offset));
+        }
+        Verb::CompareSwap { found, .. } | Verb::FetchAdd { found, .. } => {
+            (destination.at, destination.len) = (std::ptr::from_mut::<u64>(found).cast(), 8);
+            destination.word = Some(0);
+        }
+        _ => return None,
+    }
+    Some(destination)
+}
+
+/// All of it has come.
+fn persist(destination: &mut Destination) {
+    if let Some((memory, at)) = destination.memory.take() {
+        memory.persist(at, destination.len as u64);
+    }
+}
+
+/// # Safety
+/// The range lies within the destination, whose memory its caller lends for as long as this takes (see [`Lending`]).
+unsafe fn copy_to(destination: &Destination, at: usize, bytes: &[u8]) {
+    debug_assert!(at + bytes.len() <= destination.len && !destination.at.is_null());
+    // SAFETY: the caller's promise; `bytes` is memory of ours.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), destination.at.add(at), bytes.len()) }
 }
 
 /// What went over a queue pair so far, seen from this end as initiator.
@@ -273,7 +357,9 @@ pub(crate) struct Shared {
     pub(crate) peer: Role,
     pub(crate) peer_name: String,
     pub(crate) hub: Arc<Hub>,
-    pub(crate) ops: RefCell<Ops>,
+    ops: RefCell<Ops>,
+    /// The operation whose caller is being polled: what it lends may be touched.
+    present: Cell<Option<OpId>>,
     events: RefCell<VecDeque<Event>>,
     event_bytes: Cell<usize>,
     lost: RefCell<Option<FabricError>>,
@@ -290,6 +376,7 @@ impl Shared {
             peer_name,
             hub: Arc::new(Hub::default()),
             ops: RefCell::default(),
+            present: Cell::new(None),
             events: RefCell::default(),
             event_bytes: Cell::new(0),
             lost: RefCell::new(None),
@@ -336,6 +423,85 @@ impl Shared {
         true
     }
 
+    /// To be held while the future of an operation is polled.
+    pub(crate) fn lending(&self) -> Lending<'_> {
+        Lending {
+            present: &self.present,
+            before: self.present.get(),
+        }
+    }
+
+    /// The operation that lends its memory now.
+    pub(crate) fn present(&self) -> Option<OpId> {
+        self.present.get()
+    }
+
+    /// True if a batch that reads so many bytes may be posted.
+    pub(crate) fn has_room_for(&self, reading: usize) -> bool {
+        self.ops.borrow().has_room(reading)
+    }
+
+    /// Enters a batch: its destinations in the order of its verbs.
+    pub(crate) fn begin(&self, verbs: &mut [Verb<'_>]) -> OpId {
+        self.ops.borrow_mut().begin(verbs)
+    }
+
+    /// True while completions are owed to us.
+    pub(crate) fn any_outstanding(&self) -> bool {
+        self.ops.borrow().outstanding > 0
+    }
+
+    /// Whether bytes of an answer can be brought to their destination now.
+    pub(crate) fn reach(&self, op: OpId, which: usize) -> Result<Reach, NotOurs> {
+        self.ops.borrow_mut().reach(op, which, self.present())
+    }
+
+    /// Where `len` bytes of an answer can be received without a copy, if that is now.
+    pub(crate) fn place(&self, op: OpId, which: usize, len: usize) -> Result<Option<*mut u8>, NotOurs> {
+        let mut ops = self.ops.borrow_mut();
+        let is_here = ops.reach(op, which, self.present())? == Reach::Here;
+        match ops.destination(op, which)? {
+            None => Ok(None),
+            Some((destination, _)) if !destination.fits(len) => Err(NotOurs),
+            Some((destination, _)) => {
+                let is_plain = is_here && !destination.at.is_null();
+                Ok(is_plain.then(|| destination.at.wrapping_add(destination.done)))
+            }
+        }
+    }
+
+    /// So many bytes were received where `place` said.
+    pub(crate) fn placed(&self, op: OpId, which: usize, len: usize) -> Result<(), NotOurs> {
+        if let Some((destination, _)) = self.ops.borrow_mut().destination(op, which)? {
+            destination.done += len;
+            assert!(destination.done <= destination.len, "received within the destination");
+        }
+        Ok(())
+    }
+
+    /// Brings a part of an answer to its destination; it is kept while the caller is away, and discarded if that has gone.
+    pub(crate) fn fill(&self, op: OpId, which: usize, bytes: Cow<'_, [u8]>) -> Result<(), NotOurs> {
+        self.ops.borrow_mut().fill(op, which, bytes, self.present())
+    }
+
+    /// As [`Shared::fill`], for the result of an atomic.
+    pub(crate) fn fill_word(&self, op: OpId, which: usize, found: u64) -> Result<(), NotOurs> {
+        self.ops.borrow_mut().fill_word(op, which, found)
+    }
+
+    /// The caller is wanted: what comes next goes to or from memory that it lends.
+    pub(crate) fn call(&self, op: OpId) {
+        let sleeper = self.ops.borrow_mut().get(op).and_then(|op| op.sleeper);
+        if let Some(sleeper) = sleeper {
+            self.hub.wake(sleeper);
+        }
+    }
+
+    /// The caller has gone; nothing of its memory is known any more.
+    pub(crate) fn abandon(&self, op: OpId) {
+        self.ops.borrow_mut().abandon(op);
+    }
+
     pub(crate) fn complete(&self, op: OpId, result: Result<(), FabricError>) -> Result<(), NotOurs> {
         let sleeper = self.ops.borrow_mut().complete(op, result)?;
         if let Some(sleeper) = sleeper {
@@ -346,7 +512,7 @@ impl Shared {
     }
 
     pub(crate) fn take(&self, op: OpId) -> Option<Result<(), FabricError>> {
-        self.ops.borrow_mut().take(op)
+        self.ops.borrow_mut().take(op, self.present())
     }
 
     pub(crate) fn sleep(&self, op: OpId, sleeper: usize) {
@@ -370,7 +536,8 @@ impl Shared {
         let was_full = !self.has_room_for_events();
         let event = self.events.borrow_mut().pop_front()?;
         if let Event::Message(bytes) = &event {
-            self.event_bytes.set(self.event_bytes.get() - bytes.len());
+            let left = self.event_bytes.get().checked_sub(bytes.len());
+            self.event_bytes.set(left.expect("they were counted when they came"));
         }
         if was_full {
             // Reading stopped; somebody must look again.
@@ -409,5 +576,28 @@ impl Shared {
         let mut counters = self.counters.get();
         counters.served += 1;
         self.counters.set(counters);
+    }
+}
+
+/// Held while the future of an operation is polled: only meanwhile is the memory touched that it has borrowed.
+pub(crate) struct Lending<'a> {
+    present: &'a Cell<Option<OpId>>,
+    /// Whose poll this one happens within, if a waker polls at once.
+    before: Option<OpId>,
+}
+
+impl Lending<'_> {
+    /// The memory of this operation's batch may be touched until this is dropped.
+    ///
+    /// # Safety
+    /// The batch stays borrowed by the caller as long as this lives, and this is dropped, not leaked.
+    pub(crate) unsafe fn lend(&self, op: OpId) {
+        self.present.set(Some(op));
+    }
+}
+
+impl Drop for Lending<'_> {
+    fn drop(&mut self) {
+        self.present.set(self.before);
     }
 }

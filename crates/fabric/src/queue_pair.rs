@@ -1,6 +1,6 @@
 //! A connected queue pair, whatever the provider.
 
-use crate::completion::{Counters, OpId};
+use crate::completion::{Counters, Lending, OpId};
 use crate::poller;
 use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::spin::{Next, Spin, serve_limit, spin_limit};
@@ -34,8 +34,10 @@ impl QueuePair {
 
     /// Posts the batch and waits for its single completion. Drives the queue pair's own progress: spins for a bounded
     /// time where that pays, then waits in the runtime. Dropping the future is safe: late results are discarded (whether
-    /// the verbs have taken effect is then unknown). It must not be leaked (`mem::forget`) while it is pending, since the
-    /// provider fills the borrowed memory.
+    /// the verbs have taken effect is then unknown).
+    ///
+    /// The borrowed memory is touched only while the future is being polled. One that is neither polled when it is woken nor
+    /// dropped therefore holds up large writes behind its own, until the connection is given up.
     ///
     /// Many may be under way on a queue pair; beyond 256 they wait in line. When a batch is under way and nothing
     /// moves between the peers for 30 s, the connection is lost.
@@ -377,7 +379,7 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
     }
 
     /// Posts if there is room and nobody was here before.
-    fn try_post(&mut self) -> Poll<Result<(), FabricError>> {
+    fn try_post(&mut self, lending: &Lending<'_>) -> Poll<Result<(), FabricError>> {
         let shared = self.qp.provider.shared();
         if let Some(error) = shared.lost() {
             return Poll::Ready(Err(error));
@@ -387,15 +389,18 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
         }
         let provider = &self.qp.provider;
         let posted = provider.post(self.verbs, self.completion);
+        if let Ok(Posted::Pending(op)) = posted {
+            self.stage = Stage::Posted(op);
+            self.lend(lending);
+        }
         if self.completion == Completion::Signaled {
             provider.settle();
         }
         match posted? {
             Posted::Full => return Poll::Pending,
-            Posted::Pending(op) => {
+            Posted::Pending(_) => {
                 shared.count(self.verbs);
                 self.place.leave_line();
-                self.stage = Stage::Posted(op);
             }
             Posted::Done => {
                 shared.count(self.verbs);
@@ -405,9 +410,17 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
         Poll::Pending
     }
 
-    fn look(&mut self) -> Poll<Result<(), FabricError>> {
+    /// The batch's memory may be touched from now on, if it has been posted.
+    fn lend(&self, lending: &Lending<'_>) {
+        if let Stage::Posted(op) = self.stage {
+            // SAFETY: `verbs` borrows the memory for longer than `poll` takes, at whose end `lending` is dropped.
+            unsafe { lending.lend(op) };
+        }
+    }
+
+    fn look(&mut self, lending: &Lending<'_>) -> Poll<Result<(), FabricError>> {
         if let Stage::Unposted = self.stage
-            && let Poll::Ready(result) = self.try_post()
+            && let Poll::Ready(result) = self.try_post(lending)
         {
             return Poll::Ready(result);
         }
@@ -423,13 +436,15 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
     fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), FabricError>> {
         let provider = &*self.qp.provider;
         let shared = provider.shared();
+        let lending = &shared.lending();
+        self.lend(lending);
         self.place.awake();
         loop {
-            if let Poll::Ready(result) = self.look() {
+            if let Poll::Ready(result) = self.look(lending) {
                 return Poll::Ready(result);
             }
             let progress = provider.progress();
-            if let Poll::Ready(result) = self.look() {
+            if let Poll::Ready(result) = self.look(lending) {
                 return Poll::Ready(result);
             }
             // a long transfer is waited for as long as parts of it keep coming
@@ -451,7 +466,7 @@ impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
             if matches!(rests, Rest::Armed) && provider.arm() == Progress::More {
                 cx.waker().wake_by_ref();
             }
-            if let Poll::Ready(result) = self.look() {
+            if let Poll::Ready(result) = self.look(lending) {
                 return Poll::Ready(result);
             }
             let activity = shared.activity();

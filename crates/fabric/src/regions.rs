@@ -176,7 +176,9 @@ impl Table {
     fn release(&mut self, memory: &Memory) {
         let address = memory.address();
         if let Some((number, regions)) = self.numbers.get_mut(&address) {
-            *regions -= 1;
+            *regions = regions
+                .checked_sub(1)
+                .expect("a memory is held as often as it is released");
             if *regions == 0 {
                 self.memories.remove(number);
                 self.numbers.remove(&address);

@@ -8,6 +8,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 use support::{Events, Pair, at, bytes_of, on_every_provider, pattern};
 
 #[test]
@@ -714,6 +715,107 @@ fn dropping_an_operation_under_way_harms_nothing() {
             .unwrap();
         assert!(found == content);
         assert!(pair.events.is_empty());
+    });
+}
+
+/// Polls a future a few times and leaks it. True if it was pending.
+async fn poll_and_leak(future: impl Future<Output = Result<(), FabricError>>, polls: usize) -> bool {
+    let mut future = Box::pin(future);
+    let mut left = polls;
+    let is_pending = poll_fn(|cx| {
+        if future.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(false);
+        }
+        left -= 1;
+        if left == 0 {
+            return Poll::Ready(true);
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+    std::mem::forget(future);
+    is_pending
+}
+
+/// Uses a key once: where peers map each other's memory that has happened then.
+async fn reach(pair: &Pair, key: RemoteKey) {
+    let flush = Verb::Flush { at: at(key, 0), len: 8 };
+    pair.client.execute(&mut [flush]).await.unwrap();
+}
+
+#[test]
+fn nothing_is_written_to_the_memory_of_an_operation_that_was_leaked() {
+    const OURS: u8 = 0xaa;
+    on_every_provider(async |pair: Pair| {
+        let (buffer, key) = pair.buffer(4 << 20, Access::ALL);
+        let content = vec![1; 4 << 20];
+        buffer.write(0, &content);
+        reach(&pair, key).await;
+        let mut leaked = Vec::new();
+        for (round, len) in [100, 5000, 300_000, 4 << 20, 100, 5000].into_iter().enumerate() {
+            let (mut into, mut word) = (vec![0; len], Box::new(0));
+            let mut batch = [
+                Verb::Read {
+                    from: at(key, 0),
+                    into: &mut into,
+                },
+                Verb::FetchAdd {
+                    at: at(key, 0),
+                    add: 0,
+                    found: &mut word,
+                },
+            ];
+            if poll_and_leak(pair.client.execute(&mut batch), 1 + round % 2).await {
+                into.fill(OURS);
+                *word = u64::from(OURS);
+                leaked.push((into, word));
+            }
+        }
+        assert_eq!(leaked.is_empty(), pair.client.is_immediate());
+        // the answers to what was leaked are there before this one's, and the stream is still in step
+        for len in [8, 100_000, 4 << 20] {
+            let mut found = vec![0; len];
+            let read = Verb::Read {
+                from: at(key, 0),
+                into: &mut found,
+            };
+            pair.client.execute(&mut [read]).await.unwrap();
+            assert!(found == content[..len], "{len}");
+        }
+        for (into, word) in leaked {
+            assert!(into.iter().all(|byte| *byte == OURS), "{} bytes", into.len());
+            assert_eq!(*word, u64::from(OURS));
+        }
+    });
+}
+
+#[test]
+fn nothing_is_sent_from_the_memory_of_an_operation_that_was_leaked() {
+    const LEN: usize = 32 << 20;
+    on_every_provider(async |pair: Pair| {
+        let (buffer, key) = pair.buffer(LEN, Access::ALL);
+        reach(&pair, key).await;
+        let mut bytes = vec![1; LEN];
+        let mut batch = [Verb::Write {
+            to: at(key, 0),
+            bytes: &bytes,
+        }];
+        let is_pending = poll_and_leak(pair.client.execute(&mut batch), 1).await;
+        bytes.fill(2);
+        // some of it is on its way, and whoever else uses the connection sends no more of it
+        let mut found = [0; 8];
+        let mut batch = [Verb::Read {
+            from: at(key, 0),
+            into: &mut found,
+        }];
+        let other = tokio::time::timeout(Duration::from_secs(1), pair.client.execute(&mut batch)).await;
+        pair.client.close();
+        assert_eq!(pair.events.next().await, None);
+        assert!(bytes_of(&buffer, 0, LEN).iter().all(|byte| *byte < 2));
+        if is_pending && !pair.is_simulated {
+            assert!(other.is_err(), "what is behind it waits");
+        }
     });
 }
 

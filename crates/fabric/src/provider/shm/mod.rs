@@ -231,7 +231,8 @@ impl Shm {
                 return self.broken("memory that nobody asked for");
             }
         }
-        self.requested.set(self.requested.get() - 1);
+        let left = self.requested.get().checked_sub(1);
+        self.requested.set(left.expect("it was counted when it was requested"));
         self.shared.hub.wake_for_room();
     }
 

@@ -400,6 +400,7 @@ impl Writer {
         self.word(Entry::place(self.entries)).store(entry.0, Ordering::Release);
         self.entries += 1;
         self.bytes += room.bytes as u64;
+        assert!(room.fits(self.free), "whoever writes has asked for room");
         self.free.entries -= room.entries;
         self.free.bytes -= room.bytes;
     }

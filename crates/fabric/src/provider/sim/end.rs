@@ -186,12 +186,10 @@ impl End {
                 result,
                 found,
             } => {
-                let filled: Result<(), _> = found.iter().enumerate().try_for_each(|(which, found)| {
-                    let mut ops = self.shared.ops.borrow_mut();
-                    match found {
-                        Found::Bytes(bytes) => ops.fill(op, which, bytes, false),
-                        Found::Word(word) => ops.fill(op, which, &word.to_ne_bytes(), true),
-                    }
+                let mut found = found.into_iter().enumerate();
+                let filled: Result<(), _> = found.try_for_each(|(which, found)| match found {
+                    Found::Bytes(bytes) => self.shared.fill(op, which, bytes.into()),
+                    Found::Word(word) => self.shared.fill_word(op, which, word),
                 });
                 filled
                     .and_then(|()| self.shared.complete(op, result))
@@ -263,11 +261,11 @@ impl Provider for End {
             return Ok(Posted::Done);
         }
         let reading = verbs.iter().map(Verb::reading).sum();
-        if signaled && !self.shared.ops.borrow().has_room(reading) {
+        if signaled && !self.shared.has_room_for(reading) {
             return Ok(Posted::Full);
         }
         let owned = verbs.iter().map(Owned::of).collect();
-        let op = signaled.then(|| self.shared.ops.borrow_mut().begin(verbs));
+        let op = signaled.then(|| self.shared.begin(verbs));
         self.send(Message::Batch {
             op,
             completion,
@@ -287,7 +285,7 @@ impl Provider for End {
     }
 
     fn abandon(&self, op: OpId) {
-        self.shared.ops.borrow_mut().abandon(op);
+        self.shared.abandon(op);
     }
 
     fn close(&self, why: &str) {

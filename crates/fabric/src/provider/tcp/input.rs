@@ -10,7 +10,7 @@
 use super::output::{BY_REFERENCE, Output};
 use super::records::Opener;
 use super::wire::{Frame, HEADER, LAST, MAX_PAYLOAD, NO_OP, Opcode};
-use crate::completion::{MAX_READING, OpId, Shared};
+use crate::completion::{MAX_READING, NotOurs, OpId, Reach, Shared};
 use crate::regions::Want;
 use crate::{Event, FabricError, Memory, MemoryRegions};
 use std::borrow::Cow;
@@ -48,6 +48,12 @@ pub(super) enum Ended {
     Broken(Cow<'static, str>),
 }
 
+impl From<NotOurs> for Ended {
+    fn from(_: NotOurs) -> Self {
+        "an answer to nothing that was asked".into()
+    }
+}
+
 impl From<&'static str> for Ended {
     fn from(what: &'static str) -> Self {
         Ended::Broken(what.into())
@@ -63,6 +69,8 @@ pub(super) enum Received {
     Waiting,
     /// Something: others should have their turn.
     Round,
+    /// Something: an answer whose caller was called, since its memory is touched only while it is being polled.
+    Called,
 }
 
 /// Where a payload goes.
@@ -102,6 +110,10 @@ pub(super) struct Input {
     pub(super) drained: bool,
     /// Nothing is received until output has gone, events are taken or an operation of our own begins.
     pub(super) waiting: bool,
+    /// Nothing is handled before that caller has had its turn,
+    pub(super) calling: bool,
+    /// which was called last. If it does not come, its bytes are kept for it.
+    called: Option<OpId>,
 }
 
 /// What receiving works on.
@@ -109,6 +121,14 @@ pub(super) struct Around<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) shared: &'a Shared,
     pub(super) regions: &'a MemoryRegions,
+}
+
+impl Around<'_> {
+    /// Sends what the kernel takes.
+    fn send(&self, output: &mut Output) -> Result<(), Ended> {
+        let sent = output.send(self.socket, self.shared.present());
+        sent.map(|_| ()).map_err(|error| Ended::Lost(error.to_string()))
+    }
 }
 
 impl Input {
@@ -123,6 +143,8 @@ impl Input {
             socket_empty: false,
             drained: false,
             waiting: false,
+            calling: false,
+            called: None,
         }
     }
 
@@ -137,6 +159,7 @@ impl Input {
         self.socket_empty = false;
         self.drained = false;
         self.waiting = false;
+        self.calling = false;
         let (mut frames, mut bytes) = (0, 0);
         loop {
             while self.handle_buffered(around, output)? {
@@ -147,6 +170,9 @@ impl Input {
             }
             if self.waiting {
                 return Ok(Received::Waiting);
+            }
+            if self.calling {
+                return Ok(Received::Called);
             }
             if self.drained {
                 return Ok(Received::All);
@@ -166,9 +192,16 @@ impl Input {
     /// or if it has to wait.
     fn handle_buffered(&mut self, around: &Around<'_>, output: &mut Output) -> Result<bool, Ended> {
         self.stop_if_revoked(around);
+        if let Some(payload) = &self.payload
+            && let Sink::Destination { op, which } = payload.sink
+            && self.buffered() > 0
+            && !self.may_fill(op, which, around.shared)?
+        {
+            return Ok(false);
+        }
         if let Some(payload) = &mut self.payload {
             let here = &self.buffer[self.start..self.end];
-            let take = here.len().min(payload.frame.payload() - payload.done);
+            let take = here.len().min(payload.left());
             if take > 0 {
                 payload.take(&here[..take], around.shared)?;
                 self.start += take;
@@ -192,6 +225,12 @@ impl Input {
             self.waiting = true;
             return Ok(false);
         }
+        if is_small
+            && opcode == Opcode::Data
+            && !self.may_fill(OpId(frame.op()), frame.aux() as usize, around.shared)?
+        {
+            return Ok(false);
+        }
         self.start += HEADER;
         if opcode.is_request() {
             self.enter_batch(&frame)?;
@@ -212,6 +251,20 @@ impl Input {
         Ok(true)
     }
 
+    /// False if an answer has to wait for its caller, which is called. That comes with its next turn if it ever comes.
+    fn may_fill(&mut self, op: OpId, which: usize, shared: &Shared) -> Result<bool, Ended> {
+        match shared.reach(op, which)? {
+            Reach::Here => self.called = None,
+            Reach::Away if self.called == Some(op) => {}
+            Reach::Away => {
+                shared.call(op);
+                self.called = Some(op);
+                self.calling = true;
+            }
+        }
+        Ok(!self.calling)
+    }
+
     /// False if a request has to wait.
     fn may_serve(&self, opcode: Opcode, around: &Around<'_>, output: &mut Output) -> Result<bool, Ended> {
         let full = matches!(opcode, Opcode::WriteImm | Opcode::Send) && !around.shared.has_room_for_events();
@@ -219,9 +272,9 @@ impl Input {
             return Ok(true);
         }
         if output.has_leases() || output.kept() >= KEEP {
-            output.send(around.socket).map_err(|e| Ended::Lost(e.to_string()))?;
+            around.send(output)?;
         }
-        let waits = around.shared.ops.borrow().any_outstanding();
+        let waits = around.shared.any_outstanding();
         if full {
             return if waits {
                 Err("more events than anybody here takes".into())
@@ -445,7 +498,7 @@ impl Input {
             None => Ok(()),
             Some(why) => {
                 // as far as the kernel takes it: without it the peer finds the connection closed
-                output.send(around.socket).map_err(|e| Ended::Lost(e.to_string()))?;
+                around.send(output)?;
                 Err(Ended::Lost(why))
             }
         }
@@ -462,13 +515,13 @@ impl Input {
         let op = OpId(frame.op());
         match opcode {
             Opcode::Data => {
-                fill(shared, op, frame.aux() as usize, &self.buffer[payload], false)?;
+                shared.fill(op, frame.aux() as usize, self.buffer[payload].into())?;
                 if !frame.is_last() {
                     return Ok(());
                 }
             }
             Opcode::Word => {
-                fill(shared, op, frame.aux() as usize, &frame.a().to_ne_bytes(), true)?;
+                shared.fill_word(op, frame.aux() as usize, frame.a())?;
                 if !frame.is_last() {
                     return Ok(());
                 }
@@ -485,7 +538,7 @@ impl Input {
         };
         match result {
             Err(error) if frame.op() == NO_OP => Err(Ended::Lost(format!("an unsignaled operation failed: {error}"))),
-            result => complete(shared, op, result),
+            result => Ok(shared.complete(op, result)?),
         }
     }
 
@@ -497,11 +550,10 @@ impl Input {
         let len = frame.payload() as u64;
         match sink {
             Sink::Destination { op, .. } => {
-                return if frame.is_last() {
-                    complete(around.shared, op, Ok(()))
-                } else {
-                    Ok(())
-                };
+                if frame.is_last() {
+                    around.shared.complete(op, Ok(()))?;
+                }
+                return Ok(());
             }
             Sink::Discard => {}
             Sink::Message(bytes) => around.shared.push_event(Event::Message(bytes)),
@@ -555,9 +607,8 @@ impl Input {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = vectors.as_mut_ptr();
         message.msg_iovlen = 2;
-        // SAFETY: the first vector is the rest of a destination that its caller has lent us (`Payload::place`) or lies in
-        // a mapping that the payload's sink keeps; the second one is our buffer. Nothing else runs on this thread
-        // meanwhile, so the caller cannot go away.
+        // SAFETY: the first vector is the rest of a destination whose caller is being polled (`Payload::place`), or lies in a
+        // mapping that the payload's sink or the operation keeps; the second one is our buffer.
         let got = unsafe {
             match direct {
                 Some(_) => libc::recvmsg(around.socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT),
@@ -609,7 +660,7 @@ impl Input {
         if !opener.bytes().is_empty() || opener.open_next()? {
             let bytes = opener.bytes();
             let taken = match &mut self.payload {
-                Some(payload) if self.end == 0 => {
+                Some(payload) if self.end == 0 && payload.is_here(around.shared) => {
                     let now = bytes.len().min(payload.left());
                     payload.take(&bytes[..now], around.shared)?;
                     now
@@ -653,13 +704,21 @@ impl Payload {
         self.frame.payload() - self.done
     }
 
+    /// Whether it can be brought to where it goes now.
+    fn is_here(&self, shared: &Shared) -> bool {
+        match self.sink {
+            Sink::Destination { op, which } => !matches!(shared.reach(op, which), Ok(Reach::Away)),
+            _ => true,
+        }
+    }
+
     /// Takes a part that was received into the buffer.
     fn take(&mut self, bytes: &[u8], shared: &Shared) -> Result<(), Ended> {
         match &mut self.sink {
             Sink::Discard => {}
             Sink::Message(message) => message.extend_from_slice(bytes),
             Sink::Memory { memory, at } => memory.write_part(*at + self.done as u64, bytes),
-            Sink::Destination { op, which } => fill(shared, *op, *which, bytes, false)?,
+            Sink::Destination { op, which } => shared.fill(*op, *which, bytes.into())?,
         }
         self.done += bytes.len();
         Ok(())
@@ -674,16 +733,7 @@ impl Payload {
                 let to = *at as usize + self.done;
                 Ok(memory.mapped().map(|base| (base.wrapping_add(to), left)))
             }
-            Sink::Destination { op, which } => {
-                let mut ops = shared.ops.borrow_mut();
-                let destination = ops.destination(*op, *which).map_err(|_| not_ours())?;
-                match destination {
-                    None => Ok(None),
-                    Some(d) if d.is_word || left > d.len - d.done => Err(not_ours()),
-                    Some(d) if d.at.is_null() => Ok(None),
-                    Some(d) => Ok(Some((d.at.wrapping_add(d.done), left))),
-                }
-            }
+            Sink::Destination { op, which } => Ok(shared.place(*op, *which, left)?.map(|at| (at, left))),
         }
     }
 
@@ -691,28 +741,8 @@ impl Payload {
     fn placed(&mut self, len: usize, shared: &Shared) -> Result<(), Ended> {
         self.done += len;
         if let Sink::Destination { op, which } = &self.sink {
-            let mut ops = shared.ops.borrow_mut();
-            if let Some(destination) = ops.destination(*op, *which).map_err(|_| not_ours())? {
-                destination.done += len;
-            }
+            shared.placed(*op, *which, len)?;
         }
         Ok(())
     }
-}
-
-fn not_ours() -> Ended {
-    "an answer to nothing that was asked".into()
-}
-
-fn complete(shared: &Shared, op: OpId, result: Result<(), FabricError>) -> Result<(), Ended> {
-    shared.complete(op, result).map_err(|_| not_ours())
-}
-
-/// Copies a part of an answer to the caller's memory.
-fn fill(shared: &Shared, op: OpId, which: usize, bytes: &[u8], word: bool) -> Result<(), Ended> {
-    shared
-        .ops
-        .borrow_mut()
-        .fill(op, which, bytes, word)
-        .map_err(|_| not_ours())
 }

@@ -18,7 +18,7 @@ use crate::completion::{OpId, Shared};
 use crate::handshake::Shaken;
 use crate::provider::{Completion, Look, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
-use crate::{FabricError, Local, MemoryRegions, Security, Verb};
+use crate::{FabricError, Local, Memory, MemoryRegions, Security, Verb};
 use input::{Around, Ended, Input, Received};
 use output::{BY_REFERENCE, Output, Sent};
 use records::{Opener, Sealer};
@@ -92,16 +92,17 @@ impl Tcp {
             return Ok(Progress::Idle);
         }
         let (sent, bytes) = output
-            .send(self.socket.get_ref().as_fd())
+            .send(self.socket.get_ref().as_fd(), self.shared.present())
             .map_err(|e| Ended::Lost(e.to_string()))?;
         if bytes > 0 {
             self.shared.note_activity();
         }
-        Ok(if sent == Sent::Round {
-            Progress::More
-        } else {
-            Progress::Idle
-        })
+        match sent {
+            Sent::Round => return Ok(Progress::More),
+            Sent::Held(op) => self.shared.call(op),
+            Sent::All | Sent::Stuck => {}
+        }
+        Ok(Progress::Idle)
     }
 
     fn try_progress(&self) -> Result<Progress, Ended> {
@@ -121,7 +122,10 @@ impl Tcp {
         }
         // What had to wait for output can go on if that has gone.
         let go_on = received == Received::Waiting && output.is_empty() && self.shared.has_room_for_events();
-        let more = received == Received::Round || go_on || first == Progress::More || second == Progress::More;
+        let more = matches!(received, Received::Round | Received::Called)
+            || go_on
+            || first == Progress::More
+            || second == Progress::More;
         Ok(if more { Progress::More } else { Progress::Idle })
     }
 
@@ -160,14 +164,14 @@ impl Tcp {
             }
             Verb::Write { to, bytes } => {
                 let frame = Opcode::Write.on(frame).at(to.key.0, to.offset);
-                push_bytes(output, frame, bytes, last);
+                push_bytes(output, frame, bytes, None, last);
             }
             Verb::WriteFrom { to, from } => {
                 push_local(output, Opcode::Write.on(frame).at(to.key.0, to.offset), from, last);
             }
             Verb::WriteImm { to, bytes, imm } => {
                 let frame = Opcode::WriteImm.on(frame).at(to.key.0, to.offset).with_aux(*imm);
-                push_bytes(output, frame, bytes, last);
+                push_bytes(output, frame, bytes, None, last);
             }
             Verb::CompareSwap { at, expect, new, .. } => {
                 *destination += 1;
@@ -186,7 +190,7 @@ impl Tcp {
                 let frame = Opcode::Flush.on(frame).at(at.key.0, at.offset).with(*len, 0);
                 output.push(frame.flags(frame.flags | last).as_bytes());
             }
-            Verb::Send { bytes } => push_bytes(output, Opcode::Send.on(frame), bytes, last),
+            Verb::Send { bytes } => push_bytes(output, Opcode::Send.on(frame), bytes, None, last),
         }
     }
 }
@@ -199,8 +203,8 @@ fn chunks(len: usize) -> impl Iterator<Item = (usize, usize, bool)> {
     })
 }
 
-/// The frames of a verb that carries bytes. `frame` has the operation id of the batch in it.
-fn push_bytes(output: &mut Output, frame: Frame, bytes: &[u8], last: u8) {
+/// The frames of a verb that carries bytes: the caller's, or those of `memory`. `frame` has the operation id of the batch in it.
+fn push_bytes(output: &mut Output, frame: Frame, bytes: &[u8], memory: Option<&Memory>, last: u8) {
     let (key, offset, op) = (frame.key(), frame.offset(), frame.op());
     for (start, len, is_end) in chunks(bytes.len()) {
         let flags = frame.flags | if is_end { last } else { 0 };
@@ -210,7 +214,7 @@ fn push_bytes(output: &mut Output, frame: Frame, bytes: &[u8], last: u8) {
         output.push(chunk.with_payload(len).flags(flags).as_bytes());
         let bytes = &bytes[start..start + len];
         if len >= BY_REFERENCE {
-            output.push_caller(bytes, (op != NO_OP).then_some(OpId(op)));
+            output.push_caller(bytes, (op != NO_OP).then_some(OpId(op)), memory);
         } else {
             output.push(bytes);
         }
@@ -222,11 +226,11 @@ fn push_local(output: &mut Output, frame: Frame, from: &Local<'_>, last: u8) {
     let len = from.len as usize;
     match from.memory.mapped() {
         Some(base) => {
-            // SAFETY: in range (`check_batch`); the verb borrows the memory, which keeps its mapping, until the operation is
-            // complete or abandoned, as `push_bytes` wants it. Others may change the bytes meanwhile: they are only copied.
+            // SAFETY: in range (`check_batch`), and the memory goes along, so that its mapping stays. Others may change the bytes
+            // meanwhile: they are only copied.
             let bytes =
                 unsafe { std::slice::from_raw_parts(base.wrapping_add(from.offset as usize).cast_const(), len) };
-            push_bytes(output, frame, bytes, last);
+            push_bytes(output, frame, bytes, Some(from.memory), last);
         }
         None => {
             let (key, offset) = (frame.key(), frame.offset());
@@ -259,14 +263,10 @@ impl Provider for Tcp {
             self.refused.set(true);
             return Ok(Posted::Full);
         }
-        if signaled && !self.shared.ops.borrow().has_room(reading) {
+        if signaled && !self.shared.has_room_for(reading) {
             return Ok(Posted::Full);
         }
-        let op = if signaled {
-            Some(self.shared.ops.borrow_mut().begin(verbs))
-        } else {
-            None
-        };
+        let op = if signaled { Some(self.shared.begin(verbs)) } else { None };
         let frame = match op {
             Some(op) => Frame::new(Opcode::Read, op.0),
             None if completion == Completion::Unreported => {
@@ -319,6 +319,10 @@ impl Provider for Tcp {
             if self.shared.is_closed() {
                 return Progress::Idle;
             }
+            // what has come waits here for its caller, who may not: no readiness of the socket will tell of it
+            if self.input.borrow().calling {
+                return Progress::More;
+            }
             let stuck = self.output.borrow().stuck;
             let reads = !self.input.borrow().waiting;
             if hub.is_armed() && (!reads || self.read_armed.get()) && (!stuck || self.write_armed.get()) {
@@ -366,7 +370,7 @@ impl Provider for Tcp {
 
     fn abandon(&self, op: OpId) {
         self.output.borrow_mut().own(Some(op));
-        self.shared.ops.borrow_mut().abandon(op);
+        self.shared.abandon(op);
     }
 
     fn close(&self, why: &str) {

@@ -18,8 +18,10 @@ const ROUND: usize = 2 << 20;
 
 /// Who keeps a referenced piece alive.
 enum Owner {
-    /// The caller of an operation, until it is abandoned.
+    /// The caller of an operation (`None`: of an unsignaled batch that is being posted), while it is being polled.
     Caller(Option<OpId>),
+    /// Memory that the caller of an operation sends from. It keeps its mapping; abandoned, the bytes are to stay what they are.
+    Local(Option<OpId>, #[allow(dead_code)] Memory),
     /// A memory region of ours that is being read.
     #[allow(dead_code)] // held, not looked at
     Lease(Memory),
@@ -64,6 +66,21 @@ pub(crate) enum Sent {
     Stuck,
     /// Something: others should have their turn.
     Round,
+    /// Something: bytes of this operation come next, whose caller is not being polled.
+    Held(OpId),
+}
+
+impl Piece {
+    /// The operation whose caller has to be polled before the piece can be sent.
+    fn waits_for(&self, present: Option<OpId>) -> Option<OpId> {
+        match self {
+            Piece::Reference {
+                owner: Owner::Caller(op @ Some(_)),
+                ..
+            } if *op != present => *op,
+            _ => None,
+        }
+    }
 }
 
 impl Output {
@@ -86,7 +103,7 @@ impl Output {
 
     /// Bytes of memory it holds, less large answers: what posting adds to.
     pub(crate) fn posted(&self) -> usize {
-        self.kept - self.answers
+        self.kept.checked_sub(self.answers).expect("copied answers are kept")
     }
 
     /// True while bytes of a memory region are still to be read by the kernel.
@@ -96,14 +113,9 @@ impl Output {
 
     /// True while bytes of a caller that does not wait are still to be read by the kernel.
     pub(crate) fn has_callers(&self) -> bool {
-        let of_caller = |piece: &Piece| {
-            matches!(
-                piece,
-                Piece::Reference {
-                    owner: Owner::Caller(None),
-                    ..
-                }
-            )
+        let of_caller = |piece: &Piece| match piece {
+            Piece::Reference { owner, .. } => matches!(owner, Owner::Caller(None) | Owner::Local(None, _)),
+            _ => false,
         };
         self.pieces.iter().any(of_caller)
     }
@@ -133,13 +145,16 @@ impl Output {
         self.small.extend_from_slice(bytes);
     }
 
-    /// Appends bytes of a caller without copying them. They must stay where they are until they are sent or
-    /// [`Output::own`] was called.
-    pub(crate) fn push_caller(&mut self, bytes: &[u8], op: Option<OpId>) {
+    /// Appends bytes of a caller without copying them; they lie in `memory`, or the caller lends them while it is being polled. When
+    /// it is no longer there (for an unsignaled batch: when it has been posted) [`Output::own`] is to be called.
+    pub(crate) fn push_caller(&mut self, bytes: &[u8], op: Option<OpId>, memory: Option<&Memory>) {
         self.pieces.push_back(Piece::Reference {
             at: bytes.as_ptr(),
             len: bytes.len(),
-            owner: Owner::Caller(op),
+            owner: match memory {
+                Some(memory) => Owner::Local(op, memory.clone()),
+                None => Owner::Caller(op),
+            },
         });
     }
 
@@ -155,7 +170,7 @@ impl Output {
 
     /// Copies what is still referenced of this operation's (`None`: of an unsignaled batch's) caller.
     pub(crate) fn own(&mut self, op: Option<OpId>) {
-        self.own_if(|owner| matches!(owner, Owner::Caller(of) if *of == op));
+        self.own_if(|owner| matches!(owner, Owner::Caller(of) | Owner::Local(of, _) if *of == op));
     }
 
     /// Copies what is still to be read of memory regions, so that later requests may change it.
@@ -168,12 +183,11 @@ impl Output {
             if let Piece::Reference { at, len, owner } = piece
                 && wanted(owner)
             {
-                // SAFETY: whoever pushed the reference keeps the bytes there until now: a caller's slice is borrowed
-                // until its operation is complete or abandoned (which calls this first), a lease holds its mapping.
+                // SAFETY: a caller's bytes are asked for by the caller, which still borrows them; other owners hold their mapping.
                 // Memory of a region may change meanwhile; the copy is of plain bytes.
                 let bytes: Box<[u8]> = unsafe { std::slice::from_raw_parts(*at, *len) }.into();
                 let answer = matches!(owner, Owner::Lease(_));
-                self.leases -= usize::from(answer);
+                self.leases = less(self.leases, usize::from(answer));
                 self.answers += if answer { bytes.len() } else { 0 };
                 self.kept += bytes.len();
                 *piece = Piece::Owned { bytes, sent: 0, answer };
@@ -186,15 +200,25 @@ impl Output {
         *self = Output::default();
     }
 
-    /// Sends what the kernel takes; also returns how many bytes that were.
-    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<(Sent, usize)> {
+    /// Who holds up all that is to be sent.
+    fn holder(&self, present: Option<OpId>) -> Option<OpId> {
+        let is_sealed = self.sealer.as_ref().is_some_and(|sealer| !sealer.is_empty());
+        let front = self.pieces.front().filter(|_| !is_sealed);
+        front.and_then(|piece| piece.waits_for(present))
+    }
+
+    /// Sends what the kernel takes; also returns how many bytes that were. `present`: the operation whose caller is being polled.
+    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, present: Option<OpId>) -> io::Result<(Sent, usize)> {
         let mut round = 0;
         self.stuck = false;
         while !self.is_empty() {
+            if let Some(op) = self.holder(present) {
+                return Ok((Sent::Held(op), round));
+            }
             if round >= ROUND {
                 return Ok((Sent::Round, round));
             }
-            match self.send_once(socket) {
+            match self.send_once(socket, present) {
                 Ok(sent) => round += sent,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.stuck = true;
@@ -207,25 +231,26 @@ impl Output {
         Ok((Sent::All, round))
     }
 
-    fn send_once(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    fn send_once(&mut self, socket: BorrowedFd<'_>, present: Option<OpId>) -> io::Result<usize> {
         if let Some(mut sealer) = self.sealer.take() {
-            self.seal(&mut sealer);
+            self.seal(&mut sealer, present);
             let sent = sealer.send(socket);
             self.sealer = Some(sealer);
             return sent;
         }
-        let sent = self.send_pieces(socket)?;
+        let sent = self.send_pieces(socket, present)?;
         self.advance(sent);
         Ok(sent)
     }
 
     /// Copies what is to be sent into records, as many as go to the kernel in one call.
-    fn seal(&mut self, sealer: &mut Sealer) {
-        while !self.pieces.is_empty() && sealer.has_room() {
+    fn seal(&mut self, sealer: &mut Sealer, present: Option<OpId>) {
+        let is_here = |piece: &Piece| piece.waits_for(present).is_none();
+        while self.pieces.front().is_some_and(is_here) && sealer.has_room() {
             let mut len = 0;
             sealer.seal(|record| {
                 let mut small = self.small_sent;
-                for piece in &self.pieces {
+                for piece in self.pieces.iter().take_while(|piece| is_here(piece)) {
                     let room = BODY_MAX - len;
                     let bytes = match piece {
                         Piece::Small(len) => {
@@ -233,7 +258,7 @@ impl Output {
                             small += len;
                             &self.small[at..small]
                         }
-                        // SAFETY: as in `own_if`.
+                        // SAFETY: the caller whose bytes they are is being polled; other owners hold their mapping.
                         Piece::Reference { at, len, .. } => unsafe { std::slice::from_raw_parts(*at, *len) },
                         Piece::Owned { bytes, sent, .. } => &bytes[*sent..],
                     };
@@ -249,14 +274,18 @@ impl Output {
         }
     }
 
-    fn send_pieces(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    fn send_pieces(&self, socket: BorrowedFd<'_>, present: Option<OpId>) -> io::Result<usize> {
         let mut vectors = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         }; MAX_PIECES];
         let mut small = self.small_sent;
         let mut count = 0;
-        for (vector, piece) in vectors.iter_mut().zip(&self.pieces) {
+        let pieces = self
+            .pieces
+            .iter()
+            .take_while(|piece| piece.waits_for(present).is_none());
+        for (vector, piece) in vectors.iter_mut().zip(pieces) {
             let (at, len) = match piece {
                 Piece::Small(len) => {
                     let at = self.small[small..].as_ptr();
@@ -277,7 +306,8 @@ impl Output {
         message.msg_iov = vectors.as_mut_ptr();
         message.msg_iovlen = count;
         let (socket, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: each vector names bytes that live until they are sent (see `own_if`); the kernel only reads them.
+        // SAFETY: each vector names bytes of ours, of a mapping that their owner holds, or of a caller that is being polled; the
+        // kernel only reads them.
         let sent = unsafe {
             match vectors[..count] {
                 [libc::iovec { iov_base, iov_len }] => libc::send(socket, iov_base, iov_len, flags),
@@ -295,7 +325,7 @@ impl Output {
                     let now = sent.min(*len);
                     *len -= now;
                     self.small_sent += now;
-                    self.kept -= now;
+                    self.kept = less(self.kept, now);
                     (now, *len == 0)
                 }
                 Piece::Reference { at, len, .. } => {
@@ -312,8 +342,8 @@ impl Output {
                     let now = sent.min(bytes.len() - *done);
                     *done += now;
                     let whole = *done == bytes.len();
-                    self.kept -= if whole { bytes.len() } else { 0 };
-                    self.answers -= if whole && *answer { bytes.len() } else { 0 };
+                    self.kept = less(self.kept, if whole { bytes.len() } else { 0 });
+                    self.answers = less(self.answers, if whole && *answer { bytes.len() } else { 0 });
                     (now, whole)
                 }
             };
@@ -323,7 +353,7 @@ impl Output {
                     owner: Owner::Lease(_), ..
                 }) = self.pieces.pop_front()
             {
-                self.leases -= 1;
+                self.leases = less(self.leases, 1);
             }
         }
         if self.small_sent == self.small.len() {
@@ -334,6 +364,11 @@ impl Output {
             self.small_sent = 0;
         }
     }
+}
+
+/// What is left of a count.
+fn less(count: usize, gone: usize) -> usize {
+    count.checked_sub(gone).expect("what goes has been counted")
 }
 
 #[cfg(test)]
@@ -359,7 +394,7 @@ mod tests {
             output.push(&[round; 3]);
             output.push_lease(buffer.map().as_ptr(), 300_000, Memory::Buffer(buffer.clone()));
             output.reserve(8).fill(round);
-            output.push_caller(&caller, None);
+            output.push_caller(&caller, None, None);
             expected.extend_from_slice(&[round; 103]);
             expected.extend_from_slice(&memory);
             expected.extend_from_slice(&[round; 8]);
@@ -371,7 +406,7 @@ mod tests {
             assert!(found == expected);
         });
         let mut owned = false;
-        while output.send(left.as_fd()).unwrap().0 != Sent::All {
+        while output.send(left.as_fd(), None).unwrap().0 != Sent::All {
             if !owned {
                 output.own(None);
                 output.own_leases();
