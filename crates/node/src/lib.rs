@@ -21,6 +21,7 @@
 mod backoff;
 mod clock;
 mod colocated;
+mod config;
 mod data;
 mod error;
 mod housekeeping;
@@ -36,8 +37,9 @@ pub mod sim;
 mod transactions;
 
 pub use clock::{Clock, SystemClock};
+pub use config::{NodeConfig, OneSided};
 pub use housekeeping::scrub::ScrubPace;
-pub use node::{Node, NodeConfig, OneSided};
+pub use node::Node;
 pub use transactions::commit_protocol::Transactions;
 #[cfg(feature = "testing")]
 pub use transactions::probe::Phase;

@@ -1,8 +1,9 @@
 //! One node: its pool, its regions, its sessions.
 
 use crate::clock::Clock;
+use crate::config::{NodeConfig, OneSided};
 use crate::housekeeping::check_pages::CheckPages;
-use crate::housekeeping::scrub::{ScrubCounters, ScrubPace};
+use crate::housekeeping::scrub::ScrubCounters;
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
 use crate::names::rename_lock::RenameLock;
@@ -10,7 +11,6 @@ use crate::opening::{self, Opening};
 use crate::region_service::{PoolKeys, RegionService};
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
-use crate::transactions::commit_protocol::Transactions;
 use crate::transactions::coordinator::Undecided;
 use crate::transactions::dispatch::Dispatch;
 use crate::transactions::probe::Probe;
@@ -18,7 +18,7 @@ use crate::transactions::probe::Probe;
 use crate::transactions::two_phase::Prepared;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts};
-use polvo_fabric::{Address, Identity, MemoryRegions};
+use polvo_fabric::{Address, MemoryRegions};
 use polvo_format::{NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, TxnState, Usage, ask};
@@ -29,41 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-/// To whom a node gives one-sided access to file data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum OneSided {
-    /// To all who know the cluster's secret.
-    #[default]
-    All,
-    /// To nodes (and what lives in them); for clients the node moves the data itself.
-    Nodes,
-}
-
-/// What a node is started with.
-#[derive(Clone)]
-pub struct NodeConfig {
-    /// Who.
-    pub id: NodeId,
-    /// Handshake; its role is this node's.
-    pub identity: Identity,
-    /// Where to listen.
-    pub listen: Vec<Address>,
-    /// The cluster map to start with.
-    pub map: ClusterMap,
-    /// Limits.
-    pub timeouts: Timeouts,
-    /// How transactions that it coordinates are carried out.
-    pub transactions: Transactions,
-    /// Shown in status.
-    pub name: String,
-    /// To whom one-sided access to file data is given.
-    pub one_sided: OneSided,
-    /// Serve the pool although other nodes have seen a later copy of it: what was done since this copy is lost.
-    pub accept_older_pool: bool,
-    /// File data is compared with its checksums unasked; `None`: never.
-    pub scrub: Option<ScrubPace>,
-}
 
 /// One node: its pool, its regions, its sessions. `Send + Sync`: entered by whichever thread needs it.
 pub struct Node {

@@ -1,7 +1,7 @@
 //! Steps of opening a node: whose pool it is, its regions recovered, what it left undispatched, who it is to others.
 
+use crate::config::NodeConfig;
 use crate::error::to_fs;
-use crate::node::NodeConfig;
 use crate::region_service::RegionService;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::{MapCell, SessionContext};

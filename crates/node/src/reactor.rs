@@ -4,130 +4,25 @@ use crate::housekeeping;
 use crate::housekeeping::scrub;
 use crate::locks::deadlocks;
 use crate::node::Node;
+use crate::request::connections::{Connection, Connections, attached, begin, may_connect, other_session, party_of};
 use crate::request::context::RequestContext;
 use crate::request::replay::Running;
-use crate::request::sessions::{Party, Session};
+use crate::request::sessions::Party;
 use crate::transactions::dispatch;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
-use polvo_fabric::{Address, FabricError, Listener, QueuePair, Role, Sparing};
-use polvo_format::{NodeId, SessionId};
+use polvo_fabric::{Address, FabricError, Listener, Sparing};
 use polvo_proto::{Answer, Ask, Call, FsError, Reply, Request, ask, encode_answer, reply};
 use polvo_rpc::MAX_REPLY;
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
-/// Most connections at a time.
-const CONNECTIONS_MAX: usize = 4096;
-/// Of these, clients leave so many to nodes.
-const CONNECTIONS_OF_NODES: usize = 256;
-/// Most connections of one session: one for each thread of a client.
-const SESSION_CONNECTIONS_MAX: usize = 512;
-/// A connection over which no session has been attached for so long is closed.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a node that stops looks whether they have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
 /// Pause after a listener failed (out of descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-struct Connection {
-    party: Party,
-    session: RefCell<Option<Arc<Session>>>,
-    /// Which of the session's sets of links it belongs to.
-    link_set: Cell<u64>,
-    /// How often the session had given operations up when it was attached (`Request::Attach`).
-    fence: Cell<u64>,
-    since: Instant,
-    pair: QueuePair,
-}
-
-/// The connections of this reactor.
-#[derive(Default)]
-pub(crate) struct Connections {
-    next: Cell<u64>,
-    live: RefCell<BTreeMap<u64, Rc<Connection>>>,
-}
-
-impl Connections {
-    fn add(&self, connection: &Rc<Connection>) -> u64 {
-        let number = self.next.get();
-        self.next.set(number + 1);
-        self.live.borrow_mut().insert(number, connection.clone());
-        number
-    }
-
-    /// Is there room for one more, of a node or of a client? If not, the one that has been there longest without a session makes
-    /// room.
-    fn make_room(&self, party: Party) -> bool {
-        let mut live = self.live.borrow_mut();
-        let most = match party {
-            Party::Node(_) => CONNECTIONS_MAX,
-            Party::Client => CONNECTIONS_MAX - CONNECTIONS_OF_NODES,
-        };
-        if live.len() < most {
-            return true;
-        }
-        let idle = live.iter().find(|(_, c)| c.session.borrow().is_none());
-        let Some(idle) = idle.map(|(number, _)| *number) else {
-            return false;
-        };
-        let closed = live.remove(&idle);
-        drop(live);
-        if let Some(closed) = closed {
-            closed.pair.close();
-        }
-        true
-    }
-
-    /// Closes those over which no session was attached in time.
-    pub fn close_late(&self) {
-        self.close_where(|_, c| c.session.borrow().is_none() && c.since.elapsed() >= ATTACH_TIMEOUT);
-    }
-
-    /// How many belong to that session.
-    fn of_session(&self, session: SessionId) -> usize {
-        let is_its = |c: &&Rc<Connection>| c.session.borrow().as_ref().is_some_and(|s| s.id == session);
-        self.live.borrow().values().filter(is_its).count()
-    }
-
-    fn close_where(&self, wanted: impl Fn(u64, &Connection) -> bool) {
-        let closing: Vec<Rc<Connection>> = self
-            .live
-            .borrow()
-            .iter()
-            .filter(|(number, c)| wanted(**number, c))
-            .map(|(_, c)| c.clone())
-            .collect();
-        for connection in closing {
-            connection.pair.close();
-        }
-    }
-
-    /// The session has ended: what it still sends must not take effect.
-    pub fn close_session(&self, session: SessionId) {
-        self.close_where(|_, c| c.session.borrow().as_ref().is_some_and(|s| s.id == session));
-    }
-
-    /// Closes the connections of a session that a newly attached one takes the place of: older ones of its set of links, and
-    /// those from before the session last gave operations up. An `Attach` that comes late closes none that came after it.
-    fn close_replaced(&self, session: &Arc<Session>, by: u64, link_set: u64, fence: u64) {
-        self.close_where(|number, c| {
-            let is_its = || c.session.borrow().as_ref().is_some_and(|s| Arc::ptr_eq(s, session));
-            let is_older = || c.link_set.get() == link_set && c.fence.get() <= fence && number < by;
-            number != by && (c.fence.get() < fence || is_older()) && is_its()
-        });
-    }
-
-    /// Closes all connections of a node but one.
-    fn close_others(&self, node: NodeId, keep: u64) {
-        self.close_where(|number, c| number != keep && c.party == Party::Node(node));
-    }
-}
 
 impl Node {
     /// Serves until `Shutdown` or `stop()`: listens, accepts, housekeeping (leases, ticks, settle, re-dispatch, log GC).
@@ -230,28 +125,6 @@ async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>,
     }
 }
 
-fn party_of(pair: &QueuePair) -> Party {
-    match pair.peer() {
-        Role::Node(id) => Party::Node(NodeId(id)),
-        Role::Client => Party::Client,
-    }
-}
-
-/// Counts a connection from now on.
-fn begin(connections: &Connections, pair: QueuePair) -> (Rc<Connection>, u64) {
-    let party = party_of(&pair);
-    let connection = Rc::new(Connection {
-        party,
-        session: RefCell::new(None),
-        link_set: Cell::new(0),
-        fence: Cell::new(0),
-        since: Instant::now(),
-        pair,
-    });
-    let number = connections.add(&connection);
-    (connection, number)
-}
-
 /// Serves one connection until its end.
 async fn serve(
     node: Arc<Node>,
@@ -276,7 +149,7 @@ async fn serve(
             tracing::warn!(?party, %error, "connection ended");
         }
     }
-    connections.live.borrow_mut().remove(&number);
+    connections.forget(number);
 }
 
 /// Counts a request while it is under way.
@@ -391,37 +264,6 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
         running.finish(&encoded);
     }
     encoded
-}
-
-/// A client has many threads, but does not take all the connections there are.
-fn may_connect(connection: &Connection, connections: &Connections, session: SessionId) -> Result<(), FsError> {
-    let others = connections.of_session(session);
-    match connection.session.borrow().is_none() && others >= SESSION_CONNECTIONS_MAX {
-        true => Err(FsError::Io(format!(
-            "this client has {others} connections to this node already"
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// A connection speaks for one session until that has ended: nobody makes up sessions by the thousand over one.
-fn other_session(connection: &Connection, claimed: SessionId) -> Result<(), FsError> {
-    let attached = connection.session.borrow();
-    match &*attached {
-        Some(session) if session.id != claimed && !session.is_ended() => Err(FsError::NotPermitted),
-        _ => Ok(()),
-    }
-}
-
-/// The session of a connection; a caller who names another one than it attached gets nothing.
-fn attached(connection: &Connection, claimed: SessionId) -> Result<Arc<Session>, FsError> {
-    let attached = connection.session.borrow();
-    match &*attached {
-        None => Err(FsError::SessionExpired),
-        Some(session) if session.id != claimed => Err(FsError::NotPermitted),
-        Some(session) if session.is_ended() => Err(FsError::SessionExpired),
-        Some(session) => Ok(session.clone()),
-    }
 }
 
 fn encode(answer: &Answer) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! A region served here: the region behind its lock, and where its segments lie.
 
-use crate::node::OneSided;
+use crate::config::OneSided;
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Epoch, Gpa, PoolLayout, RegionId, SessionId, TxnId};

@@ -8,7 +8,7 @@ pub(crate) mod status;
 pub(crate) mod utilization;
 
 use crate::node::Node;
-use crate::reactor::Connections;
+use crate::request::connections::Connections;
 use crate::transactions::dispatch;
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_format::{NodeId, RegionId, TxnId};

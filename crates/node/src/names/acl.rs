@@ -5,7 +5,7 @@
 //! version, then entries of tag, permissions and id, little-endian. On a mount the kernel enforces them (option `acl`);
 //! this module does for other callers, and keeps lists and permission bits in step for all.
 
-use crate::names::permission::User;
+use crate::names::user::User;
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{FsError, NewFile};
 

@@ -3,7 +3,9 @@
 pub(crate) mod acl;
 pub(crate) mod name_services;
 pub(crate) mod permission;
-pub(crate) mod rename;
+mod rename;
+pub(crate) mod rename_lease;
 pub(crate) mod rename_lock;
-mod rename_plan;
+pub(crate) mod rename_plan;
+mod user;
 pub(crate) mod valid_name;

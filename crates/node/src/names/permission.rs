@@ -1,6 +1,7 @@
 //! What a library user may do. A mount's requests come with `Cred::Kernel`: there the kernel has checked already.
 
 use crate::names::acl::Acl;
+use crate::names::user::User;
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{Cred, FsError, NewFile, SetAttr, TimeChange};
 
@@ -13,50 +14,22 @@ const SET_GID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// A caller that is not all-powerful.
-pub(crate) struct User<'a> {
-    pub uid: u32,
-    pub gid: u32,
-    pub groups: &'a [u32],
-}
-
-impl User<'_> {
-    pub fn is_member(&self, gid: u32) -> bool {
-        self.gid == gid || self.groups.contains(&gid)
+/// What the list says, or where there is none the mode.
+fn may(user: &User<'_>, attr: &Attr, acl: Option<&Acl>, want: u32) -> bool {
+    if let Some(acl) = acl {
+        return acl.may(user, attr, want);
     }
-
-    pub fn owns(&self, attr: &Attr) -> bool {
-        self.uid == attr.uid
-    }
-
-    fn may(&self, attr: &Attr, acl: Option<&Acl>, want: u32) -> bool {
-        if let Some(acl) = acl {
-            return acl.may(self, attr, want);
-        }
-        let shift = match () {
-            () if self.owns(attr) => 6,
-            () if self.is_member(attr.gid) => 3,
-            () => 0,
-        };
-        attr.mode >> shift & want == want
-    }
-}
-
-/// The caller, if there is anything to check.
-fn user(cred: &Cred) -> Option<User<'_>> {
-    match cred {
-        Cred::Kernel | Cred::User { uid: 0, .. } => None,
-        Cred::User { uid, gid, groups } => Some(User {
-            uid: *uid,
-            gid: *gid,
-            groups,
-        }),
-    }
+    let shift = match () {
+        () if user.owns(attr) => 6,
+        () if user.is_member(attr.gid) => 3,
+        () => 0,
+    };
+    attr.mode >> shift & want == want
 }
 
 /// True when nothing has to be checked for this caller.
 pub(crate) fn is_trusted(cred: &Cred) -> bool {
-    user(cred).is_none()
+    User::of(cred).is_none()
 }
 
 /// Root or a mount.
@@ -66,8 +39,8 @@ pub(crate) fn is_administrator(cred: &Cred) -> bool {
 
 /// All of `want` on an inode with this access control list, else EACCES.
 pub(crate) fn access(cred: &Cred, attr: &Attr, acl: Option<&Acl>, want: u32) -> Result<(), FsError> {
-    match user(cred) {
-        Some(user) if !user.may(attr, acl, want) => Err(FsError::Access),
+    match User::of(cred) {
+        Some(user) if !may(&user, attr, acl, want) => Err(FsError::Access),
         _ => Ok(()),
     }
 }
@@ -79,7 +52,7 @@ pub(crate) fn access_data(cred: &Cred, attr: &Attr, acl: Option<&Acl>) -> Result
 
 /// Owner only, else EPERM.
 pub(crate) fn owner(cred: &Cred, attr: &Attr) -> Result<(), FsError> {
-    match user(cred) {
+    match User::of(cred) {
         Some(user) if !user.owns(attr) => Err(FsError::NotPermitted),
         _ => Ok(()),
     }
@@ -87,7 +60,7 @@ pub(crate) fn owner(cred: &Cred, attr: &Attr) -> Result<(), FsError> {
 
 /// True when the sticky bit of a directory may forbid this caller to remove a name of others from it.
 pub(crate) fn sticky_matters(cred: &Cred, dir: &Attr) -> bool {
-    user(cred).is_some_and(|user| dir.mode & STICKY != 0 && !user.owns(dir))
+    User::of(cred).is_some_and(|user| dir.mode & STICKY != 0 && !user.owns(dir))
 }
 
 /// Removing a name from a directory with the sticky bit.
@@ -108,7 +81,7 @@ pub(crate) fn set_attr(cred: &Cred, attr: &Attr, acl: Option<&Acl>, set: &SetAtt
             _ => return Err(FsError::Invalid("only a file has a length to set".into())),
         }
     }
-    if let Some(user) = user(cred) {
+    if let Some(user) = User::of(cred) {
         may_set(cred, &user, attr, acl, set)?;
     }
     let mut set = *set;
@@ -142,13 +115,13 @@ fn may_set(cred: &Cred, user: &User<'_>, attr: &Attr, acl: Option<&Acl>, set: &S
 
 fn clear_privileges(cred: &Cred, attr: &Attr, set: &mut SetAttr) {
     let gid = set.gid.unwrap_or(attr.gid);
-    if let (Some(mode), Some(user)) = (set.mode, user(cred))
+    if let (Some(mode), Some(user)) = (set.mode, User::of(cred))
         && !user.is_member(gid)
     {
         set.mode = Some(mode & !SET_GID);
     }
     let changes_owner = set.uid.is_some() || set.gid.is_some();
-    let truncates = set.size.is_some() && user(cred).is_some();
+    let truncates = set.size.is_some() && User::of(cred).is_some();
     if attr.kind != FileKind::Directory && (changes_owner || truncates) && set.mode.is_none() {
         set.mode = without_privileges(cred, attr);
     }
@@ -157,7 +130,7 @@ fn clear_privileges(cred: &Cred, attr: &Attr, set: &mut SetAttr) {
 /// The mode after a change of owner or contents by this caller; `None` when it stays. Set-group-id without the group's
 /// execute bit goes where the caller is not of the group.
 fn without_privileges(cred: &Cred, attr: &Attr) -> Option<u32> {
-    let is_stranger = user(cred).is_some_and(|user| !user.is_member(attr.gid));
+    let is_stranger = User::of(cred).is_some_and(|user| !user.is_member(attr.gid));
     let mut cleared = attr.mode & !SET_UID;
     if attr.mode & GROUP_EXECUTE != 0 || is_stranger {
         cleared &= !SET_GID;
@@ -167,7 +140,7 @@ fn without_privileges(cred: &Cred, attr: &Attr) -> Option<u32> {
 
 /// The change of mode that comes with a write by this caller, if any.
 pub(crate) fn mode_after_write(cred: &Cred, attr: &Attr) -> Option<SetAttr> {
-    user(cred)?;
+    User::of(cred)?;
     without_privileges(cred, attr).map(|mode| SetAttr {
         mode: Some(mode),
         ..SetAttr::default()
@@ -176,7 +149,7 @@ pub(crate) fn mode_after_write(cred: &Cred, attr: &Attr) -> Option<SetAttr> {
 
 /// A new inode as this caller may make it in that directory: with its own ids, and with what it inherits.
 pub(crate) fn new_file(cred: &Cred, parent: &Attr, mut file: NewFile) -> NewFile {
-    if let Some(user) = user(cred) {
+    if let Some(user) = User::of(cred) {
         file.uid = user.uid;
         if !user.is_member(file.gid) {
             file.gid = user.gid;
@@ -187,7 +160,7 @@ pub(crate) fn new_file(cred: &Cred, parent: &Attr, mut file: NewFile) -> NewFile
         file.gid = parent.gid;
         if file.kind == FileKind::Directory {
             file.mode |= SET_GID;
-        } else if user(cred).is_some_and(|user| !user.is_member(parent.gid)) && file.mode & GROUP_EXECUTE != 0 {
+        } else if User::of(cred).is_some_and(|user| !user.is_member(parent.gid)) && file.mode & GROUP_EXECUTE != 0 {
             file.mode &= !SET_GID;
         }
     }

@@ -3,67 +3,16 @@
 use crate::names::acl::{self, Acl};
 use crate::names::name_services::{Revalidation, must_be_directory};
 use crate::names::permission::{self, EXECUTE, WRITE};
-use crate::names::rename_plan;
+use crate::names::rename_lease::RenameLease;
+use crate::names::rename_plan::{self, FoundNames, Rename};
 use crate::names::valid_name;
 use crate::request::context::RequestContext;
 use crate::transactions::coordinator::{Failure, transact};
-use polvo_format::{Attr, FileKind, Ino, Tail, TxnId};
+use polvo_format::{Attr, FileKind, Ino};
 use polvo_proto::{DirEntry, FsError, InodeRef, NewFile, RenameMode, ask};
 
 /// Deepest chain of parents that is walked.
 const DEPTH_MAX: u32 = 1 << 16;
-
-/// A rename as asked for.
-pub(crate) struct Rename {
-    pub old_dir: InodeRef,
-    pub old_name: Vec<u8>,
-    pub new_dir: InodeRef,
-    pub new_name: Vec<u8>,
-    pub mode: RenameMode,
-}
-
-/// The cluster-wide lock under which directories change parents, as its holder has it.
-pub(crate) struct RenameLease {
-    holder: TxnId,
-    grant: u64,
-}
-
-impl RenameLease {
-    async fn ask(ctx: &RequestContext<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
-        let region = Ino::ROOT.region();
-        if ctx.node.serves(region) {
-            return ctx.node.grant_rename(holder, release);
-        }
-        ctx.ask_region(region, ask::RenameLock { txn: holder, release }).await
-    }
-
-    async fn take(ctx: &RequestContext<'_>) -> Result<RenameLease, FsError> {
-        let holder = ctx.node.next_txn();
-        let mut backoff = ctx.backoff();
-        loop {
-            match Self::ask(ctx, holder, false).await {
-                Ok(grant) => return Ok(RenameLease { holder, grant }),
-                Err(FsError::Retry) => backoff.wait().await?,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// The lock has been ours all the time: what was seen of the tree's shape under it still holds.
-    pub async fn verify(&self, ctx: &RequestContext<'_>) -> Result<(), FsError> {
-        match Self::ask(ctx, self.holder, false).await? {
-            grant if grant == self.grant => Ok(()),
-            _ => Err(FsError::Retry),
-        }
-    }
-
-    /// Best effort: a grant ends by itself.
-    async fn release(self, ctx: &RequestContext<'_>) {
-        if let Err(error) = Self::ask(ctx, self.holder, true).await {
-            tracing::debug!(%error, "the rename lock was not given back");
-        }
-    }
-}
 
 /// Why an attempt did not succeed.
 enum Missed {
@@ -71,53 +20,6 @@ enum Missed {
     Before(Failure),
     /// The transaction failed.
     Transaction(Failure),
-}
-
-/// What was found of a rename's two names.
-pub(crate) struct FoundNames {
-    pub source: DirEntry,
-    pub dest: Option<DirEntry>,
-    /// What is left at the old name.
-    pub whiteout: Option<NewFile>,
-    /// The old directory's log when its name was looked at.
-    source_tail: Tail,
-    /// The new directory's log before its name was looked at.
-    dest_tail: Tail,
-}
-
-impl FoundNames {
-    /// Nothing is to be done whoever asks: by what the two names stand for it fails, or they are two names of one file.
-    fn is_nothing(&self, mode: RenameMode) -> bool {
-        match (mode, &self.dest) {
-            (mode, Some(_)) if mode.must_be_new() => true,
-            (RenameMode::Exchange, None) => true,
-            (_, Some(dest)) => dest.target.ino == self.source.target.ino,
-            _ => false,
-        }
-    }
-
-    /// The rename's answer, if what the two names stand for settles it.
-    fn verdict(&self, mode: RenameMode) -> Option<Result<(), FsError>> {
-        match (mode, &self.dest) {
-            (mode, Some(_)) if mode.must_be_new() => Some(Err(FsError::Exists)),
-            (RenameMode::Exchange, None) => Some(Err(FsError::NotFound)),
-            (_, Some(dest)) if dest.target.ino == self.source.target.ino => Some(Ok(())),
-            (mode, Some(dest)) if mode.replaces() => match (self.source.kind, dest.kind) {
-                (FileKind::Directory, FileKind::Directory) => None,
-                (FileKind::Directory, _) => Some(Err(FsError::NotDirectory)),
-                (_, FileKind::Directory) => Some(Err(FsError::IsDirectory)),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    /// True when the rename gives a directory another parent.
-    fn moves_directory(&self, rename: &Rename) -> bool {
-        let moves = |entry: &DirEntry| entry.kind == FileKind::Directory;
-        let swapped = rename.mode == RenameMode::Exchange && self.dest.as_ref().is_some_and(moves);
-        rename.old_dir.ino != rename.new_dir.ino && (moves(&self.source) || swapped)
-    }
 }
 
 impl RequestContext<'_> {

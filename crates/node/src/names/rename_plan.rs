@@ -1,9 +1,64 @@
-//! Which intents a rename is made of.
+//! A rename: what was asked for, what its names were found to stand for, and which intents it is made of.
 
-use crate::names::rename::{FoundNames, Rename};
 use crate::transactions::coordinator::Plan;
-use polvo_format::FileKind;
-use polvo_proto::{DirEntry, InodeRef, Intent, NewFile, Placement, RenameMode};
+use polvo_format::{FileKind, Tail};
+use polvo_proto::{DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode};
+
+/// A rename as asked for.
+pub(crate) struct Rename {
+    pub old_dir: InodeRef,
+    pub old_name: Vec<u8>,
+    pub new_dir: InodeRef,
+    pub new_name: Vec<u8>,
+    pub mode: RenameMode,
+}
+
+/// What was found of a rename's two names.
+pub(crate) struct FoundNames {
+    pub source: DirEntry,
+    pub dest: Option<DirEntry>,
+    /// What is left at the old name.
+    pub whiteout: Option<NewFile>,
+    /// The old directory's log when its name was looked at.
+    pub source_tail: Tail,
+    /// The new directory's log before its name was looked at.
+    pub dest_tail: Tail,
+}
+
+impl FoundNames {
+    /// Nothing is to be done whoever asks: by what the two names stand for it fails, or they are two names of one file.
+    pub fn is_nothing(&self, mode: RenameMode) -> bool {
+        match (mode, &self.dest) {
+            (mode, Some(_)) if mode.must_be_new() => true,
+            (RenameMode::Exchange, None) => true,
+            (_, Some(dest)) => dest.target.ino == self.source.target.ino,
+            _ => false,
+        }
+    }
+
+    /// The rename's answer, if what the two names stand for settles it.
+    pub fn verdict(&self, mode: RenameMode) -> Option<Result<(), FsError>> {
+        match (mode, &self.dest) {
+            (mode, Some(_)) if mode.must_be_new() => Some(Err(FsError::Exists)),
+            (RenameMode::Exchange, None) => Some(Err(FsError::NotFound)),
+            (_, Some(dest)) if dest.target.ino == self.source.target.ino => Some(Ok(())),
+            (mode, Some(dest)) if mode.replaces() => match (self.source.kind, dest.kind) {
+                (FileKind::Directory, FileKind::Directory) => None,
+                (FileKind::Directory, _) => Some(Err(FsError::NotDirectory)),
+                (_, FileKind::Directory) => Some(Err(FsError::IsDirectory)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// True when the rename gives a directory another parent.
+    pub fn moves_directory(&self, rename: &Rename) -> bool {
+        let moves = |entry: &DirEntry| entry.kind == FileKind::Directory;
+        let swapped = rename.mode == RenameMode::Exchange && self.dest.as_ref().is_some_and(moves);
+        rename.old_dir.ino != rename.new_dir.ino && (moves(&self.source) || swapped)
+    }
+}
 
 /// Who changes what. The new directory's region coordinates.
 pub(crate) fn plan(rename: &Rename, found: &FoundNames) -> Plan {

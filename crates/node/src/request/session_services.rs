@@ -1,7 +1,7 @@
 //! From a call to its service: who may ask what, attachment, leases; and what concerns a session or the whole node.
 
 use crate::names::permission;
-use crate::names::rename::Rename;
+use crate::names::rename_plan::Rename;
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};

@@ -2,7 +2,7 @@
 //! primary of the directory that gets or loses the name.
 
 use crate::error::to_fs;
-use crate::names::rename::RenameLease;
+use crate::names::rename_lease::RenameLease;
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
