@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// After this time somebody looks again for a node that nobody waits for any more; others fail at once meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 struct Absence {
     since: Instant,
     /// Nobody looks for the node before, unless ready to wait for it.
-    look_at: Instant,
+    probe_at: Instant,
     why: FsError,
 }
 
@@ -38,10 +38,10 @@ impl Absences {
         if now.duration_since(absence.since) < patience {
             return Ok(());
         }
-        if now < absence.look_at {
+        if now < absence.probe_at {
             return Err(absence.why.clone());
         }
-        absence.look_at = now + limit + LOOK_AGAIN;
+        absence.probe_at = now + limit + PROBE_EVERY;
         Ok(())
     }
 
@@ -53,11 +53,11 @@ impl Absences {
             tracing::debug!(%node, %why, "away");
             Absence {
                 since: now,
-                look_at: now,
+                probe_at: now,
                 why: why.clone(),
             }
         });
-        absence.look_at = now + LOOK_AGAIN;
+        absence.probe_at = now + PROBE_EVERY;
         absence.why = why.clone();
         absence.since
     }
@@ -99,7 +99,7 @@ mod tests {
         );
         let since = absences.failed(NODE, &gone());
         assert!(absences.is_away(NODE) && !absences.is_away(NodeId(1)));
-        tokio::time::advance(PATIENCE - LOOK_AGAIN).await;
+        tokio::time::advance(PATIENCE - PROBE_EVERY).await;
         assert_eq!(absences.failed(NODE, &gone()), since, "away since the first failure");
         assert!(absences.may_try(NODE, PATIENCE, LIMIT).is_ok());
         assert_eq!(
@@ -107,14 +107,14 @@ mod tests {
             Err(gone()),
             "not ready to wait"
         );
-        tokio::time::advance(LOOK_AGAIN).await;
+        tokio::time::advance(PROBE_EVERY).await;
         assert!(absences.may_try(NODE, PATIENCE, LIMIT).is_ok(), "the first looks again");
         assert_eq!(
             absences.may_try(NODE, PATIENCE, LIMIT),
             Err(gone()),
             "the second leaves it to the first"
         );
-        tokio::time::advance(LIMIT + LOOK_AGAIN).await;
+        tokio::time::advance(LIMIT + PROBE_EVERY).await;
         assert!(
             absences.may_try(NODE, PATIENCE, LIMIT).is_ok(),
             "the first never came back"

@@ -26,7 +26,7 @@ const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// How often a request follows a region that moves before the caller hears of it.
 const MOVES_MAX: u32 = 4;
 /// Who waits for room that is held back asks again so often.
-const LOOK_FOR_ROOM: Duration = Duration::from_millis(20);
+const ROOM_POLL: Duration = Duration::from_millis(20);
 
 /// One node as this thread knows it.
 #[derive(Default)]
@@ -484,7 +484,7 @@ impl Links {
     pub async fn room_may_come(&self, since: &mut Option<Instant>) -> bool {
         let waits = since.get_or_insert_with(Instant::now).elapsed() < self.patience();
         if waits {
-            tokio::time::sleep(LOOK_FOR_ROOM).await;
+            tokio::time::sleep(ROOM_POLL).await;
         }
         waits
     }

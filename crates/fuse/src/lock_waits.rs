@@ -26,7 +26,7 @@ const LONG_ASKS: usize = 8;
 /// How often those ask.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How often a waiting thread is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const SIGNAL_POLL: Duration = Duration::from_millis(100);
 
 /// A program that waits.
 pub(crate) struct LockWait {
@@ -132,7 +132,7 @@ async fn outcome(client: &LocalClient, wait: &LockWait, long_asks: &Semaphore) -
         let answer = loop {
             tokio::select! {
                 answer = &mut asked => break answer?,
-                () = tokio::time::sleep(LOOK_EVERY) => {
+                () = tokio::time::sleep(SIGNAL_POLL) => {
                     if is_signalled(wait.thread) {
                         client.cancel_lock(inode, wait.ticket).await?;
                         break asked.await?;

@@ -25,7 +25,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Node {
-    /// Serves until `Shutdown` or `stop()`: listens, accepts, housekeeping (leases, ticks, settle, re-dispatch, log GC).
+    /// Serves until `Shutdown` or `stop()`: listens, accepts, housekeeping (leases, ticks, transactions left over, re-dispatch, log GC).
     /// Runs on the current LocalSet. `ready` is called once every listener is bound, with the bound addresses.
     ///
     /// # Errors

@@ -47,7 +47,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
         node.locks.sweep();
         node.give_out_held_back();
         node.advance_tick();
-        let settled = settle(&node, &links, &mut open_since);
+        let resolved = resolve_left_over(&node, &links, &mut open_since);
         let rest = async {
             if last_renewal.elapsed() >= node.config.timeouts.renew_every() {
                 last_renewal = Instant::now();
@@ -65,7 +65,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
             }
             dispatch::dispatch_left_over(&node, &links).await;
         };
-        tokio::join!(settled, rest);
+        tokio::join!(resolved, rest);
         collect_garbage(&node).await;
     }
 }
@@ -103,11 +103,11 @@ impl Node {
 }
 
 /// Takes over what was dispatched to us, and asks about what stays open.
-async fn settle(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
+async fn resolve_left_over(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
     let now = Instant::now();
     let mut open = BTreeMap::new();
     for service in node.regions.values() {
-        let held = service.enter(|region| region.settle());
+        let held = service.enter(|region| region.resolve_left_over());
         open.extend(held.into_iter().map(|txn| ((service.id, txn), now)));
     }
     #[cfg(feature = "two-phase")]

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A wait is looked at when it is as old as this.
-const LOOK_AFTER: Duration = Duration::from_millis(250);
+const DETECT_AFTER: Duration = Duration::from_millis(250);
 /// Waits that were found to be no deadlock are looked at again so often: those through a node that did not answer.
-const LOOK_AGAIN_ROUNDS: u32 = 40;
+const DETECT_AGAIN_ROUNDS: u32 = 40;
 
 /// Runs until it is dropped. Sleeps while nobody waits.
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
@@ -31,9 +31,9 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
         node.locks.began.notified().await;
         let mut round = 0u32;
         while node.locks.anybody_waits() {
-            tokio::time::sleep(LOOK_AFTER).await;
+            tokio::time::sleep(DETECT_AFTER).await;
             round += 1;
-            if node.locks.take_fresh(LOOK_AFTER) || round.is_multiple_of(LOOK_AGAIN_ROUNDS) {
+            if node.locks.take_fresh(DETECT_AFTER) || round.is_multiple_of(DETECT_AGAIN_ROUNDS) {
                 detect(&node, &links).await;
             }
         }
