@@ -12,6 +12,7 @@ mod history;
 mod ids;
 mod inode;
 mod log_entry;
+mod log_fields;
 mod log_page;
 mod log_record;
 mod page_checksum;

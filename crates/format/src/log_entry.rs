@@ -7,9 +7,13 @@
 //! [`Entry::encode`] makes an entry that has no position yet; [`crate::seal`] gives it one. [`crate::LogEntries`] reads a run of
 //! units, wherever it came from: the media, a one-sided read, the answer to a write.
 
+use crate::log_fields::{
+    RawDentry, RawDone, RawHead, RawHole, RawInit, RawInline, RawLinks, RawOrigin, RawParent, RawPlacement, RawSetAttr,
+    RawTruncate, RawWrite, RawXattr, encode_xattr, put, short, take,
+};
 use crate::{FileKind, FormatError, Generation, Gpa, Ino, LINE, NAME_MAX, Origin, PAGE_UNITS, SessionId};
-use zerocopy::little_endian::{I64, U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const WHAT: &str = "log entry";
 /// Flag: part of a checkpoint; the attributes are those of the checkpoint's `Init` and this entry leaves them alone.
@@ -29,7 +33,7 @@ pub const XATTR_MAX: usize = 64 << 10;
 /// Most bytes of a value in one entry; a longer value takes several (see [`Entry::set_xattr`]).
 pub const XATTR_PART_MAX: usize = 3584;
 
-const HEAD: usize = size_of::<RawHead>();
+pub(crate) const HEAD: usize = size_of::<RawHead>();
 /// Bytes of an `Inline` entry before its bytes.
 pub(crate) const INLINE_HEAD: usize = HEAD + size_of::<RawInline>();
 const _: () = assert!(
@@ -38,43 +42,9 @@ const _: () = assert!(
 // what follows the first part, and where the last one begins, are 16-bit numbers
 const _: () = assert!(XATTR_MAX - XATTR_PART_MAX <= u16::MAX as usize);
 
-macro_rules! raw {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-        #[repr(C)]
-        struct $name { $($field: $ty),* }
-    )*};
-}
-
-raw! {
-    RawHead { kind: u8, units: u8, flags: U16, crc: U32 }
-    RawInit {
-        mode: U16, placement: u8, reserved: u8, nlink: U32, uid: U32, gid: U32, size: U64, mtime: I64, ctime: I64,
-        atime: I64, rdev_or_cookie: U64,
-    }
-    RawWrite { offset: U64, len: U64, gpa: U64, time: I64 }
-    /// followed by the bytes
-    RawInline { offset: U64, time: I64, len: U32, reserved: U32 }
-    RawTruncate { size: U64, time: I64 }
-    RawHole { offset: U64, len: U64, time: I64 }
-    RawSetAttr { mask: U32, mode: U32, uid: U32, gid: U32, atime: I64, mtime: I64, ctime: I64 }
-    /// followed by name and value
-    RawXattr { time: I64, name_len: u8, reserved: u8, value_len: U16, offset: U16, rest: U16 }
-    /// followed by the name
-    RawDentry { target: U64, cookie: U64, time: I64, generation: U32, kind: u8, name_len: u8, reserved: U16 }
-    RawLinks { nlink: U32, reserved: U32, time: I64 }
-    RawParent { parent: U64, time: I64, generation: U32, reserved: U32 }
-    RawPlacement { time: I64, placement: u8, reserved: [u8; 7] }
-    RawDone { offset: U64, target: U64, time: I64, generation: U32, reserved: U32 }
-    /// at the end of an entry
-    RawOrigin { session: U64, request: U64 }
-}
-const _: () = assert!(HEAD + size_of::<RawInit>() == LINE);
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum Kind {
+pub(crate) enum Kind {
     Pad = 1,
     Init = 2,
     Write = 3,
@@ -90,6 +60,32 @@ enum Kind {
     Parent = 13,
     Placement = 14,
     Done = 15,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Kind> {
+        let kind = [
+            Kind::Pad,
+            Kind::Init,
+            Kind::Write,
+            Kind::Inline,
+            Kind::Truncate,
+            Kind::Hole,
+            Kind::SetAttr,
+            Kind::SetXattr,
+            Kind::DelXattr,
+            Kind::DentryAdd,
+            Kind::DentryDel,
+            Kind::Links,
+            Kind::Parent,
+            Kind::Placement,
+            Kind::Done,
+        ]
+        .get(usize::from(byte).wrapping_sub(1))
+        .copied();
+        debug_assert!(kind.is_none_or(|kind| kind as u8 == byte), "kinds are listed in order");
+        kind
+    }
 }
 
 /// A checkpoint of everything that is no mapping, name or extended attribute; the first entry of every log.
@@ -333,87 +329,29 @@ impl<'a> Entry<'a> {
         into.extend_from_slice(head.as_bytes());
         match *self {
             Entry::Pad => {}
-            Entry::Init(i) => into.extend_from_slice(
-                RawInit {
-                    mode: U16::new(i.mode as u16),
-                    placement: i.placement,
-                    reserved: 0,
-                    nlink: U32::new(i.nlink),
-                    uid: U32::new(i.uid),
-                    gid: U32::new(i.gid),
-                    size: U64::new(i.size),
-                    mtime: I64::new(i.mtime_ns),
-                    ctime: I64::new(i.ctime_ns),
-                    atime: I64::new(i.atime_ns),
-                    rdev_or_cookie: U64::new(i.rdev_or_cookie),
-                }
-                .as_bytes(),
-            ),
+            Entry::Init(init) => put(RawInit::of(&init), into),
             Entry::Write {
                 offset,
                 len,
                 gpa,
                 time_ns,
-            } => into.extend_from_slice(
-                RawWrite {
-                    offset: U64::new(offset),
-                    len: U64::new(len),
-                    gpa: U64::new(gpa.0),
-                    time: I64::new(time_ns),
-                }
-                .as_bytes(),
-            ),
+            } => put(RawWrite::of(offset, len, gpa, time_ns), into),
             Entry::Inline { offset, bytes, time_ns } => {
-                let raw = RawInline {
-                    offset: U64::new(offset),
-                    time: I64::new(time_ns),
-                    len: U32::new(bytes.len() as u32),
-                    reserved: U32::ZERO,
-                };
-                into.extend_from_slice(raw.as_bytes());
+                put(RawInline::of(offset, bytes.len(), time_ns), into);
                 into.extend_from_slice(bytes);
             }
-            Entry::Truncate { size, time_ns } => into.extend_from_slice(
-                RawTruncate {
-                    size: U64::new(size),
-                    time: I64::new(time_ns),
-                }
-                .as_bytes(),
-            ),
-            Entry::Hole { offset, len, time_ns } => into.extend_from_slice(
-                RawHole {
-                    offset: U64::new(offset),
-                    len: U64::new(len),
-                    time: I64::new(time_ns),
-                }
-                .as_bytes(),
-            ),
-            Entry::SetAttr(c) => {
-                let mask = [
-                    c.mode.is_some(),
-                    c.uid.is_some(),
-                    c.gid.is_some(),
-                    c.atime_ns.is_some(),
-                    c.mtime_ns.is_some(),
-                ];
-                let raw = RawSetAttr {
-                    mask: U32::new(mask.iter().enumerate().map(|(bit, &set)| u32::from(set) << bit).sum()),
-                    mode: U32::new(c.mode.unwrap_or(0)),
-                    uid: U32::new(c.uid.unwrap_or(0)),
-                    gid: U32::new(c.gid.unwrap_or(0)),
-                    atime: I64::new(c.atime_ns.unwrap_or(0)),
-                    mtime: I64::new(c.mtime_ns.unwrap_or(0)),
-                    ctime: I64::new(c.ctime_ns),
-                };
-                into.extend_from_slice(raw.as_bytes());
-            }
+            Entry::Truncate { size, time_ns } => put(RawTruncate::of(size, time_ns), into),
+            Entry::Hole { offset, len, time_ns } => put(RawHole::of(offset, len, time_ns), into),
+            Entry::SetAttr(change) => put(RawSetAttr::of(&change), into),
             Entry::SetXattr {
                 name,
                 value,
                 offset,
                 rest,
                 time_ns,
-            } => encode_xattr(name, value, (offset, rest), time_ns, into),
+            } => {
+                encode_xattr(name, value, (offset, rest), time_ns, into);
+            }
             Entry::DelXattr { name, time_ns } => encode_xattr(name, b"", (0, 0), time_ns, into),
             Entry::DentryAdd {
                 name,
@@ -431,62 +369,24 @@ impl<'a> Entry<'a> {
                 cookie,
                 time_ns,
             } => {
-                let raw = RawDentry {
-                    target: U64::new(target.0),
-                    cookie: U64::new(cookie),
-                    time: I64::new(time_ns),
-                    generation: U32::new(generation.0),
-                    kind: kind as u8,
-                    name_len: u8::try_from(name.len()).expect("names are at most 255 bytes"),
-                    reserved: U16::ZERO,
-                };
-                into.extend_from_slice(raw.as_bytes());
+                put(RawDentry::of(name, target, generation, kind, cookie, time_ns), into);
                 into.extend_from_slice(name);
             }
-            Entry::Links { nlink, time_ns } => into.extend_from_slice(
-                RawLinks {
-                    nlink: U32::new(nlink),
-                    reserved: U32::ZERO,
-                    time: I64::new(time_ns),
-                }
-                .as_bytes(),
-            ),
+            Entry::Links { nlink, time_ns } => put(RawLinks::of(nlink, time_ns), into),
             Entry::Parent {
                 parent,
                 generation,
                 time_ns,
-            } => into.extend_from_slice(
-                RawParent {
-                    parent: U64::new(parent.0),
-                    time: I64::new(time_ns),
-                    generation: U32::new(generation.0),
-                    reserved: U32::ZERO,
-                }
-                .as_bytes(),
-            ),
-            Entry::Placement { placement, time_ns } => into.extend_from_slice(
-                RawPlacement {
-                    time: I64::new(time_ns),
-                    placement,
-                    reserved: [0; 7],
-                }
-                .as_bytes(),
-            ),
+            } => put(RawParent::of(parent, generation, time_ns), into),
+            Entry::Placement { placement, time_ns } => put(RawPlacement::of(placement, time_ns), into),
             Entry::Done {
                 offset,
                 target,
                 generation,
                 time_ns,
-            } => into.extend_from_slice(
-                RawDone {
-                    offset: U64::new(offset),
-                    target: U64::new(target.0),
-                    time: I64::new(time_ns),
-                    generation: U32::new(generation.0),
-                    reserved: U32::ZERO,
-                }
-                .as_bytes(),
-            ),
+            } => {
+                put(RawDone::of(offset, target, generation, time_ns), into);
+            }
         }
         into.resize(start + units as usize * LINE, 0);
     }
@@ -557,193 +457,21 @@ impl<'a> Entry<'a> {
         if head.flags.get() & !FLAGS != 0 {
             return Err(FormatError::invalid(WHAT, format!("flags {:#x}", head.flags.get())));
         }
-        let kind = [
-            Kind::Pad,
-            Kind::Init,
-            Kind::Write,
-            Kind::Inline,
-            Kind::Truncate,
-            Kind::Hole,
-            Kind::SetAttr,
-            Kind::SetXattr,
-            Kind::DelXattr,
-            Kind::DentryAdd,
-            Kind::DentryDel,
-            Kind::Links,
-            Kind::Parent,
-            Kind::Placement,
-            Kind::Done,
-        ]
-        .get(usize::from(head.kind).wrapping_sub(1))
-        .copied()
-        .ok_or_else(|| FormatError::invalid(WHAT, format!("type {}", head.kind)))?;
-        debug_assert!(kind as u8 == head.kind, "kinds are listed in order");
+        let kind = Kind::of(head.kind).ok_or_else(|| FormatError::invalid(WHAT, format!("type {}", head.kind)))?;
         let entry = match kind {
             Kind::Pad => Entry::Pad,
-            Kind::Init => {
-                let (raw, _) = take::<RawInit>(rest)?;
-                Entry::Init(Init {
-                    mode: u32::from(raw.mode.get()),
-                    nlink: raw.nlink.get(),
-                    uid: raw.uid.get(),
-                    gid: raw.gid.get(),
-                    size: within_file(raw.size.get(), 0)?,
-                    mtime_ns: raw.mtime.get(),
-                    ctime_ns: raw.ctime.get(),
-                    atime_ns: raw.atime.get(),
-                    rdev_or_cookie: raw.rdev_or_cookie.get(),
-                    placement: raw.placement,
-                })
-            }
-            Kind::Write => {
-                let (raw, _) = take::<RawWrite>(rest)?;
-                let (len, gpa) = (raw.len.get(), Gpa(raw.gpa.get()));
-                within_file(raw.offset.get(), len)?;
-                if len == 0 || gpa.checked_add(len).is_none() {
-                    return Err(FormatError::invalid(WHAT, format!("write of {len} bytes at {gpa:?}")));
-                }
-                Entry::Write {
-                    offset: raw.offset.get(),
-                    len,
-                    gpa,
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::Inline => {
-                let (raw, rest) = take::<RawInline>(rest)?;
-                let bytes = rest.get(..raw.len.get() as usize).ok_or_else(|| short(rest))?;
-                within_file(raw.offset.get(), bytes.len() as u64)?;
-                if bytes.is_empty() {
-                    return Err(FormatError::invalid(WHAT, "write of no bytes"));
-                }
-                Entry::Inline {
-                    offset: raw.offset.get(),
-                    bytes,
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::Truncate => {
-                let (raw, _) = take::<RawTruncate>(rest)?;
-                Entry::Truncate {
-                    size: within_file(raw.size.get(), 0)?,
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::Hole => {
-                let (raw, _) = take::<RawHole>(rest)?;
-                within_file(raw.offset.get(), raw.len.get())?;
-                Entry::Hole {
-                    offset: raw.offset.get(),
-                    len: raw.len.get(),
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::SetAttr => {
-                let (raw, _) = take::<RawSetAttr>(rest)?;
-                let mask = raw.mask.get();
-                let set = |bit: u32| mask & 1 << bit != 0;
-                if mask >> 5 != 0 {
-                    return Err(FormatError::invalid(WHAT, format!("attribute mask {mask:#x}")));
-                }
-                Entry::SetAttr(AttrChange {
-                    mode: set(0).then_some(raw.mode.get()),
-                    uid: set(1).then_some(raw.uid.get()),
-                    gid: set(2).then_some(raw.gid.get()),
-                    atime_ns: set(3).then_some(raw.atime.get()),
-                    mtime_ns: set(4).then_some(raw.mtime.get()),
-                    ctime_ns: raw.ctime.get(),
-                })
-            }
-            Kind::SetXattr | Kind::DelXattr => {
-                let (raw, rest) = take::<RawXattr>(rest)?;
-                let (name, rest) = split(rest, usize::from(raw.name_len))?;
-                let (value, _) = split(rest, usize::from(raw.value_len.get()))?;
-                if name.is_empty() {
-                    return Err(FormatError::invalid(WHAT, "extended attribute without a name"));
-                }
-                let time_ns = raw.time.get();
-                let (offset, rest) = (raw.offset.get(), raw.rest.get());
-                let whole = usize::from(offset) + value.len() + usize::from(rest);
-                if whole > XATTR_MAX || (offset, rest) != (0, 0) && value.is_empty() {
-                    let why = format!(
-                        "{} bytes at {offset} of an extended attribute, {rest} to come",
-                        value.len()
-                    );
-                    return Err(FormatError::invalid(WHAT, why));
-                }
-                match kind {
-                    Kind::SetXattr => Entry::SetXattr {
-                        name,
-                        value,
-                        offset,
-                        rest,
-                        time_ns,
-                    },
-                    _ => Entry::DelXattr { name, time_ns },
-                }
-            }
-            Kind::DentryAdd | Kind::DentryDel => {
-                let (raw, rest) = take::<RawDentry>(rest)?;
-                let (name, _) = split(rest, usize::from(raw.name_len))?;
-                if name.is_empty() {
-                    return Err(FormatError::invalid(WHAT, "directory entry without a name"));
-                }
-                let target = Ino(raw.target.get());
-                let generation = Generation(raw.generation.get());
-                let cookie = raw.cookie.get();
-                let time_ns = raw.time.get();
-                let file = FileKind::from_u8(raw.kind)
-                    .ok_or_else(|| FormatError::invalid(WHAT, format!("file type {}", raw.kind)))?;
-                match kind {
-                    Kind::DentryAdd => Entry::DentryAdd {
-                        name,
-                        target,
-                        generation,
-                        kind: file,
-                        cookie,
-                        time_ns,
-                    },
-                    _ => Entry::DentryDel {
-                        name,
-                        target,
-                        generation,
-                        kind: file,
-                        cookie,
-                        time_ns,
-                    },
-                }
-            }
-            Kind::Links => {
-                let (raw, _) = take::<RawLinks>(rest)?;
-                Entry::Links {
-                    nlink: raw.nlink.get(),
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::Parent => {
-                let (raw, _) = take::<RawParent>(rest)?;
-                Entry::Parent {
-                    parent: Ino(raw.parent.get()),
-                    generation: Generation(raw.generation.get()),
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::Placement => {
-                let (raw, _) = take::<RawPlacement>(rest)?;
-                Entry::Placement {
-                    placement: raw.placement,
-                    time_ns: raw.time.get(),
-                }
-            }
-            Kind::Done => {
-                let (raw, _) = take::<RawDone>(rest)?;
-                Entry::Done {
-                    offset: within_file(raw.offset.get(), 0)?,
-                    target: Ino(raw.target.get()),
-                    generation: Generation(raw.generation.get()),
-                    time_ns: raw.time.get(),
-                }
-            }
+            Kind::Init => take::<RawInit>(rest)?.0.entry()?,
+            Kind::Write => take::<RawWrite>(rest)?.0.entry()?,
+            Kind::Inline => RawInline::entry(rest)?,
+            Kind::Truncate => take::<RawTruncate>(rest)?.0.entry()?,
+            Kind::Hole => take::<RawHole>(rest)?.0.entry()?,
+            Kind::SetAttr => take::<RawSetAttr>(rest)?.0.entry()?,
+            Kind::SetXattr | Kind::DelXattr => RawXattr::entry(kind, rest)?,
+            Kind::DentryAdd | Kind::DentryDel => RawDentry::entry(kind, rest)?,
+            Kind::Links => take::<RawLinks>(rest)?.0.entry(),
+            Kind::Parent => take::<RawParent>(rest)?.0.entry(),
+            Kind::Placement => take::<RawPlacement>(rest)?.0.entry(),
+            Kind::Done => take::<RawDone>(rest)?.0.entry()?,
         };
         let origin = match head.flags.get() & ORIGIN {
             0 => None,
@@ -771,44 +499,4 @@ fn origin_of(entry: &Entry, bytes: &[u8]) -> Result<Origin, FormatError> {
         session: SessionId(raw.session.get()),
         request: raw.request.get(),
     })
-}
-
-fn encode_xattr(name: &[u8], value: &[u8], (offset, rest): (u16, u16), time_ns: i64, into: &mut Vec<u8>) {
-    let raw = RawXattr {
-        time: I64::new(time_ns),
-        name_len: u8::try_from(name.len()).expect("names are at most 255 bytes"),
-        reserved: 0,
-        value_len: U16::new(u16::try_from(value.len()).expect("parts are at most 3584 bytes")),
-        offset: U16::new(offset),
-        rest: U16::new(rest),
-    };
-    into.extend_from_slice(raw.as_bytes());
-    into.extend_from_slice(name);
-    into.extend_from_slice(value);
-}
-
-fn short(bytes: &[u8]) -> FormatError {
-    FormatError::Short {
-        structure: WHAT,
-        len: bytes.len(),
-        need: bytes.len() + 1,
-    }
-}
-
-fn take<T: FromBytes>(bytes: &[u8]) -> Result<(T, &[u8]), FormatError> {
-    T::read_from_prefix(bytes).map_err(|_| short(bytes))
-}
-
-fn split(bytes: &[u8], at: usize) -> Result<(&[u8], &[u8]), FormatError> {
-    bytes.split_at_checked(at).ok_or_else(|| short(bytes))
-}
-
-fn within_file(offset: u64, len: u64) -> Result<u64, FormatError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= FILE_MAX => Ok(offset),
-        _ => Err(FormatError::invalid(
-            WHAT,
-            format!("range {offset}+{len} is beyond the largest file"),
-        )),
-    }
 }

@@ -207,8 +207,12 @@ mod tests {
     const INO: Ino = Ino(0x0003_0000_0000_0011);
 
     fn samples() -> Vec<Entry<'static>> {
-        let target = Ino::new(RegionId(7), 12);
-        let generation = Generation(4);
+        let mut samples = samples_of_files();
+        samples.extend(samples_of_names());
+        samples
+    }
+
+    fn samples_of_files() -> Vec<Entry<'static>> {
         vec![
             Entry::Init(Init {
                 mode: 0o4755,
@@ -266,6 +270,13 @@ mod tests {
                 name: b"user.a",
                 time_ns: 10,
             },
+        ]
+    }
+
+    fn samples_of_names() -> Vec<Entry<'static>> {
+        let target = Ino::new(RegionId(7), 12);
+        let generation = Generation(4);
+        vec![
             Entry::DentryAdd {
                 name: &[b'n'; 255],
                 target,

@@ -261,44 +261,17 @@ impl Inode {
             }
             Entry::Truncate { size, .. } => file()?.remove(size, u64::MAX, hidden),
             Entry::Hole { offset, len, .. } => file()?.remove(offset, len, hidden),
-            Entry::SetXattr {
-                name,
-                value,
-                offset: 0,
-                rest: 0,
-                ..
-            } => self.remember_xattr(name.into(), value.into()),
-            Entry::SetXattr { name, value, rest, .. } => {
-                let mut partial = self.partial_xattr.take().unwrap_or_else(|| {
-                    let value = Vec::with_capacity(value.len() + usize::from(rest));
-                    Box::new(PartialXattr {
-                        name: name.into(),
-                        value,
-                        rest: 0,
-                    })
-                });
-                partial.value.extend_from_slice(value);
-                partial.rest = usize::from(rest);
-                match rest {
-                    0 => self.remember_xattr(partial.name, partial.value.into()),
-                    _ => self.partial_xattr = Some(partial),
-                }
-            }
-            Entry::DelXattr { name, .. } => {
-                self.forget_xattr(name);
-            }
+            Entry::SetXattr { name, value, rest, .. } => self.add_xattr_part(name, value, usize::from(rest)),
+            Entry::DelXattr { name, .. } => self.forget_xattr(name),
             Entry::DentryAdd {
                 name,
-                target,
+                target: ino,
                 generation,
                 kind,
                 cookie,
                 ..
             } => {
-                let target = InodeRef {
-                    ino: target,
-                    generation,
-                };
+                let target = InodeRef { ino, generation };
                 let new = Dentry { cookie, target, kind };
                 match &mut self.body {
                     Body::Directory(directory) => directory.add(name, new)?,
@@ -345,6 +318,26 @@ impl Inode {
     /// Forgets the value that has been begun and not ended; false if there is none.
     pub fn drop_partial_xattr(&mut self) -> bool {
         self.partial_xattr.take().is_some()
+    }
+
+    /// The next part of a value ([`Self::breaks_xattr_off`] has said no), after which `rest` bytes are to come.
+    fn add_xattr_part(&mut self, name: &[u8], value: &[u8], rest: usize) {
+        if rest == 0 && self.partial_xattr.is_none() {
+            return self.remember_xattr(name.into(), value.into());
+        }
+        let mut partial = self.partial_xattr.take().unwrap_or_else(|| {
+            Box::new(PartialXattr {
+                name: name.into(),
+                value: Vec::with_capacity(value.len() + rest),
+                rest: 0,
+            })
+        });
+        partial.value.extend_from_slice(value);
+        partial.rest = rest;
+        match rest {
+            0 => self.remember_xattr(partial.name, partial.value.into()),
+            _ => self.partial_xattr = Some(partial),
+        }
     }
 
     fn remember_xattr(&mut self, name: Box<[u8]>, value: Box<[u8]>) {

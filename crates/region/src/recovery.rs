@@ -9,7 +9,7 @@ use crate::region::Region;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
-use polvo_format::{INODE_SIZE, LINE, REGION_FLOOR, RegionHeader, RegionId, TxnId, encode_attributes};
+use polvo_format::{INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, RegionHeader, RegionId, TxnId, encode_attributes};
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,6 +36,21 @@ pub struct Recovery {
     /// what was put right from the logs, at most so many that they can be listed: attributes beside the tail, which a
     /// power cut leaves behind it, or a flipped bit has changed
     pub mended: Vec<Finding>,
+}
+
+/// What the walk over all inodes has brought.
+#[derive(Default)]
+struct Found {
+    /// slots of inodes without a name that no transaction has locked
+    orphans: Vec<u64>,
+    /// inodes whose cached attributes are not what the log says
+    stale: Vec<(Ino, InodeHead, [u8; LINE])>,
+    /// slots of inodes whose logs are mostly dead
+    garbage: BTreeSet<u64>,
+    /// slots, and what is wrong with them
+    damaged: Vec<(u64, String)>,
+    /// how many logs there are of each length in pages
+    lengths: BTreeMap<usize, usize>,
 }
 
 /// What becomes of inodes without a name.
@@ -114,30 +129,53 @@ impl Region {
         let mut region = Region::empty(store);
         let mut survey = Survey::new(&region.store, Names::Counted);
         survey.reading.origins = Some(Origins::default());
-        let mut orphans = Vec::new();
-        let mut refresh = Vec::new();
-        let mut garbage = BTreeSet::new();
-        let mut damaged = Vec::new();
-        let mut lengths: BTreeMap<usize, usize> = BTreeMap::new();
+        let found = region.walk(&mut survey, progress)?;
+
+        region.store.space = survey.space;
+        region.store.origins = survey.reading.origins.take().unwrap_or_default();
+        region.store.garbage = found.garbage;
+        for (pages, logs) in found.lengths {
+            (0..logs).for_each(|_| region.store.log_resized(0, pages));
+        }
+        region.store.damaged.extend(found.damaged);
+        let mended = region.refresh(found.stale);
+        let orphans_freed = region.adopt(found.orphans, keep);
+        let recovery = Recovery {
+            inodes: region.inodes,
+            bytes_read: survey.reading.bytes,
+            orphans_freed,
+            held_by: region.locked.transactions(),
+            damaged: survey.findings,
+            mended,
+        };
+        Ok((region, recovery))
+    }
+
+    /// Goes over all inodes: counts them, notes who has locked them, and puts the first ones into the cache.
+    fn walk(&mut self, survey: &mut Survey, progress: &mut dyn FnMut(u64, u64)) -> Result<Found, RegionError> {
+        let mut all = Found::default();
         let Region {
             store,
             cache,
             locked,
             inodes,
             ..
-        } = &mut region;
+        } = self;
         survey.walk(store, progress, &mut |slot, found| match found {
             Slot::InUse { inode, lock, stale } => {
                 *inodes += 1;
                 match holder(lock) {
                     Some(txn) => locked.recovered(txn, slot, None),
-                    None if inode.attr.nlink == 0 => orphans.push(slot),
-                    None if stale => refresh.push((inode.attr.ino, inode.head(), encode_attributes(&inode.attr))),
+                    None if inode.attr.nlink == 0 => all.orphans.push(slot),
+                    None if stale => {
+                        all.stale
+                            .push((inode.attr.ino, inode.head(), encode_attributes(&inode.attr)));
+                    }
                     None => {}
                 }
-                *lengths.entry(inode.pages.len()).or_default() += 1;
+                *all.lengths.entry(inode.pages.len()).or_default() += 1;
                 if inode.is_garbage() {
-                    garbage.insert(slot);
+                    all.garbage.insert(slot);
                 }
                 let counted = matches!(inode.body, Body::Counted(_));
                 if lock == 0 && !counted && *inodes <= WARM_INODES && inode.weight() < 1000 {
@@ -149,19 +187,16 @@ impl Region {
                 locked.recovered(txn, slot, Some(pages));
             }
             Slot::Worn => {}
-            Slot::Damaged(why) => damaged.push((slot, why)),
+            Slot::Damaged(why) => all.damaged.push((slot, why)),
         })?;
+        Ok(all)
+    }
 
-        region.store.space = survey.space;
-        region.store.origins = survey.reading.origins.take().unwrap_or_default();
-        region.store.garbage = garbage;
-        for (pages, logs) in lengths {
-            (0..logs).for_each(|_| region.store.log_resized(0, pages));
-        }
-        region.store.damaged.extend(damaged);
+    /// Writes attributes anew that are not what the logs say, durably. Names them.
+    fn refresh(&mut self, stale: Vec<(Ino, InodeHead, [u8; LINE])>) -> Vec<Finding> {
         let mut mended = Vec::new();
-        for (ino, head, attributes) in refresh {
-            region.store.refresh(ino, &head, &attributes);
+        for (ino, head, attributes) in stale {
+            self.store.refresh(ino, &head, &attributes);
             if mended.len() < MENDED_MAX {
                 mended.push(Finding {
                     ino: Some(ino),
@@ -169,24 +204,21 @@ impl Region {
                 });
             }
         }
-        region.store.pmem.fence();
-        let mut orphans_freed = 0;
+        self.store.pmem.fence();
+        mended
+    }
+
+    /// Inodes without a name. Gives how many were freed.
+    fn adopt(&mut self, orphans: Vec<u64>, keep: Orphans) -> u64 {
+        let mut freed = 0;
         for slot in orphans {
-            region.dead.insert(slot);
+            self.dead.insert(slot);
             if keep == Orphans::Free {
-                region.free_if_dead(slot);
+                self.free_if_dead(slot);
             }
-            orphans_freed += u64::from(!region.dead.contains(&slot));
+            freed += u64::from(!self.dead.contains(&slot));
         }
-        let recovery = Recovery {
-            inodes: region.inodes,
-            bytes_read: survey.reading.bytes,
-            orphans_freed,
-            held_by: region.locked.transactions(),
-            damaged: survey.findings,
-            mended,
-        };
-        Ok((region, recovery))
+        freed
     }
 }
 

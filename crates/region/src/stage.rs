@@ -1,19 +1,20 @@
 //! Staging: what a list of intents would do to this region's inodes, worked out without changing anything.
 //!
 //! Each inode touched gets a list of log entries and its attributes after them. Checks look at the inode as it would
-//! be after the intents before. Slots of new inodes are taken and given back when nothing comes of it.
+//! be after the intents before. Slots of new inodes are taken; [`crate::staged_change`] gives them back when nothing comes
+//! of it.
 
 use crate::change::check_xattrs;
 use crate::directory::{Dentry, dentry_entry};
 use crate::inode::Inode;
-use crate::log::read_back;
+use crate::log::{LogEnd, read_back};
 use crate::origins::Done;
 use crate::region::is_worn;
 use crate::store::Urgency;
 use crate::{Region, RegionError};
 use polvo_format::{
-    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, InodeHead, NAME_MAX, Origin,
-    RegionOffset, SYMLINK_MAX, Tail,
+    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, Ino, InodeHead, NAME_MAX,
+    Origin, RegionOffset, SYMLINK_MAX, Tail,
 };
 use polvo_proto::{FsError, InodeRef, Intent, NewFile, Placement};
 
@@ -60,8 +61,52 @@ impl Staged {
         }
     }
 
+    /// A new inode, as its first log entry says; a parent, and that it may get a name, is for the caller to say.
+    fn new(inode: InodeRef, version: u32, file: &NewFile, init: &Init, (entries, names): Buffers) -> Staged {
+        Staged {
+            inode,
+            attr: Attr {
+                ino: inode.ino,
+                generation: inode.generation,
+                kind: file.kind,
+                mode: init.mode,
+                nlink: init.nlink,
+                uid: init.uid,
+                gid: init.gid,
+                rdev: rdev(file),
+                size: init.size,
+                blocks: init.size.div_ceil(512),
+                atime_ns: init.atime_ns,
+                mtime_ns: init.mtime_ns,
+                ctime_ns: init.ctime_ns,
+                btime_ns: init.ctime_ns,
+            },
+            tail: Tail::new(version, 0),
+            parent: InodeRef {
+                ino: Ino(0),
+                generation: Generation(0),
+            },
+            moved: false,
+            fresh: true,
+            dies: false,
+            linkable: false,
+            entries,
+            names,
+            next_cookie: 1,
+        }
+    }
+
     pub fn slot(&self) -> u64 {
         self.inode.ino.slot()
+    }
+
+    /// Where its log ends now, and the pages that it has.
+    pub fn log_end<'a>(&self, pages: &'a [u64]) -> LogEnd<'a> {
+        LogEnd {
+            ino: self.inode.ino,
+            tail: self.tail,
+            pages,
+        }
     }
 
     /// Line 0 after the change.
@@ -96,6 +141,35 @@ impl Staged {
         self.attr.ctime_ns = now_ns;
         self.linkable = false;
         self.dies = nlink == 0;
+    }
+
+    fn set_parent(&mut self, parent: InodeRef, now_ns: i64) {
+        self.push(&Entry::Parent {
+            parent: parent.ino,
+            generation: parent.generation,
+            time_ns: now_ns,
+        });
+        self.moved |= self.parent != parent;
+        self.parent = parent;
+        self.attr.ctime_ns = now_ns;
+    }
+
+    /// A name stands for another inode, or is new; the intent of that number says so.
+    fn point_name(&mut self, number: usize, name: &[u8], new: Dentry, now_ns: i64) {
+        self.push(&dentry_entry(name, new, now_ns));
+        self.names.push((number, Some(new)));
+    }
+
+    fn remove_name(&mut self, number: usize, name: &[u8], old: Dentry, now_ns: i64) {
+        self.push(&Entry::DentryDel {
+            name,
+            target: old.target.ino,
+            generation: old.target.generation,
+            kind: old.kind,
+            cookie: old.cookie,
+            time_ns: now_ns,
+        });
+        self.names.push((number, None));
     }
 
     /// Attributes of a directory whose names changed.
@@ -157,30 +231,8 @@ fn check_name(name: &[u8]) -> Result<(), RegionError> {
 }
 
 impl Region {
-    /// Works out what the intents would do. On error nothing is taken. To be given back by [`Self::stage_again`].
-    pub(crate) fn stage(&mut self, intents: &[Intent], now_ns: i64) -> Result<Stage, RegionError> {
-        let mut stage = std::mem::take(&mut self.stage);
-        for number in 0..intents.len() {
-            match self.stage_one(&mut stage, intents, number, now_ns) {
-                Ok(about) => stage.about.push(about),
-                Err(e) => {
-                    self.unstage(&stage);
-                    self.stage_again(stage);
-                    return Err(e);
-                }
-            }
-        }
-        Ok(stage)
-    }
-
-    /// Keeps the memory of what was staged for the next time.
-    pub(crate) fn stage_again(&mut self, mut stage: Stage) {
-        stage.clear();
-        self.stage = stage;
-    }
-
-    /// Gives back what staging has taken.
-    pub(crate) fn unstage(&mut self, stage: &Stage) {
+    /// Gives the slots of new inodes back, which nobody knows of.
+    pub(crate) fn give_slots(&mut self, stage: &Stage) {
         for fresh in stage.inodes.iter().filter(|s| s.fresh) {
             let run = self.store.slot_run(fresh.slot());
             self.store.space.give(run);
@@ -202,7 +254,8 @@ impl Region {
         if frees { Urgency::Frees } else { Urgency::Normal }
     }
 
-    fn stage_one(
+    /// Stages one more of the intents. Gives which of the staged inodes it is about.
+    pub(crate) fn stage_one(
         &mut self,
         stage: &mut Stage,
         intents: &[Intent],
@@ -216,77 +269,8 @@ impl Region {
                 placement,
                 unnamed,
             } => self.stage_new(stage, file, *parent, *placement, *unnamed, now_ns),
-            Intent::AddName {
-                dir,
-                name,
-                target,
-                kind,
-            } => {
-                check_name(name)?;
-                let target = target
-                    .or(stage.made)
-                    .ok_or_else(|| FsError::Invalid("name of nothing".into()))?;
-                let at = self.stage_directory(stage, *dir)?;
-                if self.staged_name(stage, intents, at, name)?.is_some() {
-                    return Err(FsError::Exists.into());
-                }
-                let staged = &mut stage.inodes[at];
-                let cookie = staged.next_cookie;
-                if cookie == u64::MAX {
-                    return Err(FsError::NoSpace.into());
-                }
-                let dentry = Dentry {
-                    cookie,
-                    target,
-                    kind: *kind,
-                };
-                staged.next_cookie += 1;
-                staged.push(&dentry_entry(name, dentry, now_ns));
-                staged.names.push((number, Some(dentry)));
-                staged.names_changed(1, is_directory(*kind), now_ns);
-                Ok(at)
-            }
-            Intent::RemoveName { dir, name, target } => {
-                let at = self.stage_directory(stage, *dir)?;
-                let old = self
-                    .staged_name(stage, intents, at, name)?
-                    .filter(|d| d.target == *target)
-                    .ok_or(FsError::NotFound)?;
-                let staged = &mut stage.inodes[at];
-                staged.push(&Entry::DentryDel {
-                    name,
-                    target: old.target.ino,
-                    generation: old.target.generation,
-                    kind: old.kind,
-                    cookie: old.cookie,
-                    time_ns: now_ns,
-                });
-                staged.names.push((number, None));
-                staged.names_changed(-1, -is_directory(old.kind), now_ns);
-                Ok(at)
-            }
-            Intent::ReplaceName {
-                dir,
-                name,
-                old,
-                new,
-                kind,
-            } => {
-                let at = self.stage_directory(stage, *dir)?;
-                let known = self
-                    .staged_name(stage, intents, at, name)?
-                    .filter(|d| d.target == *old)
-                    .ok_or(FsError::NotFound)?;
-                let staged = &mut stage.inodes[at];
-                let dentry = Dentry {
-                    cookie: known.cookie,
-                    target: *new,
-                    kind: *kind,
-                };
-                staged.push(&dentry_entry(name, dentry, now_ns));
-                staged.names.push((number, Some(dentry)));
-                staged.names_changed(0, is_directory(*kind) - is_directory(known.kind), now_ns);
-                Ok(at)
+            Intent::AddName { .. } | Intent::RemoveName { .. } | Intent::ReplaceName { .. } => {
+                self.stage_name(stage, intents, number, now_ns)
             }
             Intent::AddLink { inode } => {
                 let at = self.stage_inode(stage, *inode)?;
@@ -315,7 +299,7 @@ impl Region {
                 if staged.attr.size != 0 {
                     return Err(FsError::NotEmpty.into());
                 }
-                if staged.inode.ino == polvo_format::Ino::ROOT {
+                if staged.inode.ino == Ino::ROOT {
                     return Err(FsError::Busy.into());
                 }
                 staged.set_nlink(0, now_ns);
@@ -323,15 +307,7 @@ impl Region {
             }
             Intent::SetParent { inode, parent } => {
                 let at = self.stage_directory(stage, *inode)?;
-                let staged = &mut stage.inodes[at];
-                staged.push(&Entry::Parent {
-                    parent: parent.ino,
-                    generation: parent.generation,
-                    time_ns: now_ns,
-                });
-                staged.moved |= staged.parent != *parent;
-                staged.parent = *parent;
-                staged.attr.ctime_ns = now_ns;
+                stage.inodes[at].set_parent(*parent, now_ns);
                 Ok(at)
             }
             Intent::Touch { inode } => {
@@ -341,6 +317,87 @@ impl Region {
             }
             Intent::Pin { inode } => self.stage_directory(stage, *inode),
         }
+    }
+
+    /// The same for an intent about a name.
+    fn stage_name(
+        &mut self,
+        stage: &mut Stage,
+        intents: &[Intent],
+        number: usize,
+        now_ns: i64,
+    ) -> Result<usize, RegionError> {
+        match &intents[number] {
+            Intent::AddName {
+                dir,
+                name,
+                target,
+                kind,
+            } => {
+                check_name(name)?;
+                let target = target.or(stage.made);
+                let target = target.ok_or_else(|| FsError::Invalid("name of nothing".into()))?;
+                let at = self.stage_directory(stage, *dir)?;
+                if self.staged_name(stage, intents, at, name)?.is_some() {
+                    return Err(FsError::Exists.into());
+                }
+                let staged = &mut stage.inodes[at];
+                let cookie = staged.next_cookie;
+                if cookie == u64::MAX {
+                    return Err(FsError::NoSpace.into());
+                }
+                staged.next_cookie += 1;
+                let new = Dentry {
+                    cookie,
+                    target,
+                    kind: *kind,
+                };
+                staged.point_name(number, name, new, now_ns);
+                staged.names_changed(1, is_directory(*kind), now_ns);
+                Ok(at)
+            }
+            Intent::RemoveName { dir, name, target } => {
+                let (at, old) = self.stage_known_name(stage, intents, *dir, name, *target)?;
+                let staged = &mut stage.inodes[at];
+                staged.remove_name(number, name, old, now_ns);
+                staged.names_changed(-1, -is_directory(old.kind), now_ns);
+                Ok(at)
+            }
+            Intent::ReplaceName {
+                dir,
+                name,
+                old,
+                new,
+                kind,
+            } => {
+                let (at, known) = self.stage_known_name(stage, intents, *dir, name, *old)?;
+                let staged = &mut stage.inodes[at];
+                let new = Dentry {
+                    cookie: known.cookie,
+                    target: *new,
+                    kind: *kind,
+                };
+                staged.point_name(number, name, new, now_ns);
+                staged.names_changed(0, is_directory(*kind) - is_directory(known.kind), now_ns);
+                Ok(at)
+            }
+            _ => unreachable!("the other intents are about no name"),
+        }
+    }
+
+    /// The directory of a name that is there and stands for `target`, and what is known of the name.
+    fn stage_known_name(
+        &mut self,
+        stage: &mut Stage,
+        intents: &[Intent],
+        dir: InodeRef,
+        name: &[u8],
+        target: InodeRef,
+    ) -> Result<(usize, Dentry), RegionError> {
+        let at = self.stage_directory(stage, dir)?;
+        let known = self.staged_name(stage, intents, at, name)?;
+        let known = known.filter(|known| known.target == target).ok_or(FsError::NotFound)?;
+        Ok((at, known))
     }
 
     /// The staged state of an inode, from its present state if this is the first intent about it.
@@ -385,6 +442,7 @@ impl Region {
         Ok(inode.directory_body()?.get(name))
     }
 
+    /// Stages a new inode in a slot that it takes.
     fn stage_new(
         &mut self,
         stage: &mut Stage,
@@ -394,19 +452,35 @@ impl Region {
         unnamed: bool,
         now_ns: i64,
     ) -> Result<usize, RegionError> {
-        let directory = file.kind == FileKind::Directory;
-        let device = matches!(file.kind, FileKind::CharDevice | FileKind::BlockDevice);
-        let symlink = file.kind == FileKind::Symlink;
-        if directory && unnamed {
-            return Err(FsError::Invalid("directory without a name".into()).into());
+        check_new_file(file, unnamed)?;
+        let (inode, version) = self.new_inode()?;
+        let init = first_entry(file, placement, unnamed, now_ns);
+        let buffers = stage.spare.pop().unwrap_or_default();
+        let mut staged = Staged::new(inode, version, file, &init, buffers);
+        if file.kind == FileKind::Directory {
+            staged.parent = parent;
         }
-        if symlink && file.target.is_empty() || !symlink && !file.target.is_empty() || file.target.contains(&0) {
-            return Err(FsError::Invalid("target of a symbolic link".into()).into());
+        staged.linkable = unnamed;
+        staged.push(&Entry::Init(init));
+        for (n, bytes) in file.target.chunks(INLINE_ENTRY_MAX).enumerate() {
+            let offset = (n * INLINE_ENTRY_MAX) as u64;
+            Entry::Inline {
+                offset,
+                bytes,
+                time_ns: now_ns,
+            }
+            .encode(true, &mut staged.entries);
         }
-        if file.target.len() > SYMLINK_MAX {
-            return Err(FsError::NameTooLong.into());
+        for (name, value) in &file.xattrs {
+            Entry::set_xattr(name, value, now_ns).for_each(|part| staged.push(&part));
         }
-        check_xattrs(&file.xattrs)?;
+        stage.made = Some(inode);
+        stage.inodes.push(staged);
+        Ok(stage.inodes.len() - 1)
+    }
+
+    /// Takes a slot. Gives the inode that it is to hold, of a generation that it has not had, and the version of its log.
+    fn new_inode(&mut self) -> Result<(InodeRef, u32), RegionError> {
         let slot = self.store.take_slot()?;
         let ino = self.store.ino(slot);
         let head = match InodeHead::decode(&self.store.read_slot(slot), ino) {
@@ -424,78 +498,53 @@ impl Region {
             Generation(0) => (self.store.floor.generation, self.store.floor.version),
             before => (before, head.tail.version()),
         };
-        let inode = InodeRef {
-            ino,
-            generation: Generation(before.0 + 1),
-        };
-        let init = Init {
-            mode: file.mode & 0o7777,
-            nlink: match (unnamed, directory) {
-                (true, _) => 0,
-                (_, true) => 2,
-                _ => 1,
-            },
-            uid: file.uid,
-            gid: file.gid,
-            size: file.target.len() as u64,
-            mtime_ns: now_ns,
-            ctime_ns: now_ns,
-            atime_ns: now_ns,
-            rdev_or_cookie: match (directory, device) {
-                (true, _) => 1,
-                (_, true) => file.rdev,
-                _ => 0,
-            },
-            placement: if directory { placement as u8 } else { 0 },
-        };
-        let no_parent = InodeRef {
-            ino: polvo_format::Ino(0),
-            generation: Generation(0),
-        };
-        let (entries, names) = stage.spare.pop().unwrap_or_default();
-        let mut staged = Staged {
-            inode,
-            attr: Attr {
-                ino,
-                generation: inode.generation,
-                kind: file.kind,
-                mode: init.mode,
-                nlink: init.nlink,
-                uid: init.uid,
-                gid: init.gid,
-                rdev: if device { file.rdev } else { 0 },
-                size: init.size,
-                blocks: init.size.div_ceil(512),
-                atime_ns: now_ns,
-                mtime_ns: now_ns,
-                ctime_ns: now_ns,
-                btime_ns: now_ns,
-            },
-            tail: Tail::new(version, 0),
-            parent: if directory { parent } else { no_parent },
-            moved: false,
-            fresh: true,
-            dies: false,
-            linkable: unnamed,
-            entries,
-            names,
-            next_cookie: 1,
-        };
-        staged.push(&Entry::Init(init));
-        for (n, bytes) in file.target.chunks(INLINE_ENTRY_MAX).enumerate() {
-            let offset = (n * INLINE_ENTRY_MAX) as u64;
-            Entry::Inline {
-                offset,
-                bytes,
-                time_ns: now_ns,
-            }
-            .encode(true, &mut staged.entries);
-        }
-        for (name, value) in &file.xattrs {
-            Entry::set_xattr(name, value, now_ns).for_each(|part| staged.push(&part));
-        }
-        stage.made = Some(inode);
-        stage.inodes.push(staged);
-        Ok(stage.inodes.len() - 1)
+        let generation = Generation(before.0 + 1);
+        Ok((InodeRef { ino, generation }, version))
+    }
+}
+
+fn check_new_file(file: &NewFile, unnamed: bool) -> Result<(), RegionError> {
+    let symlink = file.kind == FileKind::Symlink;
+    if file.kind == FileKind::Directory && unnamed {
+        return Err(FsError::Invalid("directory without a name".into()).into());
+    }
+    if symlink && file.target.is_empty() || !symlink && !file.target.is_empty() || file.target.contains(&0) {
+        return Err(FsError::Invalid("target of a symbolic link".into()).into());
+    }
+    if file.target.len() > SYMLINK_MAX {
+        return Err(FsError::NameTooLong.into());
+    }
+    check_xattrs(&file.xattrs)
+}
+
+/// What the log of a new inode begins with.
+fn first_entry(file: &NewFile, placement: Placement, unnamed: bool, now_ns: i64) -> Init {
+    let directory = file.kind == FileKind::Directory;
+    Init {
+        mode: file.mode & 0o7777,
+        nlink: match (unnamed, directory) {
+            (true, _) => 0,
+            (_, true) => 2,
+            _ => 1,
+        },
+        uid: file.uid,
+        gid: file.gid,
+        size: file.target.len() as u64,
+        mtime_ns: now_ns,
+        ctime_ns: now_ns,
+        atime_ns: now_ns,
+        rdev_or_cookie: match directory {
+            true => 1,
+            false => rdev(file),
+        },
+        placement: if directory { placement as u8 } else { 0 },
+    }
+}
+
+/// The device number of a device, else 0.
+fn rdev(file: &NewFile) -> u64 {
+    match file.kind {
+        FileKind::CharDevice | FileKind::BlockDevice => file.rdev,
+        _ => 0,
     }
 }

@@ -6,11 +6,11 @@
 //! the lock words: cleared with the tail as staged, it happened; cleared with the old tail, it did not.
 
 use crate::hash::NumberMap;
-use crate::inode::Inode;
-use crate::log::{Layout, LogEnd, read_back};
+use crate::log::{Layout, read_back};
 use crate::planted::{Planted, planted};
-use crate::region::{freed_head, lock_gpa, raised};
-use crate::stage::{Stage, Staged};
+use crate::region::lock_gpa;
+use crate::stage::Staged;
+use crate::staged_change::StagedChange;
 use crate::store::Store;
 use crate::{RedoId, Region, RegionError, RemotePart};
 use polvo_format::{
@@ -150,68 +150,12 @@ impl Region {
             if region.locked.pending.len() >= LOCKING_MAX {
                 return Err(FsError::Retry.into());
             }
-            let stage = region.stage(intents, now_ns)?;
-            let layouts = region.lay_out_stage(&stage, intents)?;
-
-            let mut collected = Collected {
-                writes: Vec::new(),
-                locks: Vec::new(),
-                outcomes: outcomes(&stage, &layouts),
-            };
-            region.link_pages(&stage, &layouts);
-            let mut heads = Vec::new();
-            for (staged, layout) in stage.inodes.iter().zip(&layouts) {
-                collected.locks.push(lock_gpa(region.store.region, staged.slot()));
-                if staged.entries.is_empty() {
-                    continue;
-                }
-                for (offset, range) in &layout.pieces {
-                    let bytes = layout.bytes[range.clone()].to_vec();
-                    collected.writes.push((region.store.gpa(*offset), bytes.into()));
-                }
-                let first_page = region.first_page(staged, layout);
-                let offset = staged.slot() * INODE_SIZE as u64;
-                let attributes = encode_attributes(&staged.attr);
-                let head = staged
-                    .head(first_page, layout.tail)
-                    .encode(staged.inode.ino, &attributes);
-                collected
-                    .writes
-                    .push((region.store.gpa(offset + INODE_ATTRIBUTES), attributes.to_vec().into()));
-                heads.push((region.store.gpa(offset), head.to_vec().into()));
-            }
-            collected.writes.extend(heads);
-
-            for (staged, layout) in stage.inodes.iter().zip(&layouts) {
-                if staged.fresh && layout.new_pages.is_empty() {
-                    // what a transaction that was given up has linked to the slot does not come with it; goes out with
-                    // the lock word, which lies in the same line
-                    let link = region.store.at(staged.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE);
-                    region.store.pmem.write_u64(link, 0);
-                }
-                region.store.write_word(Store::lock_offset(staged.slot()), txn.0);
-            }
-            if !planted(Planted::LocksNotDurable) {
-                region.store.pmem.fence();
-            }
-            for (staged, layout) in stage.inodes.iter().zip(layouts) {
-                let slot = staged.slot();
-                let fate = if staged.fresh {
-                    region.inodes += 1;
-                    Fate::New {
-                        inode: staged.inode,
-                        pages: layout.new_pages,
-                    }
-                } else {
-                    Fate::Changes {
-                        units: layout.bytes,
-                        tail: layout.tail,
-                        parent: staged.parent,
-                    }
-                };
-                region.locked.add(txn, slot, fate);
-            }
-            region.stage_again(stage);
+            let mut change = StagedChange::of(region, intents, now_ns)?;
+            change.lay_out(intents)?;
+            change.link_pages();
+            let collected = change.collected();
+            change.lock(txn);
+            change.hand_over(txn);
             Ok(collected)
         })
     }
@@ -230,127 +174,23 @@ impl Region {
         now_ns: i64,
     ) -> Result<Decided, RegionError> {
         self.with_space(now_ns, |region| {
-            let mut stage = region.stage(intents, now_ns)?;
-            let asked = stage.asked_by(region.store.origin);
-            let mut layouts = region.lay_out_stage(&stage, intents)?;
-            if remote.is_empty() && region.decide_single(&stage, &layouts) {
-                let outcomes = outcomes(&stage, &layouts);
-                if asked.is_some() {
-                    region.store.carried_out(asked);
-                }
-                region.stage_again(stage);
-                region.store.layouts = layouts;
-                return Ok(Decided { record: None, outcomes });
-            }
-
-            // inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens
-            let mut freed: Vec<Box<Inode>> = Vec::new();
-            let mut writes = std::mem::take(&mut region.store.writes);
-            writes.clear();
-            let mut heads = std::mem::take(&mut region.store.heads);
-            heads.clear();
-            for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
-                if staged.entries.is_empty() {
-                    continue;
-                }
-                let slot = staged.slot();
-                let offset = slot * INODE_SIZE as u64;
-                if staged.dies && !staged.fresh && !region.sessions.is_held(slot) {
-                    region.store.give_pages(&layout.new_pages);
-                    layout.new_pages.clear();
-                    layout.tail = raised(staged.tail);
-                    let inode = match region.cache.take(slot) {
-                        Some(inode) => inode,
-                        None => match region.store.load(slot) {
-                            Ok(inode) => Box::new(inode),
-                            Err(e) => {
-                                region.drop_stage(&stage, &layouts);
-                                freed.into_iter().for_each(|inode| region.cache.put(inode));
-                                return Err(e);
-                            }
-                        },
-                    };
-                    heads.push((offset, freed_head(&inode)));
-                    freed.push(inode);
-                    continue;
-                }
-                let pages = region.cache.known(slot).map_or(&[][..], |inode| &inode.pages);
-                let end = LogEnd {
-                    ino: staged.inode.ino,
-                    tail: staged.tail,
-                    pages,
-                };
-                for (at, range) in &layout.pieces {
-                    writes.push(*at, &layout.bytes[range.clone()]);
-                }
-                for (at, header) in layout.headers(end) {
-                    writes.push(at, &header);
-                }
-                if let Some((at, next)) = layout.link(end).filter(|_| !pages.is_empty()) {
-                    writes.push(at, &next.to_le_bytes());
-                }
-                let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
-                let attributes = encode_attributes(&staged.attr);
-                let head = staged
-                    .head(first_page, layout.tail)
-                    .encode(staged.inode.ino, &attributes);
-                writes.push(offset + INODE_ATTRIBUTES, &attributes);
-                heads.push((offset, head));
-            }
-            for (offset, head) in &heads {
-                writes.push(*offset, head);
-            }
-            region.store.heads = heads;
-
-            let logged = region.redo(txn, &writes, remote);
-            region.store.writes = writes;
-            let record = match logged {
-                Ok(record) => record,
-                Err(e) => {
-                    region.drop_stage(&stage, &layouts);
-                    freed.into_iter().for_each(|inode| region.cache.put(inode));
-                    return Err(e);
-                }
+            let mut change = StagedChange::of(region, intents, now_ns)?;
+            let asked = change.stage.asked_by(change.region.store.origin);
+            change.lay_out(intents)?;
+            let record = match remote.is_empty() && change.commit_single() {
+                true => None,
+                false => change.commit_logged(txn, remote)?,
             };
-            for inode in freed {
-                region.forget(inode);
+            if asked.is_some() {
+                change.region.store.carried_out(asked);
             }
-            for (staged, layout) in stage.inodes.iter().zip(&layouts) {
-                region.take_over(staged, layout);
-            }
-            let outcomes = outcomes(&stage, &layouts);
-            region.store.carried_out(asked);
-            region.stage_again(stage);
-            region.store.layouts = layouts;
+            let outcomes = change.outcomes();
             Ok(Decided { record, outcomes })
         })
     }
 
-    /// A change of one inode needs no redo record. True when this was one and is done.
-    fn decide_single(&mut self, stage: &Stage, layouts: &[Layout]) -> bool {
-        let ([staged], [layout, ..]) = (&stage.inodes[..], layouts) else {
-            return stage.inodes.iter().all(|s| s.entries.is_empty());
-        };
-        if staged.entries.is_empty() {
-            return true;
-        }
-        if staged.fresh || staged.moved || staged.dies {
-            return false;
-        }
-        let Some(mut inode) = self.cache.take(staged.slot()) else {
-            return false;
-        };
-        let records = read_back(inode.tail.units(), &layout.bytes);
-        self.store.commit(&mut inode, layout, records);
-        self.cache.put(inode);
-        if staged.attr.nlink != 0 {
-            self.dead.remove(&staged.slot());
-        }
-        true
-    }
-
     /// The DRAM side of a decided change.
-    fn take_over(&mut self, staged: &Staged, layout: &Layout) {
+    pub(crate) fn take_over(&mut self, staged: &Staged, layout: &Layout) {
         let slot = staged.slot();
         if staged.fresh {
             self.inodes += 1;
@@ -374,117 +214,6 @@ impl Region {
             self.dead.insert(slot);
         } else {
             self.dead.remove(&slot);
-        }
-    }
-
-    /// Lays out the entries of every staged inode; there may be more layouts than inodes. On error everything staged is
-    /// given back.
-    fn lay_out_stage(&mut self, stage: &Stage, intents: &[Intent]) -> Result<Vec<Layout>, RegionError> {
-        let urgency = Self::urgency(intents);
-        let mut layouts = std::mem::take(&mut self.store.layouts);
-        layouts.iter_mut().for_each(Layout::clear);
-        if layouts.len() < stage.inodes.len() {
-            layouts.resize_with(stage.inodes.len(), Layout::default);
-        }
-        for (staged, layout) in stage.inodes.iter().zip(&mut layouts) {
-            let laid_out = if staged.fresh {
-                let end = LogEnd {
-                    ino: staged.inode.ino,
-                    tail: staged.tail,
-                    pages: &[],
-                };
-                self.store.lay_out(end, &staged.entries, urgency, layout)
-            } else {
-                match self.cache.get(&self.store, staged.slot()) {
-                    Ok(inode) => {
-                        let end = LogEnd {
-                            ino: staged.inode.ino,
-                            tail: staged.tail,
-                            pages: &inode.pages,
-                        };
-                        self.store.lay_out(end, &staged.entries, urgency, layout)
-                    }
-                    Err(e) => Err(e),
-                }
-            };
-            if let Err(e) = laid_out {
-                self.drop_stage(stage, &layouts);
-                return Err(e);
-            }
-        }
-        Ok(layouts)
-    }
-
-    fn drop_stage(&mut self, stage: &Stage, layouts: &[Layout]) {
-        for layout in layouts {
-            self.store.give_pages(&layout.new_pages);
-        }
-        self.unstage(stage);
-    }
-
-    fn first_page(&mut self, staged: &Staged, layout: &Layout) -> u64 {
-        let before = self
-            .cache
-            .known(staged.slot())
-            .filter(|_| !staged.fresh)
-            .and_then(|i| i.pages.first().copied());
-        before.or(layout.new_pages.first().copied()).unwrap_or(0)
-    }
-
-    /// Links the log pages that a collected change needs, for good: an inode that has a page behind its tail is none the
-    /// worse for it. Durable with the fence after the lock words, which lie in the line of what is stored in the inode
-    /// here; a link to a page whose header did not make it is recognised as none.
-    fn link_pages(&mut self, stage: &Stage, layouts: &[Layout]) {
-        let with_pages = || {
-            stage
-                .inodes
-                .iter()
-                .zip(layouts)
-                .filter(|(_, layout)| !layout.new_pages.is_empty())
-        };
-        if with_pages().next().is_none() {
-            return;
-        }
-        for (staged, layout) in with_pages() {
-            let pages = self
-                .cache
-                .known(staged.slot())
-                .filter(|_| !staged.fresh)
-                .map_or(&[][..], |i| &i.pages);
-            let end = LogEnd {
-                ino: staged.inode.ino,
-                tail: staged.tail,
-                pages,
-            };
-            for (offset, header) in layout.headers(end) {
-                self.store.write(offset, &header);
-            }
-        }
-        for (staged, layout) in with_pages() {
-            let at = self.store.slot_at(staged.slot());
-            if staged.fresh {
-                self.store.pmem.write_u64(at + INODE_LOG_PAGE, layout.new_pages[0]);
-                continue;
-            }
-            let inode = self
-                .cache
-                .known(staged.slot())
-                .expect("what was just staged is not dropped from the cache");
-            let end = LogEnd {
-                ino: staged.inode.ino,
-                tail: staged.tail,
-                pages: &inode.pages,
-            };
-            let link = layout.link(end);
-            self.store
-                .log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
-            inode.pages.extend_from_slice(&layout.new_pages);
-            if let Some((link, next)) = link {
-                self.store.write_word(link, next);
-            }
-            // the link in the inode counts among what the attributes' checksum covers
-            let checksums = inode.head().checksums(inode.attr.ino, &encode_attributes(&inode.attr));
-            self.store.pmem.write_u64(at + INODE_CHECKSUMS, checksums);
         }
     }
 
@@ -593,11 +322,108 @@ impl Region {
     }
 }
 
-/// The results, one an intent: each inode as it is after all of them.
-fn outcomes(stage: &Stage, layouts: &[Layout]) -> Vec<Outcome> {
-    let outcome = |&at: &usize| Outcome {
-        attr: stage.inodes[at].attr,
-        tail: layouts[at].tail,
-    };
-    stage.about.iter().map(outcome).collect()
+/// A participant's part: nothing visible changes, and everything is locked.
+impl StagedChange<'_> {
+    /// Links the log pages that a collected change needs, for good: an inode that has a page behind its tail is none the
+    /// worse for it. Durable with the fence after the lock words, which lie in the line of what is stored in the inode
+    /// here; a link to a page whose header did not make it is recognised as none.
+    fn link_pages(&mut self) {
+        let Region { store, cache, .. } = &mut *self.region;
+        let inodes = self.stage.inodes.iter().zip(&self.layouts);
+        let with_pages = || inodes.clone().filter(|(_, layout)| !layout.new_pages.is_empty());
+        for (staged, layout) in with_pages() {
+            let known = cache.known(staged.slot()).filter(|_| !staged.fresh);
+            let pages = known.map_or(&[][..], |inode| &inode.pages);
+            for (offset, header) in layout.headers(staged.log_end(pages)) {
+                store.write(offset, &header);
+            }
+        }
+        for (staged, layout) in with_pages() {
+            let at = store.slot_at(staged.slot());
+            if staged.fresh {
+                store.pmem.write_u64(at + INODE_LOG_PAGE, layout.new_pages[0]);
+                continue;
+            }
+            let inode = cache.known(staged.slot());
+            let inode = inode.expect("what was just staged is not dropped from the cache");
+            let link = layout.link(staged.log_end(&inode.pages));
+            store.log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
+            inode.pages.extend_from_slice(&layout.new_pages);
+            if let Some((link, next)) = link {
+                store.write_word(link, next);
+            }
+            // the link in the inode counts among what the attributes' checksum covers
+            let checksums = inode.head().checksums(inode.attr.ino, &encode_attributes(&inode.attr));
+            store.pmem.write_u64(at + INODE_CHECKSUMS, checksums);
+        }
+    }
+
+    /// The bytes that the coordinator is to log and dispatch, the inodes' first lines last.
+    fn collected(&mut self) -> Collected {
+        let outcomes = self.outcomes();
+        let Region { store, cache, .. } = &mut *self.region;
+        let (mut writes, mut heads, mut locks) = (Vec::new(), Vec::new(), Vec::new());
+        for (staged, layout) in self.stage.inodes.iter().zip(&self.layouts) {
+            locks.push(lock_gpa(store.region, staged.slot()));
+            if staged.entries.is_empty() {
+                continue;
+            }
+            for (offset, range) in &layout.pieces {
+                writes.push((store.gpa(*offset), layout.bytes[range.clone()].to_vec().into()));
+            }
+            let known = cache.known(staged.slot()).filter(|_| !staged.fresh);
+            let before = known.and_then(|inode| inode.pages.first());
+            let first_page = before.or(layout.new_pages.first()).copied().unwrap_or(0);
+            let offset = staged.slot() * INODE_SIZE as u64;
+            let attributes = encode_attributes(&staged.attr);
+            let head = staged.head(first_page, layout.tail);
+            let head = head.encode(staged.inode.ino, &attributes);
+            writes.push((store.gpa(offset + INODE_ATTRIBUTES), attributes.to_vec().into()));
+            heads.push((store.gpa(offset), head.to_vec().into()));
+        }
+        writes.extend(heads);
+        Collected {
+            writes,
+            locks,
+            outcomes,
+        }
+    }
+
+    /// Stores the transaction's id in the lock words, durably.
+    fn lock(&self, txn: TxnId) {
+        let store = &self.region.store;
+        for (staged, layout) in self.stage.inodes.iter().zip(&self.layouts) {
+            if staged.fresh && layout.new_pages.is_empty() {
+                // what a transaction that was given up has linked to the slot does not come with it; goes out with
+                // the lock word, which lies in the same line
+                let link = store.at(staged.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE);
+                store.pmem.write_u64(link, 0);
+            }
+            store.write_word(Store::lock_offset(staged.slot()), txn.0);
+        }
+        if !planted(Planted::LocksNotDurable) {
+            store.pmem.fence();
+        }
+    }
+
+    /// From here on the transaction has what was staged: its end says what becomes of it.
+    fn hand_over(&mut self, txn: TxnId) {
+        self.happened = true;
+        for (staged, layout) in self.stage.inodes.iter().zip(&mut self.layouts) {
+            let fate = if staged.fresh {
+                self.region.inodes += 1;
+                Fate::New {
+                    inode: staged.inode,
+                    pages: std::mem::take(&mut layout.new_pages),
+                }
+            } else {
+                Fate::Changes {
+                    units: std::mem::take(&mut layout.bytes),
+                    tail: layout.tail,
+                    parent: staged.parent,
+                }
+            };
+            self.region.locked.add(txn, staged.slot(), fate);
+        }
+    }
 }

@@ -65,6 +65,34 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
         let mended = PoolSpace::mend_superblock(pmem).map_err(|e| RegionError::Pool(format!("pool {name}: {e}")))?;
         report.done.extend(mended.map(|what| format!("{name}: {what}")));
     }
+    let (cluster, mut incomplete) = mend_zones(pools, &mut report)?;
+    finish_transactions(&cluster, &mut incomplete, &mut report)?;
+    let mut steps = Steps {
+        progress,
+        cluster: &cluster,
+    };
+    steps.each("correcting", |id, space| {
+        let store = Store::new(space, id)?;
+        mend_header(&store, &mut report);
+        mend_floor(&store, &mut report);
+        mend_inodes(&store, &mut report);
+        Ok(())
+    })?;
+    let regions = steps.recover(&mut report)?;
+    let facts = Facts::of(&regions);
+    cluster.why_unreadable(&regions, &facts, &mut incomplete);
+    // what is damaged and what is not in place in a pool
+    let (_, left) = Cluster::open(pools)?;
+    report.refused.extend(left);
+    match incomplete.is_empty() {
+        true => rebuild(regions, &mut steps, facts, now_ns, &mut report)?,
+        false => refuse_to_rebuild(&regions, &incomplete, &mut report),
+    }
+    Ok(report)
+}
+
+/// Segment tables and redo logs. Gives the cluster as it is then, and what there is to show that it is not all of it.
+fn mend_zones(pools: &[OfflinePool], report: &mut Repaired) -> Result<(Cluster, Vec<String>), RegionError> {
     let (cluster, _) = Cluster::open(pools)?;
     for (name, space) in &cluster.pools {
         let mut done = space.mend_redo_log();
@@ -73,30 +101,33 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
             .done
             .extend(done.into_iter().map(|what| format!("{name}: {what}")));
     }
-    let (mut cluster, _) = Cluster::open(pools)?;
-    let mut incomplete = cluster.why_incomplete();
-    if incomplete.is_empty() {
-        for (name, space) in &cluster.pools {
-            let cleared = space.clear_redo_log();
-            report
-                .done
-                .extend(cleared.into_iter().map(|what| format!("{name}: {what}")));
-        }
-        cluster = Cluster::open(pools)?.0;
+    let (cluster, _) = Cluster::open(pools)?;
+    let incomplete = cluster.why_incomplete();
+    if !incomplete.is_empty() {
+        return Ok((cluster, incomplete));
     }
+    for (name, space) in &cluster.pools {
+        let cleared = space.clear_redo_log();
+        report
+            .done
+            .extend(cleared.into_iter().map(|what| format!("{name}: {what}")));
+    }
+    Ok((Cluster::open(pools)?.0, incomplete))
+}
 
+/// Carries out what was decided, and lets go of what was not, where it is known that it was not.
+fn finish_transactions(
+    cluster: &Cluster,
+    incomplete: &mut Vec<String>,
+    report: &mut Repaired,
+) -> Result<(), RegionError> {
     let mut finished = Finished::default();
     cluster.dispatch_decided(&mut finished);
-    incomplete.extend(
-        finished
-            .missing
-            .iter()
-            .map(|region| format!("region {} is missing", region.0)),
-    );
-    let unknown = if incomplete.is_empty() {
-        Unknown::Clear
-    } else {
-        Unknown::Report
+    let missing = finished.missing.iter();
+    incomplete.extend(missing.map(|region| format!("region {} is missing", region.0)));
+    let unknown = match incomplete.is_empty() {
+        true => Unknown::Clear,
+        false => Unknown::Report,
     };
     cluster.let_go_undecided(unknown, &mut finished)?;
     report.notes.append(&mut finished.notes);
@@ -107,71 +138,68 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
         }
         Unknown::Report => report.refused.append(&mut finished.findings),
     }
+    Ok(())
+}
 
-    let mut progress_of = Steps {
-        progress,
-        cluster: &cluster,
-    };
-    progress_of.each("correcting", |id, space| {
-        let store = Store::new(space, id)?;
-        mend_header(&store, &mut report);
-        mend_floor(&store, &mut report);
-        mend_inodes(&store, &mut report);
-        Ok(())
-    })?;
-    let mut regions = progress_of.recover(&mut report)?;
-    if regions.len() < cluster.of_region.len() {
-        incomplete.push("a region cannot be read".into());
+/// Says what is left as it is, and why.
+fn refuse_to_rebuild(regions: &Regions, incomplete: &[String], report: &mut Repaired) {
+    for region in regions.values() {
+        let damaged = region.damaged();
+        let line = |ino| format!("inode {ino:?}: damaged; left as it is");
+        report.refused.extend(damaged.into_iter().map(line));
     }
-    let facts = Facts::of(&regions);
-    let strangers: Vec<u16> = facts
-        .mentioned()
-        .into_iter()
-        .filter(|region| !cluster.of_region.contains_key(region))
-        .map(|region| region.0)
-        .collect();
-    if !strangers.is_empty() {
-        incomplete.push(format!(
-            "names lead to regions {strangers:?}, whose pools were not named"
-        ));
-    }
-    // what is damaged and what is not in place in a pool
-    let (_, left) = Cluster::open(pools)?;
-    report.refused.extend(left);
-    if !incomplete.is_empty() {
-        for region in regions.values() {
-            let damaged = region.damaged();
-            let line = |ino| format!("inode {ino:?}: damaged; left as it is");
-            report.refused.extend(damaged.into_iter().map(line));
-        }
-        let why = incomplete.join("; ");
-        report.refused.push(format!(
-            "names, link counts and damaged logs are not repaired without all pools: {why}"
-        ));
-        return Ok(report);
-    }
+    let why = incomplete.join("; ");
+    report.refused.push(format!(
+        "names, link counts and damaged logs are not repaired without all pools: {why}"
+    ));
+}
 
-    rebuild_directories(&mut regions, &mut progress_of, facts, now_ns, &mut report)?;
+/// Directories, files, and then the tree of names.
+fn rebuild(
+    mut regions: Regions,
+    steps: &mut Steps<'_, '_, '_>,
+    facts: Facts,
+    now_ns: i64,
+    report: &mut Repaired,
+) -> Result<(), RegionError> {
+    rebuild_directories(&mut regions, steps, facts, now_ns, report)?;
     for _ in 0..REBUILDS {
         let done = report.done.len();
-        rebuild_files(&mut regions, now_ns, &mut report);
+        rebuild_files(&mut regions, now_ns, report);
         drop(regions);
         let rebuilt = report.done.len() > done;
-        regions = progress_of.recover(&mut report)?;
+        regions = steps.recover(report)?;
         let is_damaged = regions.values().any(|region| !region.damaged().is_empty());
         if !rebuilt || !is_damaged {
             break;
         }
     }
     let keep = regions.values().flat_map(|region| region.damaged()).collect();
-    put_right(&mut regions, &keep, now_ns, &mut report);
+    put_right(&mut regions, &keep, now_ns, report);
     if keep.is_empty() {
         regions.values_mut().for_each(Region::free_dead);
     }
-    Ok(report)
+    Ok(())
 }
 
 impl Cluster {
+    /// Adds what regions that can be read show: that one cannot, or that names lead to others.
+    fn why_unreadable(&self, regions: &Regions, facts: &Facts, why: &mut Vec<String>) {
+        if regions.len() < self.of_region.len() {
+            why.push("a region cannot be read".into());
+        }
+        let mentioned = facts.mentioned().into_iter();
+        let strangers: Vec<u16> = mentioned
+            .filter(|region| !self.of_region.contains_key(region))
+            .map(|region| region.0)
+            .collect();
+        if !strangers.is_empty() {
+            why.push(format!(
+                "names lead to regions {strangers:?}, whose pools were not named"
+            ));
+        }
+    }
+
     /// What there is to show that some pool of the cluster was not named.
     fn why_incomplete(&self) -> Vec<String> {
         let mut why = self.doubled.clone();

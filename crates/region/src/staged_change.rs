@@ -1,0 +1,188 @@
+//! A change that is staged on a region, and what was taken for it: slots of new inodes, log pages, inodes out of the cache.
+//!
+//! Either it happens, and then all of that is in use ([`StagedChange::happened`] is set once the media say so); or the guard
+//! gives it back when it ends, on whichever path that is.
+
+use crate::inode::Inode;
+use crate::log::{Layout, LogEnd, read_back};
+use crate::region::{freed_head, raised};
+use crate::stage::{Stage, Staged};
+use crate::writes::Writes;
+use crate::{RedoId, Region, RegionError, RemotePart};
+use polvo_format::{INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, TxnId, encode_attributes};
+use polvo_proto::{Intent, Outcome};
+
+/// First lines of inodes, which come last in a redo record: region offset, bytes.
+type Heads = Vec<(u64, [u8; INODE_HEAD_SIZE])>;
+
+/// Intents staged on a region and laid out. In this order: [`StagedChange::of`], [`StagedChange::lay_out`], then one of
+/// [`StagedChange::commit_single`], [`StagedChange::commit_logged`], or what a participant does.
+pub(crate) struct StagedChange<'a> {
+    pub region: &'a mut Region,
+    pub stage: Stage,
+    /// one an inode of the stage, and perhaps more
+    pub layouts: Vec<Layout>,
+    /// Inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens.
+    freed: Vec<Box<Inode>>,
+    /// It has happened, or a participant holds it: nothing is to be given back.
+    pub happened: bool,
+}
+
+impl Drop for StagedChange<'_> {
+    fn drop(&mut self) {
+        // after a panic nobody knows whether it has happened: what is lost to this process comes back with recovery
+        if !self.happened && !std::thread::panicking() {
+            for layout in &self.layouts {
+                self.region.store.give_pages(&layout.new_pages);
+            }
+            self.region.give_slots(&self.stage);
+            self.freed.drain(..).for_each(|inode| self.region.cache.put(inode));
+        }
+        // memory for the next one
+        self.stage.clear();
+        self.region.stage = std::mem::take(&mut self.stage);
+        self.region.store.layouts = std::mem::take(&mut self.layouts);
+    }
+}
+
+impl<'a> StagedChange<'a> {
+    /// Works out what the intents would do.
+    pub fn of(region: &'a mut Region, intents: &[Intent], now_ns: i64) -> Result<StagedChange<'a>, RegionError> {
+        let mut change = StagedChange {
+            stage: std::mem::take(&mut region.stage),
+            layouts: std::mem::take(&mut region.store.layouts),
+            freed: Vec::new(),
+            happened: false,
+            region,
+        };
+        change.layouts.iter_mut().for_each(Layout::clear);
+        for number in 0..intents.len() {
+            let about = change.region.stage_one(&mut change.stage, intents, number, now_ns)?;
+            change.stage.about.push(about);
+        }
+        Ok(change)
+    }
+
+    /// Lays out the entries of every staged inode.
+    pub fn lay_out(&mut self, intents: &[Intent]) -> Result<(), RegionError> {
+        let urgency = Region::urgency(intents);
+        let inodes = &self.stage.inodes;
+        if self.layouts.len() < inodes.len() {
+            self.layouts.resize_with(inodes.len(), Layout::default);
+        }
+        let Region { store, cache, .. } = &mut *self.region;
+        for (staged, layout) in inodes.iter().zip(&mut self.layouts) {
+            let pages = match staged.fresh {
+                true => &[][..],
+                false => &cache.get(store, staged.slot())?.pages,
+            };
+            store.lay_out(staged.log_end(pages), &staged.entries, urgency, layout)?;
+        }
+        Ok(())
+    }
+
+    /// The results, one an intent: each inode as it is after all of them.
+    pub fn outcomes(&self) -> Vec<Outcome> {
+        let outcome = |&at: &usize| Outcome {
+            attr: self.stage.inodes[at].attr,
+            tail: self.layouts[at].tail,
+        };
+        self.stage.about.iter().map(outcome).collect()
+    }
+
+    /// A change of one inode needs no redo record. True when this was one and is done.
+    pub fn commit_single(&mut self) -> bool {
+        let ([staged], [layout, ..]) = (&self.stage.inodes[..], &self.layouts[..]) else {
+            self.happened = self.stage.inodes.iter().all(|s| s.entries.is_empty());
+            return self.happened;
+        };
+        if staged.entries.is_empty() {
+            self.happened = true;
+            return true;
+        }
+        if staged.fresh || staged.moved || staged.dies {
+            return false;
+        }
+        let Some(mut inode) = self.region.cache.take(staged.slot()) else {
+            return false;
+        };
+        let records = read_back(inode.tail.units(), &layout.bytes);
+        self.region.store.commit(&mut inode, layout, records);
+        self.happened = true;
+        self.region.cache.put(inode);
+        if staged.attr.nlink != 0 {
+            self.region.dead.remove(&staged.slot());
+        }
+        true
+    }
+
+    /// Logs a redo record with this and the remote parts, and puts this in place, on the media and in DRAM. Gives the record
+    /// when a remote part remains.
+    pub fn commit_logged(&mut self, txn: TxnId, remote: &[RemotePart]) -> Result<Option<RedoId>, RegionError> {
+        let mut writes = std::mem::take(&mut self.region.store.writes);
+        let mut heads = std::mem::take(&mut self.region.store.heads);
+        writes.clear();
+        heads.clear();
+        let gathered = self.gather(&mut writes, &mut heads);
+        for (offset, head) in &heads {
+            writes.push(*offset, head);
+        }
+        self.region.store.heads = heads;
+        let logged = gathered.and_then(|()| self.region.redo(txn, &writes, remote));
+        self.region.store.writes = writes;
+        let record = logged?;
+        self.happened = true;
+        for inode in self.freed.drain(..) {
+            self.region.forget(inode);
+        }
+        for (staged, layout) in self.stage.inodes.iter().zip(&self.layouts) {
+            self.region.take_over(staged, layout);
+        }
+        Ok(record)
+    }
+
+    /// What the redo record writes here.
+    fn gather(&mut self, writes: &mut Writes, heads: &mut Heads) -> Result<(), RegionError> {
+        for (staged, layout) in self.stage.inodes.iter().zip(&mut self.layouts) {
+            let slot = staged.slot();
+            if staged.entries.is_empty() {
+                continue;
+            }
+            if staged.dies && !staged.fresh && !self.region.sessions.is_held(slot) {
+                self.region.store.give_pages(&layout.new_pages);
+                layout.new_pages.clear();
+                layout.tail = raised(staged.tail);
+                let inode = match self.region.cache.take(slot) {
+                    Some(inode) => inode,
+                    None => Box::new(self.region.store.load(slot)?),
+                };
+                heads.push((slot * INODE_SIZE as u64, freed_head(&inode)));
+                self.freed.push(inode);
+                continue;
+            }
+            let pages = self.region.cache.known(slot).map_or(&[][..], |inode| &inode.pages);
+            heads.push(gather_inode(staged, layout, pages, writes));
+        }
+        Ok(())
+    }
+}
+
+/// What a redo record writes of an inode that stays: entries, log pages, attributes. Gives its head, which comes last.
+fn gather_inode(staged: &Staged, layout: &Layout, pages: &[u64], writes: &mut Writes) -> (u64, [u8; INODE_HEAD_SIZE]) {
+    let end: LogEnd = staged.log_end(pages);
+    for (at, range) in &layout.pieces {
+        writes.push(*at, &layout.bytes[range.clone()]);
+    }
+    for (at, header) in layout.headers(end) {
+        writes.push(at, &header);
+    }
+    if let Some((at, next)) = layout.link(end).filter(|_| !pages.is_empty()) {
+        writes.push(at, &next.to_le_bytes());
+    }
+    let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
+    let attributes = encode_attributes(&staged.attr);
+    let offset = staged.slot() * INODE_SIZE as u64;
+    writes.push(offset + INODE_ATTRIBUTES, &attributes);
+    let head = staged.head(first_page, layout.tail);
+    (offset, head.encode(staged.inode.ino, &attributes))
+}
