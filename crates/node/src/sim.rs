@@ -406,7 +406,7 @@ impl Cluster {
                     && node
                         .regions
                         .values()
-                        .all(|service| service.enter(|region| region.settle()).is_empty())
+                        .all(|service| service.enter(|region| region.reap()).is_empty())
             })
     }
 

@@ -36,7 +36,7 @@ impl Region {
     /// Checks everything of this region on the media. Inodes that a transaction holds at the moment are left out of
     /// the comparison with DRAM.
     pub fn check(&mut self, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
-        self.settle();
+        self.reap();
         let mut report = CheckReport::default();
         let mut survey = Survey::new(&self.store, Names::Kept);
         let mut about = Vec::new();

@@ -43,7 +43,7 @@ impl Region {
             let Some(slot) = self.store.garbage.pop_first() else {
                 return units > 0;
             };
-            if self.locked.contains(slot) && !planted(Planted::HeldLogCompacted) && self.settle_slot(slot).is_err() {
+            if self.locked.contains(slot) && !planted(Planted::HeldLogCompacted) && self.reap_slot(slot).is_err() {
                 continue; // looked at again when its log next grows
             }
             units += 1;

@@ -190,7 +190,7 @@ impl Region {
     pub(crate) fn reach(&mut self, ino: Ino) -> Result<u64, RegionError> {
         let slot = self.store.slot_of(ino).ok_or(FsError::Stale)?;
         if !self.locked.is_empty() {
-            self.settle_slot(slot)?;
+            self.reap_slot(slot)?;
         }
         if !self.store.damaged.is_empty()
             && let Some(why) = self.store.damaged.get(&slot)

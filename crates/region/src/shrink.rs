@@ -27,7 +27,7 @@ impl Region {
     /// returns how many. `last_word` is told the index of each while nobody else can have it yet; no segment of the region gets
     /// that index again before it is recovered.
     pub fn release_segments(&mut self, mut last_word: impl FnMut(u32)) -> u32 {
-        self.settle(); // what was dispatched to us may have deleted files
+        self.reap(); // what was dispatched to us may have deleted files
         let store = &mut self.store;
         store.space.empty_quarantine();
         let reserve = store.log_reserve();
@@ -67,7 +67,7 @@ impl Region {
 
     /// Writes a log anew, elsewhere. Where that cannot be, the segment is not emptied: it is open again next time.
     fn move_log(&mut self, slot: u64) {
-        if self.locked.contains(slot) && self.settle_slot(slot).is_err() {
+        if self.locked.contains(slot) && self.reap_slot(slot).is_err() {
             return;
         }
         if let Err(error) = self.rewrite_log(slot) {

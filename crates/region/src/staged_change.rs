@@ -23,6 +23,7 @@ pub(crate) struct StagedChange<'a> {
     /// one an inode of the stage, and perhaps more
     pub layouts: Vec<Layout>,
     /// Inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens.
+    #[expect(clippy::vec_box, reason = "they stay in the boxes that the cache had them in")]
     freed: Vec<Box<Inode>>,
     /// It has happened, or a participant holds it: nothing is to be given back.
     pub happened: bool,

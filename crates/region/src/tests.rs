@@ -23,7 +23,7 @@ fn a_collected_change_shows_when_it_is_dispatched() {
         Err(RegionError::Fs(_) | RegionError::Locked { .. })
     ));
     r.open(SESSION, file).unwrap();
-    assert_eq!(r.settle(), [txn(5)]);
+    assert_eq!(r.reap(), [txn(5)]);
     assert_eq!(findings(&mut r), [""; 0]);
 
     dispatch(&r, txn(5), &collected);
@@ -33,7 +33,7 @@ fn a_collected_change_shows_when_it_is_dispatched() {
         r.attr(file.ino, Some(file.generation)).unwrap().0,
         collected.outcomes[0].attr
     );
-    assert_eq!(r.settle(), []);
+    assert_eq!(r.reap(), []);
     assert_eq!(findings(&mut r), [""; 0]);
 }
 
@@ -71,7 +71,7 @@ fn a_collected_change_that_is_given_up_leaves_nothing() {
             r.abort(txn(5));
         }
         assert!(r.attr(made.ino, None).is_err());
-        assert_eq!(r.settle(), []);
+        assert_eq!(r.reap(), []);
         assert_eq!(findings(&mut r), [""; 0]);
         r.release(SESSION, made);
     }
@@ -102,7 +102,7 @@ fn what_is_held_stays_held_over_a_restart() {
             assert_eq!(again.attr(file.ino, None).unwrap().0.nlink, 1);
             assert!(matches!(again.attr(made, None), Err(RegionError::Fs(FsError::Stale))));
         }
-        assert_eq!(again.settle(), []);
+        assert_eq!(again.reap(), []);
         assert_eq!(findings(&mut again), [""; 0]);
     }
 }
@@ -137,9 +137,9 @@ fn half_of_a_dispatch_is_no_damage() {
         }
         let (mut again, recovery) = recovered(&again);
         assert!(recovery.damaged.is_empty(), "round {round}: {:?}", recovery.damaged);
-        assert_eq!(again.settle(), [txn(5)]);
+        assert_eq!(again.reap(), [txn(5)]);
         dispatch(&again, txn(5), &collected);
-        assert_eq!(again.settle(), []);
+        assert_eq!(again.reap(), []);
         assert_eq!(again.lookup(ROOT, &[b'a'; 200]).unwrap().0.kind, FileKind::Directory);
         assert!(again.attr(file.ino, None).is_err());
         assert_eq!(findings(&mut again), [""; 0], "round {round}");

@@ -1,4 +1,4 @@
-//! Transactions: collect, decide, settle, abort (collect-dispatch, Octopus section 3.3.2).
+//! Transactions: collect, decide, reap, abort (collect-dispatch, Octopus section 3.3.2).
 //!
 //! A participant collects: it stages, takes and links the log pages that the entries need, stores the transaction's id
 //! in the lock words and hands out bytes; what would change in DRAM is kept aside. The coordinator decides: it stages
@@ -145,7 +145,7 @@ impl Region {
                 return Err(FsError::Invalid("transaction 0".into()).into());
             }
             if region.locked.pending.len() >= LOCKING_MAX {
-                region.settle();
+                region.reap();
             }
             if region.locked.pending.len() >= LOCKING_MAX {
                 return Err(FsError::Retry.into());
@@ -221,12 +221,12 @@ impl Region {
 
     /// Looks at the lock words of what was collected here: takes over what was dispatched, drops what was given up.
     /// (Also done whenever such an inode is touched.) Returns transactions that are still open.
-    pub fn settle(&mut self) -> Vec<TxnId> {
+    pub fn reap(&mut self) -> Vec<TxnId> {
         let mut slots: Vec<u64> = self.locked.by_slot.keys().copied().collect();
         slots.sort_unstable();
         for slot in slots {
             // still held, or damaged: found out again by whoever touches it
-            let _ = self.settle_slot(slot);
+            let _ = self.reap_slot(slot);
         }
         self.locked.transactions()
     }
@@ -241,12 +241,12 @@ impl Region {
         }
         self.store.pmem.fence();
         for slot in slots {
-            let _ = self.settle_slot(slot);
+            let _ = self.reap_slot(slot);
         }
     }
 
     /// Finds out how the transaction ended that has collected the inode of this slot, if any. `Locked` while it has not.
-    pub(crate) fn settle_slot(&mut self, slot: u64) -> Result<(), RegionError> {
+    pub(crate) fn reap_slot(&mut self, slot: u64) -> Result<(), RegionError> {
         let Some(&txn) = self.locked.by_slot.get(&slot) else {
             return Ok(());
         };

@@ -107,7 +107,7 @@ async fn resolve_left_over(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut
     let now = Instant::now();
     let mut open = BTreeMap::new();
     for service in node.regions.values() {
-        let held = service.enter(|region| region.resolve_left_over());
+        let held = service.enter(|region| region.reap());
         open.extend(held.into_iter().map(|txn| ((service.id, txn), now)));
     }
     #[cfg(feature = "two-phase")]

@@ -187,7 +187,7 @@ impl World {
                 );
                 world.regions[region].abort(txn);
             }
-            assert_eq!(world.regions[region].settle(), []);
+            assert_eq!(world.regions[region].reap(), []);
         }
         Ok(world)
     }
@@ -308,7 +308,7 @@ impl World {
     pub fn give_up(&mut self, collecting: &Collecting) {
         for part in &collecting.remote {
             self.unlock(collecting.txn, part);
-            assert_eq!(self.region(part.region()).settle(), []);
+            assert_eq!(self.region(part.region()).reap(), []);
         }
     }
 

@@ -207,13 +207,13 @@ pub fn one_side_of_a_transaction_fails() {
             w.regions[0] = Region::recover(&pool, R0, &mut |_, _| ()).unwrap().0;
             w.pools[0] = pool;
             w.redispatch();
-            let open = w.region(R1).settle();
+            let open = w.region(R1).reap();
             if decided {
                 assert_eq!(open, [], "{what}, {}", cuts[number].how);
             } else {
                 assert_eq!(open, [collecting.txn], "{what}, {}", cuts[number].how);
                 w.region(R1).abort(collecting.txn);
-                assert_eq!(w.region(R1).settle(), []);
+                assert_eq!(w.region(R1).reap(), []);
             }
             let expected = if decided { &after } else { &before };
             verify(&mut w, expected, expected, true)
@@ -235,7 +235,7 @@ pub fn one_side_of_a_transaction_fails() {
             w.pools[1] = pool;
             w.dispatch(collecting.txn, &collecting.remote[0]);
             w.pools[0].retire(record);
-            assert_eq!(w.region(R1).settle(), []);
+            assert_eq!(w.region(R1).reap(), []);
             verify(&mut w, &after, &after, true)
                 .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
                 .unwrap_or_else(|why| panic!("{what}, participant fails, {}: {why}", cut.how));
