@@ -59,6 +59,10 @@ impl Absences {
         });
         absence.probe_at = now + PROBE_EVERY;
         absence.why = why.clone();
+        debug_assert!(
+            absence.since <= now && absence.probe_at > now,
+            "away since then, and to be tried later"
+        );
         absence.since
     }
 

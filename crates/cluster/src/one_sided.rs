@@ -115,6 +115,7 @@ struct Translator<'v> {
 /// The place of a region offset and how many bytes follow it in its segment.
 fn locate(map: &SegmentMap, offset: RegionOffset) -> Result<(&SegmentPlace, u64, usize), Untranslatable> {
     let (place, inner) = map.locate(offset).ok_or(Untranslatable::Unknown(map.region))?;
+    assert!(inner < 1 << map.segment_shift, "a place lies in its segment");
     let room = (1u64 << map.segment_shift) - inner;
     Ok((place, inner, usize::try_from(room).unwrap_or(usize::MAX)))
 }
@@ -348,6 +349,10 @@ impl Links {
                 Err(Untranslatable::Never(error)) => return Err(error),
                 Err(Untranslatable::Unknown(region)) if refreshed <= maps.others.len() => {
                     refreshed += 1;
+                    debug_assert!(
+                        refreshed <= maps.others.len() + 1,
+                        "each region's map is fetched once more"
+                    );
                     self.fetch_segments(region, &link, maps.get(region).cloned()).await?;
                     continue;
                 }
@@ -358,6 +363,7 @@ impl Links {
                     )));
                 }
             };
+            debug_assert_eq!(maps.first.region, region, "the first map is the region's");
             self.counters().count_batch(bytes);
             let pair = link.rpc.queue_pair();
             let ended = match wait {
@@ -411,7 +417,9 @@ impl Links {
                     link.node.0
                 )));
             }
-            maps.others.push(self.map_over(link, other).await?);
+            let map = self.map_over(link, other).await?;
+            debug_assert_eq!(map.region, other, "a region's map is its own");
+            maps.others.push(map);
         }
         Ok(maps)
     }

@@ -45,7 +45,8 @@ impl<T> Handles<T> {
         let mut shard = self.shards[shard_at].write();
         let index = match shard.free.pop() {
             Some(index) => {
-                shard.slots[index] = Some(open);
+                let before = shard.slots[index].replace(open);
+                assert!(before.is_none(), "a free slot stands for nothing");
                 index
             }
             None => {
@@ -53,7 +54,9 @@ impl<T> Handles<T> {
                 shard.slots.len() - 1
             }
         };
-        FileHandle((index * SHARDS + shard_at) as u64)
+        let handle = FileHandle((index * SHARDS + shard_at) as u64);
+        debug_assert_eq!(Self::place(handle), (shard_at, index));
+        handle
     }
 
     /// What a handle stands for.
@@ -75,6 +78,7 @@ impl<T> Handles<T> {
         let mut shard = self.shards[shard_at].write();
         let open = shard.slots.get_mut(index).and_then(Option::take).ok_or(Errno::EBADF)?;
         shard.free.push(index);
+        debug_assert!(shard.free.len() <= shard.slots.len(), "a slot is free once");
         Ok(open)
     }
 }

@@ -100,6 +100,7 @@ impl Inodes {
             known.generation = attr.generation;
             known.directory = directory;
         }
+        debug_assert!(known.lookups > 0, "what the kernel was told of is known");
     }
 
     /// Notes the root, which the kernel knows from the start and never forgets.
@@ -144,6 +145,7 @@ impl Inodes {
     /// The kernel forgets `lookups` replies.
     pub(crate) fn forget(&self, node: INodeNo, lookups: u64) {
         if let Entry::Occupied(mut known) = self.shard(node).lock().entry(node) {
+            debug_assert!(known.get().lookups > 0, "what the kernel was told of is known");
             let left = known.get().lookups.saturating_sub(lookups);
             if left == 0 {
                 known.remove();

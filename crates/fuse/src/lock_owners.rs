@@ -79,6 +79,11 @@ impl LockOwners {
             owner.handles.push(handle);
         }
         let key = owner.key;
+        debug_assert!(
+            ended != Some(key),
+            "who comes after an owner that has ended has another key"
+        );
+        debug_assert!(owner.handles.contains(&handle));
         Some(Entered { key, ended })
     }
 

@@ -157,6 +157,7 @@ impl Mappings {
             open.answering += 1;
             return Opened::Mappable;
         }
+        debug_assert!(open.answering <= open.mappable, "who is being answered may map");
         open.unmappable += 1;
         // from here on nobody is told that it may be mapped
         while inodes.get(&inode).is_some_and(|open| !open.all_are_open()) {
@@ -170,6 +171,7 @@ impl Mappings {
     /// The kernel has been told that the file may be mapped.
     pub(crate) fn answered(&self, inode: InodeRef) {
         if let Some(open) = self.shard(inode).lock().get_mut(&inode) {
+            debug_assert!(open.answering > 0, "an answer is given once");
             open.answering = open.answering.saturating_sub(1);
             open.answered = Instant::now();
         }
@@ -180,8 +182,14 @@ impl Mappings {
         if let Entry::Occupied(mut open) = self.shard(inode).lock().entry(inode) {
             let counted = open.get_mut();
             match opened {
-                Opened::Mappable => counted.mappable = counted.mappable.saturating_sub(1),
-                Opened::Unmappable => counted.unmappable = counted.unmappable.saturating_sub(1),
+                Opened::Mappable => {
+                    debug_assert!(counted.mappable > 0, "a file is closed once");
+                    counted.mappable = counted.mappable.saturating_sub(1);
+                }
+                Opened::Unmappable => {
+                    debug_assert!(counted.unmappable > 0, "a file is closed once");
+                    counted.unmappable = counted.unmappable.saturating_sub(1);
+                }
                 Opened::NotDirectly => {}
             }
             if counted.mappable == 0 && counted.unmappable == 0 {
