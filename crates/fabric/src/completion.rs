@@ -281,13 +281,17 @@ impl Ops {
 
     fn fail_all(&mut self, error: &FabricError) {
         for (index, op) in self.table.iter_mut().enumerate() {
-            op.clear();
             match op.state {
-                State::Pending => op.state = State::Done(Err(error.clone())),
+                State::Pending => {
+                    op.clear();
+                    op.state = State::Done(Err(error.clone()));
+                }
                 State::Abandoned => {
+                    op.clear();
                     op.state = State::Free;
                     self.free.push(index as u8);
                 }
+                // what has come for a caller that is away stays for it
                 State::Free | State::Done(_) => {}
             }
         }
@@ -599,5 +603,40 @@ impl Lending<'_> {
 impl Drop for Lending<'_> {
     fn drop(&mut self) {
         self.present.set(self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Remote, RemoteKey};
+
+    /// What has come for a caller that was away is there when it comes, even if the connection is lost in between.
+    #[test]
+    fn a_batch_that_is_complete_stays_so_when_the_connection_is_lost() {
+        let shared = Shared::new(Role::Client, "peer".into());
+        let (mut bytes, mut word) = ([0; 4], 0);
+        let from = Remote {
+            key: RemoteKey(1),
+            offset: 0,
+        };
+        let mut batch = [
+            Verb::Read { from, into: &mut bytes },
+            Verb::FetchAdd {
+                at: from,
+                add: 1,
+                found: &mut word,
+            },
+        ];
+        let op = shared.begin(&mut batch);
+        assert!(shared.fill(op, 0, b"data".into()).is_ok() && shared.fill_word(op, 1, 7).is_ok());
+        assert!(shared.complete(op, Ok(())).is_ok());
+        assert!(shared.lose("the peer died"));
+        let lending = shared.lending();
+        // SAFETY: the batch is borrowed until after the guard is dropped.
+        unsafe { lending.lend(op) };
+        assert_eq!(shared.take(op), Some(Ok(())));
+        drop(lending);
+        assert_eq!((&bytes, word), (b"data", 7));
     }
 }
