@@ -4,7 +4,7 @@
 
 use polvo_format::*;
 use polvo_pmem::sim::LoseAll;
-use polvo_proto::{Call, Cred, FsError, InodeRef, Reply, Request, Usage, encode_answer};
+use polvo_proto::{Call, Cred, FsError, InodeRef, Reply, Request, Usage, WriteAt, encode_answer};
 use std::path::Path;
 
 #[path = "../../crates/region/tests/harness/mod.rs"]
@@ -30,8 +30,8 @@ fn main() {
                 region,
             )
             .unwrap();
-        w.write(file, Some(0), &vec![7; 100 * n as usize]).unwrap();
-        w.commit(file, &[(50_000, vec![1; 5000])], false).unwrap();
+        w.write(file, WriteAt::Offset(0), &vec![7; 100 * n as usize]).unwrap();
+        w.commit(file, &[(50_000, vec![1; 5000])], WriteAt::Offset(0)).unwrap();
         w.set_xattr(file, b"user.name", &[6; 5000], polvo_proto::XattrMode::Any)
             .unwrap();
     }

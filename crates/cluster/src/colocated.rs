@@ -5,7 +5,7 @@
 use crate::{Links, SessionContext};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, Call, Cred, FsError, InodeRef};
+use polvo_proto::{Answer, Call, Cred, FsError, InodeRef, WriteAt};
 use polvo_region::FileView;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -70,8 +70,7 @@ pub trait ColocatedSession: Send + Sync {
     /// It is of no more use.
     fn is_ended(&self) -> bool;
 
-    /// Copies bytes to where they are to stay in the file. All of them, or nothing. Returns where in the file they are; `offset`
-    /// `None`: at its end.
+    /// Copies bytes to where they are to stay in the file. All of them, or nothing. Returns where in the file they are.
     ///
     /// # Errors
     /// Those of a request to write.
@@ -80,20 +79,13 @@ pub trait ColocatedSession: Send + Sync {
         links: &'a Rc<Links>,
         cred: &'a Cred,
         inode: InodeRef,
-        offset: Option<u64>,
+        at: WriteAt,
         bytes: &'a [u8],
     ) -> LocalFuture<'a, Result<u64, FsError>>;
 
     /// As [`ColocatedSession::write`], of at most `EAGER_MAX` bytes and without a future. `None`: something is to be waited
     /// for or to be refused, as that call will tell, and nothing was done.
-    fn write_at_once(
-        &self,
-        links: &Rc<Links>,
-        cred: &Cred,
-        inode: InodeRef,
-        offset: Option<u64>,
-        bytes: &[u8],
-    ) -> Option<u64>;
+    fn write_at_once(&self, links: &Rc<Links>, cred: &Cred, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64>;
 
     /// The mapping, up to date, of a file that the session has open.
     ///

@@ -14,7 +14,7 @@ use crate::xattr;
 use fuser::*;
 use polvo_client::Whence;
 use polvo_format::{FileKind, NAME_MAX, PAGE};
-use polvo_proto::{FsError, InodeRef, NewFile, SetAttr, TimeChange, XattrMode};
+use polvo_proto::{FsError, InodeRef, NewFile, SetAttr, TimeChange, WriteAt, XattrMode};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -440,7 +440,10 @@ impl Filesystem for PolvoFilesystem {
                 return reply.error(Errno::EIO);
             }
             // Pages of a mapping are written where they belong, however the file was opened.
-            let append = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+            let at = match flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+                true => WriteAt::End,
+                false => WriteAt::Offset(offset),
+            };
             let caller = Caller::from(req);
             let one = self.mappings.allowed() == SharedMappings::One;
             let written = self.with_file("write", fh, |client, file| async move {
@@ -450,10 +453,7 @@ impl Filesystem for PolvoFilesystem {
                 if one && write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
                     return client.write_pages(&file, offset, data).await;
                 }
-                if append {
-                    return client.append(&file, data).await.map(|(_, written)| written);
-                }
-                client.write(&file, offset, data).await
+                client.write_at(&file, at, data).await.map(|(_, written)| written)
             });
             match written {
                 // they were lost on the way: the bytes may be there, but were not written under the lock

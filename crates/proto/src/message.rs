@@ -99,6 +99,38 @@ pub enum TimeChange {
     To(i64),
 }
 
+/// Where in a file a write goes. (What travels has an offset, and says beside it whether it is ignored.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteAt {
+    /// At an offset.
+    Offset(u64),
+    /// At the end of the file, wherever that is by then.
+    End,
+}
+
+impl WriteAt {
+    /// As requests say it: an offset, and whether it is an append, which ignores it.
+    pub fn from_wire(offset: u64, append: bool) -> WriteAt {
+        match append {
+            true => WriteAt::End,
+            false => WriteAt::Offset(offset),
+        }
+    }
+
+    /// The `offset` and `append` of a request.
+    pub fn on_wire(self) -> (u64, bool) {
+        (self.in_file(0), self == WriteAt::End)
+    }
+
+    /// The offset, in a file of so many bytes.
+    pub fn in_file(self, size: u64) -> u64 {
+        match self {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => size,
+        }
+    }
+}
+
 /// Bytes of a file that the client has put into space delegated to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct WriteRun {

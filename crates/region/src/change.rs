@@ -9,7 +9,7 @@ use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, AttrChange, Entry, FileKind, INLINE_MAX, LINE, NAME_MAX, PAGE, SessionId, Tail};
 use polvo_proto::{
     ACL_MAX, EAGER_MAX, FILE_SIZE_MAX, FallocateMode, FsError, InodeRef, Placement, RUNS_MAX, SetAttr, TimeChange,
-    WriteRun, Written, XATTR_NAMES_MAX, XATTR_VALUE_MAX, XATTRS_MAX, XattrMode,
+    WriteAt, WriteRun, Written, XATTR_NAMES_MAX, XATTR_VALUE_MAX, XATTRS_MAX, XattrMode,
 };
 
 const PAGE_BYTES: u64 = PAGE as u64;
@@ -153,13 +153,12 @@ impl Region {
     pub fn write(
         &mut self,
         inode: InodeRef,
-        offset: u64,
-        append: bool,
+        at: WriteAt,
         bytes: &[u8],
         known: Tail,
         now_ns: i64,
     ) -> Result<Written, RegionError> {
-        let Stored { offset, before } = self.store(inode, offset, append, bytes, now_ns)?;
+        let Stored { offset, before } = self.store(inode, at, bytes, now_ns)?;
         let (store, inode) = self.inode(inode)?;
         Ok(written(store, inode, offset, known, before))
     }
@@ -168,18 +167,11 @@ impl Region {
     ///
     /// Bytes at the end of the file go on in the file's last page where that has room (nobody can see them there before
     /// the tail moves); other small ones travel in the log entry; the rest gets a fresh page.
-    pub fn store(
-        &mut self,
-        inode: InodeRef,
-        offset: u64,
-        append: bool,
-        bytes: &[u8],
-        now_ns: i64,
-    ) -> Result<Stored, RegionError> {
+    pub fn store(&mut self, inode: InodeRef, at: WriteAt, bytes: &[u8], now_ns: i64) -> Result<Stored, RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode(inode)?;
             let size = inode.attr.size;
-            let offset = if append { size } else { offset };
+            let offset = at.in_file(size);
             inode.file_body()?;
             if bytes.len() > EAGER_MAX {
                 return Err(invalid(format!("eager write of {} bytes", bytes.len())));
@@ -234,13 +226,14 @@ impl Region {
         })
     }
 
-    /// Log commit of data that lies in space delegated to `session` (checked; consumed, whole pages at a time).
+    /// Log commit of data that lies in space delegated to `session` (checked; consumed, whole pages at a time). The offsets of
+    /// its runs count from `from`.
     pub fn commit(
         &mut self,
         session: SessionId,
         inode: InodeRef,
         data: NewData<'_>,
-        append: bool,
+        from: WriteAt,
         known: Tail,
         now_ns: i64,
     ) -> Result<Written, RegionError> {
@@ -257,7 +250,7 @@ impl Region {
             let (store, sessions) = (&mut region.store, &mut region.sessions);
             let inode = region.cache.get(store, slot)?;
             let before = inode.tail;
-            let base = if append { inode.attr.size } else { 0 };
+            let base = from.in_file(inode.attr.size);
             let mut entries = check_runs(store, runs, base, now_ns)?;
             store.check_crcs(runs, crcs)?;
             entries.extend(inode.without_capabilities(now_ns));

@@ -264,7 +264,7 @@ mod tests {
     use crate::NewData;
     use crate::testing::*;
     use polvo_format::{Tail, crcs_of_pages};
-    use polvo_proto::{InodeRef, SetAttr};
+    use polvo_proto::{InodeRef, SetAttr, WriteAt};
 
     fn scrub(r: &mut Region) -> Scrubbed {
         r.scrub(ScrubPlace::default(), u64::MAX)
@@ -305,7 +305,7 @@ mod tests {
                 runs: &runs,
                 crcs: &list,
             },
-            false,
+            WriteAt::Offset(0),
             Tail(0),
             NOW,
         )
@@ -334,7 +334,8 @@ mod tests {
         let mut size = 0;
         // in pages begun before and in fresh ones
         for len in [100, 4000, 1, 4096, 3000] {
-            r.write(small, 0, true, &vec![len as u8; len], Tail(0), NOW).unwrap();
+            r.write(small, WriteAt::End, &vec![len as u8; len], Tail(0), NOW)
+                .unwrap();
             size += len as u64;
         }
         commit(&mut r, large, 10, 500, &[9; 20_000], true).unwrap();
@@ -369,7 +370,7 @@ mod tests {
     fn a_damaged_word_is_damage() {
         let mut r = region(8);
         let file = file(&mut r, b"f");
-        r.write(file, 0, false, &[3; 4096], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::Offset(0), &[3; 4096], Tail(0), NOW).unwrap();
         let at = place(&mut r, file, 0);
         let word = r.store.checksum_at(at);
         r.store.pmem.write_u64(word, r.store.pmem.read_u64(word) ^ 1 << 40);
@@ -406,21 +407,21 @@ mod tests {
     fn nothing_is_added_in_place_but_where_the_word_ends() {
         let mut r = region(8);
         let file = file(&mut r, b"f");
-        r.write(file, 0, true, &[1; 3000], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[1; 3000], Tail(0), NOW).unwrap();
         let shorter = SetAttr {
             size: Some(1000),
             ..SetAttr::default()
         };
         r.set_attr(file, &shorter, NOW).unwrap();
-        r.write(file, 0, true, &[2; 500], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[2; 500], Tail(0), NOW).unwrap();
         let done = scrub(&mut r);
         assert_eq!((done.bytes, done.damaged), (1500, vec![]));
         // a power cut took the word that was stored after the tail
         let at = place(&mut r, file, 1499);
         let before = r.store.page_checksum(at).unwrap();
-        r.write(file, 0, true, &[3; 10], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[3; 10], Tail(0), NOW).unwrap();
         r.store.put_checksum(at, before);
-        r.write(file, 0, true, &[4; 10], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[4; 10], Tail(0), NOW).unwrap();
         assert_ne!(place(&mut r, file, 1510) / PAGE_BYTES, at / PAGE_BYTES);
         assert_eq!(findings(&mut r), [""; 0]);
     }
@@ -443,7 +444,7 @@ mod tests {
                     runs: &[run],
                     crcs: &vec![0; len],
                 },
-                false,
+                WriteAt::Offset(0),
                 Tail(0),
                 NOW,
             );
@@ -459,7 +460,7 @@ mod tests {
                 runs: &[run],
                 crcs: &[0; 8],
             },
-            false,
+            WriteAt::Offset(0),
             Tail(0),
             NOW,
         )
@@ -501,7 +502,7 @@ mod tests {
     fn without_room_for_them_nothing_is_verified() {
         let mut r = region_without_checksums(8);
         let file = file(&mut r, b"f");
-        r.write(file, 0, true, &[1; 3000], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[1; 3000], Tail(0), NOW).unwrap();
         commit(&mut r, file, 4096, 0, &[2; 9000], true).unwrap();
         let at = place(&mut r, file, 5000);
         flip(&r, at);

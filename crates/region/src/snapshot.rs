@@ -148,11 +148,11 @@ mod tests {
     use super::*;
     use crate::testing::*;
     use polvo_format::{FileKind, PAGE, Tail};
-    use polvo_proto::{SegmentClass, SetAttr};
+    use polvo_proto::{SegmentClass, SetAttr, WriteAt};
 
     fn file(r: &mut Region, bytes: &[u8]) -> InodeRef {
         let file = make(r, ROOT, b"file", FileKind::File).unwrap();
-        r.write(file, 0, false, bytes, Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::Offset(0), bytes, Tail(0), NOW).unwrap();
         file
     }
 
@@ -177,8 +177,9 @@ mod tests {
     fn it_shows_what_reading_shows() {
         let mut r = region(8);
         let file = file(&mut r, &[1; 3000]);
-        r.write(file, 10_000, false, &[2; 4096], Tail(0), NOW).unwrap();
-        r.write(file, 100, false, b"inline", Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::Offset(10_000), &[2; 4096], Tail(0), NOW)
+            .unwrap();
+        r.write(file, WriteAt::Offset(100), b"inline", Tail(0), NOW).unwrap();
         for (offset, len) in [
             (0, 20_000),
             (50, 100),
@@ -203,7 +204,7 @@ mod tests {
         let mut r = region(8);
         let file = file(&mut r, &[7; PAGE]);
         let snapshot = r.begin_read(file, 0, PAGE as u64).unwrap();
-        r.write(file, 0, false, &[8; PAGE], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::Offset(0), &[8; PAGE], Tail(0), NOW).unwrap();
         r.set_tick(100, 99);
         r.store.space.empty_quarantine();
         assert_eq!(r.store.space.quarantined(SegmentClass::Data), 1);
@@ -227,8 +228,8 @@ mod tests {
         let beginning = r.begin_read(file, 0, 500).unwrap();
         let other = make(&mut r, ROOT, b"other", FileKind::File).unwrap();
         let of_other = r.begin_read(other, 0, 10_000).unwrap();
-        r.write(file, 3000, true, &[2; 100], Tail(0), NOW).unwrap();
-        r.write(file, 0, false, &[3; 3000], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[2; 100], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::Offset(0), &[3; 3000], Tail(0), NOW).unwrap();
         assert_eq!(shown(&r, &whole), [1; 3000]);
         assert!(r.end_read(whole.number), "an overwrite and an append go elsewhere");
         let whole = r.begin_read(file, 0, 10_000).unwrap();
@@ -237,7 +238,7 @@ mod tests {
             ..SetAttr::default()
         };
         r.set_attr(file, &size, NOW).unwrap();
-        r.write(file, 0, true, &[4; 2000], Tail(0), NOW).unwrap();
+        r.write(file, WriteAt::End, &[4; 2000], Tail(0), NOW).unwrap();
         assert_ne!(shown(&r, &whole), [[3; 3000].as_slice(), &[2; 100]].concat());
         assert!(!r.end_read(whole.number));
         assert!(r.end_read(beginning.number));
@@ -250,7 +251,7 @@ mod tests {
         let mut r = region(16);
         let file = file(&mut r, b"x");
         for n in 1..2 * PIECES_MAX as u64 {
-            r.write(file, n * 10, false, b"y", Tail(0), NOW).unwrap();
+            r.write(file, WriteAt::Offset(n * 10), b"y", Tail(0), NOW).unwrap();
         }
         let (mut at, mut parts) = (0, 0);
         loop {

@@ -241,8 +241,14 @@ fn garbage_collection_keeps_everything_but_the_garbage() {
     for n in 0..2000u64 {
         let (at, len) = ((n * 7919 % 19_000) as usize, 1 + (n * 31 % 900) as usize);
         model[at..at + len].fill(n as u8);
-        r.write(file, at as u64, false, &vec![n as u8; len], Tail::default(), NOW)
-            .unwrap();
+        r.write(
+            file,
+            WriteAt::Offset(at as u64),
+            &vec![n as u8; len],
+            Tail::default(),
+            NOW,
+        )
+        .unwrap();
         for name in [&b"one"[..], b"other"] {
             make(&mut r, ROOT, name, FileKind::Fifo).unwrap();
             unlink(&mut r, ROOT, name).unwrap();
@@ -288,7 +294,7 @@ fn an_answer_brings_the_entries_that_the_caller_lacks() {
     let mut known = start.tail;
     for n in 0..200u64 {
         let written = r
-            .write(file, n * 100, false, &[n as u8; 60], known, NOW + n as i64)
+            .write(file, WriteAt::Offset(n * 100), &[n as u8; 60], known, NOW + n as i64)
             .unwrap();
         let units = written.entries.expect("it follows what was known");
         let mut read = LogEntries::new(file.ino, known.version(), known.units(), &units);
@@ -298,20 +304,28 @@ fn an_answer_brings_the_entries_that_the_caller_lacks() {
         known = written.cursor.tail;
     }
     let behind = r
-        .write(file, 0, true, b"x", Tail::new(known.version(), known.units() - 6), NOW)
+        .write(
+            file,
+            WriteAt::End,
+            b"x",
+            Tail::new(known.version(), known.units() - 6),
+            NOW,
+        )
         .unwrap();
     let units = behind.entries.unwrap();
     let read: Result<Vec<_>, _> = LogEntries::new(file.ino, known.version(), known.units() - 6, &units).collect();
     assert!(read.is_ok());
     assert!(
-        r.write(file, 0, true, b"x", start.tail, NOW).unwrap().entries.is_none(),
+        r.write(file, WriteAt::End, b"x", start.tail, NOW)
+            .unwrap()
+            .entries
+            .is_none(),
         "too far behind"
     );
     assert!(
         r.write(
             file,
-            0,
-            true,
+            WriteAt::End,
             b"x",
             Tail::new(known.version(), known.units() + 1000),
             NOW
@@ -330,11 +344,11 @@ fn sequential_appends_make_one_extent() {
     let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
     let other = make(&mut r, ROOT, b"other", FileKind::File).unwrap();
     for n in 0..40u8 {
-        r.write(file, 0, true, &[n; 777], Tail::default(), NOW).unwrap();
+        r.write(file, WriteAt::End, &[n; 777], Tail::default(), NOW).unwrap();
     }
     assert_eq!(r.file_map(file, 0).unwrap().extents.len(), 1);
-    r.write(other, 0, true, &[1; 10], Tail::default(), NOW).unwrap();
-    r.write(file, 0, true, &[1; 4096], Tail::default(), NOW).unwrap();
+    r.write(other, WriteAt::End, &[1; 10], Tail::default(), NOW).unwrap();
+    r.write(file, WriteAt::End, &[1; 4096], Tail::default(), NOW).unwrap();
     assert_eq!(r.file_map(file, 0).unwrap().extents.len(), 2);
     assert_eq!(r.usage().data_bytes, 10 * PAGE as u64);
     assert_eq!(findings(&mut r), [""; 0]);
@@ -350,8 +364,16 @@ fn runs_must_lie_in_what_was_delegated_and_are_taken_once() {
         len,
         gpa: space.gpa.checked_add(page * PAGE as u64 + at).unwrap(),
     };
-    let mut commit =
-        |session, runs: &[WriteRun]| r.commit(session, file, NewData { runs, crcs: &[] }, false, Tail::default(), NOW);
+    let mut commit = |session, runs: &[WriteRun]| {
+        r.commit(
+            session,
+            file,
+            NewData { runs, crcs: &[] },
+            WriteAt::Offset(0),
+            Tail::default(),
+            NOW,
+        )
+    };
     let whole = run(0, 0, 2 * PAGE as u64, 0);
     assert!(commit(SessionId(8), &[whole]).is_err());
     assert!(commit(SESSION, &[run(3, 1, PAGE as u64, 0)]).is_err(), "beyond the end");
@@ -379,7 +401,7 @@ fn a_damaged_inode_is_set_aside_and_the_rest_works() {
     let mut r = region(4);
     let bad = make(&mut r, ROOT, b"bad", FileKind::File).unwrap();
     let good = make(&mut r, ROOT, b"good", FileKind::File).unwrap();
-    r.write(good, 0, true, b"bytes", Tail::default(), NOW).unwrap();
+    r.write(good, WriteAt::End, b"bytes", Tail::default(), NOW).unwrap();
     r.store.write(bad.ino.slot() * INODE_SIZE as u64 + 5, &[0xff; 3]);
     let (mut r, recovery) = recovered(&r);
     assert_eq!(recovery.damaged.len(), 1);
@@ -403,7 +425,7 @@ fn a_damaged_inode_is_set_aside_and_the_rest_works() {
 fn a_file_held_open_outlives_its_name_but_not_a_restart() {
     let mut r = region(4);
     let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
-    r.write(file, 0, true, &[3; 4096], Tail::default(), NOW).unwrap();
+    r.write(file, WriteAt::End, &[3; 4096], Tail::default(), NOW).unwrap();
     r.open(SESSION, file).unwrap();
     r.open(SESSION, file).unwrap();
     unlink(&mut r, ROOT, b"file").unwrap();
@@ -460,7 +482,7 @@ fn a_region_full_of_data_can_be_emptied_and_filled_again() {
     for _ in 0..3 {
         let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
         let mut pages = 0;
-        while r.write(file, 0, true, &[7; PAGE], Tail::default(), NOW).is_ok() {
+        while r.write(file, WriteAt::End, &[7; PAGE], Tail::default(), NOW).is_ok() {
             pages += 1;
         }
         let truncate = SetAttr {
@@ -523,10 +545,12 @@ fn for_request<T>(region: &mut Region, request: u64, change: impl FnOnce(&mut Re
 /// Each kind of change, by the request of a number; what there is to know of each afterwards.
 fn requests(region: &mut Region) -> Vec<(u64, Option<InodeRef>, u64)> {
     let file = for_request(region, 1, |r| make(r, ROOT, b"file", FileKind::File).unwrap());
-    for_request(region, 2, |r| r.store(file, 0, false, &[1; 4000], NOW + 2).unwrap());
-    for_request(region, 3, |r| r.store(file, 0, true, b"small", NOW + 3).unwrap());
+    for_request(region, 2, |r| {
+        r.store(file, WriteAt::Offset(0), &[1; 4000], NOW + 2).unwrap()
+    });
+    for_request(region, 3, |r| r.store(file, WriteAt::End, b"small", NOW + 3).unwrap());
     for_request(region, 4, |r| {
-        r.store(file, 17, false, b"overwritten", NOW + 4).unwrap()
+        r.store(file, WriteAt::Offset(17), b"overwritten", NOW + 4).unwrap()
     });
     let set = SetAttr {
         size: Some(9000),
@@ -554,7 +578,7 @@ fn requests(region: &mut Region) -> Vec<(u64, Option<InodeRef>, u64)> {
                 runs: &[run(0, page)],
                 crcs: &[],
             },
-            true,
+            WriteAt::End,
             Tail(0),
             NOW + 9,
         )
@@ -615,13 +639,13 @@ fn a_request_is_in_the_commit_that_does_it_and_in_no_other() {
     r.set_xattr(file, b"security.capability", b"x", XattrMode::Any, NOW)
         .unwrap();
     r.asked_by(Some(asked(1)));
-    assert!(r.store(file, u64::MAX, false, b"too far", NOW).is_err());
+    assert!(r.store(file, WriteAt::Offset(u64::MAX), b"too far", NOW).is_err());
     assert!(make(&mut r, ROOT, b"file", FileKind::File).is_err(), "it exists");
     assert_eq!(r.done_before(asked(1)), None);
-    r.store(file, 100, false, b"takes the capability away first", NOW)
+    r.store(file, WriteAt::Offset(100), b"takes the capability away first", NOW)
         .unwrap();
     assert_eq!(r.done_before(asked(1)).unwrap().offset, 100);
-    r.store(file, 200, false, b"of nobody", NOW).unwrap();
+    r.store(file, WriteAt::Offset(200), b"of nobody", NOW).unwrap();
     let (r, _) = recovered(&r);
     assert_eq!(r.done_before(asked(1)).unwrap().offset, 100);
 }

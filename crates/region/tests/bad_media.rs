@@ -29,9 +29,10 @@ fn furnished() -> World {
     let sub = w.create(dir, b"sub", new_file(FileKind::Directory, 0o755), R0).unwrap();
     for n in 0..20u8 {
         let f = w.create(dir, &[b'a' + n; 200], file(), R0).unwrap();
-        w.write(f, Some(u64::from(n) * 3000), &vec![n; 900]).unwrap();
+        w.write(f, WriteAt::Offset(u64::from(n) * 3000), &vec![n; 900]).unwrap();
         if n % 2 == 0 {
-            w.commit(f, &[(100, vec![n + 100; 10_000])], n % 4 == 0).unwrap();
+            w.commit(f, &[(100, vec![n + 100; 10_000])], WriteAt::from_wire(0, n % 4 == 0))
+                .unwrap();
         }
         if n % 5 == 0 {
             w.set_xattr(f, b"user.n", &vec![n; 700], XattrMode::Any).unwrap();
@@ -87,7 +88,7 @@ fn use_it(world: &mut World, tree: &Snapshot) {
         let _ = node(world, inode);
         let _ = world.of(inode).file_map(inode, 0);
         let _ = world.of(inode).open(SESSION, inode);
-        let _ = world.write(inode, None, b"more");
+        let _ = world.write(inode, WriteAt::End, b"more");
         let _ = world.truncate(inode, 10);
         let _ = world.set_xattr(inode, b"user.n", b"new", XattrMode::Any);
         let _ = world.create(inode, b"new", new_file(FileKind::File, 0o600), R0);

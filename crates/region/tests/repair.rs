@@ -183,7 +183,7 @@ fn what_has_lost_its_name_is_found_again() {
     let (mut inode, mut dir) = (None, None);
     let (images, shape) = with_names(|w, root| {
         let lost = w.create(root, b"lost", file(), R1).unwrap();
-        w.write(lost, Some(0), b"contents").unwrap();
+        w.write(lost, WriteAt::Offset(0), b"contents").unwrap();
         only(
             w,
             root,
@@ -382,7 +382,7 @@ fn a_directory_whose_log_is_damaged_is_rebuilt_in_its_place() {
         .map(|n| {
             let made = w.create(dir, format!("file {n}").as_bytes(), file(), RegionId((n % 2) as u16));
             let made = made.unwrap();
-            w.write(made, Some(0), &n.to_le_bytes()).unwrap();
+            w.write(made, WriteAt::Offset(0), &n.to_le_bytes()).unwrap();
             made
         })
         .collect();
@@ -523,10 +523,10 @@ fn grown(nodes: usize, random: &mut Random) -> World {
         let f = w.create(dir, name.as_bytes(), file(), at).unwrap();
         for _ in 0..random.below(8) {
             let bytes = vec![n as u8; 1 + random.below(3000) as usize];
-            w.write(f, Some(random.below(20_000)), &bytes).unwrap();
+            w.write(f, WriteAt::Offset(random.below(20_000)), &bytes).unwrap();
         }
         if n % 4 == 0 {
-            w.commit(f, &[(0, vec![n as u8 + 1; 9000])], true).unwrap();
+            w.commit(f, &[(0, vec![n as u8 + 1; 9000])], WriteAt::End).unwrap();
         }
         if n % 5 == 0 {
             let other = dirs[random.below(dirs.len() as u64) as usize];

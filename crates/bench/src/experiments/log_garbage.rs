@@ -6,7 +6,7 @@ use crate::samples::{Samples, in_turn, rate};
 use crate::suite::{Context, Experiment};
 use polvo_format::{FileKind, Generation, Ino, NodeId, RegionId, Tail, TxnId};
 use polvo_pmem::Pmem;
-use polvo_proto::{InodeRef, Intent, Placement};
+use polvo_proto::{InodeRef, Intent, Placement, WriteAt};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace, Region};
 use std::time::Instant;
 
@@ -85,7 +85,7 @@ fn overwrite(
     for n in 0..ops {
         let offset = (n % PLACES * SMALL) as u64;
         let now = region
-            .write(inode, offset, false, &[7; SMALL], known, n as i64)?
+            .write(inode, WriteAt::Offset(offset), &[7; SMALL], known, n as i64)?
             .cursor
             .tail;
         written += now.units() - if n == 0 { 0 } else { known.units() };

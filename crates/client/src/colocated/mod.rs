@@ -6,11 +6,10 @@ pub(crate) mod mapped_read;
 
 use crate::colocated::extent_cache::ExtentCache;
 use crate::local_client::LocalClient;
-use crate::open_table::OpenInode;
 use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession};
 use polvo_format::RegionId;
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, Ask, Call, EAGER_MAX, FsError, InodeRef, PROTOCOL_VERSION, Request, ask, reply};
+use polvo_proto::{Answer, Ask, Call, FsError, InodeRef, PROTOCOL_VERSION, Request, ask, reply};
 use polvo_region::{FileView, Part};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -38,7 +37,7 @@ pub(crate) struct Nearby {
     /// Ways to call it that are not in use.
     callers: RefCell<Vec<Box<dyn ColocatedCaller>>>,
     /// Our session there, between two uses.
-    session: Cell<Option<Arc<dyn ColocatedSession>>>,
+    pub(crate) session: Cell<Option<Arc<dyn ColocatedSession>>>,
     /// Scratch of whoever plans a read.
     pub(crate) parts: RefCell<Vec<Part>>,
     /// What this thread remembers of files there.
@@ -99,41 +98,6 @@ impl LocalClient {
         answer
     }
 
-    /// A write to a region of the node around us, at an offset or (`None`) the end of the file; returns where the bytes are. No
-    /// request is made of it, the bytes are not copied but to where they go. `SessionExpired`: there is a new session, and
-    /// the write is to be repeated.
-    pub(crate) async fn write_colocated(
-        &self,
-        here: &ColocatedNode,
-        inode: InodeRef,
-        offset: Option<u64>,
-        bytes: &[u8],
-    ) -> Result<u64, FsError> {
-        self.attach_once(here).await?;
-        let session = self.session_of(here);
-        let written = match &session {
-            Ok(session) => {
-                let cred = &self.client.cred;
-                session.write(&self.links, cred, inode, offset, bytes).await
-            }
-            Err(error) => Err(error.clone()),
-        };
-        self.after_use(here, session, written).await
-    }
-
-    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way
-    /// (another node serves the region, say), and nothing was done.
-    pub(crate) fn write_at_once(&self, open_inode: &OpenInode, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
-        if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
-            return None;
-        }
-        let session = self.nearby.session.take()?;
-        let cred = &self.client.cred;
-        let written = session.write_at_once(&self.links, cred, open_inode.inode, offset, bytes);
-        self.nearby.session.set(Some(session));
-        written
-    }
-
     /// A file's mapping, up to date, from the node around us.
     pub(crate) async fn file_view(&self, here: &ColocatedNode, inode: InodeRef) -> Result<Arc<FileView>, FsError> {
         match self.try_file_view(here, inode).await {
@@ -153,7 +117,7 @@ impl LocalClient {
     }
 
     /// Our session there, for one use; whoever comes while it is in use looks it up for himself.
-    fn session_of(&self, here: &ColocatedNode) -> Result<Arc<dyn ColocatedSession>, FsError> {
+    pub(crate) fn session_of(&self, here: &ColocatedNode) -> Result<Arc<dyn ColocatedSession>, FsError> {
         match self.nearby.session.take() {
             Some(session) if !session.is_ended() => Ok(session),
             _ => here.node.session(self.client.session()),
@@ -161,7 +125,7 @@ impl LocalClient {
     }
 
     /// Keeps the session for the next use; if it has ended, there is a new one when this returns.
-    async fn after_use<T>(
+    pub(crate) async fn after_use<T>(
         &self,
         here: &ColocatedNode,
         session: Result<Arc<dyn ColocatedSession>, FsError>,

@@ -10,7 +10,6 @@
 //! bytes are not registered: only memory that shared mappings can reach is, which is what a [`Buffer`] is made of.
 
 use crate::client::Client;
-use crate::io::write::{At, SESSION_TRIES};
 use crate::local_client::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::open_table::OpenInode;
@@ -18,14 +17,14 @@ use polvo_cluster::Link;
 use polvo_fabric as fabric;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::RegionId;
-use polvo_proto::{EAGER_MAX, EAGER_READ_MAX, FsError, TRANSFER_MAX, Window, WriteAnswer, ask, reply};
+use polvo_proto::{EAGER_MAX, EAGER_READ_MAX, FsError, TRANSFER_MAX, Window, ask, reply};
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes of a pooled buffer: the largest transfer. Only what has been used of it takes memory.
-const POOLED_BYTES: usize = TRANSFER_MAX as usize;
+pub(crate) const POOLED_BYTES: usize = TRANSFER_MAX as usize;
 /// Pooled buffers that a thread keeps.
 const POOLED_KEPT: usize = 4;
 
@@ -140,7 +139,7 @@ impl Buffer {
     }
 
     /// A key to part of it.
-    fn opened(&self, at: usize, len: usize, access: Access) -> Registered {
+    pub(crate) fn opened(&self, at: usize, len: usize, access: Access) -> Registered {
         Registered::new(&self.0.regions, &self.0.buffer, at, len, access)
     }
 }
@@ -171,7 +170,7 @@ impl Client {
 }
 
 /// A buffer that nodes can reach, as long as this lives.
-struct Registered {
+pub(crate) struct Registered {
     buffer: Arc<fabric::Buffer>,
     regions: Arc<MemoryRegions>,
     key: RemoteKey,
@@ -193,7 +192,7 @@ impl Registered {
         }
     }
 
-    fn window(&self) -> Window {
+    pub(crate) fn window(&self) -> Window {
         Window {
             key: self.key.0,
             offset: 0,
@@ -214,16 +213,29 @@ pub(crate) struct Pooled {
 }
 
 /// A pooled buffer in use for one request.
-struct Lent<'a> {
+pub(crate) struct Lent<'a> {
     pool: &'a Pooled,
     link: Rc<Link>,
     registered: Registered,
 }
 
 impl Lent<'_> {
+    /// Copies in what is to be written.
+    pub(crate) fn fill(&self, source: Source<'_>) {
+        let pooled = &self.registered.buffer;
+        match source {
+            Source::Bytes(bytes) => pooled.write(0, bytes),
+            Source::Buffer { buffer, at, len } => pooled.copy_from(0, &buffer.0.buffer, at, len),
+        }
+    }
+
+    pub(crate) fn window(&self) -> Window {
+        self.registered.window()
+    }
+
     /// The request is over. The buffer is used again if the node is certain to be done with it: it has answered, and over
     /// the connection that it was asked over. Else its key ends here, and what comes late finds nothing.
-    fn over<T>(self, answer: &Result<T, FsError>) {
+    pub(crate) fn over<T>(self, answer: &Result<T, FsError>) {
         let answered = !matches!(answer, Err(FsError::Unreachable { .. })) && !self.link.is_closed();
         let mut free = self.pool.free.borrow_mut();
         if answered && free.len() < POOLED_KEPT {
@@ -246,7 +258,7 @@ impl LocalClient {
         }
     }
 
-    async fn lend(&self, region: RegionId) -> Result<Lent<'_>, FsError> {
+    pub(crate) async fn lend(&self, region: RegionId) -> Result<Lent<'_>, FsError> {
         let link = self.links.to(self.client.primary(region)?).await?;
         let free = self.pooled.free.borrow_mut().pop();
         let registered = match free {
@@ -322,7 +334,7 @@ impl LocalClient {
             return answer.map(|(read, more, _)| (read, more));
         }
         let lent = self.lend(data_region(open_inode)).await?;
-        let window = Some(lent.registered.window());
+        let window = Some(lent.window());
         let answer = self.ask_to_read(open_inode, offset, len, window).await;
         if let Ok((read, ..)) = &answer {
             into.0.buffer.copy_from(at, &lent.registered.buffer, 0, *read);
@@ -347,7 +359,7 @@ impl LocalClient {
             return Ok((read, more));
         }
         let lent = self.lend(data_region(open_inode)).await?;
-        let window = Some(lent.registered.window());
+        let window = Some(lent.window());
         let answer = self.ask_to_read(open_inode, offset, len, window).await;
         if let Ok((read, ..)) = &answer {
             lent.registered.buffer.read(0, &mut into[..*read]);
@@ -377,76 +389,6 @@ impl LocalClient {
             // nothing read although there is more: that would go on for ever
             reply::Read { len: read, more, bytes } => Ok((read as usize, more && read > 0, bytes)),
         }
-    }
-
-    /// Writes from a buffer of the caller's: where the node moves the data, and there is much of it, without a copy on this
-    /// side. Otherwise as [`LocalClient::write`]. Panics if the range does not lie within the buffer.
-    ///
-    /// # Errors
-    /// As [`LocalClient::write`].
-    pub async fn write_from(
-        &self,
-        file: &OpenFile,
-        offset: u64,
-        from: &Buffer,
-        at: usize,
-        len: usize,
-    ) -> Result<usize, FsError> {
-        assert!(at <= from.len() && len <= from.len() - at, "outside the buffer");
-        let buffer = from;
-        self.write_at(file, offset, Source::Buffer { buffer, at, len }).await
-    }
-
-    /// Has the node fetch the bytes: from a pooled buffer, or where they are. Writes as many as fit a transfer.
-    pub(crate) async fn write_directed(
-        &self,
-        open_inode: &OpenInode,
-        at: At,
-        bytes: Source<'_>,
-        sizes: Thresholds,
-    ) -> Result<(u64, usize), FsError> {
-        let bytes = bytes.part(0, POOLED_BYTES);
-        let region = data_region(open_inode);
-        for _ in 0..SESSION_TRIES {
-            self.keep_to_write(open_inode, at).await?;
-            let known = self.known_log(open_inode);
-            let request = |from: Window| ask::WriteFrom {
-                inode: open_inode.inode,
-                offset: at.offset(),
-                append: at == At::End,
-                known: known.tail,
-                from,
-                len: bytes.len() as u64,
-            };
-            let answer = match bytes {
-                Source::Buffer { buffer, at, len } if len > sizes.pooled => {
-                    let registered = buffer.opened(at, len, Access::READ);
-                    self.call(region, request(registered.window())).await
-                }
-                bytes => {
-                    let lent = self.lend(region).await?;
-                    let pooled = &lent.registered.buffer;
-                    match bytes {
-                        Source::Bytes(bytes) => pooled.write(0, bytes),
-                        Source::Buffer { buffer, at, len } => pooled.copy_from(0, &buffer.0.buffer, at, len),
-                    }
-                    let answer = self.call(region, request(lent.registered.window())).await;
-                    lent.over(&answer);
-                    answer
-                }
-            };
-            match answer {
-                Ok(WriteAnswer::Written(written)) => {
-                    let first = written.offset;
-                    self.apply_written(open_inode, known, written);
-                    return Ok((first, bytes.len()));
-                }
-                Ok(WriteAnswer::Before { offset }) => return Ok((offset, bytes.len())),
-                Err(FsError::SessionExpired) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(FsError::SessionExpired)
     }
 }
 

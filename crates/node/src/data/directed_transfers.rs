@@ -17,7 +17,7 @@ use crate::request::context::RequestContext;
 use polvo_cluster::within;
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
-use polvo_proto::{FsError, InodeRef, PageRun, RUNS_MAX, Window, WriteAnswer, WriteRun, Written, reply};
+use polvo_proto::{FsError, InodeRef, PageRun, RUNS_MAX, Window, WriteAnswer, WriteAt, WriteRun, Written, reply};
 use polvo_region::{NewData, Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
@@ -92,14 +92,14 @@ fn reserve(region: &mut Region, pages: u32) -> Result<Vec<PageRun>, RegionError>
     Ok(runs)
 }
 
-/// Which bytes of a write go where.
-fn lay_out(runs: &[PageRun], base: u64, len: u64) -> Vec<WriteRun> {
+/// Which bytes of a write go where; offsets count from its first byte.
+fn lay_out(runs: &[PageRun], len: u64) -> Vec<WriteRun> {
     let mut done = 0;
     let mut laid = Vec::with_capacity(runs.len());
     for run in runs {
         let part = (u64::from(run.pages) * PAGE as u64).min(len - done);
         laid.push(WriteRun {
-            offset: base + done,
+            offset: done,
             len: part,
             gpa: run.gpa,
         });
@@ -305,8 +305,7 @@ impl RequestContext<'_> {
     pub async fn write_from(
         &self,
         inode: InodeRef,
-        offset: u64,
-        append: bool,
+        at: WriteAt,
         known: Tail,
         from: Window,
         len: u64,
@@ -314,21 +313,19 @@ impl RequestContext<'_> {
         if from.offset.checked_add(len).is_none() {
             return Err(invalid("memory that cannot be"));
         }
-        let offset = (!append).then_some(offset);
-        let fetch =
-            async |service: &RegionService, laid: &[WriteRun], base| self.fetch(service, laid, base, from).await;
-        let written = self.write_fresh(inode, offset, known, len, fetch).await?;
+        let fetch = async |service: &RegionService, laid: &[WriteRun]| self.fetch(service, laid, from).await;
+        let written = self.write_fresh(inode, at, known, len, fetch).await?;
         Ok(WriteAnswer::Written(written))
     }
 
     /// A write of any size whose bytes are in memory of this process. All of it, or nothing. Returns where in the file they
-    /// are; `offset` `None`: at its end.
-    pub async fn write_here(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
+    /// are.
+    pub async fn write_here(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, FsError> {
         let checksums = self.node.space.layout().has_checksums();
-        let copy = async |service: &RegionService, laid: &[WriteRun], base| {
+        let copy = async |service: &RegionService, laid: &[WriteRun]| {
             let mut crcs = Vec::new();
             for run in laid {
-                let mut rest = &bytes[(run.offset - base) as usize..][..run.len as usize];
+                let mut rest = &bytes[run.offset as usize..][..run.len as usize];
                 let mut at = run.gpa;
                 while !rest.is_empty() {
                     // what was summed up is still in the cache when it is copied
@@ -344,7 +341,7 @@ impl RequestContext<'_> {
             Ok(crcs)
         };
         let len = bytes.len() as u64;
-        Ok(self.write_fresh(inode, offset, Tail(0), len, copy).await?.offset)
+        Ok(self.write_fresh(inode, at, Tail(0), len, copy).await?.offset)
     }
 
     /// Takes pages for `len` bytes, has them filled (by stores that are durable after a fence; `fill` returns the CRCs of the pages),
@@ -352,13 +349,12 @@ impl RequestContext<'_> {
     async fn write_fresh(
         &self,
         inode: InodeRef,
-        offset: Option<u64>,
+        at: WriteAt,
         known: Tail,
         len: u64,
-        fill: impl AsyncFnOnce(&RegionService, &[WriteRun], u64) -> Result<Vec<u8>, FsError>,
+        fill: impl AsyncFnOnce(&RegionService, &[WriteRun]) -> Result<Vec<u8>, FsError>,
     ) -> Result<Written, FsError> {
-        let base = offset.unwrap_or(0);
-        check_end(base, len)?;
+        check_end(at.in_file(0), len)?;
         if len == 0 {
             return Err(invalid("a write of no bytes"));
         }
@@ -378,8 +374,8 @@ impl RequestContext<'_> {
             .await?;
         let service = self.service(region)?;
         let mut reserved = Reserved { service, runs };
-        let laid = lay_out(&reserved.runs, base, len);
-        let crcs = fill(service, &laid, base).await?;
+        let laid = lay_out(&reserved.runs, len);
+        let crcs = fill(service, &laid).await?;
         let written = self
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;
@@ -390,7 +386,7 @@ impl RequestContext<'_> {
                         runs: &laid,
                         crcs: &crcs,
                     },
-                    offset.is_none(),
+                    at,
                     known,
                     self.now_ns(),
                 )
@@ -401,13 +397,7 @@ impl RequestContext<'_> {
     }
 
     /// Fetches the bytes of runs from the caller's memory to where the runs lie.
-    async fn fetch(
-        &self,
-        service: &RegionService,
-        laid: &[WriteRun],
-        base: u64,
-        window: Window,
-    ) -> Result<Vec<u8>, FsError> {
+    async fn fetch(&self, service: &RegionService, laid: &[WriteRun], window: Window) -> Result<Vec<u8>, FsError> {
         let memory = Memory::Pool(self.node.pmem.clone());
         let mut batches = Batches::new(self, true)?;
         for run in laid {
@@ -416,7 +406,7 @@ impl RequestContext<'_> {
                 let verb = Verb::ReadInto {
                     from: Remote {
                         key: RemoteKey(window.key),
-                        offset: window.offset + (run.offset - base) + start,
+                        offset: window.offset + run.offset + start,
                     },
                     into: Local {
                         memory: &memory,

@@ -8,7 +8,7 @@ use crate::request::context::RequestContext;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
     ACL_MAX, DirPage, FILE_SIZE_MAX, FallocateMode, FileMap, Found, FsError, InodeRef, LogSequel, MapClaim, PageRun,
-    SetAttr, WriteAnswer, WriteRun, XATTR_VALUE_MAX, XattrMode, reply,
+    SetAttr, WriteAnswer, WriteAt, WriteRun, XATTR_VALUE_MAX, XattrMode, reply,
 };
 use polvo_region::{NewData, Region, RegionError};
 use serde_bytes::ByteBuf;
@@ -230,55 +230,42 @@ impl RequestContext<'_> {
         .await
     }
 
-    pub async fn write(
-        &self,
-        inode: InodeRef,
-        offset: u64,
-        append: bool,
-        known: Tail,
-        bytes: &[u8],
-    ) -> Result<WriteAnswer, FsError> {
-        check_end(if append { 0 } else { offset }, bytes.len() as u64)?;
+    pub async fn write(&self, inode: InodeRef, at: WriteAt, known: Tail, bytes: &[u8]) -> Result<WriteAnswer, FsError> {
+        check_end(at.in_file(0), bytes.len() as u64)?;
         let written = self
             .on(inode.ino.region(), |r| {
                 self.before_write(r, inode)?;
-                r.write(inode, offset, append, bytes, known, self.now_ns())
+                r.write(inode, at, bytes, known, self.now_ns())
             })
             .await?;
         Ok(WriteAnswer::Written(written))
     }
 
-    /// As `write`, for who needs to know no more than where the bytes are; `offset` `None`: at the end.
-    pub async fn store(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<u64, FsError> {
-        self.on(inode.ino.region(), |r| self.store_in(r, inode, offset, bytes))
+    /// As `write`, for who needs to know no more than where the bytes are.
+    pub async fn store(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, FsError> {
+        self.on(inode.ino.region(), |r| self.store_in(r, inode, at, bytes))
             .await
     }
 
     /// As `store`, at once; `None`: something is to be waited for, to be done before, or to be refused, and nothing was done.
-    pub fn store_at_once(&self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Option<u64> {
+    pub fn store_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         let service = self.service(inode.ino.region()).ok()?;
-        service.enter(|r| self.store_in(r, inode, offset, bytes)).ok()
+        service.enter(|r| self.store_in(r, inode, at, bytes)).ok()
     }
 
-    fn store_in(
-        &self,
-        region: &mut Region,
-        inode: InodeRef,
-        offset: Option<u64>,
-        bytes: &[u8],
-    ) -> Result<u64, RegionError> {
-        check_end(offset.unwrap_or(0), bytes.len() as u64)?;
+    fn store_in(&self, region: &mut Region, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, RegionError> {
+        check_end(at.in_file(0), bytes.len() as u64)?;
         self.before_write(region, inode)?;
-        let stored = region.store(inode, offset.unwrap_or(0), offset.is_none(), bytes, self.now_ns())?;
-        Ok(stored.offset)
+        Ok(region.store(inode, at, bytes, self.now_ns())?.offset)
     }
 
+    /// The offsets of the runs count from `from`.
     pub async fn commit(
         &self,
         inode: InodeRef,
         runs: &[WriteRun],
         crcs: &[u8],
-        append: bool,
+        from: WriteAt,
         known: Tail,
         want_pages: u32,
     ) -> Result<WriteAnswer, FsError> {
@@ -290,7 +277,7 @@ impl RequestContext<'_> {
         let mut written = self
             .on_for_session(inode.ino.region(), |r| {
                 self.before_write(r, inode)?;
-                let mut written = r.commit(session, inode, NewData { runs, crcs }, append, known, self.now_ns())?;
+                let mut written = r.commit(session, inode, NewData { runs, crcs }, from, known, self.now_ns())?;
                 if want_pages > 0 {
                     // the write is done; that no more space is to be had is told to who asks for some
                     written.space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();

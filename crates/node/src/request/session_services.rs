@@ -7,7 +7,7 @@ use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_proto::{
-    Answer, Ask, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request, SegmentMap, ask, reply,
+    Answer, Ask, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request, SegmentMap, WriteAt, ask, reply,
 };
 use polvo_region::Done;
 use std::sync::Arc;
@@ -101,7 +101,10 @@ impl RequestContext<'_> {
                 append,
                 known,
                 bytes,
-            } => ask::Write::reply(self.write(inode, offset, append, known, &bytes).await),
+            } => {
+                let at = WriteAt::from_wire(offset, append);
+                ask::Write::reply(self.write(inode, at, known, &bytes).await)
+            }
             Request::Commit {
                 inode,
                 runs,
@@ -109,7 +112,10 @@ impl RequestContext<'_> {
                 append,
                 known,
                 want_pages,
-            } => ask::Commit::reply(self.commit(inode, &runs, &crcs, append, known, want_pages).await),
+            } => {
+                let from = WriteAt::from_wire(0, append);
+                ask::Commit::reply(self.commit(inode, &runs, &crcs, from, known, want_pages).await)
+            }
             Request::Fallocate {
                 inode,
                 mode,
@@ -169,7 +175,10 @@ impl RequestContext<'_> {
                 known,
                 from,
                 len,
-            } => ask::WriteFrom::reply(Box::pin(self.write_from(inode, offset, append, known, from, len)).await),
+            } => {
+                let at = WriteAt::from_wire(offset, append);
+                ask::WriteFrom::reply(Box::pin(self.write_from(inode, at, known, from, len)).await)
+            }
             #[cfg(feature = "two-phase")]
             Request::Prepare {
                 txn,

@@ -5,7 +5,7 @@ use super::world::{ROOT_REGION, SESSION, Shape, World, new_file};
 use parking_lot::Mutex;
 use polvo_format::{FileKind, Tail};
 use polvo_pmem::sim::{Chooser, CrashImage, Fate, FencePoint, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
-use polvo_proto::FsError;
+use polvo_proto::{FsError, WriteAt};
 use polvo_region::RegionError;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -379,8 +379,8 @@ pub fn go_on(world: &mut World) -> Result<(), GoOn> {
     let region = polvo_format::RegionId(world.shape.home.len() as u16 - 1);
     let dir = world.create(root, b"go-on", new_file(FileKind::Directory, 0o755), ROOT_REGION)?;
     let file = world.create(dir, b"file", new_file(FileKind::File, 0o644), region)?;
-    world.write(file, Some(0), b"small")?;
-    world.commit(file, &[(3, vec![0x77; 9000])], false)?;
+    world.write(file, WriteAt::Offset(0), b"small")?;
+    world.commit(file, &[(3, vec![0x77; 9000])], WriteAt::Offset(0))?;
     let expected = [&b"sma"[..], &[0x77; 9000]].concat();
     if world.read(file, 0, 10_000)? != expected {
         return wrong("wrong bytes");

@@ -27,12 +27,12 @@ pub fn furnished() -> Vec<CrashImage> {
     let far = w.create(root, b"far", folder(), R1).unwrap();
     let moved = w.create(dir, b"moved", folder(), R0).unwrap();
     let small = w.create(dir, b"small", file(), R0).unwrap();
-    w.write(small, Some(100), b"inline").unwrap();
+    w.write(small, WriteAt::Offset(100), b"inline").unwrap();
     let long = w.create(far, b"long", file(), R1).unwrap();
     for n in 0..20u8 {
-        w.write(long, Some(u64::from(n) * 5000), &[n; 100]).unwrap();
+        w.write(long, WriteAt::Offset(u64::from(n) * 5000), &[n; 100]).unwrap();
     }
-    w.commit(long, &[(7, vec![3; 9000])], false).unwrap();
+    w.commit(long, &[(7, vec![3; 9000])], WriteAt::Offset(0)).unwrap();
     w.set_xattr(long, b"user.a", &[1; 700], XattrMode::Any).unwrap();
     w.remove_xattr(long, b"user.a").unwrap();
     w.set_xattr(long, b"user.b", &[2; 3000], XattrMode::Any).unwrap();
@@ -58,7 +58,7 @@ pub fn furnished() -> Vec<CrashImage> {
     for _ in 0..400 {
         w.truncate(compact, 10).unwrap();
     }
-    w.write(compact, Some(3), b"after").unwrap();
+    w.write(compact, WriteAt::Offset(3), b"after").unwrap();
     w.collect_garbage(R0);
     assert!(w.of(compact).attr(compact.ino, None).unwrap().1.version() > 0);
     // decided, and not dispatched

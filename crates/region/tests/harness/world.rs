@@ -637,22 +637,15 @@ impl World {
         )
     }
 
-    /// Eager write, or append where `offset` is `None`.
-    pub fn write(&mut self, inode: InodeRef, offset: Option<u64>, bytes: &[u8]) -> Result<Written, RegionError> {
+    /// Eager write.
+    pub fn write(&mut self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<Written, RegionError> {
         let now = self.tick();
-        self.of(inode).write(
-            inode,
-            offset.unwrap_or(0),
-            offset.is_none(),
-            bytes,
-            Tail::default(),
-            now,
-        )
+        self.of(inode).write(inode, at, bytes, Tail::default(), now)
     }
 
-    /// Client-active write: the bytes of each run go to delegated space, then one commit names them all. In an append
-    /// the runs' offsets are relative to the end of file.
-    pub fn commit(&mut self, inode: InodeRef, runs: &[(u64, Vec<u8>)], append: bool) -> Result<Written, RegionError> {
+    /// Client-active write: the bytes of each run go to delegated space, then one commit names them all. The
+    /// runs' offsets count from `from`.
+    pub fn commit(&mut self, inode: InodeRef, runs: &[(u64, Vec<u8>)], from: WriteAt) -> Result<Written, RegionError> {
         let mut spare: Vec<PageRun> = Vec::new();
         let (mut write_runs, mut crcs) = (Vec::new(), Vec::new());
         for (offset, bytes) in runs {
@@ -701,7 +694,7 @@ impl World {
                 runs: &write_runs,
                 crcs: &crcs,
             },
-            append,
+            from,
             Tail::default(),
             now,
         );

@@ -276,27 +276,27 @@ impl Run {
                 let expected = *attr;
                 assert_same(&expected, &got);
             }
-            Op::Write { file, offset, len } => {
+            Op::Write { file, at, len } => {
                 let Some(file) = self.model.file(file) else { return };
                 let data = bytes(self.world.now, (*len).min(EAGER_MAX));
-                let at = offset.unwrap_or(self.model.size(file));
-                let written = self.world.write(file, *offset, &data).unwrap();
-                assert_eq!(written.offset, at);
-                self.model.wrote(file, at, &data, self.world.now);
+                let offset = at.in_file(self.model.size(file));
+                let written = self.world.write(file, *at, &data).unwrap();
+                assert_eq!(written.offset, offset);
+                self.model.wrote(file, offset, &data, self.world.now);
                 assert_same(&self.model.get(file).attr, &written.attr);
             }
-            Op::Commit { file, runs, append } => {
+            Op::Commit { file, runs, from } => {
                 let Some(file) = self.model.file(file) else { return };
                 // an append leaves no gaps
                 let mut end = 0;
                 let runs = runs.iter().map(|&(offset, len)| {
-                    let at = if *append { end } else { offset };
+                    let at = if *from == WriteAt::End { end } else { offset };
                     end += len as u64;
                     (at, bytes(self.world.now + at as i64, len))
                 });
                 let runs: Vec<_> = runs.collect();
-                let base = if *append { self.model.size(file) } else { 0 };
-                let written = match self.world.commit(file, &runs, *append) {
+                let base = from.in_file(self.model.size(file));
+                let written = match self.world.commit(file, &runs, *from) {
                     Err(RegionError::Fs(FsError::NoSpace)) => return,
                     written => written.unwrap(),
                 };
@@ -647,7 +647,10 @@ fn all_space_comes_back_in_many_rounds() {
                 }
             };
             files += 1;
-            if let Err(why) = run.world.commit(file, &[(0, bytes(i64::from(files), 20_000))], false) {
+            if let Err(why) = run
+                .world
+                .commit(file, &[(0, bytes(i64::from(files), 20_000))], WriteAt::Offset(0))
+            {
                 assert_eq!(fs_error::<()>(Err(why)), FsError::NoSpace);
                 if files > 400 {
                     break;

@@ -48,13 +48,13 @@ pub enum Op {
     },
     Write {
         file: Index,
-        offset: Option<u64>,
+        at: WriteAt,
         len: usize,
     },
     Commit {
         file: Index,
         runs: Vec<(u64, usize)>,
-        append: bool,
+        from: WriteAt,
     },
     Truncate {
         file: Index,
@@ -150,8 +150,10 @@ pub fn op() -> impl Strategy<Value = Op> {
         3 => (i(), i()).prop_map(|(entry, other)| Op::RenameOver { entry, other }),
         2 => (i(), i()).prop_map(|(entry, other)| Op::Exchange { entry, other }),
         3 => (i(), set).prop_map(|(inode, set)| Op::SetAttr { inode, set }),
-        8 => (i(), some(offset()), len()).prop_map(|(file, offset, len)| Op::Write { file, offset, len }),
-        8 => (i(), runs, any::<bool>()).prop_map(|(file, runs, append)| Op::Commit { file, runs, append }),
+        8 => (i(), some(offset()), len())
+            .prop_map(|(file, offset, len)| Op::Write { file, at: offset.map_or(WriteAt::End, WriteAt::Offset), len }),
+        8 => (i(), runs, any::<bool>())
+            .prop_map(|(file, runs, append)| Op::Commit { file, runs, from: WriteAt::from_wire(0, append) }),
         4 => (i(), offset()).prop_map(|(file, size)| Op::Truncate { file, size }),
         4 => (i(), mode, offset(), 1..100_000u64)
             .prop_map(|(file, mode, offset, len)| Op::Fallocate { file, mode, offset, len }),

@@ -6,7 +6,7 @@ use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
 use polvo_format::{INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE};
 use polvo_pmem::sim::Omission;
-use polvo_proto::{InodeRef, SegmentClass, SetAttr, XattrMode};
+use polvo_proto::{InodeRef, SegmentClass, SetAttr, WriteAt, XattrMode};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -34,15 +34,15 @@ const STEPS: &[Step] = &[
     }),
     seen("append", |w| {
         let one = at(w, &[b"a", b"one"]);
-        w.write(one, None, &pattern(1, 4000)).unwrap();
+        w.write(one, WriteAt::End, &pattern(1, 4000)).unwrap();
     }),
     seen("append into the page", |w| {
         let one = at(w, &[b"a", b"one"]);
-        w.write(one, None, &pattern(2, 300)).unwrap();
+        w.write(one, WriteAt::End, &pattern(2, 300)).unwrap();
     }),
     seen("commit", |w| {
         let one = at(w, &[b"a", b"one"]);
-        w.commit(one, &[(0, pattern(3, 4096))], false).unwrap();
+        w.commit(one, &[(0, pattern(3, 4096))], WriteAt::Offset(0)).unwrap();
     }),
     seen("an attribute that needs a log page", |w| {
         let one = at(w, &[b"a", b"one"]);
@@ -71,7 +71,7 @@ const STEPS: &[Step] = &[
     },
     seen("write after it", |w| {
         let three = at(w, &[b"b", b"three"]);
-        w.write(three, Some(9), &pattern(6, 30)).unwrap();
+        w.write(three, WriteAt::Offset(9), &pattern(6, 30)).unwrap();
     }),
 ];
 
@@ -87,7 +87,7 @@ const FOLLOW: &[Step] = &[
             w.lookup(dir, path[1]).is_ok()
         });
         let file = at(w, there.expect("the file has one of its names"));
-        w.write(file, Some(1), b"after it").unwrap();
+        w.write(file, WriteAt::Offset(1), b"after it").unwrap();
     }),
     seen("create after it", |w| {
         let a = at(w, &[b"a"]);
@@ -134,7 +134,7 @@ fn wear_for(step: &Step, w: &mut World) {
     if step.unseen {
         let three = at(w, &[b"b", b"three"]);
         for n in 0..330 {
-            w.write(three, Some(n % 3), b"x").unwrap();
+            w.write(three, WriteAt::Offset(n % 3), b"x").unwrap();
         }
     }
 }

@@ -26,11 +26,13 @@ pub fn small_writes() {
     let mut s = Scenario::of("small writes", World::new(small()), 1);
     let root = s.world.root();
     let f = s.world.create(root, b"f", file(), R0).unwrap();
-    s.step("append a page and some", |w| w.write(f, None, &pattern(1, 4000)))
+    s.step("append a page and some", |w| {
+        w.write(f, WriteAt::End, &pattern(1, 4000))
+    })
+    .unwrap();
+    s.step("append into the page", |w| w.write(f, WriteAt::End, &pattern(2, 1000)))
         .unwrap();
-    s.step("append into the page", |w| w.write(f, None, &pattern(2, 1000)))
-        .unwrap();
-    s.step("write inline", |w| w.write(f, Some(40), &pattern(3, 200)))
+    s.step("write inline", |w| w.write(f, WriteAt::Offset(40), &pattern(3, 200)))
         .unwrap();
 }
 
@@ -41,13 +43,16 @@ pub fn pages_used_again() {
     let f = s.world.create(root, b"f", file(), R0).unwrap();
     for (number, name) in [(1, b"a"), (2, b"b")] {
         let old = s.world.create(root, name, file(), R0).unwrap();
-        s.world.commit(old, &[(0, pattern(number, 9000))], false).unwrap();
+        s.world
+            .commit(old, &[(0, pattern(number, 9000))], WriteAt::Offset(0))
+            .unwrap();
         s.world.unlink(root, name).unwrap();
     }
     s.world.region(R0).set_tick(9, 8);
-    s.step("commit", |w| w.commit(f, &[(0, pattern(3, 9000))], false))
+    s.step("commit", |w| w.commit(f, &[(0, pattern(3, 9000))], WriteAt::Offset(0)))
         .unwrap();
-    s.step("append", |w| w.write(f, None, &pattern(4, 4000))).unwrap();
+    s.step("append", |w| w.write(f, WriteAt::End, &pattern(4, 4000)))
+        .unwrap();
 }
 
 /// In one region: names and inodes in two logs and more.
@@ -112,16 +117,20 @@ pub fn a_slow_reader() {
     let f = w.create(root, b"f", file(), R0).unwrap();
     let old = pattern(1, 8 * PAGE);
     w.region(R0).set_tick(5, 4);
-    w.commit(f, &[(0, old.clone())], false).unwrap();
+    w.commit(f, &[(0, old.clone())], WriteAt::Offset(0)).unwrap();
     let map = w.of(f).file_map(f, 0).unwrap();
     w.region(R0).set_tick(6, 4);
-    w.commit(f, &[(0, pattern(2, 8 * PAGE))], false).unwrap();
+    w.commit(f, &[(0, pattern(2, 8 * PAGE))], WriteAt::Offset(0)).unwrap();
     w.region(R0).set_tick(7, 5);
     let g = w.create(root, b"g", file(), R0).unwrap();
     // all there is but what is in quarantine: nobody is short of space
     for n in 0..4 {
-        w.commit(g, &[(n * 8 * PAGE as u64, pattern(3 + n, 8 * PAGE))], false)
-            .unwrap();
+        w.commit(
+            g,
+            &[(n * 8 * PAGE as u64, pattern(3 + n, 8 * PAGE))],
+            WriteAt::Offset(0),
+        )
+        .unwrap();
     }
     let mut read = Vec::new();
     for extent in &map.extents {
@@ -145,7 +154,7 @@ fn late(others: fn(&mut World)) {
     }
     w.region(R0).end_session(OTHER);
     let f = w.create(root, b"f", file(), R0).unwrap();
-    w.commit(f, &[(0, pattern(1, 20 * PAGE))], false).unwrap();
+    w.commit(f, &[(0, pattern(1, 20 * PAGE))], WriteAt::Offset(0)).unwrap();
     others(&mut w);
     let written = crate::harness::snapshot::snapshot(&mut w).unwrap();
     for run in late {
@@ -167,7 +176,7 @@ pub fn a_late_writer_when_space_is_short() {
         let root = w.root();
         let g = w.create(root, b"g", file(), R0).unwrap();
         let page = |n: u64| (n * PAGE as u64, pattern(n, PAGE));
-        let full = (0..10_000).find_map(|n| w.commit(g, &[page(n)], false).err());
+        let full = (0..10_000).find_map(|n| w.commit(g, &[page(n)], WriteAt::Offset(0)).err());
         assert!(
             matches!(full, Some(polvo_region::RegionError::Fs(FsError::NoSpace))),
             "{full:?}"
@@ -180,12 +189,12 @@ pub fn a_session_ends() {
     let mut s = Scenario::of("a session ends", World::new(small()), 1);
     let root = s.world.root();
     let f = s.world.create(root, b"f", file(), R0).unwrap();
-    s.step("commit", |w| w.commit(f, &[(0, pattern(1, 9000))], false))
+    s.step("commit", |w| w.commit(f, &[(0, pattern(1, 9000))], WriteAt::Offset(0)))
         .unwrap();
     assert_eq!(s.world.check(), [""; 0]);
     s.unseen("end of the session", |w| w.region(R0).end_session(SESSION));
     assert_eq!(s.world.check(), [""; 0]);
-    s.step("commit", |w| w.commit(f, &[(0, pattern(2, 9000))], false))
+    s.step("commit", |w| w.commit(f, &[(0, pattern(2, 9000))], WriteAt::Offset(0)))
         .unwrap();
 }
 
@@ -194,7 +203,7 @@ pub fn two_holders() {
     let mut w = World::new(small());
     let root = w.root();
     let f = w.create(root, b"f", file(), R0).unwrap();
-    w.write(f, Some(0), b"held").unwrap();
+    w.write(f, WriteAt::Offset(0), b"held").unwrap();
     w.of(f).open(SESSION, f).unwrap();
     w.of(f).open(OTHER, f).unwrap();
     w.unlink(root, b"f").unwrap();
@@ -212,10 +221,10 @@ pub fn two_holders() {
 /// Makes the log of a file long and mostly dead, with something live of each kind at its beginning.
 fn wear(w: &mut World, f: InodeRef) {
     w.set_xattr(f, b"user.live", &pattern(1, 500), XattrMode::Any).unwrap();
-    w.commit(f, &[(0, pattern(2, 9000))], false).unwrap();
+    w.commit(f, &[(0, pattern(2, 9000))], WriteAt::Offset(0)).unwrap();
     for round in 0..8 {
         for piece in 0..20 {
-            w.write(f, Some(piece * 100), &pattern(round * 20 + piece, 100))
+            w.write(f, WriteAt::Offset(piece * 100), &pattern(round * 20 + piece, 100))
                 .unwrap();
         }
         for n in 0..8 {
@@ -233,7 +242,8 @@ pub fn garbage() {
     let before = version(&mut s.world);
     s.unseen("garbage", |w| w.collect_garbage(R0));
     assert_eq!(version(&mut s.world), before + 1, "the log is written anew");
-    s.step("write after it", |w| w.write(f, None, &pattern(9, 90))).unwrap();
+    s.step("write after it", |w| w.write(f, WriteAt::End, &pattern(9, 90)))
+        .unwrap();
 }
 
 /// A transaction has collected an inode whose log is mostly dead.

@@ -14,48 +14,49 @@ pub fn data() {
     let root = s.world.root();
     let f = s.world.create(root, b"f", file(), R0).unwrap();
     let page = PAGE as u64;
-    let eager: &[(Option<u64>, usize)] = &[
-        (Some(0), 1),
-        (Some(0), 100),
-        (Some(1), INLINE_MAX),
-        (Some(10), INLINE_MAX + 1),
-        (Some(0), EAGER_MAX),
-        (Some(page - 1), 2),
-        (Some(page / 2), EAGER_MAX),
-        (None, 1),
-        (None, 300),
-        (None, EAGER_MAX),
-        (None, 700),
-        (Some(20_000), 50),
-        (Some(25_000), EAGER_MAX),
-        (Some(14_000), 3000),
-        (Some(0), EAGER_MAX),
+    let eager: &[(WriteAt, usize)] = &[
+        (WriteAt::Offset(0), 1),
+        (WriteAt::Offset(0), 100),
+        (WriteAt::Offset(1), INLINE_MAX),
+        (WriteAt::Offset(10), INLINE_MAX + 1),
+        (WriteAt::Offset(0), EAGER_MAX),
+        (WriteAt::Offset(page - 1), 2),
+        (WriteAt::Offset(page / 2), EAGER_MAX),
+        (WriteAt::End, 1),
+        (WriteAt::End, 300),
+        (WriteAt::End, EAGER_MAX),
+        (WriteAt::End, 700),
+        (WriteAt::Offset(20_000), 50),
+        (WriteAt::Offset(25_000), EAGER_MAX),
+        (WriteAt::Offset(14_000), 3000),
+        (WriteAt::Offset(0), EAGER_MAX),
     ];
-    for (n, &(offset, len)) in eager.iter().enumerate() {
+    for (n, &(at, len)) in eager.iter().enumerate() {
         let bytes = pattern(n as u64, len);
-        s.step("write", |w| w.write(f, offset, &bytes)).unwrap();
+        s.step("write", |w| w.write(f, at, &bytes)).unwrap();
     }
-    let commits: &[(bool, &[(u64, usize)])] = &[
-        (false, &[(0, PAGE)]),
-        (false, &[(100, 3 * PAGE)]),
-        (false, &[(0, 10), (50, 10), (5000, PAGE), (60_000, 1)]),
-        (true, &[(0, 2 * PAGE)]),
-        (true, &[(0, 100), (100, 100), (200, 5000)]),
-        (false, &[(40_000, 40_000)]),
-        (false, &[(39_999, 2)]),
+    let commits: &[(WriteAt, &[(u64, usize)])] = &[
+        (WriteAt::Offset(0), &[(0, PAGE)]),
+        (WriteAt::Offset(0), &[(100, 3 * PAGE)]),
+        (WriteAt::Offset(0), &[(0, 10), (50, 10), (5000, PAGE), (60_000, 1)]),
+        (WriteAt::End, &[(0, 2 * PAGE)]),
+        (WriteAt::End, &[(0, 100), (100, 100), (200, 5000)]),
+        (WriteAt::Offset(0), &[(40_000, 40_000)]),
+        (WriteAt::Offset(0), &[(39_999, 2)]),
     ];
-    for (n, &(append, runs)) in commits.iter().enumerate() {
+    for (n, &(from, runs)) in commits.iter().enumerate() {
         let runs: Vec<_> = runs
             .iter()
             .map(|&(offset, len)| (offset, pattern(n as u64 + 50, len)))
             .collect();
-        s.step("commit", |w| w.commit(f, &runs, append)).unwrap();
+        s.step("commit", |w| w.commit(f, &runs, from)).unwrap();
     }
     for size in [79_000, 70_000, 69_633, 69_632, 69_631, 100_000, 4097, 10, 0, 12_345] {
         s.step("truncate", |w| w.truncate(f, size)).unwrap();
-        s.step("append after it", |w| w.write(f, None, b"tail")).unwrap();
+        s.step("append after it", |w| w.write(f, WriteAt::End, b"tail"))
+            .unwrap();
     }
-    s.step("fill", |w| w.commit(f, &[(0, pattern(80, 60_000))], false))
+    s.step("fill", |w| w.commit(f, &[(0, pattern(80, 60_000))], WriteAt::Offset(0)))
         .unwrap();
     use FallocateMode::*;
     for (mode, offset, len) in [
@@ -69,17 +70,18 @@ pub fn data() {
     ] {
         s.step("fallocate", |w| w.fallocate(f, mode, offset, len)).unwrap();
         s.step("write into it", |w| {
-            w.write(f, Some(offset + len / 2), b"in the middle of it").map(|_| ())
+            w.write(f, WriteAt::Offset(offset + len / 2), b"in the middle of it")
+                .map(|_| ())
         })
         .or_else(|why| if len == 1 << 40 { Ok(()) } else { Err(why) })
         .unwrap();
     }
     let g = s.world.create(root, b"sparse", file(), R0).unwrap();
     for offset in [0, 1 << 32, (1 << 62) + 5] {
-        s.step("write far out", |w| w.write(g, Some(offset), b"far out"))
+        s.step("write far out", |w| w.write(g, WriteAt::Offset(offset), b"far out"))
             .unwrap();
         s.step("commit far out", |w| {
-            w.commit(g, &[(offset + 4000, pattern(90, 5000))], false)
+            w.commit(g, &[(offset + 4000, pattern(90, 5000))], WriteAt::Offset(0))
         })
         .unwrap();
     }
@@ -93,7 +95,7 @@ pub fn attributes() {
     let root = s.world.root();
     let f = s.world.create(root, b"f", file(), R0).unwrap();
     let d = s.world.create(root, b"d", directory(), R0).unwrap();
-    s.world.write(f, Some(0), &pattern(1, 3000)).unwrap();
+    s.world.write(f, WriteAt::Offset(0), &pattern(1, 3000)).unwrap();
     let none = SetAttr::default();
     let time = |ns| Some(TimeChange::To(ns));
     for inode in [f, d] {
@@ -167,7 +169,9 @@ pub fn garbage_collection() {
         for (n, &f) in files.iter().enumerate() {
             for i in 0..60 {
                 let len = [100, 1000, 3000][n];
-                s.world.write(f, Some(i % 7 * 500), &pattern(round + i, len)).unwrap();
+                s.world
+                    .write(f, WriteAt::Offset(i % 7 * 500), &pattern(round + i, len))
+                    .unwrap();
             }
             s.world
                 .set_xattr(f, b"user.x", &pattern(round, 600), XattrMode::Any)
@@ -187,7 +191,7 @@ pub fn garbage_collection() {
             before.0.iter().any(|(path, node)| node.tail != after.0[path].tail),
             "nothing was collected"
         );
-        s.step("write after it", |w| w.write(files[0], None, &pattern(99, 90)))
+        s.step("write after it", |w| w.write(files[0], WriteAt::End, &pattern(99, 90)))
             .unwrap();
         s.step("create after it", |w| w.create(root, &name(900 + round, 9), file(), R0))
             .unwrap();
@@ -198,11 +202,13 @@ pub fn sessions_and_space() {
     let mut s = Scenario::new("sessions and space", Shape::small());
     let root = s.world.root();
     let f = s.world.create(root, b"f", file(), R0).unwrap();
-    s.world.commit(f, &[(0, pattern(1, 30_000))], false).unwrap();
+    s.world
+        .commit(f, &[(0, pattern(1, 30_000))], WriteAt::Offset(0))
+        .unwrap();
     s.unseen("open", |w| w.of(f).open(SESSION, f)).unwrap();
     s.step("unlink of a held file", |w| w.unlink(root, b"f")).unwrap();
     assert_eq!(s.world.region(R0).dead_held(SESSION), [f]);
-    s.unseen("write to a dead file", |w| w.write(f, Some(5), b"dead"))
+    s.unseen("write to a dead file", |w| w.write(f, WriteAt::Offset(5), b"dead"))
         .unwrap();
     s.unseen("release of a dead file", |w| w.of(f).release(SESSION, f));
     s.world.of(f).attr(f.ino, Some(f.generation)).unwrap_err();
@@ -210,8 +216,10 @@ pub fn sessions_and_space() {
         // the slot, the log pages and the data of the dead are used again
         let g = s.step("create", |w| w.create(root, &name(n, 2), file(), R0)).unwrap();
         s.unseen("ticks", |w| w.region(R0).set_tick(10 * n + 10, 10 * n + 9));
-        s.step("commit", |w| w.commit(g, &[(0, pattern(n, 30_000))], false))
-            .unwrap();
+        s.step("commit", |w| {
+            w.commit(g, &[(0, pattern(n, 30_000))], WriteAt::Offset(0))
+        })
+        .unwrap();
         s.world.of(g).open(SESSION, g).unwrap();
         s.step("unlink", |w| w.unlink(root, &name(n, 2))).unwrap();
         s.unseen("end of the session", |w| w.region(R0).end_session(SESSION));
@@ -221,8 +229,10 @@ pub fn sessions_and_space() {
     let unnamed = s
         .unseen("create without a name", |w| w.create_unnamed(root, 0o600))
         .unwrap();
-    s.unseen("write to it", |w| w.write(unnamed, Some(0), &pattern(8, 2000)))
-        .unwrap();
+    s.unseen("write to it", |w| {
+        w.write(unnamed, WriteAt::Offset(0), &pattern(8, 2000))
+    })
+    .unwrap();
     s.step("name it", |w| w.link(unnamed, root, b"named")).unwrap();
     s.unseen("let it go", |w| w.of(unnamed).release(SESSION, unnamed));
     let lost = s
@@ -257,9 +267,9 @@ pub fn a_full_pool() {
         files += 1;
         let bytes = pattern(files, 30_000);
         let written = if files % 8 < 2 {
-            s.step("commit", |w| w.commit(f, &[(0, bytes)], false))
+            s.step("commit", |w| w.commit(f, &[(0, bytes)], WriteAt::Offset(0)))
         } else {
-            s.world.commit(f, &[(0, bytes)], false)
+            s.world.commit(f, &[(0, bytes)], WriteAt::Offset(0))
         };
         match written {
             Ok(_) => (),
@@ -272,7 +282,7 @@ pub fn a_full_pool() {
     let before = snapshot(&mut s.world).unwrap();
     let (states, result) = collect_states(&mut s.world, |w| {
         let f = w.lookup(root, &name(0, 100)).unwrap().target;
-        w.commit(f, &[(0, pattern(3, 200_000))], false)
+        w.commit(f, &[(0, pattern(3, 200_000))], WriteAt::Offset(0))
     });
     assert!(matches!(result, Err(RegionError::Fs(FsError::NoSpace))), "{result:?}");
     recover_all("no space", &s.world.shape, s.world.now, &states, |world, _| {
@@ -298,14 +308,16 @@ pub fn segments_change_hands() {
     s.full = true;
     let root = s.world.root();
     let kept = s.world.create(root, b"kept", file(), R0).unwrap();
-    s.world.commit(kept, &[(0, pattern(1, 10_000))], false).unwrap();
+    s.world
+        .commit(kept, &[(0, pattern(1, 10_000))], WriteAt::Offset(0))
+        .unwrap();
     for round in 0..3 {
         for (from, to) in [(R0, R1), (R1, R0)] {
             let mut filled = Vec::new();
             for n in 0.. {
                 let f = s.world.create(root, &name(n, 20), file(), from).unwrap();
                 filled.push(name(n, 20));
-                match s.world.commit(f, &[(0, pattern(n, 200_000))], false) {
+                match s.world.commit(f, &[(0, pattern(n, 200_000))], WriteAt::Offset(0)) {
                     Ok(_) => (),
                     Err(RegionError::Fs(FsError::NoSpace)) => break,
                     Err(why) => panic!("{why}"),
@@ -314,12 +326,12 @@ pub fn segments_change_hands() {
             assert!(filled.len() > 3, "round {round}: {} files fill the pool", filled.len());
             let f = s.world.create(root, b"next", file(), to).unwrap();
             let bytes = pattern(round, 300_000);
-            let result = s.world.commit(f, &[(0, bytes.clone())], false);
+            let result = s.world.commit(f, &[(0, bytes.clone())], WriteAt::Offset(0));
             assert!(matches!(result, Err(RegionError::Fs(FsError::NoSpace))), "{result:?}");
             for name in filled {
                 s.world.unlink(root, &name).unwrap();
             }
-            let result = s.world.commit(f, &[(0, bytes.clone())], false);
+            let result = s.world.commit(f, &[(0, bytes.clone())], WriteAt::Offset(0));
             assert!(
                 matches!(result, Err(RegionError::Fs(FsError::NoSpace))),
                 "not given back: {result:?}"
@@ -329,11 +341,15 @@ pub fn segments_change_hands() {
             let released = s.step("release", |w| w.region(from).release_segments(|index| told.push(index)));
             assert_eq!(released as usize, told.len());
             assert!(released >= 2, "round {round}: {released} given back");
-            s.step("commit into what was given back", |w| w.commit(f, &[(0, bytes)], false))
-                .unwrap();
+            s.step("commit into what was given back", |w| {
+                w.commit(f, &[(0, bytes)], WriteAt::Offset(0))
+            })
+            .unwrap();
             assert_eq!(s.world.check(), [""; 0]);
             let grown = s.world.create(root, b"grown", file(), from).unwrap();
-            s.world.commit(grown, &[(0, pattern(round, 100_000))], false).unwrap();
+            s.world
+                .commit(grown, &[(0, pattern(round, 100_000))], WriteAt::Offset(0))
+                .unwrap();
             let fresh = s.world.region(from).segments().map(|segment| segment.0);
             let reused: Vec<u32> = fresh.filter(|index| told.contains(index)).collect();
             assert_eq!(reused, [], "of {before:?}");

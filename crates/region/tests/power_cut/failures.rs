@@ -103,11 +103,13 @@ pub fn recovery_cut_short() {
     let mut s = Scenario::new("recovery cut short", Shape::two_pools());
     let root = s.world.root();
     let held = s.world.create(root, b"held", file(), R1).unwrap();
-    s.world.commit(held, &[(0, pattern(1, 9000))], false).unwrap();
+    s.world
+        .commit(held, &[(0, pattern(1, 9000))], WriteAt::Offset(0))
+        .unwrap();
     s.world.of(held).open(SESSION, held).unwrap();
     s.world.unlink(root, b"held").unwrap();
     let other = s.world.create(root, b"other", file(), R0).unwrap();
-    s.world.write(other, Some(0), b"other").unwrap();
+    s.world.write(other, WriteAt::Offset(0), b"other").unwrap();
     let before = snapshot(&mut s.world).unwrap();
     let (states, result) = collect_states(&mut s.world, |w| {
         w.create(root, b"new", directory(), R1)?;
@@ -177,7 +179,7 @@ pub fn one_side_of_a_transaction_fails() {
         let mut w = World::new(Shape::two_pools());
         let root = w.root();
         let there = w.create(root, b"there", file(), R1).unwrap();
-        w.write(there, Some(0), b"there").unwrap();
+        w.write(there, WriteAt::Offset(0), b"there").unwrap();
         let before = snapshot(&mut w).unwrap();
         (w, root, before)
     };

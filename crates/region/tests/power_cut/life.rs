@@ -52,12 +52,14 @@ pub fn a_random_life() {
                 }
                 (7, Some(e)) => {
                     let bytes = pattern(c, b.min(EAGER_MAX));
-                    let offset = (c % 3 != 0).then_some(a);
-                    s.step("write", |w| w.write(e.target, offset, &bytes)).unwrap();
+                    let at = WriteAt::from_wire(a, c % 3 == 0);
+                    s.step("write", |w| w.write(e.target, at, &bytes)).unwrap();
                 }
                 (8, Some(e)) => {
-                    s.step("commit", |w| w.commit(e.target, &[(a, pattern(c, b))], c % 3 == 0))
-                        .unwrap();
+                    s.step("commit", |w| {
+                        w.commit(e.target, &[(a, pattern(c, b))], WriteAt::from_wire(0, c % 3 == 0))
+                    })
+                    .unwrap();
                 }
                 (9, Some(e)) => {
                     s.step("truncate", |w| w.truncate(e.target, a)).unwrap();
@@ -107,7 +109,7 @@ pub fn a_third_state_is_noticed() {
     verify(&mut w, &before, &after, false).unwrap();
     verify(&mut w, &after, &before, false).unwrap();
     verify(&mut w, &after, &before, true).unwrap_err();
-    w.write(one, Some(0), b"x").unwrap();
+    w.write(one, WriteAt::Offset(0), b"x").unwrap();
     assert!(verify(&mut w, &before, &after, false).unwrap_err().contains("neither"));
     assert_ne!(node(&mut w, one).unwrap().attr.size, 0);
     assert!(before != after);

@@ -122,8 +122,8 @@ pub fn make(w: &mut World, path: &str) -> Result<(), RegionError> {
     };
     let inode = w.create(dir, name, new_file(kind, 0o750), region)?;
     if full {
-        w.commit(inode, &[(0, crate::pattern(1, FILL))], false)?;
-        w.write(inode, Some(100), &crate::pattern(2, 70))?;
+        w.commit(inode, &[(0, crate::pattern(1, FILL))], WriteAt::Offset(0))?;
+        w.write(inode, WriteAt::Offset(100), &crate::pattern(2, 70))?;
         w.set_xattr(inode, b"user.x", &crate::pattern(3, 40), XattrMode::Any)?;
     }
     Ok(())

@@ -50,14 +50,14 @@ fn create(w: &mut World, path: &str, file: NewFile) -> Result<(), RegionError> {
     w.create(dir, name, file, region).map(|_| ())
 }
 
-fn write(w: &mut World, path: &str, offset: Option<u64>, bytes: &[u8]) -> Result<(), RegionError> {
+fn write(w: &mut World, path: &str, at: WriteAt, bytes: &[u8]) -> Result<(), RegionError> {
     let inode = look(w, path)?;
-    w.write(inode, offset, bytes).map(|_| ())
+    w.write(inode, at, bytes).map(|_| ())
 }
 
-fn commit(w: &mut World, path: &str, runs: &[(u64, Vec<u8>)], append: bool) -> Result<(), RegionError> {
+fn commit(w: &mut World, path: &str, runs: &[(u64, Vec<u8>)], from: WriteAt) -> Result<(), RegionError> {
     let inode = look(w, path)?;
-    w.commit(inode, runs, append).map(|_| ())
+    w.commit(inode, runs, from).map(|_| ())
 }
 
 fn truncate(w: &mut World, path: &str, size: u64) -> Result<(), RegionError> {
@@ -120,37 +120,39 @@ pub const OPERATIONS: &[Operation] = &[
         let dir = look(w, "B")?;
         let unnamed = w.create_unnamed(dir, 0o600)?;
         let named = w
-            .write(unnamed, Some(0), b"unnamed")
+            .write(unnamed, WriteAt::Offset(0), b"unnamed")
             .and_then(|_| w.link(unnamed, dir, b"named"));
         w.of(unnamed).release(SESSION, unnamed);
         named
     }),
     seen("write inline", &["A/foo"], |w| {
-        write(w, "A/foo", Some(50), &bytes(10, 100))
+        write(w, "A/foo", WriteAt::Offset(50), &bytes(10, 100))
     }),
     seen("write a page", &["A/foo"], |w| {
-        write(w, "A/foo", Some(PAGE - 100), &bytes(11, 4000))
+        write(w, "A/foo", WriteAt::Offset(PAGE - 100), &bytes(11, 4000))
     }),
     seen("write beyond the end", &["B/foo"], |w| {
-        write(w, "B/foo", Some(20_000), &bytes(12, 300))
+        write(w, "B/foo", WriteAt::Offset(20_000), &bytes(12, 300))
     }),
-    seen("append", &["A/bar"], |w| write(w, "A/bar", None, &bytes(13, 300))),
+    seen("append", &["A/bar"], |w| {
+        write(w, "A/bar", WriteAt::End, &bytes(13, 300))
+    }),
     seen("append a page", &["A/foo"], |w| {
-        write(w, "A/foo", None, &bytes(14, 4096))
+        write(w, "A/foo", WriteAt::End, &bytes(14, 4096))
     }),
     seen("overwrite by commit", &["A/foo"], |w| {
-        commit(w, "A/foo", &[(0, bytes(15, 9000))], false)
+        commit(w, "A/foo", &[(0, bytes(15, 9000))], WriteAt::Offset(0))
     }),
     seen("commit of runs", &["B/foo"], |w| {
         commit(
             w,
             "B/foo",
             &[(10, bytes(16, 10)), (5000, bytes(17, 4096)), (30_000, bytes(18, 1))],
-            false,
+            WriteAt::Offset(0),
         )
     }),
     seen("append by commit", &["A/bar"], |w| {
-        commit(w, "A/bar", &[(0, bytes(19, 5000))], true)
+        commit(w, "A/bar", &[(0, bytes(19, 5000))], WriteAt::End)
     }),
     seen("truncate", &["A/foo"], |w| truncate(w, "A/foo", 4097)),
     seen("truncate to nothing", &["A/foo"], |w| truncate(w, "A/foo", 0)),

@@ -1,0 +1,261 @@
+//! Client-active writes: the data goes by one-sided writes into delegated space, and one log commit names it.
+
+use super::{NewBytes, SESSION_TRIES};
+use crate::local_client::LocalClient;
+use crate::open::data_region;
+use crate::open_table::OpenInode;
+use polvo_cluster::{Link, RegionVerb, join_all};
+use polvo_format::{Gpa, PAGE, PAGE_CRC_SIZE, RegionId, crcs_of_pages};
+use polvo_proto::{FsError, PageRun, RUNS_MAX, WriteAnswer, WriteRun, ask};
+use std::rc::Rc;
+
+/// Bytes of one batch of one-sided writes; larger writes are several at a time.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Lays bytes out over runs, in order: what goes where, as a commit wants it (offsets from `base` on).
+fn lay_out(runs: &[PageRun], bytes: usize, base: u64) -> Vec<WriteRun> {
+    let mut laid = Vec::with_capacity(runs.len());
+    let mut done = 0;
+    for run in runs {
+        let len = (run.pages as usize * PAGE).min(bytes - done);
+        if len == 0 {
+            break;
+        }
+        laid.push(WriteRun {
+            offset: base + done as u64,
+            len: len as u64,
+            gpa: run.gpa,
+        });
+        done += len;
+    }
+    laid
+}
+
+impl LocalClient {
+    /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the connection is
+    /// lost before the answer has come, the node says whether it was done, even if it was started anew; if not, the data is
+    /// written anew, and waited for.
+    pub(super) async fn write_client_active(
+        &self,
+        open_inode: &OpenInode,
+        new: NewBytes<'_>,
+    ) -> Result<(u64, usize), FsError> {
+        let mut unsure = None;
+        match (self.try_client_active(open_inode, new, &mut unsure).await, unsure) {
+            (Err(FsError::Stale | FsError::NotFound), Some(unsure)) => Err(unsure),
+            (written, _) => written,
+        }
+    }
+
+    /// As [`LocalClient::write_client_active`]. `unsure`: what to say when the file is gone, since the write may have been done
+    /// before, and all that told of it be gone with the file.
+    async fn try_client_active(
+        &self,
+        open_inode: &OpenInode,
+        new: NewBytes<'_>,
+        unsure: &mut Option<FsError>,
+    ) -> Result<(u64, usize), FsError> {
+        let bytes = new.bytes();
+        let (base, append) = new.at.on_wire();
+        let region = data_region(open_inode);
+        let (mut reclaimed, mut lost) = (false, false);
+        for _ in 0..SESSION_TRIES {
+            self.keep_to_write(open_inode, new).await?;
+            let (_, session) = self.session_at(region).await?;
+            let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
+            let mut runs = match self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await {
+                Err(FsError::SessionExpired) => continue,
+                runs => runs?,
+            };
+            if runs.len() > RUNS_MAX {
+                self.client
+                    .extent_pool
+                    .put_back(region, session, runs.split_off(RUNS_MAX));
+            }
+            let laid = lay_out(&runs, bytes.len(), base);
+            let len = laid.iter().map(|run| run.len as usize).sum();
+            self.learn_segments(region, session);
+            let crcs = self.crcs_of(region, &laid, &bytes[..len]).await?;
+            let way = match self.put_data(region, session, &laid, &bytes[..len], !lost).await {
+                Ok(way) => way,
+                Err(FsError::SessionExpired) => continue, // the space was not ours any more
+                Err(error) => {
+                    self.client.extent_pool.put_back(region, session, runs);
+                    return Err(error);
+                }
+            };
+            if is_over()? {
+                continue;
+            }
+            let known = self.known_log(open_inode);
+            let commit = ask::Commit {
+                inode: open_inode.inode,
+                runs: laid,
+                crcs,
+                append,
+                known: known.tail,
+                want_pages: self.client.extent_pool.want(region),
+            };
+            let answer = match way {
+                None => self.call(region, commit).await,
+                Some(link) => match self.links.call_behind(&link, self.client.cred.clone(), commit).await {
+                    Ok(Some(answer)) => Ok(answer),
+                    Ok(None) => {
+                        self.client.extent_pool.put_back(region, session, runs);
+                        lost = true;
+                        if is_over()? {
+                            let why = "it was started anew, and what was to be written is gone since".into();
+                            *unsure = Some(FsError::Unreachable { node: link.node.0, why });
+                        }
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            match answer {
+                Ok(WriteAnswer::Written(mut written)) => {
+                    let first = written.offset;
+                    let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
+                    self.client.extent_pool.receive(region, session, space, places);
+                    self.apply_written(open_inode, known, written);
+                    return Ok((first, len));
+                }
+                // what others have written since is pulled by whoever reads next
+                Ok(WriteAnswer::Before { offset }) => return Ok((offset, len)),
+                Err(FsError::SessionExpired) => lost = true, // asked as others are, it is attached anew
+                // whether it was committed is not known: the pages stay where they are until the session ends
+                Err(error @ FsError::Unreachable { .. }) => return Err(error),
+                Err(_) if is_over()? => {}
+                Err(error) => {
+                    self.client.extent_pool.put_back(region, session, runs);
+                    let is_short = matches!(error, FsError::NoSpace | FsError::HeldBack);
+                    let again = is_short && !std::mem::replace(&mut reclaimed, true);
+                    if !(again && self.give_back_at(region, Some(region)).await) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Err(FsError::SessionExpired)
+    }
+
+    /// The CRCs of the pages that data is to lie in, where the node keeps them.
+    async fn crcs_of(&self, region: RegionId, laid: &[WriteRun], bytes: &[u8]) -> Result<Vec<u8>, FsError> {
+        let mut crcs = Vec::new();
+        if self.links.to(self.client.primary(region)?).await?.checksums {
+            crcs.reserve_exact((bytes.len() / PAGE + 2 * laid.len()) * PAGE_CRC_SIZE);
+            let mut rest = bytes;
+            for run in laid {
+                let (part, later) = rest.split_at(run.len as usize);
+                crcs_of_pages(run.gpa.offset().0, part, &mut crcs);
+                rest = later;
+            }
+        }
+        Ok(crcs)
+    }
+
+    /// Writes the data where it was laid out, several batches at a time. If it may go `ahead` of what is asked of the node next,
+    /// returns the connection that it is on its way over, unless it is in place. `SessionExpired` when the space was given in
+    /// another session.
+    async fn put_data(
+        &self,
+        region: RegionId,
+        session: u64,
+        laid: &[WriteRun],
+        bytes: &[u8],
+        ahead: bool,
+    ) -> Result<Option<Rc<Link>>, FsError> {
+        let mut ops = Vec::with_capacity(laid.len() + bytes.len() / BATCH_BYTES);
+        let mut rest = bytes;
+        for run in laid {
+            let (mut part, later) = rest.split_at(run.len as usize);
+            let mut at = run.gpa;
+            rest = later;
+            while !part.is_empty() {
+                let (now, more) = part.split_at(part.len().min(BATCH_BYTES));
+                ops.push((at, now));
+                at = Gpa(at.0 + now.len() as u64);
+                part = more;
+            }
+        }
+        if bytes.len() <= BATCH_BYTES {
+            return self.put_batch(region, session, &ops, ahead).await;
+        }
+        let mut batches = Vec::new();
+        let (mut start, mut size) = (0, 0);
+        for (n, (_, part)) in ops.iter().enumerate() {
+            if size + part.len() > BATCH_BYTES && n > start {
+                batches.push(&ops[start..n]);
+                (start, size) = (n, 0);
+            }
+            size += part.len();
+        }
+        batches.push(&ops[start..]);
+        let put = |ahead| {
+            join_all(
+                batches
+                    .iter()
+                    .map(move |batch| self.put_batch(region, session, batch, ahead)),
+            )
+        };
+        let ways = put(ahead).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let same = |a: &Option<Rc<Link>>, b: &Option<Rc<Link>>| match (a, b) {
+            (Some(a), Some(b)) => Rc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        if ways.windows(2).all(|pair| same(&pair[0], &pair[1])) {
+            return Ok(ways.into_iter().next().flatten());
+        }
+        // a connection was lost in between: what is asked over one of them finds only what went over that one
+        for result in put(false).await {
+            result?;
+        }
+        Ok(None)
+    }
+
+    async fn put_batch(
+        &self,
+        region: RegionId,
+        session: u64,
+        parts: &[(Gpa, &[u8])],
+        ahead: bool,
+    ) -> Result<Option<Rc<Link>>, FsError> {
+        let node = self.client.primary(region)?;
+        let mut ops: Vec<RegionVerb<'_>> = parts
+            .iter()
+            .map(|(at, bytes)| RegionVerb::WriteData { at: *at, bytes })
+            .collect();
+        let ours = || self.client.incarnation(node) == session;
+        match ahead {
+            true => self.links.write_ahead(region, &mut ops, ours).await,
+            false => self.links.one_sided_while(region, &mut ops, ours).await.map(|()| None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_laid_out_over_runs_in_order() {
+        let run = |at: u64, pages| PageRun { gpa: Gpa(at), pages };
+        let runs = [run(0x10000, 2), run(0x40000, 1), run(0x80000, 5)];
+        let laid = lay_out(&runs, 2 * PAGE + PAGE + 10, 7);
+        let expect = |offset, len, gpa| WriteRun {
+            offset,
+            len,
+            gpa: Gpa(gpa),
+        };
+        assert_eq!(
+            laid,
+            [
+                expect(7, 8192, 0x10000),
+                expect(7 + 8192, 4096, 0x40000),
+                expect(7 + 12288, 10, 0x80000),
+            ]
+        );
+        assert_eq!(lay_out(&runs[..1], 3 * PAGE, 0), [expect(0, 8192, 0x10000)]);
+    }
+}
