@@ -6,7 +6,7 @@ use crate::request::sessions::{Party, Session};
 use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext};
 use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, Ask, Call, Cred, EAGER_MAX, FsError, InodeRef, Request, WriteAt, ask};
+use polvo_proto::{Answer, Ask, Call, Cred, FsError, InodeRef, Request, WriteAt, ask};
 use polvo_region::FileView;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -135,16 +135,13 @@ impl ColocatedSession for SessionHere {
         Box::pin(async move {
             let ctx = self.request(links, cred)?;
             self.node.counters.count_write();
-            match bytes.len() {
-                ..=EAGER_MAX => ctx.store(inode, at, bytes).await,
-                _ => ctx.write_here(inode, at, bytes).await,
-            }
+            ctx.write_colocated(inode, at, bytes).await
         })
     }
 
     fn write_at_once(&self, links: &Rc<Links>, cred: &Cred, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         let ctx = self.request(links, cred).ok()?;
-        let written = ctx.store_at_once(inode, at, bytes)?;
+        let written = ctx.write_colocated_at_once(inode, at, bytes)?;
         self.node.counters.count_write();
         Some(written)
     }

@@ -1,4 +1,4 @@
-//! Operations on one inode: attributes, data, extended attributes, directory contents.
+//! Operations on one inode: attributes, the map of its data, extended attributes, directory contents.
 
 use crate::names::acl::{self, Acl};
 use crate::names::name_services::must_be_directory;
@@ -8,13 +8,13 @@ use crate::request::context::RequestContext;
 use polvo_format::{Attr, FileKind, Generation, Ino, NAME_MAX, RegionId, Tail};
 use polvo_proto::{
     ACL_MAX, DirPage, FILE_SIZE_MAX, FallocateMode, FileMap, Found, FsError, InodeRef, LogSequel, MapClaim, PageRun,
-    SetAttr, WriteAnswer, WriteAt, WriteRun, XATTR_VALUE_MAX, XattrMode, reply,
+    SetAttr, XATTR_VALUE_MAX, XattrMode, reply,
 };
-use polvo_region::{NewData, Region, RegionError};
+use polvo_region::{Region, RegionError};
 use serde_bytes::ByteBuf;
 
 /// Most pages delegated in one go (64 MiB).
-const DELEGATE_MAX: u32 = 16 * 1024;
+pub(crate) const DELEGATE_MAX: u32 = 16 * 1024;
 /// Most entries of a directory in one answer; the region sees to their size.
 const ENTRIES_MAX: u32 = 4096;
 
@@ -64,21 +64,6 @@ impl RequestContext<'_> {
             return Ok(None);
         }
         access_acl(region, inode)
-    }
-
-    /// Clears what a write by this caller clears.
-    pub(crate) fn before_write(&self, region: &mut Region, inode: InodeRef) -> Result<(), RegionError> {
-        if permission::is_trusted(self.cred) {
-            return Ok(());
-        }
-        let (attr, _) = region.attr(inode.ino, Some(inode.generation))?;
-        permission::access(self.cred, &attr, self.acl_here(region, inode)?.as_ref(), WRITE)?;
-        if let Some(set) = permission::mode_after_write(self.cred, &attr) {
-            let asked = region.asked_by(None); // what follows is what was asked for
-            region.set_attr(inode, &set, self.now_ns())?;
-            region.asked_by(asked);
-        }
-        Ok(())
     }
 
     pub async fn lookup(&self, dir: InodeRef, name: &[u8]) -> Result<Found, FsError> {
@@ -230,67 +215,6 @@ impl RequestContext<'_> {
         .await
     }
 
-    pub async fn write(&self, inode: InodeRef, at: WriteAt, known: Tail, bytes: &[u8]) -> Result<WriteAnswer, FsError> {
-        check_end(at.in_file(0), bytes.len() as u64)?;
-        let written = self
-            .on(inode.ino.region(), |r| {
-                self.before_write(r, inode)?;
-                r.write(inode, at, bytes, known, self.now_ns())
-            })
-            .await?;
-        Ok(WriteAnswer::Written(written))
-    }
-
-    /// As `write`, for who needs to know no more than where the bytes are.
-    pub async fn store(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, FsError> {
-        self.on(inode.ino.region(), |r| self.store_in(r, inode, at, bytes))
-            .await
-    }
-
-    /// As `store`, at once; `None`: something is to be waited for, to be done before, or to be refused, and nothing was done.
-    pub fn store_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
-        let service = self.service(inode.ino.region()).ok()?;
-        service.enter(|r| self.store_in(r, inode, at, bytes)).ok()
-    }
-
-    fn store_in(&self, region: &mut Region, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, RegionError> {
-        check_end(at.in_file(0), bytes.len() as u64)?;
-        self.before_write(region, inode)?;
-        Ok(region.store(inode, at, bytes, self.now_ns())?.offset)
-    }
-
-    /// The offsets of the runs count from `from`.
-    pub async fn commit(
-        &self,
-        inode: InodeRef,
-        runs: &[WriteRun],
-        crcs: &[u8],
-        from: WriteAt,
-        known: Tail,
-        want_pages: u32,
-    ) -> Result<WriteAnswer, FsError> {
-        self.may_access_data()?;
-        for run in runs {
-            check_end(run.offset, run.len)?;
-        }
-        let session = self.session.id;
-        let mut written = self
-            .on_for_session(inode.ino.region(), |r| {
-                self.before_write(r, inode)?;
-                let mut written = r.commit(session, inode, NewData { runs, crcs }, from, known, self.now_ns())?;
-                if want_pages > 0 {
-                    // the write is done; that no more space is to be had is told to who asks for some
-                    written.space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();
-                }
-                Ok(written)
-            })
-            .await?;
-        if let (false, Some(service)) = (written.space.is_empty(), self.node.service(inode.ino.region())) {
-            written.places = service.places_of(&written.space);
-        }
-        Ok(WriteAnswer::Written(written))
-    }
-
     pub async fn fallocate(
         &self,
         inode: InodeRef,
@@ -312,7 +236,7 @@ impl RequestContext<'_> {
     }
 
     /// Space is for those who can write to it.
-    fn may_access_data(&self) -> Result<(), FsError> {
+    pub(crate) fn may_access_data(&self) -> Result<(), FsError> {
         match self.node.gives_one_sided(self.session.party) {
             true => Ok(()),
             false => Err(FsError::NotPermitted),

@@ -1,4 +1,6 @@
-//! One inode's attributes and bytes: what clients ask for, and transfers that the node directs.
+//! One inode's attributes and bytes: what clients ask for, and how bytes come and go.
 
-pub(crate) mod directed_transfers;
+pub(crate) mod caller_memory;
 pub(crate) mod file_services;
+pub(crate) mod read;
+pub(crate) mod write;

@@ -103,7 +103,7 @@ impl RequestContext<'_> {
                 bytes,
             } => {
                 let at = WriteAt::from_wire(offset, append);
-                ask::Write::reply(self.write(inode, at, known, &bytes).await)
+                ask::Write::reply(self.write_eager(inode, at, known, &bytes).await)
             }
             Request::Commit {
                 inode,
@@ -114,7 +114,10 @@ impl RequestContext<'_> {
                 want_pages,
             } => {
                 let from = WriteAt::from_wire(0, append);
-                ask::Commit::reply(self.commit(inode, &runs, &crcs, from, known, want_pages).await)
+                ask::Commit::reply(
+                    self.write_client_active(inode, &runs, &crcs, from, known, want_pages)
+                        .await,
+                )
             }
             Request::Fallocate {
                 inode,
@@ -177,7 +180,7 @@ impl RequestContext<'_> {
                 len,
             } => {
                 let at = WriteAt::from_wire(offset, append);
-                ask::WriteFrom::reply(Box::pin(self.write_from(inode, at, known, from, len)).await)
+                ask::WriteFrom::reply(Box::pin(self.write_server_directed(inode, at, known, from, len)).await)
             }
             #[cfg(feature = "two-phase")]
             Request::Prepare {

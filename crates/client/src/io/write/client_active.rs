@@ -63,15 +63,10 @@ impl LocalClient {
             self.keep_to_write(open_inode, new).await?;
             let (_, session) = self.session_at(region).await?;
             let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
-            let mut runs = match self.obtain(region, session, bytes.len().div_ceil(PAGE) as u64).await {
+            let runs = match self.obtain_runs(region, session, bytes.len()).await {
                 Err(FsError::SessionExpired) => continue,
                 runs => runs?,
             };
-            if runs.len() > RUNS_MAX {
-                self.client
-                    .extent_pool
-                    .put_back(region, session, runs.split_off(RUNS_MAX));
-            }
             let laid = lay_out(&runs, bytes.len(), base);
             let len = laid.iter().map(|run| run.len as usize).sum();
             self.learn_segments(region, session);
@@ -96,24 +91,8 @@ impl LocalClient {
                 known: known.tail,
                 want_pages: self.client.extent_pool.want(region),
             };
-            let answer = match way {
-                None => self.call(region, commit).await,
-                Some(link) => match self.links.call_behind(&link, self.client.cred.clone(), commit).await {
-                    Ok(Some(answer)) => Ok(answer),
-                    Ok(None) => {
-                        self.client.extent_pool.put_back(region, session, runs);
-                        lost = true;
-                        if is_over()? {
-                            let why = "it was started anew, and what was to be written is gone since".into();
-                            *unsure = Some(FsError::Unreachable { node: link.node.0, why });
-                        }
-                        continue;
-                    }
-                    Err(error) => Err(error),
-                },
-            };
-            match answer {
-                Ok(WriteAnswer::Written(mut written)) => {
+            match self.commit_behind(region, way.as_deref(), commit).await {
+                Ok(Some(WriteAnswer::Written(mut written))) => {
                     let first = written.offset;
                     let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
                     self.client.extent_pool.receive(region, session, space, places);
@@ -121,7 +100,17 @@ impl LocalClient {
                     return Ok((first, len));
                 }
                 // what others have written since is pulled by whoever reads next
-                Ok(WriteAnswer::Before { offset }) => return Ok((offset, len)),
+                Ok(Some(WriteAnswer::Before { offset })) => return Ok((offset, len)),
+                // it was not done: the connection was lost, or the node started anew
+                Ok(None) => {
+                    self.client.extent_pool.put_back(region, session, runs);
+                    lost = true;
+                    if is_over()? {
+                        let why = "it was started anew, and what was to be written is gone since".into();
+                        let node = self.client.primary(region)?.0;
+                        *unsure = Some(FsError::Unreachable { node, why });
+                    }
+                }
                 Err(FsError::SessionExpired) => lost = true, // asked as others are, it is attached anew
                 // whether it was committed is not known: the pages stay where they are until the session ends
                 Err(error @ FsError::Unreachable { .. }) => return Err(error),
@@ -137,6 +126,30 @@ impl LocalClient {
             }
         }
         Err(FsError::SessionExpired)
+    }
+
+    /// Space for so many bytes, as far as one commit can name it.
+    async fn obtain_runs(&self, region: RegionId, session: u64, bytes: usize) -> Result<Vec<PageRun>, FsError> {
+        let mut runs = self.obtain(region, session, bytes.div_ceil(PAGE) as u64).await?;
+        if runs.len() > RUNS_MAX {
+            let surplus = runs.split_off(RUNS_MAX);
+            self.client.extent_pool.put_back(region, session, surplus);
+        }
+        Ok(runs)
+    }
+
+    /// Sends a commit behind the data that is on its `way` over a connection; none: the data is in place. `None`: neither is done
+    /// and never will be.
+    async fn commit_behind(
+        &self,
+        region: RegionId,
+        way: Option<&Link>,
+        commit: ask::Commit,
+    ) -> Result<Option<WriteAnswer>, FsError> {
+        match way {
+            None => self.call(region, commit).await.map(Some),
+            Some(link) => self.links.call_behind(link, self.client.cred.clone(), commit).await,
+        }
     }
 
     /// The CRCs of the pages that data is to lie in, where the node keeps them.

@@ -1,0 +1,167 @@
+//! Server-directed reads: the node puts the bytes into memory of the caller's, by one-sided writes from the pool, or into the answer
+//! (Carns et al., 2.1 and 2.3; "server-active" in Octopus, 3.2.2). For callers that are not to have one-sided access to data. A read
+//! goes by a snapshot, without the region's lock.
+
+use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
+use crate::names::permission::{self, READ};
+use crate::region_service::RegionService;
+use crate::request::context::RequestContext;
+use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
+use polvo_proto::{FsError, InodeRef, Window, reply};
+use polvo_region::{Piece, Snapshot};
+use std::sync::Arc;
+
+/// Reads up to here are put into the caller's memory without waiting for completions: the answer comes behind them over the
+/// same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then. Nothing is reported, since the
+/// memory of a caller that has given its read up is taken back meanwhile.
+const UNSIGNALED_MAX: u64 = 64 << 10;
+/// What holes are made of.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A snapshot under way, ended when dropped at the latest.
+struct Shown<'a> {
+    service: &'a Arc<RegionService>,
+    number: u64,
+    ended: bool,
+}
+
+impl Shown<'_> {
+    /// False: what it showed is to be read again.
+    fn end(mut self) -> bool {
+        self.ended = true;
+        self.service.enter(|region| region.end_read(self.number))
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.service.enter(|region| region.end_read(self.number));
+        }
+    }
+}
+
+impl RequestContext<'_> {
+    /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was served.
+    pub async fn read(
+        &self,
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+        into: Option<Window>,
+        verify: bool,
+    ) -> Result<reply::Read, FsError> {
+        let region = inode.ino.region();
+        let service = self.service(region)?;
+        let mut backoff = None;
+        loop {
+            let snapshot = self
+                .on_for_session(region, |r| {
+                    self.check(r, inode, |attr, acl| permission::access(self.cred, attr, acl, READ))?;
+                    r.begin_read(inode, offset, len)
+                })
+                .await?;
+            let shown = Shown {
+                service,
+                number: snapshot.number,
+                ended: false,
+            };
+            if verify {
+                self.verify(inode, &snapshot)?;
+            }
+            let bytes = match into {
+                None => self.copy_out(&snapshot),
+                Some(window) => {
+                    self.put(&snapshot, window).await?;
+                    Vec::new()
+                }
+            };
+            if shown.end() {
+                let Snapshot { len, more, .. } = snapshot;
+                return Ok(reply::Read { len, more, bytes });
+            }
+            backoff.get_or_insert_with(|| self.backoff()).wait().await?;
+        }
+    }
+
+    /// EIO for a snapshot that shows damaged data.
+    fn verify(&self, inode: InodeRef, snapshot: &Snapshot) -> Result<(), FsError> {
+        for piece in &snapshot.pieces {
+            if let Piece::Data { at, len } = piece
+                && let Some(page) = self.node.space.damaged_page(*at, *len)
+            {
+                let why = format!(
+                    "data of inode {:?} is damaged, in the page at {page:#x} of the pool",
+                    inode.ino
+                );
+                return Err(FsError::Io(why));
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_out(&self, snapshot: &Snapshot) -> Vec<u8> {
+        let mut bytes = vec![0; snapshot.len as usize];
+        let mut rest = &mut bytes[..];
+        for piece in &snapshot.pieces {
+            let part;
+            match piece {
+                Piece::Zeros(len) => (_, rest) = rest.split_at_mut(*len as usize),
+                Piece::Data { at, len } => {
+                    (part, rest) = rest.split_at_mut(*len as usize);
+                    self.node.pmem.read(*at, part);
+                }
+                Piece::Inline(inline) => {
+                    (part, rest) = rest.split_at_mut(inline.len());
+                    part.copy_from_slice(inline);
+                }
+            }
+        }
+        bytes
+    }
+
+    /// Puts what a snapshot shows into the caller's memory.
+    async fn put(&self, snapshot: &Snapshot, window: Window) -> Result<(), FsError> {
+        let end = window.offset.checked_add(snapshot.len);
+        end.ok_or_else(|| FsError::Invalid("memory that cannot be".into()))?;
+        let memory = Memory::Pool(self.node.pmem.clone());
+        let mut batches = Batches::new(self, snapshot.len > UNSIGNALED_MAX)?;
+        let mut to = Remote {
+            key: RemoteKey(window.key),
+            offset: window.offset,
+        };
+        for piece in &snapshot.pieces {
+            let whole = match piece {
+                Piece::Zeros(len) | Piece::Data { len, .. } => *len,
+                Piece::Inline(bytes) => bytes.len() as u64,
+            };
+            let most = match piece {
+                Piece::Zeros(_) => ZEROS.len() as u64,
+                _ => BATCH_BYTES,
+            };
+            for (start, len) in parts(whole, most) {
+                let verb = match piece {
+                    Piece::Data { at, .. } => Verb::WriteFrom {
+                        to,
+                        from: Local {
+                            memory: &memory,
+                            offset: at + start,
+                            len,
+                        },
+                    },
+                    Piece::Zeros(_) => Verb::Write {
+                        to,
+                        bytes: &ZEROS[..len as usize],
+                    },
+                    Piece::Inline(bytes) => Verb::Write {
+                        to,
+                        bytes: &bytes[start as usize..][..len as usize],
+                    },
+                };
+                to.offset += len;
+                batches.add(verb, len).await?;
+            }
+        }
+        batches.execute().await
+    }
+}
