@@ -88,6 +88,7 @@ pub struct LogPage {
 impl LogPage {
     /// The header's bytes.
     pub fn encode(&self) -> [u8; LINE] {
+        debug_assert!(self.next.0.is_multiple_of(PAGE as u64), "a link leads to a page");
         let mut raw = RawPage {
             magic: MAGIC,
             version: U16::new(VERSION),

@@ -65,6 +65,10 @@ impl PageChecksum {
 
     /// The word for the media.
     pub fn encode(self) -> u64 {
+        debug_assert!(
+            self.len > 0 && self.end() <= PAGE_BYTES,
+            "a word covers bytes of its page"
+        );
         let low = u64::from(self.crc) | u64::from(self.start) << 32 | u64::from(self.len - 1) << 44;
         low | u64::from(check(low)) << 56
     }

@@ -162,6 +162,7 @@ impl<'a> RedoEncoder<'a> {
             len: U32::new(bytes.len() as u32),
             reserved: U32::ZERO,
         };
+        debug_assert!(bytes.len() <= REDO_RECORD_MAX, "a write of {} bytes", bytes.len());
         self.into.extend_from_slice(head.as_bytes());
         self.into.extend_from_slice(bytes);
         self.into.resize(self.into.len().next_multiple_of(8), 0);
@@ -213,6 +214,8 @@ impl<'a> RedoEncoder<'a> {
     /// [`Self::write_size`], [`Self::collected_size`]) that they fit.
     pub fn finish(self) -> &'a [u8] {
         let payload = self.into.len() - LINE;
+        assert!(payload.is_multiple_of(8), "parts of a record are aligned");
+        assert!(self.local + self.remote > 0, "a record says something");
         assert!(
             self.into.len() <= REDO_RECORD_MAX,
             "redo record of {} bytes",

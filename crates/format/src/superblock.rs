@@ -187,6 +187,11 @@ impl PoolLayout {
     /// Pool offset of the checksum of the page that lies at a pool offset, in a segment. Those of pages that follow each other
     /// follow each other. Only where there are any.
     pub fn checksum_offset(&self, page: u64) -> u64 {
+        debug_assert!(self.has_checksums(), "pages have checksums here");
+        debug_assert!(
+            (self.segments_offset..self.pool_len).contains(&page),
+            "{page:#x} lies in a segment"
+        );
         self.checksums_offset + (page - self.segments_offset) / PAGE as u64 * PAGE_CHECKSUM_SIZE
     }
 

@@ -331,6 +331,7 @@ unsafe fn copy_short(dst: *mut u8, src: *const u8, len: usize, mapped: Mapped) {
     };
     let head = (start.wrapping_neg() & (WORD - 1)).min(len);
     let words = (len - head) / WORD;
+    debug_assert!(words == 0 || (start + head).is_multiple_of(WORD), "words are aligned");
     // SAFETY: all parts lie in the caller's ranges; after `head` the mapping's side is aligned, or nothing is left.
     unsafe {
         for at in 0..head {
@@ -357,6 +358,10 @@ fn through_cache(head: usize, lines: usize, tail: usize) -> (usize, usize) {
 fn split(start: *const u8, len: usize) -> (usize, usize, usize) {
     let head = ((start as usize).wrapping_neg() & (LINE - 1)).min(len);
     let lines = (len - head) / LINE;
+    debug_assert!(
+        lines == 0 || (start as usize + head).is_multiple_of(LINE),
+        "lines are aligned"
+    );
     (head, lines, len - head - lines * LINE)
 }
 

@@ -35,11 +35,13 @@ impl Bitmap {
 
     /// Units that are free.
     pub fn free(&self) -> u32 {
+        debug_assert!(self.used <= self.len, "{} of {} units", self.used, self.len);
         self.len - self.used
     }
 
     /// Is this one in use?
     pub fn is_used(&self, at: u32) -> bool {
+        debug_assert!(at < self.len, "unit {at} of {}", self.len);
         self.words[at as usize / 64] >> (at % 64) & 1 == 1
     }
 
@@ -54,6 +56,7 @@ impl Bitmap {
             .find(|&w| self.words[w] != u64::MAX)?;
         self.hint = word;
         let at = word as u32 * 64 + self.words[word].trailing_ones();
+        debug_assert!(!self.is_used(at), "unit {at} was found free");
         self.words[word] |= 1 << (at % 64);
         self.used += 1;
         Some(at)
@@ -68,6 +71,7 @@ impl Bitmap {
     fn next_run(&self, from: u32, max: u32) -> Option<(u32, u32)> {
         let start = self.find(from, false)?;
         let end = self.find(start, true).unwrap_or(self.len);
+        debug_assert!(from <= start && start < end && end <= self.len);
         Some((start, (end - start).min(max)))
     }
 
@@ -87,6 +91,7 @@ impl Bitmap {
 
     /// The first free run of at least `max` units, cut to `max`; else the longest there is.
     pub fn best_run(&self, max: u32) -> Option<(u32, u32)> {
+        assert!(max > 0, "a run of no units");
         let mut best: Option<(u32, u32)> = None;
         let mut from = 0;
         while let Some((start, len)) = self.next_run(from, max) {
@@ -98,6 +103,7 @@ impl Bitmap {
             }
             from = start + len;
         }
+        debug_assert!(best.is_none_or(|(start, len)| len <= max && self.free_at(start, len) == len));
         best
     }
 
@@ -111,11 +117,17 @@ impl Bitmap {
 
     /// Marks a run as in use; false (and nothing changes) when part of it is.
     pub fn take(&mut self, start: u32, n: u32) -> bool {
+        debug_assert!(
+            start < self.len && n <= self.len - start,
+            "{n} units from {start} on, of {}",
+            self.len
+        );
         if self.find(start, true).is_some_and(|used| used < start + n) {
             return false;
         }
         self.each_word(start, n, |word, mask| *word |= mask);
         self.used += n;
+        debug_assert_eq!(self.used, self.count(), "units in use");
         true
     }
 
@@ -125,17 +137,29 @@ impl Bitmap {
     /// When part of it is free already: giving something back twice would hand it out twice.
     pub fn give(&mut self, start: u32, n: u32) {
         assert!(
+            start < self.len && n <= self.len - start,
+            "{n} units from {start} on, of {}",
+            self.len
+        );
+        assert!(
             self.find(start, false).is_none_or(|free| free >= start + n),
             "unit freed twice"
         );
         self.each_word(start, n, |word, mask| *word &= !mask);
         self.used = self.used.checked_sub(n).expect("what is given back was in use");
+        debug_assert_eq!(self.used, self.count(), "units in use");
+    }
+
+    /// Units in use, counted.
+    fn count(&self) -> u32 {
+        self.words.iter().map(|word| word.count_ones()).sum()
     }
 
     fn each_word(&mut self, start: u32, n: u32, mut change: impl FnMut(&mut u64, u64)) {
         let (mut at, end) = (start, start + n);
         while at < end {
             let bits = (64 - at % 64).min(end - at);
+            debug_assert!((1..=64).contains(&bits));
             let mask = if bits == 64 {
                 u64::MAX
             } else {

@@ -60,6 +60,7 @@ impl Cache {
                 place.insert(inode)
             }
         };
+        debug_assert_eq!(inode.slot, slot, "an inode is found by its slot");
         inode.stamp = self.clock;
         Ok(inode)
     }
@@ -79,7 +80,8 @@ impl Cache {
         self.clock += 1;
         inode.stamp = self.clock;
         self.make_room();
-        self.inodes.insert(inode.slot, inode);
+        let before = self.inodes.insert(inode.slot, inode);
+        assert!(before.is_none(), "an inode is in DRAM once");
     }
 
     fn may_be_full(&self) -> bool {
@@ -96,6 +98,7 @@ impl Cache {
             let middle = stamps.len() / 2;
             let (_, &mut median, _) = stamps.select_nth_unstable(middle);
             let recent = self.clock.saturating_sub(RECENT);
+            debug_assert!(median <= self.clock, "stamps are of the past");
             self.inodes
                 .retain(|_, inode| inode.stamp >= median || inode.stamp >= recent || inode.is_shared());
         }

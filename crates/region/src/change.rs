@@ -253,6 +253,7 @@ impl Region {
             let base = from.in_file(inode.attr.size);
             let mut entries = check_runs(store, runs, base, now_ns)?;
             store.check_crcs(runs, crcs)?;
+            assert_eq!(entries.len(), runs.len(), "an entry for each run");
             entries.extend(inode.without_capabilities(now_ns));
             sessions.consume(session, runs)?;
             let checksums = |store: &Store| store.put_checksums_of_runs(runs, crcs);
@@ -447,6 +448,7 @@ impl Placed {
             Some(at) if room > 0 && !store.may_fill(at) => 0,
             _ => room,
         };
+        debug_assert!(room < PAGE_BYTES, "{room} bytes behind others in a page");
         let fill = room.min(len);
         let rest = len - fill;
         if rest > 0 {
@@ -458,6 +460,7 @@ impl Placed {
             // at the same place in the page as in the file, if it fits there, so that later whole pages replace it whole
             let in_page = (offset + fill) % PAGE_BYTES;
             let in_page = if in_page + rest <= PAGE_BYTES { in_page } else { 0 };
+            debug_assert!(rest <= PAGE_BYTES && run.len == 1, "what is left takes one page");
             fresh = Some((run, store.space.offset(run) + in_page, rest));
         }
         if fill > 0 {
@@ -488,6 +491,15 @@ impl Placed {
 
     /// Stores the bytes (streaming: the commit's first fence makes them durable).
     fn store(&self, store: &Store, bytes: &[u8]) {
+        debug_assert_eq!(
+            self.filled.map_or(0, |(_, len)| len) + self.fresh.map_or(0, |(_, _, len)| len),
+            if self.filled.is_none() && self.fresh.is_none() {
+                0
+            } else {
+                bytes.len() as u64
+            },
+            "all bytes have a place, or none outside of the log"
+        );
         let (fill, rest) = bytes.split_at(self.filled.map_or(0, |(_, len)| len as usize));
         if let Some((_, at, _)) = self.fresh {
             store.write_data(at, rest);
@@ -533,6 +545,7 @@ fn check_runs(store: &Store, runs: &[WriteRun], base: u64, time_ns: i64) -> Resu
 fn written(store: &Store, inode: &Inode, offset: u64, known: Tail, before: Tail) -> Written {
     let (from, to) = (known.units(), inode.tail.units());
     let follows = known.version() == inode.tail.version() && from != 0 && from <= to;
+    debug_assert!(before <= inode.tail, "a log grows");
     let entries = if !follows || (to - from) * LINE as u64 > ENTRIES_MAX {
         None
     } else if known == before && before != inode.tail {

@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::{PoolSpace, Region};
 use polvo_format::{FileKind, LINE, PAGE, PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, PoolLayout};
 use polvo_pmem::Pmem;
-use polvo_proto::{DamagedData, FsError, ScrubPlace, Scrubbed, WriteRun};
+use polvo_proto::{DamagedData, FsError, ScrubPlace, Scrubbed, SegmentClass, WriteRun};
 
 const PAGE_BYTES: u64 = PAGE as u64;
 
@@ -65,7 +65,17 @@ impl PoolSpace {
 impl Store {
     /// Where the checksum of a data page lies in the pool.
     fn checksum_at(&self, offset: u64) -> u64 {
-        self.pool.layout().checksum_offset(self.at(offset))
+        debug_assert_eq!(
+            self.class(offset),
+            SegmentClass::Data,
+            "only file data have such checksums"
+        );
+        let at = self.pool.layout().checksum_offset(self.at(offset));
+        debug_assert!(
+            at < self.pool.layout().segments_offset,
+            "checksums lie before the segments"
+        );
+        at
     }
 
     /// What is known of a data page in use.
@@ -97,9 +107,19 @@ impl Store {
         each_page(offset, len, |_, bytes| {
             let known = known(done, (offset + done) % PAGE_BYTES, bytes);
             self.pmem.write_u64(word, known.map_or(0, PageChecksum::encode));
+            debug_assert!(
+                known.is_none_or(|known| known.end() <= PAGE_BYTES),
+                "a word covers its page"
+            );
             done += bytes;
             word += PAGE_CHECKSUM_SIZE;
         });
+        debug_assert_eq!(done, len, "all bytes are covered");
+        debug_assert_eq!(
+            (word - first) / PAGE_CHECKSUM_SIZE,
+            (offset % PAGE_BYTES + len).div_ceil(PAGE_BYTES),
+            "a word for each page"
+        );
         if !planted(Planted::ChecksumsNotFlushed) {
             self.pmem.flush(first, word - first);
         }
@@ -117,11 +137,14 @@ impl Store {
         if !self.checksums {
             return None;
         }
-        self.page_checksum(offset)?.with(bytes)
+        let known = self.page_checksum(offset)?;
+        debug_assert_eq!(known.end(), offset % PAGE_BYTES, "bytes are added where the word ends");
+        known.with(bytes)
     }
 
     /// Stores it, the tail having moved.
     pub fn put_checksum(&self, offset: u64, known: PageChecksum) {
+        debug_assert!(known.end() > offset % PAGE_BYTES, "the word covers what was added");
         let at = self.checksum_at(offset);
         self.pmem.write_u64(at, known.encode());
         self.pmem.flush(at, 8);
@@ -150,6 +173,7 @@ impl Store {
                 PageChecksum::new(at, len, u32::from_le_bytes(*crcs.next()?))
             });
         }
+        debug_assert!(crcs.next().is_none() || !self.checksums, "each CRC is of a page");
     }
 }
 
@@ -237,6 +261,7 @@ impl Region {
                         len,
                     }),
                 }
+                debug_assert!(place.offset <= offset, "a scrub goes on");
                 at += len;
                 place.offset = offset + len;
             }

@@ -108,6 +108,7 @@ impl Directory {
             }
         }
         self.subdirectories += u32::from(directory);
+        self.check();
         Ok(())
     }
 
@@ -117,11 +118,32 @@ impl Directory {
             return Err("removed name is not there");
         }
         let old = self.names.remove(name).expect("just seen");
-        self.order.remove(&cookie);
+        let by_cookie = self.order.remove(&cookie);
+        debug_assert_eq!(by_cookie.as_deref(), Some(name), "both maps hold the same names");
         let was = u32::from(old.kind == FileKind::Directory);
         self.subdirectories = self.subdirectories.checked_sub(was).expect(COUNTED);
         self.live_units = self.live_units.checked_sub(units(name)).expect(COUNTED);
+        self.check();
         Ok(())
+    }
+
+    /// Both maps hold the same names, and the counts are theirs.
+    fn check(&self) {
+        debug_assert_eq!(self.names.len(), self.order.len(), "names by name and by cookie");
+        debug_assert!(
+            self.subdirectories as usize <= self.names.len(),
+            "subdirectories are among the names"
+        );
+        debug_assert!(
+            self.live_units >= self.names.len() as u64,
+            "a name takes a unit or more"
+        );
+        debug_assert!(
+            self.order
+                .last_key_value()
+                .is_none_or(|(last, _)| *last < self.next_cookie),
+            "the next cookie is above all"
+        );
     }
 }
 

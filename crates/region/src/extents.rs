@@ -76,10 +76,19 @@ impl Extents {
     /// The place of the first extent at or after an offset, or behind the last one of its leaf.
     pub fn find(&self, offset: u64) -> Place {
         let (leaf, guess) = self.guess(offset);
-        Place {
+        let place = Place {
             leaf,
             at: search_from(&self.leaves[leaf], guess, offset),
-        }
+        };
+        debug_assert!(
+            self.at(place).is_none_or(|(at, _)| at >= offset),
+            "the first at or after {offset}"
+        );
+        debug_assert!(
+            self.before(place).is_none_or(|(at, _)| at < offset),
+            "the first at or after {offset}"
+        );
+        place
     }
 
     /// The place of the extent that covers an offset, or else as [`Self::find`].
@@ -149,6 +158,7 @@ impl Extents {
 
     /// Changes the extent at a place, which begins where it did.
     pub fn set(&mut self, place: Place, mapped: Mapped) {
+        debug_assert!(mapped.len > 0 && mapped.len & INLINE == 0, "an extent has bytes");
         let slot = &mut self.leaves[place.leaf][place.at];
         *slot = Slot::new(slot.offset, mapped);
     }
@@ -161,12 +171,22 @@ impl Extents {
 
     /// Enters an extent at an offset where none begins.
     pub fn insert(&mut self, offset: u64, mapped: Mapped) {
+        debug_assert!(mapped.len > 0 && mapped.len & INLINE == 0, "an extent has bytes");
         let mut place = self.find(offset);
+        debug_assert!(
+            self.before(place).is_none_or(|(at, e)| at + e.len <= offset),
+            "extents do not overlap"
+        );
+        debug_assert!(
+            self.at(place).is_none_or(|(at, _)| offset + mapped.len <= at),
+            "extents do not overlap"
+        );
         if self.leaves[place.leaf].len() == LEAF_MAX {
             place = self.split(place);
         }
         self.leaves[place.leaf].insert(place.at, Slot::new(offset, mapped));
         self.len += 1;
+        debug_assert!(self.leaves[place.leaf].len() <= LEAF_MAX);
     }
 
     /// Whether an extent that begins at `offset` would go to the leaf of a place before it.
@@ -179,9 +199,18 @@ impl Extents {
         if self.leaves[place.leaf].len() + 2 > LEAF_MAX {
             place = self.split(place);
         }
+        debug_assert!(first.0 + first.1.len == second.0, "the second follows the first");
+        debug_assert!(
+            self.before(place).is_none_or(|(at, e)| at + e.len <= first.0),
+            "extents do not overlap"
+        );
         let leaf = &mut self.leaves[place.leaf];
         leaf.extend([first, second].map(|(offset, mapped)| Slot::new(offset, mapped)));
         leaf[place.at..].rotate_right(2);
+        debug_assert!(
+            leaf.len() <= LEAF_MAX && leaf.is_sorted_by_key(|slot| slot.offset),
+            "extents are in order"
+        );
         self.len += 2;
     }
 
@@ -190,10 +219,16 @@ impl Extents {
     fn split(&mut self, place: Place) -> Place {
         let (leaf, at) = (place.leaf, place.at);
         let keep = if at == LEAF_MAX { LEAF_MAX - 1 } else { LEAF_MAX / 2 };
+        debug_assert!(
+            self.leaves[leaf].len() > keep,
+            "what moves to the new leaf is not nothing"
+        );
         let mut right = Vec::with_capacity(LEAF_MAX);
         right.extend(self.leaves[leaf].drain(keep..));
         self.starts.insert(leaf + 1, right[0].offset);
         self.leaves.insert(leaf + 1, right);
+        debug_assert!(self.starts.len() == self.leaves.len() && self.starts[0] == 0);
+        debug_assert!(self.starts.is_sorted(), "leaves are in order");
         match at.checked_sub(keep) {
             Some(at) if at > 0 => Place { leaf: leaf + 1, at },
             _ => place,
@@ -203,11 +238,19 @@ impl Extents {
     /// Takes out the extent that begins at an offset.
     pub fn take(&mut self, offset: u64) {
         let place = self.find(offset);
+        debug_assert!(
+            self.at(place).is_some_and(|(at, _)| at == offset),
+            "an extent begins at {offset}"
+        );
         self.take_some(place, 1);
     }
 
     /// Takes extents out of one leaf; gives the place of what follows them.
     fn take_some(&mut self, place: Place, n: usize) -> Place {
+        debug_assert!(
+            n > 0 && place.at + n <= self.leaves[place.leaf].len(),
+            "{n} extents of one leaf"
+        );
         let leaf = &mut self.leaves[place.leaf];
         leaf.drain(place.at..place.at + n);
         self.len = self.len.checked_sub(n).expect("extents in leaves are counted");
@@ -215,6 +258,10 @@ impl Extents {
             self.leaves.remove(place.leaf);
             self.starts.remove(place.leaf);
             self.starts[0] = 0;
+            debug_assert!(
+                self.leaves.iter().all(|leaf| !leaf.is_empty()),
+                "no leaf but the only one is empty"
+            );
             let leaf = place.leaf.min(self.leaves.len() - 1);
             let at = if leaf == place.leaf { 0 } else { self.leaves[leaf].len() };
             return Place { leaf, at };
@@ -306,6 +353,7 @@ fn search_from(slots: &[Slot], guess: usize, offset: u64) -> usize {
         step *= 2;
     }
     let low = high.saturating_sub(step);
+    debug_assert!(low <= high && high <= slots.len());
     low + slots[low..high].partition_point(|slot| slot.offset < offset)
 }
 

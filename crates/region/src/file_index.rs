@@ -66,6 +66,7 @@ impl FileIndex {
         let joins = |a: &Mapped, b: &Mapped| {
             !a.inline && !b.inline && a.gpa.checked_add(a.len) == Some(b.gpa) && a.gpa.0 >> shift == b.gpa.0 >> shift
         };
+        debug_assert!(new.len > 0, "no bytes are mapped");
         self.count(&new, true);
         let end = offset + new.len;
         let mut place = self.extents.find(offset);
@@ -115,6 +116,7 @@ impl FileIndex {
         let end = offset + new.len;
         let within = self.extents.before(place).filter(|(at, old)| at + old.len > end);
         let Some((at, old)) = within else { return false };
+        debug_assert!(at < offset, "the extent begins before");
         let cut = part(&old, offset - at, new.len);
         let behind = part(&old, end - at, at + old.len - end);
         if new.gpa == cut.gpa || !self.extents.belong_together(place, end) {
@@ -153,14 +155,26 @@ impl FileIndex {
         for extent in &hidden[first..] {
             self.count(extent, false);
         }
+        debug_assert!(
+            self.extents
+                .at(self.extents.find(offset))
+                .is_none_or(|(at, _)| at >= end),
+            "nothing is left"
+        );
     }
 
     fn count(&mut self, extent: &Mapped, add: bool) {
-        let change = |total: &mut u64| *total = if add { *total + extent.len } else { *total - extent.len };
+        let change = |total: &mut u64| {
+            *total = match add {
+                true => *total + extent.len,
+                false => total.checked_sub(extent.len).expect("what is mapped is counted"),
+            };
+        };
         change(&mut self.mapped);
         if extent.inline {
             change(&mut self.inline);
         }
+        debug_assert!(self.inline <= self.mapped, "bytes in log entries are mapped");
     }
 
     /// The same extents, inline ones at new places (after garbage collection), in order of offset.
@@ -168,10 +182,16 @@ impl FileIndex {
         let mut places = places.into_iter();
         self.extents
             .each_inline(|gpa| *gpa = places.next().expect("one place for each inline extent"));
+        assert!(places.next().is_none(), "one inline extent for each place");
     }
 }
 
 fn part(extent: &Mapped, skip: u64, len: u64) -> Mapped {
+    debug_assert!(
+        len > 0 && skip + len <= extent.len,
+        "{len} bytes after {skip} of {}",
+        extent.len
+    );
     Mapped {
         len,
         gpa: Gpa(extent.gpa.0 + skip),

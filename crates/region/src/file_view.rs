@@ -125,6 +125,15 @@ impl FileView {
             at = end;
         }
         plan.len = (at - offset) as usize;
+        debug_assert!(
+            plan.len <= len && parts.len() <= max.max(1),
+            "no more than was asked for"
+        );
+        debug_assert_eq!(
+            plan.len,
+            parts.iter().map(|part| part.len).sum::<usize>(),
+            "parts have all bytes"
+        );
         (plan, Unchanged(mapping))
     }
 }

@@ -71,6 +71,10 @@ impl Region {
         if inode.attr.nlink == 0 || inode.tail.version() + 1 >= VERSION_MAX {
             return Ok(0);
         }
+        debug_assert!(
+            !self.locked.contains(slot) || planted(Planted::HeldLogCompacted),
+            "no transaction has slot {slot}"
+        );
         let mut inode = self.cache.take(slot).expect("just used");
         let result = self.compact_inode(&mut inode);
         self.cache.put(inode);
@@ -78,6 +82,7 @@ impl Region {
     }
 
     pub(crate) fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
+        assert!(raised(inode.tail) > inode.tail, "there is a next version of the log");
         let (entries, done_units) = checkpoint(&self.store, inode);
         if planted(Planted::OldPagesFreedEarly) {
             let old = std::mem::take(&mut inode.pages);
@@ -92,6 +97,11 @@ impl Region {
         };
         store.lay_out(end, &entries, Urgency::Frees, &mut layout)?;
 
+        assert!(layout.tail.units() > 0, "a log has a checkpoint");
+        debug_assert!(
+            layout.new_pages.iter().all(|page| !inode.pages.contains(page)),
+            "the old log stays as it is"
+        );
         let inode_offset = inode.slot * INODE_SIZE as u64;
         let attributes = encode_attributes(&inode.attr);
         let mut lines = attributes.to_vec();
@@ -99,6 +109,10 @@ impl Region {
             let bytes = &layout.bytes[range.clone()];
             if store.class(*offset) == SegmentClass::Inodes {
                 let at = (offset - inode_offset - INODE_ATTRIBUTES) as usize;
+                assert!(
+                    at + bytes.len() + INODE_ATTRIBUTES as usize <= INODE_SIZE,
+                    "units in the inode"
+                );
                 debug_assert!(at + INODE_ATTRIBUTES as usize >= INODE_UNITS as usize);
                 lines.resize(lines.len().max(at + bytes.len()), 0);
                 lines[at..at + bytes.len()].copy_from_slice(bytes);
@@ -126,6 +140,7 @@ impl Region {
         }
 
         let looked_at = inode.tail.units() + layout.tail.units();
+        assert!(done_units <= layout.tail.units(), "requests are part of the log");
         inode.done_units = done_units;
         let old_pages = std::mem::replace(&mut inode.pages, layout.new_pages);
         self.store.retire_pages(&old_pages);
@@ -137,6 +152,10 @@ impl Region {
                 index.move_inline(inline_places(store, inode, &layout.bytes));
             }
         });
+        assert!(
+            inode.tail == layout.tail && inode.tail > before,
+            "the log is the new one"
+        );
         let after = inode.cursor();
         if let Body::Directory(directory) = &mut inode.body {
             directory.set_rewritten(Rewritten {

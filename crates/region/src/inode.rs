@@ -4,6 +4,7 @@
 use crate::directory::{Dentry, Directory, Tally};
 use crate::file_index::{FileIndex, Mapped};
 use crate::file_view::FileView;
+use crate::planted::{Planted, planted};
 use polvo_format::{
     Attr, Entry, FileKind, Gpa, INODE_SIZE, Ino, InodeHead, Record, RegionId, RegionOffset, Tail, UnitPlace,
 };
@@ -146,6 +147,7 @@ impl Inode {
 
     /// Is more than half of a log of some size dead?
     pub fn is_garbage(&self) -> bool {
+        debug_assert!(self.done_units <= self.tail.units(), "requests are part of the log");
         let units = self.tail.units() - self.done_units;
         self.pages.len() > 4 && self.live_units() * 2 < units
     }
@@ -176,13 +178,27 @@ impl Inode {
         hidden: &mut Vec<Mapped>,
         before_seen: impl FnOnce(),
     ) -> Result<(), &'static str> {
+        debug_assert!(
+            tail.version() == self.tail.version() && tail > self.tail || planted(Planted::HeldLogCompacted),
+            "entries make a log longer"
+        );
+        let mut end = self.tail.units();
         self.change(tail, |inode, mut index| {
             for record in records {
+                debug_assert!(
+                    record.position >= end || planted(Planted::HeldLogCompacted),
+                    "entries come in order"
+                );
+                end = record.position + record.units;
                 inode.apply(region, shift, &record, index.as_deref_mut(), hidden)?;
             }
             if inode.partial_xattr.is_some() {
                 return Err(XATTR_BROKEN_OFF);
             }
+            debug_assert!(
+                end <= tail.units() || planted(Planted::HeldLogCompacted),
+                "entries end by the tail"
+            );
             before_seen();
             Ok(())
         })
@@ -191,6 +207,7 @@ impl Inode {
     /// Does a change that ends with this tail; of a file, with its mapping in hand. Readers of the mapping see all of it or
     /// nothing.
     pub fn change<T>(&mut self, tail: Tail, with: impl FnOnce(&mut Inode, Option<&mut FileIndex>) -> T) -> T {
+        debug_assert_eq!(self.slot, self.attr.ino.slot(), "an inode lies in its slot");
         self.tail = tail;
         if !matches!(self.body, Body::File(_)) {
             let done = with(self, None);
@@ -332,6 +349,10 @@ impl Inode {
                 rest: 0,
             })
         });
+        debug_assert!(
+            partial.rest == 0 || partial.rest == value.len() + rest,
+            "parts follow each other"
+        );
         partial.value.extend_from_slice(value);
         partial.rest = rest;
         match rest {

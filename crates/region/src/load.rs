@@ -132,6 +132,10 @@ impl Store {
             let units = &page[LINE..LINE + end * UNIT];
             applied = self.apply_units(&mut inode, head.tail, start, units, offset, reading);
         }
+        assert!(
+            inode.slot == ino.slot() && inode.attr.ino == ino,
+            "an inode lies in its slot"
+        );
         let is_broken_off = inode.drop_partial_xattr();
         if whole == Whole::Must {
             applied?;

@@ -12,8 +12,9 @@ use crate::origins::Done;
 use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
-    Entry, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, LINE,
-    LOG_PAGE_NEXT, LogEntries, LogPage, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
+    Entry, INLINE_UNITS, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino,
+    InodeHead, LINE, LOG_PAGE_NEXT, LogEntries, LogPage, Record, RegionOffset, Tail, UnitPlace, encode_attributes,
+    entry_units, seal,
 };
 use polvo_pmem::Pmem;
 use std::ops::Range;
@@ -46,9 +47,39 @@ impl Layout {
         self.new_pages.clear();
     }
 
+    /// It takes a log from one end to the other, and what it has is just enough.
+    fn check(&self, end: LogEnd) {
+        let units = (self.bytes.len() / UNIT) as u64;
+        debug_assert_eq!(
+            end.tail.units() + units,
+            self.tail.units(),
+            "units from one tail to the other"
+        );
+        debug_assert_eq!(end.tail.version(), self.tail.version(), "a log keeps its version");
+        let in_pieces = self.pieces.iter().map(|(_, range)| range.len()).sum::<usize>();
+        debug_assert_eq!(in_pieces, self.bytes.len(), "pieces have all bytes");
+        debug_assert!(
+            self.pieces.is_sorted_by(|a, b| a.1.end == b.1.start),
+            "pieces follow each other"
+        );
+        let (needed, have) = (
+            UnitPlace::pages(self.tail.units()),
+            end.pages.len() + self.new_pages.len(),
+        );
+        debug_assert!(have as u64 >= needed, "{have} pages, {needed} needed");
+        debug_assert!(
+            self.new_pages.is_empty() || have as u64 == needed,
+            "{have} pages, {needed} needed"
+        );
+    }
+
     /// Headers of the new pages: region offset, bytes.
     pub fn headers(&self, end: LogEnd) -> impl Iterator<Item = (u64, [u8; LINE])> + '_ {
         let first = end.pages.len() as u64;
+        debug_assert!(
+            self.new_pages.iter().all(|page| !end.pages.contains(page)),
+            "new pages are new"
+        );
         let (ino, version) = (end.ino, end.tail.version());
         self.new_pages.iter().enumerate().map(move |(n, &offset)| {
             let header = LogPage {
@@ -81,6 +112,7 @@ fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>], mut origin: bool) 
             true => (entry.units_with(true), UnitPlace::room(position)),
         };
         let at = if units > room { position + room } else { position };
+        debug_assert!(units > 0 && units <= UnitPlace::room(at), "an entry lies in one page");
         position = at + units;
         Record {
             position: at,
@@ -107,6 +139,12 @@ impl Store {
         urgency: Urgency,
         layout: &mut Layout,
     ) -> Result<(), RegionError> {
+        debug_assert!(entries.len().is_multiple_of(UNIT), "entries are whole");
+        debug_assert!(
+            end.pages.len() as u64 >= UnitPlace::pages(end.tail.units()),
+            "the log has the pages up to its tail"
+        );
+        debug_assert!(end.ino.region() == self.region && end.tail.is_sound());
         layout.clear();
         layout.bytes.reserve(entries.len());
         let (slot, version) = (end.ino.slot(), end.tail.version());
@@ -147,6 +185,8 @@ impl Store {
                     }
                     _ => unit_offset(slot, end.pages, position),
                 };
+                debug_assert!(units <= UnitPlace::room(position), "an entry lies in one page");
+                debug_assert!(offset.is_multiple_of(UNIT as u64), "entry at {offset:#x}");
                 seal(&mut layout.bytes[start..], end.ino, version, position);
                 let bytes = start..layout.bytes.len();
                 match layout.pieces.last_mut() {
@@ -160,6 +200,7 @@ impl Store {
             rest = others;
         }
         layout.tail = Tail::new(version, position);
+        layout.check(end);
         Ok(())
     }
 
@@ -173,6 +214,8 @@ impl Store {
         urgency: Urgency,
         data: impl FnOnce(&Store),
     ) -> Result<(), RegionError> {
+        debug_assert!(!entries.is_empty(), "a commit has an entry");
+        debug_assert!(inode.slot == inode.attr.ino.slot() && inode.attr.ino.region() == self.region);
         let (mut layout, mut units) = (std::mem::take(&mut self.layout), std::mem::take(&mut self.entries));
         units.clear();
         entries.iter().for_each(|entry| entry.encode(false, &mut units));
@@ -216,6 +259,8 @@ impl Store {
             tail: inode.tail,
             pages: &inode.pages,
         };
+        layout.check(end);
+        debug_assert!(layout.tail > inode.tail, "a commit makes the log longer");
         for (offset, range) in &layout.pieces {
             if planted(Planted::EntriesNotFlushed) {
                 self.pmem.write(self.at(*offset), &layout.bytes[range.clone()]);
@@ -238,8 +283,13 @@ impl Store {
                 pmem.fence();
             }
         });
+        debug_assert_eq!(inode.tail, layout.tail, "DRAM has what the media are about to say");
         let attributes = encode_attributes(&inode.attr);
         let head = inode.head();
+        debug_assert!(
+            head.log_page.0 != 0 || inode.tail.units() <= INLINE_UNITS,
+            "a long log has a page"
+        );
         let at = self.slot_at(inode.slot);
         self.pmem.write(at + INODE_ATTRIBUTES, &attributes);
         self.pmem
@@ -264,6 +314,10 @@ impl Store {
         hidden: &mut Vec<Mapped>,
         before_seen: impl FnOnce(&Pmem),
     ) {
+        debug_assert!(
+            layout.new_pages.iter().all(|page| self.log_page_from_media(*page)),
+            "log pages are our own"
+        );
         self.log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
         inode.pages.extend_from_slice(&layout.new_pages);
         self.apply(inode, records, layout.tail, hidden, before_seen);
@@ -278,6 +332,10 @@ impl Store {
         hidden: &mut Vec<Mapped>,
         before_seen: impl FnOnce(&Pmem),
     ) {
+        debug_assert!(
+            inode.pages.len() as u64 >= UnitPlace::pages(tail.units()) || planted(Planted::HeldLogCompacted),
+            "the log has its pages"
+        );
         let pmem = &self.pmem;
         inode
             .apply_all(self.region, self.segment_shift(), tail, records, hidden, || {
@@ -299,6 +357,10 @@ impl Store {
     /// Writes attributes (a cache of what the log says) and their checksum anew, after a power cut or damage. Durable
     /// after the next fence.
     pub fn refresh(&self, ino: Ino, head: &InodeHead, attributes: &[u8; LINE]) {
+        assert!(
+            self.slot_of(ino).is_some() && head.kind.is_some(),
+            "{ino:?} is in use here"
+        );
         let offset = ino.slot() * INODE_SIZE as u64;
         self.write(offset + INODE_ATTRIBUTES, attributes);
         // a link to a page that never became one goes
@@ -309,6 +371,7 @@ impl Store {
     /// Copies the log units from position `from` to the tail, page headers left out.
     pub fn read_units(&self, inode: &Inode, from: u64) -> Vec<u8> {
         let to = inode.tail.units();
+        assert!(from <= to, "from {from} on of a log of {to} units");
         let mut units = vec![0; (to - from) as usize * UNIT];
         let mut position = from;
         let mut rest = &mut units[..];
@@ -319,6 +382,7 @@ impl Store {
             position += n;
             rest = others;
         }
+        debug_assert!(rest.is_empty() && position == to);
         units
     }
 

@@ -111,6 +111,12 @@ impl Origins {
         let behind = all.iter().rev().take_while(|(_, other)| other.time_ns > done.time_ns);
         let at = all.len() - behind.count();
         all.insert(at, (origin.request, done));
+        debug_assert!(all.len() <= REMEMBERED, "{} requests of a session", all.len());
+        debug_assert!(
+            all.iter().is_sorted_by_key(|(_, done)| done.time_ns),
+            "requests are in order of time"
+        );
+        debug_assert!(self.by_session.len() <= SESSIONS, "{} sessions", self.by_session.len());
     }
 
     /// Takes note of an entry read from a log.

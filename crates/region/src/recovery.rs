@@ -138,6 +138,14 @@ impl Region {
             (0..logs).for_each(|_| region.store.log_resized(0, pages));
         }
         region.store.damaged.extend(found.damaged);
+        debug_assert!(
+            region
+                .store
+                .damaged
+                .keys()
+                .all(|slot| region.cache.known(*slot).is_none()),
+            "what is damaged is not in DRAM"
+        );
         let mended = region.refresh(found.stale);
         let orphans_freed = region.adopt(found.orphans, keep);
         let recovery = Recovery {

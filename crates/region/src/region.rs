@@ -58,7 +58,8 @@ impl Region {
             store.add_segment(SegmentClass::Logs)?;
         }
         let header_slot = store.slot_run(0);
-        store.space.mark(header_slot);
+        let marked = store.space.mark(header_slot);
+        assert!(marked, "nobody has got slot 0");
         let mut region = Region::empty(store);
         if region.id() == RegionId(0) {
             region.make_root(now_ns)?;
@@ -95,7 +96,8 @@ impl Region {
     fn make_root(&mut self, now_ns: i64) -> Result<(), RegionError> {
         let store = &mut self.store;
         let root = store.slot_run(Ino::ROOT.slot());
-        store.space.mark(root);
+        let marked = store.space.mark(root);
+        assert!(marked && self.inodes == 0, "the root is the first inode");
         let head = InodeHead {
             generation: Generation(1),
             parent: Ino::ROOT,
@@ -180,6 +182,10 @@ impl Region {
     pub(crate) fn inode(&mut self, inode: InodeRef) -> Result<(&mut Store, &mut Inode), RegionError> {
         let slot = self.reach(inode.ino)?;
         let found = self.cache.get(&self.store, slot)?;
+        debug_assert!(
+            found.slot == slot && found.attr.ino == inode.ino,
+            "an inode lies in its slot"
+        );
         if found.attr.generation != inode.generation {
             return Err(FsError::Stale.into());
         }
@@ -208,6 +214,20 @@ impl Region {
         remote: &[RemotePart],
     ) -> Result<Option<RedoId>, RegionError> {
         let store = &self.store;
+        debug_assert!(
+            writes.iter().next().is_some() || !remote.is_empty(),
+            "a record says something"
+        );
+        debug_assert!(
+            writes
+                .iter()
+                .all(|(at, bytes)| at.is_multiple_of(8) && !bytes.is_empty()),
+            "words are written whole"
+        );
+        debug_assert!(
+            remote.iter().all(|part| part.region() != store.region),
+            "what is written here is no remote part"
+        );
         let local = writes.iter().map(|(offset, bytes)| (store.gpa(offset), bytes));
         if planted(Planted::NamesChangedInPlace) || planted(Planted::LogsOneAfterTheOther) {
             planted_in_place(store, writes);
@@ -249,6 +269,11 @@ impl Region {
             Some(inode) => inode,
             None => Box::new(self.store.load(slot)?),
         };
+        assert!(
+            !self.locked.contains(slot) && !self.sessions.is_held(slot),
+            "nobody has slot {slot}"
+        );
+        assert_eq!(inode.attr.nlink, 0, "what is freed has no name");
         let freed = Writes::one(slot * INODE_SIZE as u64, &freed_head(&inode));
         match self.redo(TxnId::default(), &freed, &[]) {
             Ok(_) => {
@@ -265,6 +290,8 @@ impl Region {
     /// The DRAM side of freeing an inode: its space goes to quarantine, its slot can be used again.
     pub(crate) fn forget(&mut self, inode: Box<Inode>) {
         let slot = inode.slot;
+        debug_assert!(self.cache.known(slot).is_none(), "slot {slot} is out of the cache");
+        assert!(!self.locked.contains(slot), "no transaction has slot {slot}");
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);
         self.inodes = self.inodes.checked_sub(1).expect("an inode in use is counted");
@@ -296,7 +323,9 @@ fn planted_in_place(store: &Store, writes: &Writes) {
 
 /// The tail of a log's next version, empty.
 pub(crate) fn raised(tail: Tail) -> Tail {
-    Tail::new((tail.version() + 1).min(VERSION_MAX), 0)
+    let raised = Tail::new((tail.version() + 1).min(VERSION_MAX), 0);
+    debug_assert!(raised > tail || tail.version() == VERSION_MAX, "versions grow");
+    raised
 }
 
 /// A free slot that has used up its generations or log versions and is never used again.

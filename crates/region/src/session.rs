@@ -128,6 +128,11 @@ struct PageSet {
 
 impl PageSet {
     fn add(&mut self, mut first: u64, mut pages: u64) {
+        debug_assert!(pages > 0, "a run of no pages");
+        debug_assert!(
+            !self.overlaps(first, pages) || planted(Planted::CommittedPagesReturned),
+            "{pages} pages from {first} on are there already"
+        );
         if let Some((&before, &n)) = self.runs.range(..first).next_back().filter(|(b, n)| *b + *n == first) {
             first = before;
             pages += n;
@@ -136,6 +141,11 @@ impl PageSet {
             pages += n;
         }
         self.runs.insert(first, pages);
+    }
+
+    fn overlaps(&self, first: u64, pages: u64) -> bool {
+        let last_before = self.runs.range(..first + pages).next_back();
+        last_before.is_some_and(|(start, n)| start + n > first)
     }
 
     /// Removes pages; false (and nothing happens) unless all are there.
@@ -153,6 +163,7 @@ impl PageSet {
         if end < start + n {
             self.runs.insert(end, start + n - end);
         }
+        debug_assert!(!self.overlaps(first, pages), "what is removed is gone");
         true
     }
 }
@@ -178,6 +189,10 @@ impl Region {
         if held.open.insert(slot, inode.generation).is_none() {
             *self.sessions.holders.entry(slot).or_default() += 1;
         }
+        debug_assert!(
+            self.sessions.is_held(slot) || planted(Planted::HoldsDroppedForAll),
+            "slot {slot} is held"
+        );
         Ok(())
     }
 
@@ -283,6 +298,11 @@ impl Region {
                 Err(e) => return Err(e),
             };
             let offset = self.store.space.offset(run);
+            assert!(
+                (1..=left).contains(&run.len),
+                "{} pages where {left} are to come",
+                run.len
+            );
             let delegated = &mut self.sessions.sessions.entry(session).or_default().delegated;
             delegated.add(offset / PAGE_BYTES, u64::from(run.len));
             given.push(PageRun {
@@ -291,6 +311,10 @@ impl Region {
             });
             left = left.checked_sub(run.len).expect("no more is taken than asked for");
         }
+        assert!(
+            !given.is_empty() || pages == 0,
+            "some space is delegated, or it is an error"
+        );
         Ok(given)
     }
 
@@ -324,6 +348,7 @@ impl Region {
             while at < first + pages {
                 let in_segment = (1u64 << self.store.segment_shift()) / PAGE_BYTES;
                 let n = (in_segment - at % in_segment).min(first + pages - at);
+                assert!(n > 0, "a run of no pages");
                 let run = self.store.space.page_run(at * PAGE_BYTES, n);
                 self.store.space.quarantine(run, true);
                 at += n;

@@ -88,9 +88,11 @@ impl Store {
             if class == SegmentClass::Inodes && !self.raise_floor(index) {
                 continue;
             }
+            assert_eq!(self.space.bitmap(index).used(), 0, "segment {index} holds nothing");
             last_word(index);
             self.space.remove_segment(index);
-            self.segments[index as usize] = None;
+            let (_, of) = self.segments[index as usize].take().expect("the segment is ours");
+            assert_eq!(of, class, "segment {index}");
             self.pool.give_back_segment(self.region, index);
             released += 1;
         }
@@ -116,6 +118,7 @@ impl Store {
         if !sound || floor.max(FLOOR_MAX) != FLOOR_MAX {
             return false;
         }
+        assert!(floor.max(self.floor) == floor, "the floor only rises");
         if floor != self.floor {
             self.write_word(REGION_FLOOR, floor.encode());
             self.pmem.fence();

@@ -127,7 +127,12 @@ impl Region {
             end: done,
             torn: false,
         };
-        snapshots.under_way.insert(snapshots.begun, shown);
+        let before = snapshots.under_way.insert(snapshots.begun, shown);
+        assert!(before.is_none(), "each snapshot has a number of its own");
+        debug_assert!(
+            pieces.len() <= PIECES_MAX && (offset..=end).contains(&done),
+            "no more than was asked for"
+        );
         Ok(Snapshot {
             number: snapshots.begun,
             len: done - offset,

@@ -26,6 +26,13 @@ pub(crate) struct Run {
     pub len: u32,
 }
 
+impl Run {
+    /// Has it a unit in common with another one?
+    fn overlaps(&self, other: Run) -> bool {
+        self.segment == other.segment && self.start < other.start + other.len && other.start < self.start + self.len
+    }
+}
+
 struct Freed {
     tick: u64,
     run: Run,
@@ -99,17 +106,59 @@ impl Space {
         };
         let units = (1u64 << self.shift) / unit as u64;
         assert!(index as usize >= self.segments.len(), "segments come in order");
+        assert!(
+            units.is_multiple_of(64) && u32::try_from(units).is_ok(),
+            "a segment of {units} units"
+        );
         self.segments.resize_with(index as usize, || None);
         self.segments.push(Some((class, Bitmap::new(units as u32))));
+        assert_eq!(self.segments.len(), index as usize + 1, "a segment lies at its index");
         let of_class = &mut self.classes[class_at(class)];
-        of_class.open.insert(index);
+        let added = of_class.open.insert(index);
+        assert!(added, "segment {index} is there already");
         of_class.units += units;
         of_class.free += units;
+        self.check_class(class);
+    }
+
+    /// The counts of a class are those of its segments: every unit is free, in quarantine or given out, and in one of these.
+    fn check_class(&self, class: SegmentClass) {
+        let of_class = &self.classes[class_at(class)];
+        debug_assert!(
+            of_class.free + of_class.quarantined <= of_class.units,
+            "units of {class:?}"
+        );
+        if cfg!(debug_assertions) {
+            let its = (0..)
+                .zip(&self.segments)
+                .filter_map(|(index, segment)| Some((index, segment.as_ref()?)));
+            let (mut units, mut free, mut open) = (0, 0, 0);
+            for (index, (_, bitmap)) in its.filter(|(_, (of, _))| *of == class) {
+                units += u64::from(bitmap.len());
+                free += u64::from(bitmap.free());
+                open += usize::from(bitmap.free() > 0);
+                debug_assert_eq!(
+                    bitmap.free() > 0,
+                    of_class.open.contains(&index),
+                    "segment {index} is open"
+                );
+            }
+            debug_assert_eq!(
+                (units, free),
+                (of_class.units, of_class.free),
+                "units of {class:?}, and free ones"
+            );
+            debug_assert_eq!(open, of_class.open.len(), "open segments are of {class:?}");
+        }
     }
 
     /// Segments of a class of which nothing is in use or in quarantine, those with the highest index first.
     pub fn empty_segments(&self, class: SegmentClass) -> Vec<u32> {
         let open = self.classes[class_at(class)].open.iter().rev().copied();
+        debug_assert!(
+            open.clone().all(|index| self.segment(index).0 == class),
+            "segments are open in their class"
+        );
         open.filter(|&index| self.bitmap(index).used() == 0).collect()
     }
 
@@ -121,6 +170,7 @@ impl Space {
             if let Some((SegmentClass::Inodes, bitmap)) = segment
                 && let Some(unit) = bitmap.next_used(at)
             {
+                debug_assert!(unit >= at && bitmap.is_used(unit));
                 return Some(index as u64 * in_segment + u64::from(unit));
             }
             at = 0;
@@ -135,10 +185,20 @@ impl Space {
     pub fn remove_segment(&mut self, index: u32) {
         let (class, bitmap) = self.segments[index as usize].take().expect("the segment is ours");
         assert_eq!(bitmap.used(), 0, "segment {index} is in use");
+        assert!(
+            self.closed.as_ref().is_none_or(|closed| closed.segment != index),
+            "segment {index} is closed"
+        );
+        debug_assert!(
+            self.quarantined_runs().all(|run| run.segment != index),
+            "segment {index} is in quarantine"
+        );
         let of_class = &mut self.classes[class_at(class)];
-        of_class.open.remove(&index);
+        let was_open = of_class.open.remove(&index);
+        assert!(was_open, "segment {index} has free units");
         of_class.units = less(of_class.units, bitmap.len());
         of_class.free = less(of_class.free, bitmap.len());
+        self.check_class(class);
     }
 
     fn segment(&self, index: u32) -> &(SegmentClass, Bitmap) {
@@ -180,6 +240,7 @@ impl Space {
             true => cursor,
             false => *of_class.open.range(cursor..).next().or(of_class.open.first())?,
         };
+        debug_assert!(of_class.open.contains(&segment) && of_class.free > 0);
         of_class.cursor = segment;
         let start = self
             .segment_mut(segment)
@@ -215,6 +276,11 @@ impl Space {
             }
         }
         let run = best?;
+        assert!(
+            (1..=max).contains(&run.len),
+            "{} units where {max} were asked for",
+            run.len
+        );
         self.classes[class_at(class)].cursor = run.segment;
         assert!(self.mark(run), "a run found free is free");
         Some(run)
@@ -226,13 +292,15 @@ impl Space {
         let (class, bitmap) = self.segments.get(run.segment as usize)?.as_ref()?;
         let same_segment = self.page_run(page * PAGE_BYTES, 1).segment == run.segment;
         (same_segment && *class == SegmentClass::Data && bitmap.free_at(run.start, 1) == 1).then(|| {
-            self.mark(run);
+            let marked = self.mark(run);
+            assert!(marked, "a page found free is free");
             run
         })
     }
 
     /// Marks a run as in use; false when part of it is already.
     pub fn mark(&mut self, run: Run) -> bool {
+        debug_assert!(run.len > 0, "a run of no units");
         let marked = self.segment_mut(run.segment).1.take(run.start, run.len);
         if marked {
             self.took(run.segment, run.len);
@@ -244,14 +312,25 @@ impl Space {
         let (class, full) = (self.segment(segment).0, self.bitmap(segment).free() == 0);
         let of_class = &mut self.classes[class_at(class)];
         of_class.free = less(of_class.free, n);
+        debug_assert!(
+            of_class.open.contains(&segment),
+            "what is taken is of a segment with free units"
+        );
         if full {
             of_class.open.remove(&segment);
         }
+        debug_assert!(of_class.free + of_class.quarantined <= of_class.units);
+        debug_assert_eq!(full, !of_class.open.contains(&segment));
     }
 
     /// Gives a run back at once: nobody can know of it any more.
     pub fn give(&mut self, run: Run) {
+        debug_assert!(run.len > 0, "a run of no units");
         if let Some(closed) = self.closed.as_mut().filter(|closed| closed.segment == run.segment) {
+            debug_assert!(
+                closed.free.iter().all(|free| !free.overlaps(run)),
+                "{run:?} is free already"
+            );
             closed.free.push(run);
             let class = self.segment(run.segment).0;
             self.classes[class_at(class)].quarantined += u64::from(run.len);
@@ -263,14 +342,21 @@ impl Space {
         let class = *class;
         let of_class = &mut self.classes[class_at(class)];
         of_class.free += u64::from(run.len);
+        debug_assert_eq!(was_full, !of_class.open.contains(&run.segment));
         if was_full {
             of_class.open.insert(run.segment);
         }
+        debug_assert!(of_class.free + of_class.quarantined <= of_class.units);
     }
 
     /// The run of pages that begins at a region offset.
     pub fn page_run(&self, offset: u64, pages: u64) -> Run {
         let within = offset & ((1 << self.shift) - 1);
+        debug_assert!(offset.is_multiple_of(PAGE_BYTES), "page at {offset:#x}");
+        debug_assert!(
+            pages > 0 && within + pages * PAGE_BYTES <= 1 << self.shift,
+            "{pages} pages at {offset:#x}"
+        );
         Run {
             segment: (offset >> self.shift) as u32,
             start: (within / PAGE_BYTES) as u32,
@@ -280,6 +366,10 @@ impl Space {
 
     /// Region offset of a run's first byte.
     pub fn offset(&self, run: Run) -> u64 {
+        debug_assert!(
+            run.start + run.len <= self.bitmap(run.segment).len(),
+            "{run:?} lies in its segment"
+        );
         let unit = match self.segment(run.segment).0 {
             SegmentClass::Inodes => INODE_SIZE as u64,
             _ => PAGE_BYTES,
@@ -291,6 +381,7 @@ impl Space {
 
     /// What is freed from now on carries `tick`; what was freed at or before `safe` is free again.
     pub fn set_tick(&mut self, tick: u64, safe: u64) {
+        assert!(safe <= tick, "tick {tick}, and what {safe} has freed is free");
         self.tick = self.tick.max(tick);
         let safe = safe + u64::from(planted(Planted::QuarantineEndsEarly));
         while self
@@ -301,6 +392,12 @@ impl Space {
             let freed = self.quarantine.pop_front().expect("there is a front");
             self.leave_quarantine(freed.run);
         }
+        debug_assert!(
+            self.quarantine.iter().is_sorted_by_key(|freed| freed.tick),
+            "ticks ascend"
+        );
+        self.check_class(SegmentClass::Data);
+        self.check_class(SegmentClass::Logs);
     }
 
     /// Pages that nobody is to use before their time. `written`: by a client that is gone and may still write there.
@@ -308,9 +405,17 @@ impl Space {
         if planted(Planted::NoQuarantine) || written && planted(Planted::DelegatedPagesFree) {
             return self.give(run);
         }
-        let class = self.segment(run.segment).0;
-        self.classes[class_at(class)].quarantined += u64::from(run.len);
+        let (class, bitmap) = self.segment(run.segment);
+        debug_assert!(*class != SegmentClass::Inodes, "slots are free at once");
+        debug_assert!(
+            (run.start..run.start + run.len).all(|unit| bitmap.is_used(unit)),
+            "{run:?} was in use"
+        );
+        let of_class = &mut self.classes[class_at(*class)];
+        of_class.quarantined += u64::from(run.len);
+        debug_assert!(of_class.free + of_class.quarantined <= of_class.units);
         if let Some(last) = self.quarantine.back_mut() {
+            debug_assert!(last.tick <= self.tick, "ticks ascend");
             let follows = last.run.segment == run.segment && last.run.start + last.run.len == run.start;
             if follows && last.tick == self.tick && last.written == written {
                 last.run.len += run.len;
@@ -349,6 +454,9 @@ impl Space {
                 self.leave_quarantine(freed.run);
             }
         }
+        debug_assert!(self.closed.is_none() && self.quarantine.len() <= before);
+        self.check_class(SegmentClass::Data);
+        self.check_class(SegmentClass::Logs);
         self.quarantine.len() < before
     }
 
@@ -374,6 +482,7 @@ impl Space {
             }
             start += len.max(1);
         }
+        assert_eq!(self.bitmap(segment).free(), 0, "all of segment {segment} is taken");
         let class = self.segment(segment).0;
         self.classes[class_at(class)].quarantined += runs.iter().map(|run| u64::from(run.len)).sum::<u64>();
         runs
@@ -385,6 +494,7 @@ impl Space {
             let free = self.take_free(segment);
             self.held_back.extend(free);
         }
+        assert_eq!(self.free(SegmentClass::Data), 0, "free data is held back");
     }
 
     /// What was held back can be given out.
@@ -392,11 +502,13 @@ impl Space {
         for run in std::mem::take(&mut self.held_back) {
             self.leave_quarantine(run);
         }
+        self.check_class(SegmentClass::Data);
     }
 
     /// Gives out nothing of a segment any more, until it is opened again. One at a time.
     pub fn close(&mut self, segment: u32) {
         self.open_closed();
+        assert_eq!(self.segment(segment).0, SegmentClass::Logs, "only logs are moved");
         let free = self.take_free(segment);
         self.closed = Some(Closed { segment, free });
     }
@@ -413,7 +525,10 @@ impl Space {
     /// The closed segment is one like others again.
     pub fn open_closed(&mut self) {
         if let Some(closed) = self.closed.take() {
+            let is_its = |run: &Run| run.segment == closed.segment;
+            debug_assert!(closed.free.iter().all(is_its), "free runs are of the closed segment");
             closed.free.into_iter().for_each(|run| self.leave_quarantine(run));
+            self.check_class(SegmentClass::Logs);
         }
     }
 
@@ -421,15 +536,25 @@ impl Space {
 
     /// Live bytes of a data page that is in use.
     pub fn live_bytes(&self, page: u64) -> u16 {
-        self.live.get(&page).copied().unwrap_or(PAGE as u16)
+        let live = self.live.get(&page).copied().unwrap_or(PAGE as u16);
+        debug_assert!((1..=PAGE as u16).contains(&live), "{live} live bytes of page {page}");
+        live
     }
 
     /// Bytes of pages that held nothing live until now are mapped.
     pub fn map_fresh(&mut self, offset: u64, len: u64) {
+        debug_assert!(len > 0, "no bytes are mapped");
         let (head, tail) = parts_of_pages(offset, len);
         for (at, bytes) in [(offset, head), (offset + len - tail, tail)] {
             if bytes > 0 {
-                self.live.insert(at / PAGE_BYTES, bytes as u16);
+                let before = self.live.insert(at / PAGE_BYTES, bytes as u16);
+                debug_assert!(
+                    before.is_none()
+                        || planted(Planted::CommittedPagesReturned)
+                        || planted(Planted::PartlyLivePagesForgotten),
+                    "page {} was fresh",
+                    at / PAGE_BYTES
+                );
             }
         }
     }
@@ -454,6 +579,7 @@ impl Space {
 
     /// Bytes are mapped no more: pages without a live byte go to quarantine.
     pub fn unmap(&mut self, offset: u64, len: u64) {
+        debug_assert!(len > 0, "no bytes are unmapped");
         let (head, tail) = parts_of_pages(offset, len);
         self.unmap_part(offset, head);
         let whole = len - head - tail;
@@ -468,6 +594,10 @@ impl Space {
             return;
         }
         let page = offset / PAGE_BYTES;
+        debug_assert!(
+            bytes <= u64::from(self.live_bytes(page)) || planted(Planted::PartlyLivePagesForgotten),
+            "{bytes} bytes of page {page} were live"
+        );
         let left = u64::from(self.live_bytes(page)).saturating_sub(bytes);
         if left == 0 {
             self.live.remove(&page);
@@ -482,7 +612,9 @@ impl Space {
 /// them is whole pages.
 fn parts_of_pages(offset: u64, len: u64) -> (u64, u64) {
     let head = len.min(offset.next_multiple_of(PAGE_BYTES) - offset);
-    (head, (len - head) % PAGE_BYTES)
+    let tail = (len - head) % PAGE_BYTES;
+    debug_assert!(head < PAGE_BYTES && head + tail <= len);
+    (head, tail)
 }
 
 /// Calls with each page's number and how many bytes of the range lie in it.
@@ -493,6 +625,7 @@ pub(crate) fn each_page(offset: u64, len: u64, mut with: impl FnMut(u64, u64)) {
         with(at / PAGE_BYTES, bytes);
         at += bytes;
     }
+    debug_assert!(at == end, "the pages have all bytes of {offset:#x}+{len}");
 }
 
 #[cfg(test)]
@@ -554,16 +687,17 @@ mod tests {
     #[test]
     fn only_the_ends_of_what_is_mapped_are_partly_live() {
         let mut s = space();
-        let run = s.take_run(SegmentClass::Data, 8).unwrap();
+        let run = s.take_run(SegmentClass::Data, 14).unwrap();
         let at = s.offset(run);
         let live = |s: &Space| -> Vec<u16> { (0..4).map(|page| s.live_bytes(at / 4096 + page)).collect() };
         s.map_fresh(at + 4000, 96 + 2 * 4096 + 5);
         assert_eq!(live(&s), [96, 4096, 4096, 5]);
         s.unmap(at + 4000, 96 + 2 * 4096 + 5);
         assert_eq!((s.quarantined(SegmentClass::Data), s.live.len()), (4, 0));
-        for (skip, len) in [(0, 4096), (10, 20), (0, 7), (4095, 1), (4090, 10)] {
-            s.map_fresh(at + 4 * 4096 + skip, len);
-            s.unmap(at + 4 * 4096 + skip, len);
+        for (n, (skip, len)) in (0..).zip([(0, 4096), (10, 20), (0, 7), (4095, 1), (4090, 10)]) {
+            let at = at + (4 + 2 * n) * 4096 + skip;
+            s.map_fresh(at, len);
+            s.unmap(at, len);
             assert_eq!(s.live.len(), 0, "{skip}+{len}");
         }
     }

@@ -13,8 +13,8 @@ use crate::region::is_worn;
 use crate::store::Urgency;
 use crate::{Region, RegionError};
 use polvo_format::{
-    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, Ino, InodeHead, NAME_MAX,
-    Origin, RegionOffset, SYMLINK_MAX, Tail,
+    Attr, AttrChange, Entry, FileKind, Generation, INLINE_ENTRY_MAX, INODE_SIZE, Init, Ino, InodeHead, LINE, NAME_MAX,
+    Origin, RegionOffset, SYMLINK_MAX, Tail, UnitPlace,
 };
 use polvo_proto::{FsError, InodeRef, Intent, NewFile, Placement};
 
@@ -59,6 +59,22 @@ impl Staged {
             names,
             next_cookie: inode.directory_body().map_or(0, |d| d.next_cookie()),
         }
+        .check()
+    }
+
+    /// Nothing is staged of it yet.
+    fn check(self) -> Staged {
+        debug_assert!(self.entries.is_empty() && self.names.is_empty(), "buffers come empty");
+        debug_assert!(self.attr.ino == self.inode.ino && self.attr.generation == self.inode.generation);
+        debug_assert!(
+            self.inode.generation.0 > 0,
+            "generation 0 is of slots that nobody has used"
+        );
+        debug_assert!(
+            self.fresh == (self.tail.units() == 0),
+            "every log but a new one has a checkpoint"
+        );
+        self
     }
 
     /// A new inode, as its first log entry says; a parent, and that it may get a name, is for the caller to say.
@@ -94,6 +110,7 @@ impl Staged {
             names,
             next_cookie: 1,
         }
+        .check()
     }
 
     pub fn slot(&self) -> u64 {
@@ -102,6 +119,10 @@ impl Staged {
 
     /// Where its log ends now, and the pages that it has.
     pub fn log_end<'a>(&self, pages: &'a [u64]) -> LogEnd<'a> {
+        debug_assert!(
+            pages.len() as u64 >= UnitPlace::pages(self.tail.units()),
+            "the log has the pages up to its tail"
+        );
         LogEnd {
             ino: self.inode.ino,
             tail: self.tail,
@@ -124,6 +145,7 @@ impl Staged {
 
     fn push(&mut self, entry: &Entry) {
         entry.encode(false, &mut self.entries);
+        debug_assert!(self.entries.len().is_multiple_of(LINE), "entries are whole");
     }
 
     fn touch(&mut self, now_ns: i64) {
@@ -136,6 +158,10 @@ impl Staged {
     }
 
     fn set_nlink(&mut self, nlink: u32, now_ns: i64) {
+        assert!(
+            nlink == 0 || self.attr.kind != FileKind::Directory,
+            "links of a directory follow from its names"
+        );
         self.push(&Entry::Links { nlink, time_ns: now_ns });
         self.attr.nlink = nlink;
         self.attr.ctime_ns = now_ns;
@@ -149,6 +175,10 @@ impl Staged {
             generation: parent.generation,
             time_ns: now_ns,
         });
+        assert!(
+            self.attr.kind == FileKind::Directory,
+            "only directories know their parents"
+        );
         self.moved |= self.parent != parent;
         self.parent = parent;
         self.attr.ctime_ns = now_ns;
@@ -174,6 +204,17 @@ impl Staged {
 
     /// Attributes of a directory whose names changed.
     fn names_changed(&mut self, entries: i64, subdirectories: i64, now_ns: i64) {
+        debug_assert!(self.attr.kind == FileKind::Directory, "only directories have names");
+        debug_assert!(
+            self.attr.size.checked_add_signed(entries * 64).is_some(),
+            "a name that goes was counted"
+        );
+        debug_assert!(
+            self.attr
+                .nlink
+                .checked_add_signed(subdirectories as i32)
+                .is_some_and(|nlink| nlink >= 2)
+        );
         self.attr.size = self.attr.size.saturating_add_signed(entries * 64);
         self.attr.blocks = self.attr.size.div_ceil(512);
         self.attr.nlink = self.attr.nlink.saturating_add_signed(subdirectories as i32);
@@ -200,6 +241,7 @@ impl Stage {
         let staged = self.inodes.iter_mut().find(stays)?;
         Entry::add_origin(&mut staged.entries, 0, origin).expect("entries were made by this crate");
         let first = read_back(0, &staged.entries).next()?;
+        debug_assert_eq!(first.origin, Some(origin), "the first entry says who asked");
         Some((origin, Done::by(staged.inode, &first.entry)))
     }
 
@@ -234,6 +276,11 @@ impl Region {
     /// Gives the slots of new inodes back, which nobody knows of.
     pub(crate) fn give_slots(&mut self, stage: &Stage) {
         for fresh in stage.inodes.iter().filter(|s| s.fresh) {
+            debug_assert!(
+                self.cache.known(fresh.slot()).is_none(),
+                "nobody knows of slot {}",
+                fresh.slot()
+            );
             let run = self.store.slot_run(fresh.slot());
             self.store.space.give(run);
         }
@@ -474,6 +521,11 @@ impl Region {
         for (name, value) in &file.xattrs {
             Entry::set_xattr(name, value, now_ns).for_each(|part| staged.push(&part));
         }
+        assert!(
+            stage.inodes.iter().all(|other| other.inode.ino != inode.ino),
+            "slot {} is taken once",
+            inode.ino.slot()
+        );
         stage.made = Some(inode);
         stage.inodes.push(staged);
         Ok(stage.inodes.len() - 1)
@@ -498,6 +550,14 @@ impl Region {
             Generation(0) => (self.store.floor.generation, self.store.floor.version),
             before => (before, head.tail.version()),
         };
+        assert!(
+            before >= self.store.floor.generation && version >= self.store.floor.version,
+            "slot {slot} is above the floor"
+        );
+        assert!(
+            !self.locked.contains(slot) && !self.sessions.is_held(slot),
+            "nobody has slot {slot}"
+        );
         let generation = Generation(before.0 + 1);
         Ok((InodeRef { ino, generation }, version))
     }

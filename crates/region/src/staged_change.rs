@@ -9,7 +9,7 @@ use crate::region::{freed_head, raised};
 use crate::stage::{Stage, Staged};
 use crate::writes::Writes;
 use crate::{RedoId, Region, RegionError, RemotePart};
-use polvo_format::{INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, TxnId, encode_attributes};
+use polvo_format::{INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, PAGE, TxnId, encode_attributes};
 use polvo_proto::{Intent, Outcome};
 
 /// First lines of inodes, which come last in a redo record: region offset, bytes.
@@ -23,7 +23,7 @@ pub(crate) struct StagedChange<'a> {
     /// one an inode of the stage, and perhaps more
     pub layouts: Vec<Layout>,
     /// Inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens.
-    #[expect(clippy::vec_box, reason = "they stay in the boxes that the cache had them in")]
+    #[expect(clippy::vec_box, reason = "they come out of the cache in their boxes")]
     freed: Vec<Box<Inode>>,
     /// It has happened, or a participant holds it: nothing is to be given back.
     pub happened: bool,
@@ -56,11 +56,18 @@ impl<'a> StagedChange<'a> {
             happened: false,
             region,
         };
+        assert!(
+            change.stage.inodes.is_empty() && change.stage.about.is_empty(),
+            "nothing is left of what was staged before"
+        );
         change.layouts.iter_mut().for_each(Layout::clear);
         for number in 0..intents.len() {
             let about = change.region.stage_one(&mut change.stage, intents, number, now_ns)?;
+            assert!(about < change.stage.inodes.len(), "an intent is about something");
             change.stage.about.push(about);
         }
+        debug_assert_eq!(change.stage.about.len(), intents.len());
+        debug_assert!(change.layouts.iter().all(|layout| layout.new_pages.is_empty()));
         Ok(change)
     }
 
@@ -78,12 +85,15 @@ impl<'a> StagedChange<'a> {
                 false => &cache.get(store, staged.slot())?.pages,
             };
             store.lay_out(staged.log_end(pages), &staged.entries, urgency, layout)?;
+            debug_assert!(layout.tail >= staged.tail && layout.tail.version() == staged.tail.version());
         }
+        assert!(self.layouts.len() >= self.stage.inodes.len(), "a layout for each inode");
         Ok(())
     }
 
     /// The results, one an intent: each inode as it is after all of them.
     pub fn outcomes(&self) -> Vec<Outcome> {
+        debug_assert!(self.layouts.len() >= self.stage.inodes.len(), "all is laid out");
         let outcome = |&at: &usize| Outcome {
             attr: self.stage.inodes[at].attr,
             tail: self.layouts[at].tail,
@@ -107,9 +117,12 @@ impl<'a> StagedChange<'a> {
         let Some(mut inode) = self.region.cache.take(staged.slot()) else {
             return false;
         };
+        assert_eq!(inode.tail, staged.tail, "nobody has changed what was staged");
         let records = read_back(inode.tail.units(), &layout.bytes);
         self.region.store.commit(&mut inode, layout, records);
         self.happened = true;
+        assert_eq!(inode.tail, layout.tail, "the log ends where it was laid out to");
+        debug_assert_eq!(inode.attr, staged.attr, "it is as it was staged");
         self.region.cache.put(inode);
         if staged.attr.nlink != 0 {
             self.region.dead.remove(&staged.slot());
@@ -120,11 +133,16 @@ impl<'a> StagedChange<'a> {
     /// Logs a redo record with this and the remote parts, and puts this in place, on the media and in DRAM. Gives the record
     /// when a remote part remains.
     pub fn commit_logged(&mut self, txn: TxnId, remote: &[RemotePart]) -> Result<Option<RedoId>, RegionError> {
+        assert!(!self.happened && self.freed.is_empty(), "a change happens once");
         let mut writes = std::mem::take(&mut self.region.store.writes);
         let mut heads = std::mem::take(&mut self.region.store.heads);
         writes.clear();
         heads.clear();
         let gathered = self.gather(&mut writes, &mut heads);
+        debug_assert!(
+            heads.len() <= self.stage.inodes.len(),
+            "a head for each inode that changes"
+        );
         for (offset, head) in &heads {
             writes.push(*offset, head);
         }
@@ -139,6 +157,7 @@ impl<'a> StagedChange<'a> {
         for (staged, layout) in self.stage.inodes.iter().zip(&self.layouts) {
             self.region.take_over(staged, layout);
         }
+        debug_assert!(self.freed.is_empty());
         Ok(record)
     }
 
@@ -157,6 +176,9 @@ impl<'a> StagedChange<'a> {
                     Some(inode) => inode,
                     None => Box::new(self.region.store.load(slot)?),
                 };
+                assert_eq!(inode.inode_ref(), staged.inode, "what is freed is what was staged");
+                assert_eq!(inode.tail, staged.tail, "nobody has changed what was staged");
+                assert!(!self.region.locked.contains(slot), "no transaction has what is freed");
                 heads.push((slot * INODE_SIZE as u64, freed_head(&inode)));
                 self.freed.push(inode);
                 continue;
@@ -171,6 +193,14 @@ impl<'a> StagedChange<'a> {
 /// What a redo record writes of an inode that stays: entries, log pages, attributes. Gives its head, which comes last.
 fn gather_inode(staged: &Staged, layout: &Layout, pages: &[u64], writes: &mut Writes) -> (u64, [u8; INODE_HEAD_SIZE]) {
     let end: LogEnd = staged.log_end(pages);
+    assert!(
+        layout.tail > staged.tail && !layout.pieces.is_empty(),
+        "entries make a log longer"
+    );
+    debug_assert_eq!(
+        layout.pieces.iter().map(|(_, range)| range.len()).sum::<usize>(),
+        layout.bytes.len()
+    );
     for (at, range) in &layout.pieces {
         writes.push(*at, &layout.bytes[range.clone()]);
     }
@@ -181,6 +211,7 @@ fn gather_inode(staged: &Staged, layout: &Layout, pages: &[u64], writes: &mut Wr
         writes.push(at, &next.to_le_bytes());
     }
     let first_page = pages.first().or(layout.new_pages.first()).copied().unwrap_or(0);
+    debug_assert!(first_page.is_multiple_of(PAGE as u64), "log page at {first_page:#x}");
     let attributes = encode_attributes(&staged.attr);
     let offset = staged.slot() * INODE_SIZE as u64;
     writes.push(offset + INODE_ATTRIBUTES, &attributes);

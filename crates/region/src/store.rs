@@ -80,6 +80,7 @@ impl Store {
         let mut segments = Vec::new();
         let mut space = Space::new(shift);
         for (index, at, class) in pool.segments_of(region) {
+            assert!(index as usize >= segments.len(), "segments come in order");
             segments.resize(index as usize, None);
             segments.push(Some((at, class)));
             space.add_segment(index, class);
@@ -122,6 +123,7 @@ impl Store {
     #[cold]
     pub fn carried_out(&mut self, asked: Option<(Origin, Done)>) {
         if let Some((origin, done)) = asked {
+            debug_assert!(self.origin.is_none_or(|asked| asked == origin), "who asked has got it");
             self.origins.note(origin, done);
             self.origin = None;
         }
@@ -132,6 +134,10 @@ impl Store {
     /// Pool offset of a region offset of ours.
     pub fn at(&self, offset: u64) -> u64 {
         let (base, _) = self.segment(offset);
+        debug_assert!(
+            base.is_multiple_of(1 << self.shift),
+            "segments are aligned in their pool"
+        );
         base + (offset & ((1 << self.shift) - 1))
     }
 
@@ -197,6 +203,7 @@ impl Store {
     /// The bit that stands for a slot.
     pub fn slot_run(&self, slot: u64) -> Run {
         let offset = slot * INODE_SIZE as u64;
+        debug_assert_eq!(self.class(offset), SegmentClass::Inodes, "slot {slot}");
         Run {
             segment: (offset >> self.shift) as u32,
             start: ((offset & ((1 << self.shift) - 1)) / INODE_SIZE as u64) as u32,
@@ -206,13 +213,23 @@ impl Store {
 
     // ---- bytes
 
+    /// Neighbours in the region need not be neighbours in the pool: what is done at once lies in one segment.
+    fn check_within(&self, offset: u64, len: usize) {
+        debug_assert!(
+            self.is_within(offset, len as u64, self.class(offset)),
+            "{len} bytes at {offset:#x} lie in a segment of ours"
+        );
+    }
+
     /// Reads at a region offset of ours.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
+        self.check_within(offset, into.len());
         self.pmem.read(self.at(offset), into);
     }
 
     /// Stores and starts the write-back: durable after the next fence.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
+        self.check_within(offset, bytes.len());
         let at = self.at(offset);
         self.pmem.write(at, bytes);
         self.pmem.flush(at, bytes.len() as u64);
@@ -220,6 +237,8 @@ impl Store {
 
     /// Stores bytes of file data: durable after the next fence.
     pub fn write_data(&self, offset: u64, bytes: &[u8]) {
+        self.check_within(offset, bytes.len());
+        debug_assert_eq!(self.class(offset), SegmentClass::Data, "file data go to data pages");
         let at = self.at(offset);
         if planted(Planted::LastLineNotFlushed) {
             let whole_lines = bytes.len().saturating_sub((at as usize + bytes.len()) % LINE);
@@ -232,6 +251,7 @@ impl Store {
 
     /// Stores a word and starts the write-back.
     pub fn write_word(&self, offset: u64, word: u64) {
+        debug_assert!(offset.is_multiple_of(8), "word at {offset:#x}");
         let at = self.at(offset);
         self.pmem.write_u64(at, word);
         self.pmem.flush(at, 8);
@@ -255,6 +275,10 @@ impl Store {
     pub fn add_segment(&mut self, class: SegmentClass) -> Result<(), RegionError> {
         let index = self.segments.len() as u32;
         let at = self.pool.take_segment(self.region, index, class)?;
+        assert!(
+            self.segments.iter().flatten().all(|(other, _)| *other != at),
+            "the segment at {at:#x} is ours already"
+        );
         self.segments.push(Some((at, class)));
         self.space.add_segment(index, class);
         Ok(())
@@ -262,6 +286,11 @@ impl Store {
 
     /// Log pages that are left to operations which free something.
     pub fn log_reserve(&self) -> u64 {
+        debug_assert!(
+            self.log_lengths
+                .iter()
+                .all(|(pages, logs)| *pages > SHORT_LOG && *logs > 0)
+        );
         let longest = self.log_lengths.last_key_value().map_or(0, |(&pages, _)| pages as u64);
         LOG_RESERVE.min(1 << (self.shift - 14)) + longest
     }
@@ -282,7 +311,9 @@ impl Store {
             }
         }
         let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
-        Ok(self.space.offset(run))
+        let page = self.space.offset(run);
+        debug_assert!(self.log_page_from_media(page), "log page at {page:#x}");
+        Ok(page)
     }
 
     /// A log may have another number of pages than before.
@@ -314,7 +345,10 @@ impl Store {
             return Err(FsError::NoSpace.into());
         }
         let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
-        Ok(self.space.offset(run) / INODE_SIZE as u64)
+        let slot = self.space.offset(run) / INODE_SIZE as u64;
+        assert!(slot != 0, "slot 0 is the region's header");
+        debug_assert_eq!(self.slot_run(slot), run, "a slot and its bit");
+        Ok(slot)
     }
 
     /// Data pages that are free, in quarantine, or could come from the pool.
@@ -345,6 +379,7 @@ impl Store {
     /// Gives log pages that never became part of a log back at once.
     pub fn give_pages(&mut self, pages: &[u64]) {
         for &page in pages {
+            debug_assert!(self.log_page_from_media(page), "log page at {page:#x}");
             let run = self.space.page_run(page, 1);
             self.space.give(run);
         }
@@ -353,6 +388,7 @@ impl Store {
     /// Puts pages that a log has used in quarantine.
     pub fn retire_pages(&mut self, pages: &[u64]) {
         for &page in pages {
+            debug_assert!(self.log_page_from_media(page), "log page at {page:#x}");
             let run = self.space.page_run(page, 1);
             self.space.quarantine(run, false);
         }

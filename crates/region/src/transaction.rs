@@ -14,10 +14,10 @@ use crate::staged_change::StagedChange;
 use crate::store::Store;
 use crate::{RedoId, Region, RegionError, RemotePart};
 use polvo_format::{
-    INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, InodeHead, LINE, Tail, TxnId,
+    Gpa, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, InodeHead, LINE, Tail, TxnId,
     encode_attributes,
 };
-use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome};
+use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, SegmentClass};
 use std::collections::BTreeMap;
 
 /// Most transactions that may hold inodes of a region at once.
@@ -92,7 +92,12 @@ impl TxnLocks {
     }
 
     fn add(&mut self, txn: TxnId, slot: u64, fate: Fate) {
-        self.by_slot.insert(slot, txn);
+        assert!(txn != TxnId::default(), "a transaction has a number");
+        let before = self.by_slot.insert(slot, txn);
+        assert!(
+            before.is_none() || planted(Planted::CollectedTwice),
+            "slot {slot} is locked by {before:?}"
+        );
         self.pending.entry(txn).or_default().push(TxnLock { slot, fate });
     }
 
@@ -110,7 +115,25 @@ impl TxnLocks {
         if parts.is_empty() {
             self.pending.remove(&txn);
         }
+        self.check();
         Some(part.fate)
+    }
+
+    /// What is locked is pending, and what is pending is locked.
+    fn check(&self) {
+        debug_assert!(
+            self.pending.values().map(Vec::len).sum::<usize>() == self.by_slot.len()
+                || planted(Planted::CollectedTwice),
+            "each locked inode is of one transaction"
+        );
+        debug_assert!(
+            self.pending.values().all(|parts| !parts.is_empty()),
+            "transactions hold something"
+        );
+        debug_assert!(
+            self.by_slot.values().all(|txn| self.pending.contains_key(txn)) || planted(Planted::CollectedTwice),
+            "who has locked an inode is pending"
+        );
     }
 
     /// Transactions that hold something.
@@ -154,6 +177,12 @@ impl Region {
             change.lay_out(intents)?;
             change.link_pages();
             let collected = change.collected();
+            assert_eq!(collected.outcomes.len(), intents.len(), "an outcome for each intent");
+            assert_eq!(
+                collected.locks.len(),
+                change.stage.inodes.len(),
+                "a lock for each inode"
+            );
             change.lock(txn);
             change.hand_over(txn);
             Ok(collected)
@@ -185,6 +214,11 @@ impl Region {
                 change.region.store.carried_out(asked);
             }
             let outcomes = change.outcomes();
+            assert_eq!(outcomes.len(), intents.len(), "an outcome for each intent");
+            assert!(
+                record.is_none() || !remote.is_empty(),
+                "without a remote part the record is retired"
+            );
             Ok(Decided { record, outcomes })
         })
     }
@@ -206,8 +240,14 @@ impl Region {
         if let Some(inode) = self.cache.known(slot) {
             let mut hidden = Vec::new();
             inode.parent = staged.parent;
+            assert_eq!(inode.tail, staged.tail, "nobody has changed what was staged");
             let records = read_back(inode.tail.units(), &layout.bytes);
             self.store.take_over(inode, layout, records, &mut hidden, |_| ());
+            debug_assert_eq!(
+                (inode.tail, inode.attr),
+                (layout.tail, staged.attr),
+                "it is as it was staged"
+            );
             self.store.unmap(&hidden);
         }
         if staged.attr.nlink == 0 {
@@ -278,6 +318,15 @@ impl Region {
                 if let Some(inode) = self.cache.known(slot).filter(|inode| inode.tail != tail) {
                     let mut hidden = Vec::new();
                     inode.parent = parent;
+                    debug_assert!(
+                        inode.tail.version() == tail.version() || planted(Planted::HeldLogCompacted),
+                        "the log of a locked inode stays"
+                    );
+                    debug_assert!(
+                        inode.tail.units() + (units.len() / LINE) as u64 == tail.units()
+                            || planted(Planted::HeldLogCompacted),
+                        "the log of a locked inode does not grow"
+                    );
                     let records = read_back(inode.tail.units(), &units);
                     self.store.apply(inode, records, tail, &mut hidden, |_| ());
                     self.store.unmap(&hidden);
@@ -304,6 +353,10 @@ impl Region {
                 self.inodes += 1;
             }
         }
+        debug_assert!(
+            !self.locked.contains(slot) || planted(Planted::CollectedTwice),
+            "slot {slot} is let go"
+        );
         let nlink = self.cache.get(&self.store, slot)?.attr.nlink;
         if nlink == 0 {
             self.dead.insert(slot);
@@ -315,6 +368,7 @@ impl Region {
     }
 
     fn drop_reserved(&mut self, slot: u64, pages: &[u64]) {
+        assert!(self.cache.known(slot).is_none(), "slot {slot} held no inode yet");
         self.sessions.forget(slot);
         self.store.retire_pages(pages);
         let run = self.store.slot_run(slot);
@@ -335,6 +389,7 @@ impl StagedChange<'_> {
             let known = cache.known(staged.slot()).filter(|_| !staged.fresh);
             let pages = known.map_or(&[][..], |inode| &inode.pages);
             for (offset, header) in layout.headers(staged.log_end(pages)) {
+                assert_eq!(store.class(offset), SegmentClass::Logs, "a log page");
                 store.write(offset, &header);
             }
         }
@@ -382,6 +437,10 @@ impl StagedChange<'_> {
             heads.push((store.gpa(offset), head.to_vec().into()));
         }
         writes.extend(heads);
+        debug_assert!(
+            writes.iter().all(|(at, _): &(Gpa, _)| at.region() == store.region),
+            "a part lies in its region"
+        );
         Collected {
             writes,
             locks,
@@ -391,6 +450,7 @@ impl StagedChange<'_> {
 
     /// Stores the transaction's id in the lock words, durably.
     fn lock(&self, txn: TxnId) {
+        assert!(txn != TxnId::default(), "0 in a lock word says that nobody has it");
         let store = &self.region.store;
         for (staged, layout) in self.stage.inodes.iter().zip(&self.layouts) {
             if staged.fresh && layout.new_pages.is_empty() {
@@ -408,6 +468,7 @@ impl StagedChange<'_> {
 
     /// From here on the transaction has what was staged: its end says what becomes of it.
     fn hand_over(&mut self, txn: TxnId) {
+        assert!(!self.happened, "{txn:?} has it already");
         self.happened = true;
         for (staged, layout) in self.stage.inodes.iter().zip(&mut self.layouts) {
             let fate = if staged.fresh {
@@ -424,6 +485,9 @@ impl StagedChange<'_> {
                 }
             };
             self.region.locked.add(txn, staged.slot(), fate);
+            debug_assert!(self.region.locked.contains(staged.slot()));
         }
+        self.region.locked.check();
+        debug_assert!(self.region.locked.transactions().contains(&txn) || self.stage.inodes.is_empty());
     }
 }

@@ -34,6 +34,7 @@ impl Writes {
         (0..self.places.len()).map(|n| {
             let start = n.checked_sub(1).map_or(0, |before| self.places[before].1);
             let (offset, end) = self.places[n];
+            debug_assert!(start <= end && end <= self.bytes.len(), "writes follow each other");
             (offset, &self.bytes[start..end])
         })
     }

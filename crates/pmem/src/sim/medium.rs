@@ -314,6 +314,14 @@ impl State {
         } else {
             pending.flushed &= !lines;
         }
+        debug_assert!(
+            pending.flushed & !pending.dirty == 0,
+            "only what was stored is on its way"
+        );
+        debug_assert!(
+            pending.flushed == 0 || pending.queued,
+            "the next fence finds what is on its way"
+        );
         self.stats.bytes_stored += bytes.len() as u64;
     }
 
@@ -360,6 +368,13 @@ impl State {
             pending.dirty &= !arrived;
             pending.flushed = 0;
             pending.forget_before_fence(arrived);
+            debug_assert!(
+                pending
+                    .versions
+                    .iter()
+                    .all(|version| pending.dirty & 1 << version.line != 0 && !version.flushed),
+                "older contents are of lines that are not durable"
+            );
             if pending.dirty == 0 {
                 self.pending.remove(&page);
             }

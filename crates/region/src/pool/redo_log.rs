@@ -58,6 +58,7 @@ enum Stage {
 impl RedoId {
     fn new(slot: u32, number: u64) -> RedoId {
         assert!(slot < 256, "redo log slot {slot}");
+        assert!(number <= NUMBER_MAX, "record {number}");
         RedoId(number << 8 | u64::from(slot))
     }
 
@@ -127,8 +128,10 @@ impl RedoLog {
                     RemotePart::Prepared(region) => encoder.prepared(*region),
                 }
             }
+            let record = encoder.finish();
+            assert_eq!(record.len(), size, "a record is as long as was reckoned");
             // One fence is enough: the checksum tells a whole record from one that a power cut has torn.
-            pmem.write_streaming(layout.slot_offset(id.slot()), encoder.finish());
+            pmem.write_streaming(layout.slot_offset(id.slot()), record);
             pmem.fence();
         });
         Ok(id)
@@ -142,6 +145,7 @@ impl RedoLog {
         }
         let at = state.free.pop().expect("there are more than `keep`");
         let slot = &mut state.slots[at as usize];
+        assert!(slot.stage == Stage::Free, "redo log slot {at} is free");
         slot.number = (slot.number + 1) & NUMBER_MAX;
         slot.stage = Stage::Logged { txn, remote };
         Ok(RedoId::new(at, slot.number))
@@ -202,8 +206,16 @@ impl RedoLog {
     fn free(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) {
         store_state(pmem, layout, record.slot(), RedoState::Free, record.number());
         let mut state = self.state.lock();
-        state.slots[record.slot() as usize].stage = Stage::Free;
+        let slot = &mut state.slots[record.slot() as usize];
+        assert!(slot.stage == Stage::Closed, "{record:?} is not about to be freed");
+        assert_eq!(slot.number, record.number(), "{record:?} is in the redo log");
+        slot.stage = Stage::Free;
+        debug_assert!(!state.free.contains(&record.slot()), "a slot is freed once");
         state.free.push(record.slot());
+        assert!(
+            state.free.len() <= state.slots.len(),
+            "no more slots are free than there are"
+        );
     }
 
     /// Records found at the start whose remote parts remain, and that were not retired since.
@@ -297,7 +309,19 @@ impl RedoLog {
             .rev()
             .filter(|&at| state.slots[at as usize].stage == Stage::Free)
             .collect();
+        assert_eq!(state.slots.len(), layout.redo_slots as usize, "every slot was read");
+        debug_assert!(
+            state
+                .found
+                .iter()
+                .all(|found| state.slots[found.record.slot() as usize].number == found.record.number()),
+            "what is to be dispatched is in the log"
+        );
         let reserved = (layout.redo_slots as usize / 8).max(2);
+        assert!(
+            reserved < state.slots.len(),
+            "records with a remote part have slots, too"
+        );
         Ok(RedoLog {
             state: Mutex::new(state),
             reserved,

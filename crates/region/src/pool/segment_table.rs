@@ -60,6 +60,12 @@ impl SegmentTable {
                 }
             }
         }
+        state.check(layout);
+        assert_eq!(
+            state.free.len() + state.owned.len() + state.damaged.len(),
+            layout.segments as usize,
+            "every entry was read"
+        );
         Ok(SegmentTable {
             layout: *layout,
             state: Mutex::new(state),
@@ -115,6 +121,7 @@ impl SegmentTable {
             SegmentIndex(state.free.pop_first().ok_or(FsError::NoSpace)?)
         };
         let offset = self.layout.segment_offset(at);
+        assert!(offset.is_multiple_of(self.layout.segment_size()), "{at} is aligned");
         match class {
             SegmentClass::Inodes | SegmentClass::Logs => {
                 pmem.zero_streaming(offset, self.layout.segment_size());
@@ -124,7 +131,10 @@ impl SegmentTable {
             SegmentClass::Data => (),
         }
         store(pmem, &self.layout, at, SegmentEntry::Owned(owner));
-        self.state.lock().owned.insert((region, index), (at, class));
+        let mut state = self.state.lock();
+        let before = state.owned.insert((region, index), (at, class));
+        assert!(before.is_none(), "{region} has got a segment {index} meanwhile");
+        state.check(&self.layout);
         Ok(offset)
     }
 
@@ -137,7 +147,10 @@ impl SegmentTable {
             pmem.zero_streaming(self.layout.segment_offset(at), self.layout.segment_size());
             pmem.fence();
         }
-        self.state.lock().free.insert(at.0);
+        let mut state = self.state.lock();
+        let added = state.free.insert(at.0);
+        assert!(added, "{at} is free already");
+        state.check(&self.layout);
     }
 
     /// Where `len` bytes at an address lie in this pool; `None` unless they all lie in one segment here.
@@ -148,7 +161,9 @@ impl SegmentTable {
             return None;
         }
         let (at, _) = *self.state.lock().owned.get(&(gpa.region(), index))?;
-        Some(self.layout.segment_offset(at) + within)
+        let found = self.layout.segment_offset(at) + within;
+        debug_assert!(found + len <= self.layout.pool_len, "{gpa:?} lies in the pool");
+        Some(found)
     }
 }
 
@@ -160,6 +175,21 @@ pub(super) fn store(pmem: &Pmem, layout: &PoolLayout, at: SegmentIndex, entry: S
 }
 
 impl State {
+    /// Each segment is free, or owned, or nobody knows whose, or just changing hands.
+    fn check(&self, layout: &PoolLayout) {
+        assert!(
+            self.free.len() + self.owned.len() + self.damaged.len() <= layout.segments as usize,
+            "no segment counts twice"
+        );
+        debug_assert!(
+            self.owned
+                .values()
+                .all(|(at, _)| !self.free.contains(&at.0) && !self.damaged.contains(&at.0)),
+            "what is owned is neither free nor damaged"
+        );
+        debug_assert!(self.free.is_disjoint(&self.damaged), "what is damaged is not free");
+    }
+
     fn enter(&mut self, layout: &PoolLayout, at: SegmentIndex, owner: SegmentOwner) -> Result<(), String> {
         let SegmentOwner { region, index, class } = owner;
         let class = class_from_u8(class).ok_or_else(|| format!("{at}: class {class}"))?;

@@ -34,7 +34,13 @@ impl Sequence {
                 self.reserve(pmem);
             }
             match self.next.compare_exchange_weak(number, number + 1, Relaxed, Relaxed) {
-                Ok(_) => return number,
+                Ok(_) => {
+                    debug_assert!(
+                        number < self.limit.load(Relaxed),
+                        "numbers are reserved before they are used"
+                    );
+                    return number;
+                }
                 Err(now) => number = now,
             }
         }
@@ -68,6 +74,11 @@ impl Sequence {
             return; // somebody else has done it
         }
         superblock.generation += 1;
+        assert_eq!(
+            superblock.sequence,
+            self.limit.load(Relaxed),
+            "the limit is what the superblock says"
+        );
         superblock.sequence += STRIDE;
         assert!(superblock.sequence >> 48 == 0, "2^48 numbers have been handed out");
         write_superblock(pmem, &superblock);
@@ -78,6 +89,7 @@ impl Sequence {
 /// Writes a superblock to the copy that its generation belongs to; durable on return.
 pub(super) fn write_superblock(pmem: &Pmem, superblock: &Superblock) {
     let bytes = superblock.encode();
+    assert!(superblock.generation > 0 && superblock.offset() + bytes.len() as u64 <= superblock.layout.table_offset);
     pmem.write(superblock.offset(), &bytes);
     pmem.persist(superblock.offset(), bytes.len() as u64);
 }
