@@ -9,12 +9,13 @@ use crate::local_client::LocalClient;
 use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession};
 use polvo_format::RegionId;
 use polvo_pmem::Pmem;
-use polvo_proto::{Answer, Ask, Call, FsError, InodeRef, PROTOCOL_VERSION, Request, ask, reply};
+use polvo_proto::{Answer, Ask, FsError, InodeRef, PROTOCOL_VERSION, Request, ask, reply};
 use polvo_region::{FileView, Part};
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 
 /// The node that a client lives in.
 pub(crate) struct ColocatedNode {
@@ -44,6 +45,24 @@ pub(crate) struct Nearby {
     pub(crate) extents: ExtentCache,
 }
 
+/// A call that was begun.
+struct Calling<'a> {
+    caller: Option<Box<dyn ColocatedCaller>>,
+    /// Where the caller goes when it has its answer.
+    free: &'a RefCell<Vec<Box<dyn ColocatedCaller>>>,
+}
+
+impl Future for Calling<'_> {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
+        let caller = self.caller.as_mut().expect("a call is answered once");
+        let answer = ready!(caller.poll(cx));
+        self.free.borrow_mut().extend(self.caller.take());
+        Poll::Ready(answer)
+    }
+}
+
 impl ColocatedNode {
     pub(crate) fn new(node: Arc<dyn Colocated>) -> ColocatedNode {
         ColocatedNode {
@@ -66,8 +85,6 @@ impl LocalClient {
         A::answered(self.request_colocated(here, ask.into()).await, here.node.id())
     }
 
-    /// A request to the node around us. When it has forgotten the session (a lease that ended while the machine was
-    /// suspended, say), the session is attached anew and the request repeated: the refused one did nothing.
     async fn request_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
         self.attach_once(here).await?;
         // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
@@ -75,8 +92,18 @@ impl LocalClient {
             Request::Write { .. } | Request::Commit { .. } | Request::WriteFrom { .. } => None,
             other => Some(other.clone()),
         };
-        let make_call = |request| self.links.make_call(self.client.cred.clone(), request);
-        let mut answer = self.handle(here, make_call(request)).await;
+        match (self.call_once(here, request).await, again) {
+            (answer @ Err(FsError::SessionExpired | FsError::HeldBack), Some(again)) => {
+                Box::pin(self.request_again(here, again, answer)).await
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    /// A request that was refused, and did nothing: because the node had forgotten the session (a lease that ended while the
+    /// machine was suspended, say), which is attached anew; or because it holds space back for a while.
+    #[cold]
+    async fn request_again(&self, here: &ColocatedNode, request: Request, mut answer: Answer) -> Answer {
         let (mut attached, mut short_since) = (false, None);
         loop {
             match &answer {
@@ -84,18 +111,18 @@ impl LocalClient {
                 Err(FsError::HeldBack) if self.links.room_may_come(&mut short_since).await => {}
                 _ => return answer,
             }
-            let Some(request) = &again else { return answer };
-            answer = self.handle(here, make_call(request.clone())).await;
+            answer = self.call_once(here, request.clone()).await;
         }
     }
 
-    async fn handle(&self, here: &ColocatedNode, call: Call) -> Answer {
+    fn call_once<'a>(&'a self, here: &ColocatedNode, request: impl Into<Request>) -> Calling<'a> {
         let free = self.nearby.callers.borrow_mut().pop();
         let mut caller = free.unwrap_or_else(|| here.node.caller(&self.links));
-        caller.begin(call);
-        let answer = poll_fn(|cx| caller.poll(cx)).await;
-        self.nearby.callers.borrow_mut().push(caller);
-        answer
+        caller.begin(self.links.make_call(self.client.cred.clone(), request));
+        Calling {
+            caller: Some(caller),
+            free: &self.nearby.callers,
+        }
     }
 
     /// A file's mapping, up to date, from the node around us.
@@ -142,7 +169,7 @@ impl LocalClient {
     pub(crate) async fn attach_once(&self, here: &ColocatedNode) -> Result<(), FsError> {
         match here.is_attached() {
             true => Ok(()),
-            false => self.attach(here).await,
+            false => Box::pin(self.attach(here)).await,
         }
     }
 
@@ -153,8 +180,7 @@ impl LocalClient {
             home: Some(here.node.id()),
             fence: 0, // nothing is ever on its way to the node one is in
         };
-        let call = self.links.make_call(self.client.cred.clone(), attach);
-        let attached = ask::Attach::answered(self.handle(here, call).await, here.node.id())?;
+        let attached = ask::Attach::answered(self.call_once(here, attach).await, here.node.id())?;
         self.client.context.map().offer(attached.map);
         if here.number.swap(attached.number, Ordering::AcqRel) != attached.number {
             self.client.lost(here.node.id());
@@ -178,11 +204,10 @@ impl LocalClient {
 
     /// Ends the session there.
     pub(crate) async fn detach_colocated(&self, here: &ColocatedNode) {
-        if here.attached.swap(false, Ordering::AcqRel) {
-            let call = self.links.make_call(self.client.cred.clone(), ask::Detach);
-            if let Err(error) = self.handle(here, call).await {
-                tracing::debug!(%error, "detach from the node around");
-            }
+        if here.attached.swap(false, Ordering::AcqRel)
+            && let Err(error) = self.call_once(here, ask::Detach).await
+        {
+            tracing::debug!(%error, "detach from the node around");
         }
     }
 }
