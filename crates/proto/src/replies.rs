@@ -1,7 +1,7 @@
 //! Answers.
 //!
-//! One table defines [`Reply`], which travels, and for each kind that has fields a struct of its own in [`reply`]. Which request
-//! is answered by which stands with the requests ([`crate::Ask`]).
+//! One table defines [`Reply`], which travels, and for each kind that has fields a struct of its own in [`reply`].
+//! Which request is answered by which stands with the requests ([`crate::Ask`]).
 
 use crate::{
     CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LockSeen, LockWait, LogSequel, Made, Outcome,

@@ -1,8 +1,8 @@
 //! What a caller may ask of a node, and by what each request is answered.
 //!
-//! One table defines [`Request`], which travels; [`RequestKind`], its kinds; and for each kind a struct of its own in [`ask`],
-//! which names the type of its answer ([`Ask::Answer`]). Who asks and who serves speak in the structs, so that an answer of another
-//! kind is refused in one place ([`Ask::answered`]).
+//! One table defines [`Request`], which travels; [`RequestKind`], its kinds; and for each kind a struct of its own in
+//! [`ask`], which names the type of its answer ([`Ask::Answer`]). Who asks and who serves speak in the structs, so that
+//! an answer of another kind is refused in one place ([`Ask::answered`]).
 //!
 //! ```
 //! use polvo_format::NodeId;
@@ -30,7 +30,8 @@ use polvo_format::{Generation, Ino, NodeId, PoolPast, RegionId, SessionId, Tail,
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-/// A request that names the type of its answer: a struct of [`ask`], or any [`Request`], which is answered by any [`Reply`].
+/// A request that names the type of its answer: a struct of [`ask`], or any [`Request`], which is answered by any
+/// [`Reply`].
 pub trait Ask: Into<Request> {
     /// What is answered when it succeeds.
     type Answer;
@@ -116,7 +117,8 @@ macro_rules! request_struct {
     };
 }
 
-/// Which replies hold the answer to a request: those of one kind, with what they wrap; or those that make a type of [`reply`].
+/// Which replies hold the answer to a request: those of one kind, with what they wrap; or those that make a type of
+/// [`reply`].
 macro_rules! request_answer {
     ($kind:ident -> $reply:ident ($answer:ty)) => {
         impl Ask for ask::$kind {
@@ -211,9 +213,9 @@ requests! {
         name: String,
         /// the node this client runs inside of or beside, for `Placement::Local`
         home: Option<NodeId>,
-        /// how often this session has reported operations at this node as failed that may still be on their way: connections
-        /// that were attached with a smaller number, and older ones of the same set of links, are closed, and their requests
-        /// have ended before this one is answered
+        /// how often this session has reported operations at this node as failed that may still be on their way:
+        /// connections that were attached with a smaller number, and older ones of the same set of links, are closed,
+        /// and their requests have ended before this one is answered
         fence: u64,
     } -> Attached,
     /// Renews the lease, and says that no one-sided read of this session that began before that tick is still under way
@@ -593,11 +595,11 @@ requests! {
         /// the log as the caller knows it
         known: Tail,
     } -> LogSequel(Option<LogSequel>),
-    /// Has the number of an earlier request, which was sent over a connection that is lost: its answer, if it was done. If
-    /// not, it is withdrawn and never will be: `Attach` has closed the connection that it was sent over.
+    /// Has the number of an earlier request, which was sent over a connection that is lost: its answer, if it was done.
+    /// If not, it is withdrawn and never will be: `Attach` has closed the connection that it was sent over.
     Withdraw -> Reply,
-    /// As `Open`, and notes that the session has the file open for writing (`Create` and `CreateUnnamed` with `open` do so
-    /// by themselves, and give the right to map it). Asking again changes nothing but the number.
+    /// As `Open`, and notes that the session has the file open for writing (`Create` and `CreateUnnamed` with `open` do
+    /// so by themselves, and give the right to map it). Asking again changes nothing but the number.
     OpenToWrite {
         /// inode
         inode: InodeRef,
@@ -608,10 +610,11 @@ requests! {
         /// answer with the file's map
         want_map: bool,
     } -> OpenedToWrite,
-    /// The session has files open for writing no longer; the right to map them goes too. At most [`crate::RELEASE_MAX`].
+    /// The session has files open for writing no longer; the right to map them goes too. At most
+    /// [`crate::RELEASE_MAX`].
     EndWriting {
-        /// which, with the number of the last `OpenToWrite` that counts: where a later one has come, nothing ends. 0: none
-        /// came after the `Create`
+        /// which, with the number of the last `OpenToWrite` that counts: where a later one has come, nothing ends. 0:
+        /// none came after the `Create`
         inodes: Vec<(InodeRef, u64)>,
     } -> Done,
 }

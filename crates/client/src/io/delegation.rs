@@ -1,4 +1,5 @@
-//! Space that regions delegate to this session: asked for when a write needs more than the extent pool has, and given back.
+//! Space that regions delegate to this session: asked for when a write needs more than the extent pool has, and given
+//! back.
 
 use crate::io::extent_pool::{Surplus, Taken};
 use crate::local_client::LocalClient;
@@ -65,8 +66,8 @@ impl LocalClient {
         released || returned
     }
 
-    /// Gives pages back to the session that they were given to, and to no later one: that may have been given the same pages
-    /// anew, and be writing to them.
+    /// Gives pages back to the session that they were given to, and to no later one: that may have been given the same
+    /// pages anew, and be writing to them.
     pub(crate) async fn return_space(&self, drained: Vec<Surplus>) {
         for Surplus { region, session, runs } in drained {
             for runs in runs.chunks(RELEASE_MAX / 2) {

@@ -1,7 +1,8 @@
 //! Memory that a caller names in a request, read and written by one-sided operations of the node, in batches.
 //!
-//! A caller can lie about its memory, take it away, or let the node wait: then the request fails within its time, and others are
-//! served meanwhile. Transfers of a connection are limited by its slots for requests, and each by [`polvo_proto::TRANSFER_MAX`].
+//! A caller can lie about its memory, take it away, or let the node wait: then the request fails within its time, and
+//! others are served meanwhile. Transfers of a connection are limited by its slots for requests, and each by
+//! [`polvo_proto::TRANSFER_MAX`].
 
 use crate::request::context::RequestContext;
 use polvo_cluster::within;

@@ -1,6 +1,6 @@
-//! Server-directed reads: the node puts the bytes into memory of the caller's, by one-sided writes from the pool, or into the answer
-//! (Carns et al., 2.1 and 2.3; "server-active" in Octopus, 3.2.2). For callers that are not to have one-sided access to data. A read
-//! goes by a snapshot, without the region's lock.
+//! Server-directed reads: the node puts the bytes into memory of the caller's, by one-sided writes from the pool, or
+//! into the answer (Carns et al., 2.1 and 2.3; "server-active" in Octopus, 3.2.2). For callers that are not to have
+//! one-sided access to data. A read goes by a snapshot, without the region's lock.
 
 use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
 use crate::names::permission::{self, READ};
@@ -11,9 +11,9 @@ use polvo_proto::{FsError, InodeRef, Window, reply};
 use polvo_region::{Piece, Snapshot};
 use std::sync::Arc;
 
-/// Reads up to here are put into the caller's memory without waiting for completions: the answer comes behind them over the
-/// same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then. Nothing is reported, since the
-/// memory of a caller that has given its read up is taken back meanwhile.
+/// Reads up to here are put into the caller's memory without waiting for completions: the answer comes behind them over
+/// the same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then. Nothing is reported,
+/// since the memory of a caller that has given its read up is taken back meanwhile.
 const UNSIGNALED_MAX: u64 = 64 << 10;
 /// What holes are made of.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -42,7 +42,8 @@ impl Drop for Shown<'_> {
 }
 
 impl RequestContext<'_> {
-    /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was served.
+    /// See [`polvo_proto::Request::Read`]. What is read is what the file held at some moment while the request was
+    /// served.
     pub async fn read(
         &self,
         inode: InodeRef,

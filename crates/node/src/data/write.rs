@@ -6,10 +6,11 @@
 //! | colocated | such a call that found something in the way, or is larger | the same; what is larger is copied to fresh pages |
 //! | eager | `Write` | the request; stored by the region |
 //! | client-active | `Commit` | they lie in space delegated to the session already |
-//! | server-directed | `WriteFrom` | memory of the caller's, from where one-sided reads of the node bring them to fresh pages |
+//! | server-directed | `WriteFrom` | memory of the caller's, from which one-sided reads of the node bring them to fresh pages |
 //!
-//! The client chooses (`client/io/write`). Fresh pages are filled without the region's lock, durably: they are nobody's until they are
-//! committed, as a client would have them committed; pages that are not go back.
+//! The client chooses (`client/io/write`). Fresh pages are filled without the region's lock, durably: they are nobody's
+//! until they are committed, as a client would have them committed; pages that are not go back. Server-directed
+//! transfers are those of Carns et al. (2.1 and 2.3); Octopus (3.2.2) calls them server-active.
 
 use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
 use crate::data::file_services::{DELEGATE_MAX, check_end};
@@ -92,8 +93,8 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    /// The bytes are in memory of this process, and copied from there to where they are to stay. All of them, or nothing. Returns
-    /// where in the file they are.
+    /// The bytes are in memory of this process, and copied from there to where they are to stay. All of them, or
+    /// nothing. Returns where in the file they are.
     pub async fn write_colocated(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, FsError> {
         match bytes.len() {
             ..=EAGER_MAX => self.on(inode.ino.region(), |r| self.store(r, inode, at, bytes)).await,
@@ -101,8 +102,8 @@ impl RequestContext<'_> {
         }
     }
 
-    /// As `write_colocated`, of at most [`EAGER_MAX`] bytes, at once. `None`: something is to be waited for, to be done before, or to
-    /// be refused, and nothing was done.
+    /// As `write_colocated`, of at most [`EAGER_MAX`] bytes, at once. `None`: something is to be waited for, to be done
+    /// before, or to be refused, and nothing was done.
     pub fn write_colocated_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         let service = self.service(inode.ino.region()).ok()?;
         service.enter(|r| self.store(r, inode, at, bytes)).ok()
@@ -164,7 +165,8 @@ impl RequestContext<'_> {
         Ok(WriteAnswer::Written(written))
     }
 
-    /// See [`polvo_proto::Request::WriteFrom`]: the node fetches the bytes from memory of the caller's. All of it, or nothing.
+    /// See [`polvo_proto::Request::WriteFrom`]: the node fetches the bytes from memory of the caller's. All of it, or
+    /// nothing.
     pub async fn write_server_directed(
         &self,
         inode: InodeRef,
@@ -206,8 +208,8 @@ impl RequestContext<'_> {
         Ok(self.write_fresh_pages(inode, at, Tail(0), len, copy).await?.offset)
     }
 
-    /// Takes pages for `len` bytes, has them filled (by stores that are durable after a fence; `fill` returns the CRCs of the pages),
-    /// and commits them.
+    /// Takes pages for `len` bytes, has them filled (by stores that are durable after a fence; `fill` returns the CRCs
+    /// of the pages), and commits them.
     async fn write_fresh_pages(
         &self,
         inode: InodeRef,

@@ -32,9 +32,9 @@ fn lay_out(runs: &[PageRun], bytes: usize, base: u64) -> Vec<WriteRun> {
 }
 
 impl LocalClient {
-    /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the connection is
-    /// lost before the answer has come, the node says whether it was done, even if it was started anew; if not, the data is
-    /// written anew, and waited for.
+    /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the
+    /// connection is lost before the answer has come, the node says whether it was done, even if it was started anew;
+    /// if not, the data is written anew, and waited for.
     pub(super) async fn write_client_active(
         &self,
         open_inode: &OpenInode,
@@ -47,8 +47,8 @@ impl LocalClient {
         }
     }
 
-    /// As [`LocalClient::write_client_active`]. `unsure`: what to say when the file is gone, since the write may have been done
-    /// before, and all that told of it be gone with the file.
+    /// As [`LocalClient::write_client_active`]. `unsure`: what to say when the file is gone, since the write may have
+    /// been done before, and all that told of it be gone with the file.
     async fn try_client_active(
         &self,
         open_inode: &OpenInode,
@@ -138,8 +138,8 @@ impl LocalClient {
         Ok(runs)
     }
 
-    /// Sends a commit behind the data that is on its `way` over a connection; none: the data is in place. `None`: neither is done
-    /// and never will be.
+    /// Sends a commit behind the data that is on its `way` over a connection; none: the data is in place. `None`:
+    /// neither is done and never will be.
     async fn commit_behind(
         &self,
         region: RegionId,
@@ -167,9 +167,9 @@ impl LocalClient {
         Ok(crcs)
     }
 
-    /// Writes the data where it was laid out, several batches at a time. If it may go `ahead` of what is asked of the node next,
-    /// returns the connection that it is on its way over, unless it is in place. `SessionExpired` when the space was given in
-    /// another session.
+    /// Writes the data where it was laid out, several batches at a time. If it may go `ahead` of what is asked of the
+    /// node next, returns the connection that it is on its way over, unless it is in place. `SessionExpired` when the
+    /// space was given in another session.
     async fn put_data(
         &self,
         region: RegionId,

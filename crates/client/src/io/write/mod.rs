@@ -10,9 +10,10 @@
 //! | client-active (`client_active`) | what is larger, at a node that gives us one-sided access | the data goes by one-sided writes into space that the region has delegated to this session; one log commit right behind it, over the same connection, names it: one round trip |
 //! | server-directed (`server_directed`) | what is larger, at other nodes, or because we are asked to | the node fetches the bytes from our memory |
 //!
-//! Where too few free pages are neighbours, parts become smaller, in the end so small that they are eager. No lock is taken: the answer
-//! tells what others have committed in between (client arbitration). Every mechanism starts again, up to [`SESSION_TRIES`] times, when
-//! the session is lost under it, and makes sure each time that the inode is held ([`LocalClient::keep_to_write`]).
+//! Where too few free pages are neighbours, parts become smaller, in the end so small that they are eager. No lock is
+//! taken: the answer tells what others have committed in between (client arbitration). Every mechanism starts again, up
+//! to [`SESSION_TRIES`] times, when the session is lost under it, and makes sure each time that the inode is held
+//! ([`LocalClient::keep_to_write`]).
 
 mod client_active;
 mod placed_by_node;
@@ -88,8 +89,8 @@ impl LocalClient {
         }
     }
 
-    /// Writes at the end of the file, wherever that is by then; returns where the bytes went, and how many. Up to 8 MiB stay
-    /// together whatever others append; short only when space runs out.
+    /// Writes at the end of the file, wherever that is by then; returns where the bytes went, and how many. Up to 8 MiB
+    /// stay together whatever others append; short only when space runs out.
     ///
     /// # Errors
     /// As [`LocalClient::write`].
@@ -120,8 +121,8 @@ impl LocalClient {
         Ok(self.write_in_parts(&file.open_inode, new).await?.1)
     }
 
-    /// Writes from a buffer of the caller's: where the node moves the data, and there is much of it, without a copy on this
-    /// side. Otherwise as [`LocalClient::write`]. Panics if the range does not lie within the buffer.
+    /// Writes from a buffer of the caller's: where the node moves the data, and there is much of it, without a copy on
+    /// this side. Otherwise as [`LocalClient::write`]. Panics if the range does not lie within the buffer.
     ///
     /// # Errors
     /// As [`LocalClient::write`].

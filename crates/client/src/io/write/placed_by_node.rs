@@ -1,4 +1,5 @@
-//! Writes of which the node chooses where the bytes go: colocated, it copies them there; eager, they travel in the request.
+//! Writes of which the node chooses where the bytes go: colocated, it copies them there; eager, they travel in the
+//! request.
 
 use super::{NewBytes, SESSION_TRIES};
 use crate::colocated::ColocatedNode;
@@ -38,8 +39,8 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in the way
-    /// (another node serves the region, say), and nothing was done.
+    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in
+    /// the way (another node serves the region, say), and nothing was done.
     pub(super) fn write_colocated_at_once(&self, open_inode: &OpenInode, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
             return None;
@@ -51,8 +52,8 @@ impl LocalClient {
         written
     }
 
-    /// A write to a region of the node around us; returns where the bytes are. No request is made of it, and the bytes are copied
-    /// only to where they go. `SessionExpired`: there is a new session, and the write is to be repeated.
+    /// A write to a region of the node around us; returns where the bytes are. No request is made of it, and the bytes
+    /// are copied only to where they go. `SessionExpired`: there is a new session, and the write is to be repeated.
     async fn write_colocated(
         &self,
         here: &ColocatedNode,
