@@ -53,15 +53,13 @@ pub trait Colocated: Send + Sync {
     fn session(&self, id: SessionId) -> Result<Arc<dyn ColocatedSession>, FsError>;
 }
 
-/// Calls the node in this process: one request at a time, all in the same piece of memory.
+/// Calls the node in this process: one request at a time, all in the same piece of memory. Dropped, it gives up the request that
+/// is under way.
 pub trait ColocatedCaller {
-    /// Begins a request; what is left of the one before is given up.
+    /// Begins a request. The one before has been answered.
     fn begin(&mut self, call: Call);
 
-    /// The answer to the request that was begun.
-    ///
-    /// # Panics
-    /// When there is none, or its answer was given.
+    /// The answer to the request that was begun, once.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer>;
 }
 

@@ -8,10 +8,12 @@ use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Answer, Ask, Call, Cred, FsError, InodeRef, Request, WriteAt, ask};
 use polvo_region::FileView;
+use std::cell::Cell;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 /// A caller in this process shares the node's map, which is as new as what is served by it.
 const EPOCH: Epoch = Epoch(u64::MAX);
@@ -24,41 +26,53 @@ impl Node {
 
     /// One request of a caller in this process. `links`: the calling thread's links to the other nodes.
     pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
-        handle(self.clone(), links.clone(), call).await
+        self.counters.count(&call.request);
+        if let Request::Attach {
+            version, name, home, ..
+        } = call.request
+        {
+            let party = Party::Node(self.id());
+            let attached = self.attach(call.session, party, version, name, home);
+            return ask::Attach::reply(attached.map(|(_, reply)| reply));
+        }
+        let session = self.sessions.get(call.session)?;
+        let ctx = RequestContext::new(self, links, &session, call.epoch, &call.cred);
+        ctx.perform(call.request).await
     }
 }
 
-async fn handle(node: Arc<Node>, links: Rc<Links>, call: Call) -> Answer {
-    node.counters.count(&call.request);
-    if let Request::Attach {
-        version, name, home, ..
-    } = call.request
-    {
-        let party = Party::Node(node.id());
-        let attached = node.attach(call.session, party, version, name, home);
-        return ask::Attach::reply(attached.map(|(_, reply)| reply));
+/// One future serves all requests of a caller, so that none of them has to be allocated or moved.
+struct Caller<F> {
+    exchange: Rc<Exchange>,
+    serving: Pin<Box<F>>,
+}
+
+#[derive(Default)]
+struct Exchange {
+    call: Cell<Option<Call>>,
+    answer: Cell<Option<Answer>>,
+}
+
+impl Exchange {
+    async fn serve(&self, node: &Arc<Node>, links: &Rc<Links>) {
+        loop {
+            let next = poll_fn(|_| self.call.take().map_or(Poll::Pending, Poll::Ready));
+            let answer = node.handle(links, next.await).await;
+            self.answer.set(Some(answer));
+        }
     }
-    let session = node.sessions.get(call.session)?;
-    let ctx = RequestContext::new(&node, &links, &session, call.epoch, &call.cred);
-    ctx.perform(call.request).await
 }
 
-/// A request's future lies in the place of the one before.
-struct Caller<M, F> {
-    make: M,
-    running: Pin<Box<Option<F>>>,
-}
-
-impl<M: Fn(Call) -> F, F: Future<Output = Answer>> ColocatedCaller for Caller<M, F> {
+impl<F: Future> ColocatedCaller for Caller<F> {
     fn begin(&mut self, call: Call) {
-        self.running.set(Some((self.make)(call)));
+        let before = self.exchange.call.replace(Some(call));
+        assert!(before.is_none(), "one request at a time");
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
-        let running = self.running.as_mut().as_pin_mut();
-        let answer = ready!(running.expect("a request was begun").poll(cx));
-        self.running.set(None);
-        Poll::Ready(answer)
+        let served = self.serving.as_mut().poll(cx);
+        assert!(served.is_pending(), "there is always a next request");
+        self.exchange.answer.take().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -92,9 +106,11 @@ impl Colocated for ThisNode {
 
     fn caller(&self, links: &Rc<Links>) -> Box<dyn ColocatedCaller> {
         let (node, links) = (self.0.clone(), links.clone());
+        let exchange = Rc::new(Exchange::default());
+        let served = exchange.clone();
         Box::new(Caller {
-            make: move |call| handle(node.clone(), links.clone(), call),
-            running: Box::pin(None),
+            exchange,
+            serving: Box::pin(async move { served.serve(&node, &links).await }),
         })
     }
 
