@@ -125,6 +125,16 @@ e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some 
 e2e-long: ## The end-to-end tests that take long: conformance and kill -9 in full, a fresh clone
 	@$(MAKE) --no-print-directory e2e RUN="$(E2E_LONG)"
 
+.PHONY: miri
+miri: ## Interpret unit tests of the media side, looking for undefined behaviour (RUN=polvo-pmem; installs nightly Rust)
+	@scripts/deps miri
+	@scripts/miri $(RUN)
+
+.PHONY: sanitize
+sanitize: ## Run the tests of pmem and fabric under the address and the thread sanitizer (RUN=address for one of them)
+	@scripts/deps sanitize
+	@scripts/sanitize $(RUN)
+
 FUZZ_SECONDS := 60
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder, FUZZ_SECONDS each (default 60), on the corpus of fuzz/corpus first

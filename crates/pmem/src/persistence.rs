@@ -1,6 +1,8 @@
 //! How stores become durable: which cache instruction a medium needs and this CPU has.
 
-use crate::{CACHE_LINE, PmemError};
+#[cfg(target_arch = "x86_64")]
+use crate::CACHE_LINE;
+use crate::PmemError;
 use std::fmt;
 use std::str::FromStr;
 
@@ -97,6 +99,8 @@ impl Persistence {
                 Persistence::Clflush => lines!("clflush"),
             }
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
     }
 }
 
