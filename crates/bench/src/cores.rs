@@ -18,7 +18,7 @@ fn all() -> &'static CpuSet {
     static ALL: OnceLock<CpuSet> = OnceLock::new();
     ALL.get_or_init(|| {
         // whether polling pays is asked once, by the number of cores: not on a thread that keeps to one
-        let _ = polvo_fabric::spin_limit();
+        let _ = polvo_fabric::busy_poll_budget();
         sched_getaffinity(None).unwrap_or_default()
     })
 }

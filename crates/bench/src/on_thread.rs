@@ -33,7 +33,7 @@ impl OnThread {
     pub fn run<T>(&self, what: impl Future<Output = T>) -> T {
         let _kept = self.core.map(cores::keep_to);
         let done = self.tasks.block_on(&self.runtime, what);
-        polvo_fabric::settle();
+        polvo_fabric::flush();
         done
     }
 }

@@ -4,7 +4,7 @@
 //! threads it runs, and they are kept awake only where there are as many cores.
 
 use crate::cores::cores;
-use polvo_fabric::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
+use polvo_fabric::{busy_poll_budget, serve_busy_poll_budget, set_busy_poll_budget, set_serve_busy_poll_budget};
 use std::time::Duration;
 
 /// How long a server that is awake polls for the next request: longer than anything that a client does in between.
@@ -20,12 +20,12 @@ pub struct Wakefulness {
 impl Wakefulness {
     /// Servers that are busy: they poll for the next request.
     pub fn awake() -> Wakefulness {
-        Wakefulness::set(AWAKE, spin_limit())
+        Wakefulness::set(AWAKE, busy_poll_budget())
     }
 
     /// Servers that are idle: they sleep until a request comes. Who waits for an answer polls for it, as ever.
     pub fn asleep() -> Wakefulness {
-        Wakefulness::set(Duration::ZERO, spin_limit())
+        Wakefulness::set(Duration::ZERO, busy_poll_budget())
     }
 
     /// So many busy threads: awake where each has a core; else none of them polls, neither for requests nor for answers.
@@ -38,19 +38,19 @@ impl Wakefulness {
 
     fn set(serving: Duration, waiting: Duration) -> Wakefulness {
         let before = Wakefulness {
-            serving: serve_spin_limit(),
-            waiting: spin_limit(),
+            serving: serve_busy_poll_budget(),
+            waiting: busy_poll_budget(),
         };
-        set_serve_spin_limit(Some(serving));
-        set_spin_limit(waiting);
+        set_serve_busy_poll_budget(Some(serving));
+        set_busy_poll_budget(waiting);
         before
     }
 }
 
 impl Drop for Wakefulness {
     fn drop(&mut self) {
-        set_serve_spin_limit(self.serving);
-        set_spin_limit(self.waiting);
+        set_serve_busy_poll_budget(self.serving);
+        set_busy_poll_budget(self.waiting);
     }
 }
 
@@ -60,22 +60,22 @@ mod tests {
 
     #[test]
     fn nobody_polls_where_cores_are_lacking_and_all_is_as_before_in_the_end() {
-        let before = (serve_spin_limit(), spin_limit());
+        let before = (serve_busy_poll_budget(), busy_poll_budget());
         {
             let _crowded = Wakefulness::of(cores() + 1);
             assert_eq!(
-                (serve_spin_limit(), spin_limit()),
+                (serve_busy_poll_budget(), busy_poll_budget()),
                 (Some(Duration::ZERO), Duration::ZERO)
             );
             {
                 let _enough = Wakefulness::of(cores());
-                assert_eq!(serve_spin_limit(), Some(AWAKE));
+                assert_eq!(serve_busy_poll_budget(), Some(AWAKE));
             }
             assert_eq!(
-                (serve_spin_limit(), spin_limit()),
+                (serve_busy_poll_budget(), busy_poll_budget()),
                 (Some(Duration::ZERO), Duration::ZERO)
             );
         }
-        assert_eq!((serve_spin_limit(), spin_limit()), before);
+        assert_eq!((serve_busy_poll_budget(), busy_poll_budget()), before);
     }
 }

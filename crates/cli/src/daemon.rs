@@ -37,7 +37,7 @@ pub fn run(config: &Config, accept_older_pool: bool) -> Result<(), CliError> {
     let pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
     let space = open_pool(config, cluster)?;
     let node = open_node(config, cluster, secret.secret, space, accept_older_pool)?;
-    polvo_fabric::set_serve_spin_limit(config.poll);
+    polvo_fabric::set_serve_busy_poll_budget(config.poll);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

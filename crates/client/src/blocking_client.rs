@@ -63,7 +63,7 @@ impl BlockingClient {
             Poll::Pending => self.tasks.block_on(&self.runtime, future),
         };
         // nobody knows when this thread comes again
-        polvo_fabric::settle();
+        polvo_fabric::flush();
         output
     }
 }

@@ -97,7 +97,7 @@ impl PeerKeys {
     }
 
     /// What a key stands for.
-    pub(crate) fn look_up(&self, key: u64) -> Result<Slot, FabricError> {
+    pub(crate) fn lookup(&self, key: u64) -> Result<Slot, FabricError> {
         let at = slot_of(key) * SLOT;
         let is_valid = || key != 0 && self.map.word(at + KEY).load(Ordering::Acquire) == key;
         let word = |field: usize| self.map.word(at + field).load(Ordering::Relaxed);
@@ -150,21 +150,21 @@ mod tests {
         let before = regions.register(memory.clone(), 8, 100, Access::READ);
         let peer = PeerKeys::new(regions.share().unwrap().fd()).unwrap();
         let after = regions.register(memory, 16, 200, Access::ALL);
-        let (first, second) = (peer.look_up(before.0).unwrap(), peer.look_up(after.0).unwrap());
+        let (first, second) = (peer.lookup(before.0).unwrap(), peer.lookup(after.0).unwrap());
         assert_eq!((first.start, first.len, first.access), (8, 100, Access::READ));
         assert_eq!((second.start, second.len, second.access), (16, 200, Access::ALL));
         assert_eq!(first.memory, second.memory);
         assert!(regions.memory(first.memory).is_some() && regions.memory(first.memory + 1).is_none());
         regions.deregister(before);
-        assert_eq!(peer.look_up(before.0), Err(FabricError::BadKey { key: before.0 }));
-        assert!(peer.look_up(after.0).is_ok());
+        assert_eq!(peer.lookup(before.0), Err(FabricError::BadKey { key: before.0 }));
+        assert!(peer.lookup(after.0).is_ok());
         regions.deregister(after);
         assert!(
             regions.memory(first.memory).is_none(),
             "memory that no key stands for is forgotten"
         );
         for key in [0, 1, u64::MAX, after.0 ^ 1] {
-            assert_eq!(peer.look_up(key), Err(FabricError::BadKey { key }));
+            assert_eq!(peer.lookup(key), Err(FabricError::BadKey { key }));
         }
     }
 

@@ -11,7 +11,6 @@
 //! (`Send + Sync`), [`connect`]s or [`Listener::accept`]s, and runs batches of [`Verb`]s with [`QueuePair::execute`].
 
 mod address;
-mod completion;
 mod endpoint;
 mod error;
 #[cfg(fuzzing)]
@@ -20,27 +19,25 @@ mod handshake;
 mod identity;
 mod key_table;
 mod memory;
-mod poller;
 mod provider;
 mod queue_pair;
 mod regions;
-mod spin;
 mod strangers;
 mod verb;
-mod waiters;
+mod wait;
 
 /// The simulated network, see `Address::Sim`.
 pub use provider::sim;
 
 pub use address::Address;
-pub use completion::Counters;
 pub use endpoint::{Listener, connect};
 pub use error::FabricError;
 pub use identity::{Identity, Role, Security};
 pub use memory::{Buffer, Memory};
-pub use poller::{poller, settle};
 pub use queue_pair::{Events, QueuePair};
 pub use regions::{Access, MemoryRegions, RemoteKey};
-pub use spin::{serve_spin_limit, set_serve_spin_limit, set_spin_limit, spin_limit};
 pub use strangers::Sparing;
 pub use verb::{Event, Local, MAX_SEND, Remote, Verb};
+pub use wait::{
+    Counters, busy_poll_budget, flush, poller, serve_busy_poll_budget, set_busy_poll_budget, set_serve_busy_poll_budget,
+};

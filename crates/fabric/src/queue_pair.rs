@@ -1,17 +1,18 @@
 //! A connected queue pair, whatever the provider.
 
-use crate::completion::{Counters, Lending, OpId};
-use crate::poller;
-use crate::provider::{Completion, Look, Posted, Progress, Provider};
-use crate::spin::{Next, Spin, serve_limit, spin_limit};
-use crate::waiters::{Hub, Place};
+use crate::provider::{Completion, Polling, Posted, Provider};
+use crate::wait::{
+    self, Awaited, CompletionChannel, Counters, Interest, Lending, OpId, Shared, Subscription, Wait, Waited,
+    busy_poll_budget,
+};
 use crate::{Event, FabricError, MAX_SEND, Role, Verb};
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::Sleep;
 
 /// A batch that is not complete when nothing has moved between the peers for this time has lost its peer; the queue pair is
@@ -32,7 +33,7 @@ impl QueuePair {
         QueuePair { provider }
     }
 
-    /// Posts the batch and waits for its single completion. Drives the queue pair's own progress: spins for a bounded
+    /// Posts the batch and waits for its single completion. Drives the queue pair's own progress: polls for a bounded
     /// time where that pays, then waits in the runtime. Dropping the future is safe: late results are discarded (whether
     /// the verbs have taken effect is then unknown).
     ///
@@ -42,7 +43,7 @@ impl QueuePair {
     /// Many may be under way on a queue pair; beyond 256 they wait in line. When a batch is under way and nothing
     /// moves between the peers for 30 s, the connection is lost.
     pub async fn execute(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
-        Execute::new(self, verbs, Completion::Signaled).await
+        Execute::new(self, verbs, Completion::Signaled, busy_poll_budget()).await
     }
 
     /// Posts the batch and returns as soon as its memory is no longer needed, without waiting for a completion
@@ -51,12 +52,12 @@ impl QueuePair {
     /// not read.
     pub async fn execute_unsignaled(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         self.execute_quietly(verbs).await?;
-        self.settle();
+        self.flush();
         Ok(())
     }
 
     /// As [`QueuePair::execute_unsignaled`], but it may be on its way, and a peer that sleeps learn of it, only when a wait for
-    /// events of this queue pair begins, or by [`QueuePair::settle`]: several batches then cost one look at the peer, or one
+    /// events of this queue pair begins, or by [`QueuePair::flush`]: several batches then cost one flush to the peer, or one
     /// system call.
     pub async fn execute_quietly(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         self.execute_unawaited(verbs, Completion::Unsignaled).await
@@ -64,12 +65,12 @@ impl QueuePair {
 
     /// As [`QueuePair::execute_unsignaled`], for what nobody waits for: where sending is a system call, it goes along with what
     /// this thread posts next here, at the latest when the tasks that are ready have had their turn. Whoever stops running
-    /// them calls [`crate::settle`].
+    /// them calls [`crate::flush`].
     pub async fn execute_deferred(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         self.execute_quietly(verbs).await?;
-        match self.provider.looks() {
-            Look::AtKernel => poller::settle_later(&self.provider),
-            Look::AtMemory | Look::Never => self.settle(),
+        match self.provider.polling() {
+            Polling::Kernel => wait::flush_later(&self.provider),
+            Polling::Memory | Polling::Never => self.flush(),
         }
         Ok(())
     }
@@ -78,7 +79,7 @@ impl QueuePair {
     /// the batch, and the connection goes on. Where the initiator does the work itself it is told of the failure.
     pub async fn execute_unreported(&self, verbs: &mut [Verb<'_>]) -> Result<(), FabricError> {
         self.execute_unawaited(verbs, Completion::Unreported).await?;
-        self.settle();
+        self.flush();
         Ok(())
     }
 
@@ -87,7 +88,7 @@ impl QueuePair {
             !verbs.iter().any(Verb::is_answered),
             "whoever reads waits for the completion"
         );
-        Execute::new(self, verbs, completion).await
+        Execute::new(self, verbs, completion, busy_poll_budget()).await
     }
 
     /// Says that a message is about to be posted, after some tenths of a microsecond: where it costs time to get hold of the memory
@@ -97,8 +98,8 @@ impl QueuePair {
     }
 
     /// Sees to it that what was executed quietly is on its way, and that a peer that sleeps learns of it.
-    pub fn settle(&self) {
-        self.provider.settle();
+    pub fn flush(&self) {
+        self.provider.flush();
     }
 
     /// Next event from the peer; `None` once disconnected. Served one-sided operations never show here.
@@ -107,55 +108,43 @@ impl QueuePair {
         poll_fn(|cx| events.poll_next(cx)).await
     }
 
-    /// As [`QueuePair::events`], for a server: polls as [`crate::set_serve_spin_limit`] says.
+    /// As [`QueuePair::events`], for a server: polls as [`crate::set_serve_busy_poll_budget`] says.
     pub fn requests(&self) -> Events {
-        self.events(serve_limit(self.provider.looks()))
+        self.events(wait::serve_budget(self.provider.polling()))
     }
 
     /// The queue pair's events for a future that is polled by hand. Several may wait at once; each event goes to one of
     /// them.
     ///
-    /// Each wait begins with polling for at most `spin`, such as [`crate::spin_limit`] by who awaits an answer, unless the one
-    /// before took longer.
-    pub fn events(&self, spin: Duration) -> Events {
+    /// Each wait begins with polling for at most `budget`, such as [`crate::busy_poll_budget`] by who awaits an answer, unless the
+    /// one before took longer.
+    pub fn events(&self, budget: Duration) -> Events {
         Events {
-            place: Place::new(self.provider.shared().hub.clone()),
-            activity: self.provider.shared().activity(),
+            wait: self.wait(budget),
             qp: self.clone(),
-            limit: spin,
-            spin: Spin::new(spin),
         }
+    }
+
+    fn wait(&self, budget: Duration) -> Wait<Arc<CompletionChannel>> {
+        Wait::new(self.provider.shared().channel.clone(), &*self.provider, budget)
     }
 
     /// Waits until the connection is lost, and takes no event: for who does not use it for the time being.
     pub async fn closed(&self) {
-        let mut place = Place::new(self.provider.shared().hub.clone());
-        poll_fn(|cx| self.poll_closed(&mut place, cx)).await;
-    }
-
-    fn poll_closed(&self, place: &mut Place<Arc<Hub>>, cx: &mut Context<'_>) -> Poll<()> {
-        let shared = self.provider.shared();
-        place.awake();
-        self.provider.look();
-        if shared.is_closed() {
-            return Poll::Ready(());
-        }
-        place.sleep(cx.waker(), false);
-        if shared.hub.is_polled() {
-            return Poll::Pending;
-        }
-        if self.provider.arm() == Progress::More {
-            cx.waker().wake_by_ref();
-        }
-        match shared.is_closed() {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        }
+        let mut wait = self.wait(Duration::ZERO);
+        poll_fn(|cx| {
+            self.provider.probe();
+            match wait.poll(&self.provider, &mut Loss(self.provider.shared()), cx) {
+                Waited::Ready(()) => Poll::Ready(()),
+                Waited::Yielded | Waited::Asleep => Poll::Pending,
+            }
+        })
+        .await;
     }
 
     /// Does what can be done without waiting, for example noticing that the peer has gone.
     pub fn progress(&self) {
-        self.provider.look();
+        self.provider.probe();
     }
 
     /// True if one-sided operations take effect while they are posted (`shm`), so that nobody has to wait for them.
@@ -208,277 +197,232 @@ impl std::fmt::Debug for QueuePair {
     }
 }
 
+/// The loss of the connection, waited for.
+struct Loss<'a>(&'a Shared);
+
+impl Awaited for Loss<'_> {
+    type Output = ();
+    const INTEREST: Interest = Interest::Own;
+
+    fn take<C: Deref<Target = CompletionChannel>>(&mut self, _at: &mut Subscription<C>) -> Poll<()> {
+        match self.0.is_closed() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+}
+
 /// See [`QueuePair::events`].
 pub struct Events {
-    place: Place<Arc<Hub>>,
+    wait: Wait<Arc<CompletionChannel>>,
     qp: QueuePair,
-    limit: Duration,
-    spin: Spin,
-    /// What has moved when the spinning began.
-    activity: u64,
 }
 
 impl Events {
-    /// Events that have been received already, to be looked at before they are taken.
+    /// Events that have been received already, to be seen before they are taken.
     pub fn for_each_received(&self, what: impl FnMut(&Event)) {
         self.qp.provider.shared().for_each_event(what);
     }
 
-    /// An event that has been received already, without looking for more: what came together can be handled together.
+    /// An event that has been received already, without polling for more: what came together can be handled together.
     pub fn received(&mut self) -> Option<Event> {
         self.qp.provider.shared().pop_event()
     }
 
     /// Next event; `None` once disconnected.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        let provider = &*self.qp.provider;
-        let shared = provider.shared();
-        self.place.awake();
-        let mut armed = false;
-        loop {
-            if let Some(event) = shared.pop_event() {
-                if shared.any_event() {
-                    shared.hub.wake_for_event();
+        let provider = &self.qp.provider;
+        match self.wait.poll(provider, &mut NextEvent(provider.shared()), cx) {
+            Waited::Ready(event) => {
+                if event.is_some() {
+                    self.wait.begin_next();
                 }
-                self.spin = self.spin.next_wait(self.limit);
-                return Poll::Ready(Some(event));
+                Poll::Ready(event)
             }
-            if shared.is_closed() {
-                return Poll::Ready(None);
-            }
-            if armed {
-                return Poll::Pending;
-            }
-            let progress = provider.progress();
-            if shared.any_event() || shared.is_closed() {
-                continue;
-            }
-            // one-sided operations of the peer show that it is busy as well as events do
-            if self.activity != shared.activity() {
-                self.activity = shared.activity();
-                self.spin.renew(self.limit);
-            }
-            match rest(&self.qp.provider, &mut self.spin, progress) {
-                Rest::Not => continue,
-                Rest::Turn => return let_others(cx),
-                Rest::Polled => {
-                    self.place.sleep(cx.waker(), true);
-                    return Poll::Pending;
-                }
-                Rest::Armed => {}
-            }
-            self.place.sleep(cx.waker(), true);
-            if provider.arm() == Progress::More {
-                cx.waker().wake_by_ref();
-            }
-            armed = true;
+            Waited::Yielded | Waited::Asleep => Poll::Pending,
         }
     }
-}
-
-/// Loads between two looks at everything, the clock included.
-const LOADS: usize = 16;
-
-/// What a wait does after a look that found nothing for it.
-enum Rest {
-    /// Looks again.
-    Not,
-    /// Looks again when others had their turn.
-    Turn,
-    /// Sleeps; the poller looks meanwhile.
-    Polled,
-    /// Arms, looks once more, and sleeps.
-    Armed,
-}
-
-fn rest(provider: &Rc<dyn Provider>, spin: &mut Spin, progress: Progress) -> Rest {
-    if progress == Progress::More {
-        return Rest::Turn;
-    }
-    if provider.looks() == Look::Never {
-        return Rest::Armed;
-    }
-    let is_polled = || provider.shared().hub.is_polled();
-    let next = spin.next(poller::shared_since(provider));
-    // the poller settles for all who leave the looking to it
-    if !matches!(next, Next::Call | Next::Share(_)) {
-        provider.settle();
-    }
-    match next {
-        Next::Look => {
-            for _ in 0..LOADS {
-                if provider.may_have_come() {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
-            Rest::Not
-        }
-        Next::Yield => Rest::Turn,
-        Next::Call => {
-            poller::call(provider);
-            Rest::Turn
-        }
-        Next::Share(until) => {
-            poller::share(provider, until);
-            if is_polled() { Rest::Polled } else { Rest::Armed }
-        }
-        Next::Sleep if is_polled() => Rest::Polled,
-        Next::Sleep => Rest::Armed,
-    }
-}
-
-/// Lets the other tasks of the thread have their turn.
-fn let_others<T>(cx: &mut Context<'_>) -> Poll<T> {
-    poller::let_others(cx, Instant::now());
-    Poll::Pending
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.place.leave();
-        let shared = self.qp.provider.shared();
-        if shared.any_event() {
-            shared.hub.wake_for_event();
+        self.wait.end();
+        self.qp.provider.shared().pass_events_on();
+    }
+}
+
+/// The next event, waited for; `None` once the connection is lost.
+pub(crate) struct NextEvent<'a>(pub(crate) &'a Shared);
+
+impl Awaited for NextEvent<'_> {
+    type Output = Option<Event>;
+    const INTEREST: Interest = Interest::Events;
+
+    fn take<C: Deref<Target = CompletionChannel>>(&mut self, _at: &mut Subscription<C>) -> Poll<Option<Event>> {
+        if let Some(event) = self.0.pop_event() {
+            self.0.pass_events_on();
+            return Poll::Ready(Some(event));
+        }
+        match self.0.is_closed() {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
         }
     }
 }
 
+/// How far a batch has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Unposted,
     Posted(OpId),
     Over,
 }
 
-struct Execute<'a, 'v, 'b> {
+/// A batch, posted and waited for.
+struct Batch<'a, 'v, 'b> {
     qp: &'a QueuePair,
     verbs: &'v mut [Verb<'b>],
     completion: Completion,
     stage: Stage,
-    place: Place<&'a Hub>,
-    spin: Spin,
-    /// What has moved when the spinning began.
-    activity: u64,
+}
+
+impl Batch<'_, '_, '_> {
+    /// Its memory may be touched from now on, if it has been posted.
+    fn lend(&self, lending: &Lending<'_>) {
+        if let Stage::Posted(op) = self.stage {
+            // SAFETY: `verbs` borrows the memory for longer than `Execute::poll` takes, at whose end `lending` is dropped.
+            unsafe { lending.lend(op) };
+        }
+    }
+
+    /// Posts if there is room and nobody was here before.
+    fn try_post<C: Deref<Target = CompletionChannel>>(
+        &mut self,
+        at: &mut Subscription<C>,
+        lending: &Lending<'_>,
+    ) -> Poll<Result<(), FabricError>> {
+        let provider = &self.qp.provider;
+        let shared = provider.shared();
+        if let Some(error) = shared.lost() {
+            return Poll::Ready(Err(error));
+        }
+        if !at.is_first_in_line() {
+            return Poll::Pending;
+        }
+        let posted = provider.post(self.verbs, self.completion);
+        if let Ok(Posted::Pending(op)) = posted {
+            assert_eq!(
+                self.completion,
+                Completion::Signaled,
+                "others complete when they are posted"
+            );
+            self.stage = Stage::Posted(op);
+            self.lend(lending);
+        }
+        if self.completion == Completion::Signaled {
+            provider.flush();
+        }
+        match posted? {
+            Posted::Full => Poll::Pending,
+            Posted::Pending(_) => {
+                shared.count(self.verbs);
+                at.leave_line();
+                Poll::Pending
+            }
+            Posted::Done => {
+                shared.count(self.verbs);
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+}
+
+/// A batch that is being polled.
+struct Lent<'p, 'a, 'v, 'b> {
+    batch: &'p mut Batch<'a, 'v, 'b>,
+    lending: Lending<'p>,
+}
+
+impl Awaited for Lent<'_, '_, '_, '_> {
+    type Output = Result<(), FabricError>;
+    const INTEREST: Interest = Interest::Own;
+
+    fn take<C: Deref<Target = CompletionChannel>>(&mut self, at: &mut Subscription<C>) -> Poll<Self::Output> {
+        if self.batch.stage == Stage::Unposted
+            && let Poll::Ready(result) = self.batch.try_post(at, &self.lending)
+        {
+            return Poll::Ready(result);
+        }
+        match self.batch.stage {
+            Stage::Posted(op) => match self.batch.qp.provider.shared().take(op) {
+                Some(result) => Poll::Ready(result),
+                None => Poll::Pending,
+            },
+            Stage::Unposted | Stage::Over => Poll::Pending,
+        }
+    }
+
+    fn subscribed<C: Deref<Target = CompletionChannel>>(&mut self, at: &mut Subscription<C>, slot: usize) {
+        match self.batch.stage {
+            Stage::Posted(op) => self.batch.qp.provider.shared().sleep(op, slot),
+            Stage::Unposted | Stage::Over => at.queue_for_room(),
+        }
+    }
+}
+
+pub(crate) struct Execute<'a, 'v, 'b> {
+    batch: Batch<'a, 'v, 'b>,
+    wait: Wait<&'a CompletionChannel>,
     /// When the peer is given up, unless its activity is another one by then.
     timeout: Option<(Pin<Box<Sleep>>, u64)>,
 }
 
 impl<'a, 'v, 'b> Execute<'a, 'v, 'b> {
-    fn new(qp: &'a QueuePair, verbs: &'v mut [Verb<'b>], completion: Completion) -> Self {
-        let place = Place::new(&*qp.provider.shared().hub);
+    pub(crate) fn new(qp: &'a QueuePair, verbs: &'v mut [Verb<'b>], completion: Completion, budget: Duration) -> Self {
         Execute {
-            qp,
-            verbs,
-            completion,
-            stage: Stage::Unposted,
-            place,
-            spin: Spin::new(spin_limit()),
-            activity: qp.provider.shared().activity(),
+            batch: Batch {
+                qp,
+                verbs,
+                completion,
+                stage: Stage::Unposted,
+            },
+            wait: Wait::new(&*qp.provider.shared().channel, &*qp.provider, budget),
             timeout: None,
         }
     }
 
-    /// Posts if there is room and nobody was here before.
-    fn try_post(&mut self, lending: &Lending<'_>) -> Poll<Result<(), FabricError>> {
-        let shared = self.qp.provider.shared();
-        if let Some(error) = shared.lost() {
-            return Poll::Ready(Err(error));
-        }
-        if !self.place.is_first_in_line() {
-            return Poll::Pending;
-        }
-        let provider = &self.qp.provider;
-        let posted = provider.post(self.verbs, self.completion);
-        if let Ok(Posted::Pending(op)) = posted {
-            self.stage = Stage::Posted(op);
-            self.lend(lending);
-        }
-        if self.completion == Completion::Signaled {
-            provider.settle();
-        }
-        match posted? {
-            Posted::Full => return Poll::Pending,
-            Posted::Pending(_) => {
-                shared.count(self.verbs);
-                self.place.leave_line();
-            }
-            Posted::Done => {
-                shared.count(self.verbs);
-                return Poll::Ready(Ok(()));
-            }
-        }
-        Poll::Pending
-    }
-
-    /// The batch's memory may be touched from now on, if it has been posted.
-    fn lend(&self, lending: &Lending<'_>) {
-        if let Stage::Posted(op) = self.stage {
-            // SAFETY: `verbs` borrows the memory for longer than `poll` takes, at whose end `lending` is dropped.
-            unsafe { lending.lend(op) };
-        }
-    }
-
-    fn look(&mut self, lending: &Lending<'_>) -> Poll<Result<(), FabricError>> {
-        if let Stage::Unposted = self.stage
-            && let Poll::Ready(result) = self.try_post(lending)
-        {
-            return Poll::Ready(result);
-        }
-        match self.stage {
-            Stage::Posted(op) => match self.qp.provider.shared().take(op) {
-                Some(result) => Poll::Ready(result),
-                None => Poll::Pending,
-            },
-            _ => Poll::Pending,
-        }
-    }
-
     fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), FabricError>> {
-        let provider = &*self.qp.provider;
+        let qp = self.batch.qp;
+        let provider = &qp.provider;
         let shared = provider.shared();
-        let lending = &shared.lending();
-        self.lend(lending);
-        self.place.awake();
+        let lending = shared.lending();
+        self.batch.lend(&lending);
+        let mut lent = Lent {
+            batch: &mut self.batch,
+            lending,
+        };
         loop {
-            if let Poll::Ready(result) = self.look(lending) {
-                return Poll::Ready(result);
-            }
-            let progress = provider.progress();
-            if let Poll::Ready(result) = self.look(lending) {
-                return Poll::Ready(result);
-            }
-            // a long transfer is waited for as long as parts of it keep coming
-            if self.activity != shared.activity() {
-                self.activity = shared.activity();
-                self.spin.renew(spin_limit());
-            }
-            let rests = rest(&self.qp.provider, &mut self.spin, progress);
-            match rests {
-                Rest::Not => continue,
-                Rest::Turn => return let_others(cx),
-                Rest::Polled | Rest::Armed => {}
-            }
-            let sleeper = self.place.sleep(cx.waker(), false);
-            match self.stage {
-                Stage::Posted(op) => shared.sleep(op, sleeper),
-                _ => self.place.queue_for_room(),
-            }
-            if matches!(rests, Rest::Armed) && provider.arm() == Progress::More {
-                cx.waker().wake_by_ref();
-            }
-            if let Poll::Ready(result) = self.look(lending) {
-                return Poll::Ready(result);
+            match self.wait.poll(provider, &mut lent, cx) {
+                Waited::Ready(result) => return Poll::Ready(result),
+                Waited::Yielded => return Poll::Pending,
+                Waited::Asleep => {}
             }
             let activity = shared.activity();
             let timeout = || (Box::pin(tokio::time::sleep(OP_TIMEOUT)), activity);
             let (timeout, seen) = self.timeout.get_or_insert_with(timeout);
             ready!(timeout.as_mut().poll(cx));
-            if *seen != activity {
-                self.timeout = None;
-                continue;
+            if *seen == activity {
+                provider.close(&format!("nothing heard of it for {} s", OP_TIMEOUT.as_secs()));
             }
-            provider.close(&format!("nothing heard of it for {} s", OP_TIMEOUT.as_secs()));
+            self.timeout = None;
         }
+    }
+}
+
+#[cfg(test)]
+impl Execute<'_, '_, '_> {
+    pub(crate) fn describe(&self, at: impl Fn(Option<std::time::Instant>) -> String) -> String {
+        format!("{:?} {}", self.batch.stage, self.wait.describe(at))
     }
 }
 
@@ -487,9 +431,10 @@ impl Future for Execute<'_, '_, '_> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        assert_ne!(this.batch.stage, Stage::Over, "a future is not polled when it is over");
         let polled = this.poll_inner(cx);
         if polled.is_ready() {
-            this.stage = Stage::Over;
+            this.batch.stage = Stage::Over;
         }
         polled
     }
@@ -497,8 +442,8 @@ impl Future for Execute<'_, '_, '_> {
 
 impl Drop for Execute<'_, '_, '_> {
     fn drop(&mut self) {
-        if let Stage::Posted(op) = self.stage {
-            self.qp.provider.abandon(op);
+        if let Stage::Posted(op) = self.batch.stage {
+            self.batch.qp.provider.abandon(op);
         }
     }
 }

@@ -100,8 +100,8 @@ fn an_idle_pair_uses_no_cpu() {
         block_on(async {
             let pair = support::pair(&provider).await;
             let (_, key) = pair.buffer(4096, Access::ALL);
-            let waiter = pair.client.clone();
-            let waiting = tokio::task::spawn_local(async move { waiter.next_event().await });
+            let listener = pair.client.clone();
+            let waiting = tokio::task::spawn_local(async move { listener.next_event().await });
             for _ in 0..20 {
                 pair.client
                     .execute(&mut [Verb::Write {

@@ -257,8 +257,8 @@ fn both_ends_may_initiate() {
             .register(Memory::Buffer(buffer.clone()), 0, 1 << 20, Access::ALL);
         let (other, other_key) = pair.buffer(1 << 20, Access::ALL);
         let bytes = pattern(1 << 20, 3);
-        let waiter = pair.client.clone();
-        let listening = tokio::task::spawn_local(async move { waiter.next_event().await });
+        let listener = pair.client.clone();
+        let listening = tokio::task::spawn_local(async move { listener.next_event().await });
         let (mut there, mut here) = (
             [Verb::Write {
                 to: at(other_key, 0),
@@ -971,8 +971,8 @@ fn a_peer_that_goes_away_fails_what_is_under_way() {
                 })
             })
             .collect();
-        let waiter = pair.client.clone();
-        let listening = tokio::task::spawn_local(async move { waiter.next_event().await });
+        let listener = pair.client.clone();
+        let listening = tokio::task::spawn_local(async move { listener.next_event().await });
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }

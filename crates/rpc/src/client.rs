@@ -3,7 +3,7 @@
 use crate::RpcError;
 use crate::server::{Registered, begin_message, behind_header, is_separate};
 use crate::slot::{HEADER, Header, Immediate, MAX_REPLY, MAX_REQUEST, REPLY_STRIDE, REQUEST_STRIDE, SLOTS, Setup};
-use polvo_fabric::{Event, Events, FabricError, MemoryRegions, QueuePair, Remote, RemoteKey, Verb, spin_limit};
+use polvo_fabric::{Event, Events, FabricError, MemoryRegions, QueuePair, Remote, RemoteKey, Verb, busy_poll_budget};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 /// A connection that was silent for so long is looked at before it is used, so that a peer that has gone meanwhile is
 /// noticed before the request is sent.
-const LOOK_AFTER: Duration = Duration::from_millis(50);
+const PROBE_AFTER: Duration = Duration::from_millis(50);
 
 /// The calling side; many calls may be in flight (bounded by the slots; further ones wait). Whoever waits for a reply
 /// drives the queue pair and passes other calls' replies on to them.
@@ -122,7 +122,7 @@ impl RpcClient {
         reply.clear();
         self.inner.qp.will_post();
         let now = Instant::now();
-        self.inner.look_if_silent(now);
+        self.inner.probe_if_silent(now);
         let call = async {
             let mut call = InFlight::begin(&self.inner).await?;
             // Until this returns, nothing was posted.
@@ -140,7 +140,7 @@ impl RpcClient {
 
     /// True once unusable. A connection that was silent for a while is looked at first.
     pub fn is_closed(&self) -> bool {
-        self.inner.look_if_silent(Instant::now());
+        self.inner.probe_if_silent(Instant::now());
         self.inner.qp.is_closed()
     }
 }
@@ -180,8 +180,8 @@ async fn bounded<T>(
 }
 
 impl Inner {
-    fn look_if_silent(&self, now: Instant) {
-        if now.duration_since(self.last_used.replace(now)) > LOOK_AFTER {
+    fn probe_if_silent(&self, now: Instant) {
+        if now.duration_since(self.last_used.replace(now)) > PROBE_AFTER {
             self.qp.progress();
         }
     }
@@ -343,7 +343,7 @@ impl<'a> InFlight<'a> {
     /// Waits for the reply, and takes it.
     async fn reply(&mut self, into: &mut Vec<u8>) -> Result<(), RpcError> {
         let inner = self.inner;
-        let mut events = inner.qp.events(spin_limit());
+        let mut events = inner.qp.events(busy_poll_budget());
         poll_fn(|cx| {
             let is_answered = || matches!(inner.slots.borrow()[self.slot].state, State::Answered(_));
             let polled = inner.poll_events(&mut events, cx, is_answered);
@@ -384,7 +384,7 @@ impl Drop for InFlight<'_> {
                     slot.state = State::GivenUp(permit);
                 }
                 drop(slots);
-                self.inner.qp.settle();
+                self.inner.qp.flush();
             }
             State::Calling(_) => {
                 // Nothing was sent: the number is used for the next one.

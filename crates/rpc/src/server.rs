@@ -165,7 +165,7 @@ where
                         let mut alone = Burst::default();
                         alone.replies.push((slot, reply));
                         connection.answer(&mut alone).await;
-                        connection.qp.settle();
+                        connection.qp.flush();
                     });
                 }
             }
@@ -214,7 +214,7 @@ impl Connection {
         Ok((named.slot, request))
     }
 
-    /// Writes replies into the caller's slots, all in one batch; to be settled. If that fails the connection is lost, and who needs to know
+    /// Writes replies into the caller's slots, all in one batch; to be flushed. If that fails the connection is lost, and who needs to know
     /// knows.
     async fn answer(&self, burst: &mut Burst) {
         let Burst { replies, bytes } = burst;

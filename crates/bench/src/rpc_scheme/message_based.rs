@@ -1,7 +1,7 @@
 //! Message-based RPC: requests and replies are messages that the other side receives (Octopus 3.3.1 (1)).
 
 use super::{Caller, Scheme, bounded, lost, malformed};
-use polvo_fabric::{Event, Events, MAX_SEND, MemoryRegions, QueuePair, Verb, spin_limit};
+use polvo_fabric::{Event, Events, MAX_SEND, MemoryRegions, QueuePair, Verb, busy_poll_budget};
 use polvo_rpc::{MAX_REPLY, RpcError, SLOTS};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -128,7 +128,7 @@ impl Caller for MessageCaller {
                 .pair
                 .execute_quietly(&mut [Verb::Send { bytes: &message }])
                 .await?;
-            let mut events = inner.pair.events(spin_limit());
+            let mut events = inner.pair.events(busy_poll_budget());
             *reply = poll_fn(|cx| call.poll_reply(&mut events, cx)).await?;
             Ok(())
         };

@@ -20,7 +20,7 @@ const WORD: usize = 8;
 const REQUEST_STRIDE: usize = WORD + MAX_REQUEST;
 const REPLY_STRIDE: usize = WORD + MAX_REPLY;
 /// A caller looks so often before others on its thread get their turn.
-const LOOKS: usize = 64;
+const POLLS: usize = 64;
 
 /// See the module.
 pub struct Polled;
@@ -143,9 +143,9 @@ impl Caller for PolledCaller {
             write(&inner.pair, inner.requests, slot * REQUEST_STRIDE, request, sequence).await?;
             let at = slot * REPLY_STRIDE;
             let len = loop {
-                let look = || announced(inner.replies.buffer.read_word(at), sequence, MAX_REPLY);
-                let found = (0..LOOKS).find_map(|_| {
-                    look().or_else(|| {
+                let probe = || announced(inner.replies.buffer.read_word(at), sequence, MAX_REPLY);
+                let found = (0..POLLS).find_map(|_| {
+                    probe().or_else(|| {
                         std::hint::spin_loop();
                         None
                     })
@@ -194,7 +194,7 @@ impl Served {
     }
 
     /// Goes over its slots, and answers what it finds.
-    async fn look<H, F>(&mut self, handler: &H) -> Result<(), RpcError>
+    async fn poll<H, F>(&mut self, handler: &H) -> Result<(), RpcError>
     where
         H: Fn(Vec<u8>) -> F,
         F: Future<Output = Vec<u8>>,
@@ -257,7 +257,7 @@ impl Scheme for Polled {
             }
             for client in &mut served {
                 // the end of a connection shows below
-                let _ = client.look(&handler).await;
+                let _ = client.poll(&handler).await;
             }
             served.retain(|client| !client.pair.is_closed());
             yield_now().await;

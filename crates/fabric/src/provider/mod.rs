@@ -4,7 +4,7 @@ pub(crate) mod shm;
 pub mod sim;
 pub(crate) mod tcp;
 
-use crate::completion::{OpId, Shared};
+use crate::wait::{OpId, Shared};
 use crate::{FabricError, Verb};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,7 +81,7 @@ pub(crate) trait Provider {
     /// Does what can be done without waiting: sends, receives, serves the peer, completes operations. A bounded amount.
     fn progress(&self) -> Progress;
 
-    /// Where it shows that an event has come, for who looks at many queue pairs; asked anew after each `progress`.
+    /// Where it shows that an event has come, for who polls many queue pairs; asked anew after each `progress`.
     fn news(&self) -> Option<News> {
         None
     }
@@ -92,15 +92,15 @@ pub(crate) trait Provider {
     }
 
     /// As `progress`, and also notices that the peer has gone if that costs more.
-    fn look(&self) {
+    fn probe(&self) {
         self.progress();
     }
 
     /// Sends what was posted, and tells a peer that sleeps what it has to know of what was posted and received since it was told
     /// last. Before it is called a posted message may wait here, or for a peer that is not awake.
-    fn settle(&self) {}
+    fn flush(&self) {}
 
-    /// Makes sure that the hub is woken when there is something to do; `More` if there is something already.
+    /// Makes sure that the channel is woken when there is something to do; `More` if there is something already.
     fn arm(&self) -> Progress;
 
     /// The caller of a pending operation has gone: none of its memory is touched any more.
@@ -114,17 +114,17 @@ pub(crate) trait Provider {
         false
     }
 
-    /// How it can be found out whether something has come.
-    fn looks(&self) -> Look;
+    /// How it is found out whether something has come.
+    fn polling(&self) -> Polling;
 }
 
 /// What [`Provider::progress`] costs when there is nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Look {
+pub(crate) enum Polling {
     /// A load.
-    AtMemory,
+    Memory,
     /// A system call.
-    AtKernel,
+    Kernel,
     /// Nothing would come of it: what arrives announces itself.
     Never,
 }

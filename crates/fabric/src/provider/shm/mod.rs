@@ -21,11 +21,11 @@ mod tests;
 
 pub(crate) use listen::{ShmListening, connect};
 
-use crate::completion::{OpId, Shared};
 use crate::key_table::{PeerKeys, Slot};
-use crate::provider::{Completion, Look, News, Posted, Progress, Provider};
+use crate::provider::{Completion, News, Polling, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::{self, Want, check};
+use crate::wait::{self, Asked, Directions, OpId, Shared};
 use crate::{Event, FabricError, Memory, MemoryRegions, Remote, Role, Verb};
 use listen::Meeting;
 use ring::{Nonsense, Reader, Room, Taken, WRITE_MAX, Writer};
@@ -34,7 +34,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 use tokio::io::unix::AsyncFd;
 
 /// Events and messages of the socket handled in one round.
@@ -86,14 +86,12 @@ pub(crate) struct Shm {
     memories: RefCell<Vec<(u64, Known)>>,
     requested: Cell<usize>,
     /// Something was published since the peer's sleep and its wait for room were looked at.
-    unsettled: Cell<bool>,
+    unflushed: Cell<bool>,
     /// So much room in the ring is waited for.
     wants_room: Cell<Room>,
     /// When it was made sure last that the peer lives.
-    last_look: Cell<Tick>,
-    hub_waker: Waker,
-    /// While the hub is armed: the peer has been told that we sleep.
-    ring_armed: Cell<bool>,
+    last_probe: Cell<Tick>,
+    channel_waker: Waker,
 }
 
 /// Why a batch was not executed.
@@ -117,7 +115,7 @@ impl From<FabricError> for Stopped {
 impl Shm {
     fn new(meeting: Meeting, name: String, regions: Arc<MemoryRegions>) -> io::Result<Shm> {
         let shared = Shared::new(meeting.role, name);
-        let hub_waker = Waker::from(shared.hub.clone());
+        let channel_waker = Waker::from(shared.channel.clone());
         // SAFETY: `OwnedFd` owns the descriptor and always returns the same one.
         let (socket, doorbell) = unsafe { (AsyncFd::register(meeting.socket)?, AsyncFd::register(meeting.doorbell)?) };
         Ok(Shm {
@@ -133,11 +131,10 @@ impl Shm {
             written: RefCell::default(),
             memories: RefCell::default(),
             requested: Cell::new(0),
-            unsettled: Cell::new(false),
+            unflushed: Cell::new(false),
             wants_room: Cell::default(),
-            last_look: Cell::new(Tick::now()),
-            hub_waker,
-            ring_armed: Cell::new(false),
+            last_probe: Cell::new(Tick::now()),
+            channel_waker,
         })
     }
 
@@ -167,8 +164,8 @@ impl Shm {
     }
 
     /// Takes what has come over the socket: requests for memory, memory, the end.
-    fn look_at_socket(&self) -> Progress {
-        self.last_look.set(Tick::now());
+    fn poll_socket(&self) -> Progress {
+        self.last_probe.set(Tick::now());
         for _ in 0..ROUND {
             let next = self.incoming.borrow_mut().next(self.socket.get_ref().as_fd());
             match next {
@@ -233,7 +230,7 @@ impl Shm {
         }
         let left = self.requested.get().checked_sub(1);
         self.requested.set(left.expect("it was counted when it was requested"));
-        self.shared.hub.wake_for_room();
+        self.shared.channel.notify_room();
     }
 
     /// Whether the memory is known; if not, asks for it.
@@ -266,7 +263,7 @@ impl Shm {
             }
             // A key that is not valid fails when its turn comes.
             if let Some(at) = target(verb)
-                && let Ok(slot) = self.keys.look_up(at.key.0)
+                && let Ok(slot) = self.keys.lookup(at.key.0)
             {
                 ready &= self.is_known(slot.memory);
             }
@@ -290,9 +287,9 @@ impl Shm {
     }
 
     /// The peer lives, as far as can be known cheaply enough.
-    fn look_for_life(&self) -> Result<(), FabricError> {
-        if self.last_look.get() != Tick::now() {
-            self.look_at_socket();
+    fn check_alive(&self) -> Result<(), FabricError> {
+        if self.last_probe.get() != Tick::now() {
+            self.poll_socket();
         }
         self.shared.lost().map_or(Ok(()), Err)
     }
@@ -302,7 +299,7 @@ impl Shm {
         let memories = self.memories.borrow();
         let resolve = |at: &Remote, len: u64, want: Want| -> Result<(&Memory, u64), Stopped> {
             let key = at.key.0;
-            let slot: Slot = self.keys.look_up(key)?;
+            let slot: Slot = self.keys.lookup(key)?;
             check(key, slot.len, slot.access, at.offset, len, want)?;
             match memories.iter().find(|(number, _)| *number == slot.memory) {
                 Some((_, Known::Here(PeerMemory::Mapped(memory)))) => {
@@ -344,7 +341,7 @@ impl Shm {
                     memory.copy_from(at, from.memory, from.offset, from.len);
                 }
                 Verb::WriteImm { to, bytes, imm } => {
-                    self.unsettled.set(true);
+                    self.unflushed.set(true);
                     if to.key.0 != 0 || !bytes.is_empty() {
                         let (memory, at) = resolve(to, bytes.len() as u64, Want::Write)?;
                         let is_carried = completion == Completion::Unsignaled
@@ -372,7 +369,7 @@ impl Shm {
                 }
                 Verb::Send { bytes } => {
                     writer.message(bytes);
-                    self.unsettled.set(true);
+                    self.unflushed.set(true);
                 }
             }
         }
@@ -384,15 +381,15 @@ impl Shm {
             self.shared.lost().map_or(Ok(()), Err)?;
             return Ok(false);
         }
-        self.look_for_life()?;
+        self.check_alive()?;
         self.run(verbs, completion)?;
-        self.look_for_another_run()?;
+        self.check_incarnation()?;
         Ok(true)
     }
 
     /// Another thread of the process has heard meanwhile that the peer was started anew, and let go of its pool: what was stored
     /// there has reached nobody, perhaps.
-    fn look_for_another_run(&self) -> Result<(), FabricError> {
+    fn check_incarnation(&self) -> Result<(), FabricError> {
         let memories = self.memories.borrow();
         let is_retired = |(_, known): &(u64, Known)| match known {
             Known::Here(PeerMemory::Mapped(Memory::Pool(pool))) => pool.is_retired(),
@@ -452,12 +449,12 @@ impl Shm {
         }
         if taken > 0 {
             self.shared.note_activity();
-            self.unsettled.set(true);
+            self.unflushed.set(true);
         }
         let wanted = self.wants_room.get();
         if wanted != Room::NONE && self.writer.borrow_mut().has_room(wanted)? {
             self.wants_room.set(Room::NONE);
-            self.shared.hub.wake_for_room();
+            self.shared.channel.notify_room();
         }
         Ok(if taken == ROUND { Progress::More } else { Progress::Idle })
     }
@@ -517,7 +514,7 @@ impl Provider for Shm {
             }
         };
         let socket = if self.requested.get() > 0 {
-            self.look_at_socket()
+            self.poll_socket()
         } else {
             Progress::Idle
         };
@@ -525,11 +522,11 @@ impl Provider for Shm {
     }
 
     /// One fence for what was sent and what was received: it waits until the lines have come over from the peer's cache.
-    fn settle(&self) {
-        if !self.unsettled.replace(false) {
+    fn flush(&self) {
+        if !self.unflushed.replace(false) {
             return;
         }
-        ring::settle();
+        ring::order();
         let (sleeps, waits) = (
             self.writer.borrow().reader_sleeps(),
             self.reader.borrow().writer_waits(),
@@ -549,59 +546,47 @@ impl Provider for Shm {
         self.reader.borrow().has_more() || self.wants_room.get() != Room::NONE || self.requested.get() > 0
     }
 
-    fn look(&self) {
+    fn probe(&self) {
         if self.progress() == Progress::Idle && !self.shared.is_closed() {
-            self.look_at_socket();
+            self.poll_socket();
         }
     }
 
     fn arm(&self) -> Progress {
-        let hub = &self.shared.hub;
-        let mut cx = Context::from_waker(&self.hub_waker);
-        for _ in 0..8 {
-            if self.shared.is_closed() {
-                return Progress::Idle;
-            }
-            let reads = self.shared.has_room_for_events();
-            if hub.is_armed() && (!reads || self.ring_armed.get()) {
-                return Progress::Idle;
-            }
-            hub.arm();
-            self.ring_armed.set(reads);
-            let mut ready = false;
-            if let Poll::Ready(guard) = self.doorbell.poll_read_ready(&mut cx) {
-                ready = true;
+        let wanted = || Directions {
+            read: self.shared.has_room_for_events(),
+            write: false,
+        };
+        wait::arm(&self.shared, &self.channel_waker, wanted, |directions, cx| {
+            let mut asked = Asked::Registered;
+            if let Poll::Ready(guard) = self.doorbell.poll_read_ready(cx) {
+                asked = Asked::Ready;
                 match guard {
                     // The counter need not be read: every ring is an edge of its own.
                     Ok(mut guard) => guard.clear_ready(),
                     Err(error) => self.lose(&error.to_string()),
                 }
             }
-            if let Poll::Ready(guard) = self.socket.poll_read_ready(&mut cx) {
-                ready = true;
+            if let Poll::Ready(guard) = self.socket.poll_read_ready(cx) {
+                asked = Asked::Ready;
                 match guard {
                     Ok(mut guard) => {
-                        if self.look_at_socket() == Progress::Idle {
+                        if self.poll_socket() == Progress::Idle {
                             guard.clear_ready();
                         }
                     }
                     Err(error) => self.lose(&error.to_string()),
                 }
             }
-            if reads && !self.reader.borrow().sleep() {
-                ready = true;
-                if self.progress() == Progress::More {
-                    hub.disarm();
-                    return Progress::More;
-                }
+            // while the channel is armed to read, the peer has been told that we sleep
+            if directions.read && !self.reader.borrow().sleep() {
+                asked = match self.progress() {
+                    Progress::More => Asked::More,
+                    Progress::Idle => Asked::Ready,
+                };
             }
-            if ready {
-                hub.disarm();
-            } else if hub.is_armed() {
-                return Progress::Idle;
-            }
-        }
-        Progress::More
+            asked
+        })
     }
 
     fn abandon(&self, _op: OpId) {
@@ -616,7 +601,7 @@ impl Provider for Shm {
         true
     }
 
-    fn looks(&self) -> Look {
-        Look::AtMemory
+    fn polling(&self) -> Polling {
+        Polling::Memory
     }
 }

@@ -173,7 +173,7 @@ impl Entry {
 }
 
 /// Between what one side publishes and its look at what the other one waits for.
-pub(super) fn settle() {
+pub(super) fn order() {
     fence(Ordering::SeqCst);
 }
 

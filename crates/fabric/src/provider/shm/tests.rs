@@ -139,12 +139,12 @@ fn a_store_into_a_pool_that_was_let_go_of_is_not_said_to_be_there() {
             peer.post(&mut [Verb::Write { to, bytes }], Completion::Signaled)
         };
         while !matches!(store(b"there"), Ok(Posted::Done)) {
-            victim.look_at_socket();
-            peer.look_at_socket();
+            victim.poll_socket();
+            peer.poll_socket();
         }
         socket::retire_before(2, pool.fd().unwrap()).unwrap();
         // as if it had looked for its peer's life just now
-        peer.last_look.set(Tick::now());
+        peer.last_probe.set(Tick::now());
         assert!(matches!(store(b"later"), Err(FabricError::Disconnected { .. })));
         let mut found = [0; 5];
         pool.read(0, &mut found);

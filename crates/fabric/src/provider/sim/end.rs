@@ -1,10 +1,10 @@
 //! One end of a simulated queue pair.
 
 use super::network::Network;
-use crate::completion::{OpId, Shared};
-use crate::provider::{Completion, Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Polling, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
 use crate::regions::Want;
+use crate::wait::{Directions, OpId, Shared};
 use crate::{Event, FabricError, MemoryRegions, Remote, Role, Verb};
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -280,7 +280,10 @@ impl Provider for End {
 
     /// What arrives wakes those it is for.
     fn arm(&self) -> Progress {
-        self.shared.hub.arm();
+        self.shared.channel.arm(Directions {
+            read: true,
+            write: true,
+        });
         Progress::Idle
     }
 
@@ -296,8 +299,8 @@ impl Provider for End {
         }
     }
 
-    fn looks(&self) -> Look {
-        Look::Never
+    fn polling(&self) -> Polling {
+        Polling::Never
     }
 }
 

@@ -14,10 +14,10 @@ mod wire;
 
 pub(crate) use listen::{TcpListening, connect};
 
-use crate::completion::{OpId, Shared};
 use crate::handshake::Shaken;
-use crate::provider::{Completion, Look, Posted, Progress, Provider};
+use crate::provider::{Completion, Polling, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
+use crate::wait::{self, Asked, Directions, OpId, Shared};
 use crate::{FabricError, Local, Memory, MemoryRegions, Security, Verb};
 use input::{Around, Ended, Input, Received};
 use output::{BY_REFERENCE, Output, Sent};
@@ -26,8 +26,8 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use tokio::io::unix::AsyncFd;
+use std::task::{Poll, Waker};
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use wire::{Frame, LAST, MAX_PAYLOAD, NO_OP, Opcode, UNREPORTED, UNSIGNALED};
 use zerocopy::IntoBytes;
 
@@ -41,13 +41,9 @@ pub(crate) struct Tcp {
     socket: AsyncFd<OwnedFd>,
     input: RefCell<Input>,
     output: RefCell<Output>,
-    hub_waker: Waker,
+    channel_waker: Waker,
     /// A batch was not posted because of the output that waits; who wanted to is to be told when that has gone.
     refused: Cell<bool>,
-    /// While the hub is armed: the socket's having something to read wakes it,
-    read_armed: Cell<bool>,
-    /// and its taking more.
-    write_armed: Cell<bool>,
 }
 
 impl Tcp {
@@ -61,7 +57,7 @@ impl Tcp {
                 Output::sealed(Sealer::new(peer.sending)),
             ),
         };
-        let hub_waker = Waker::from(shared.hub.clone());
+        let channel_waker = Waker::from(shared.channel.clone());
         // SAFETY: `OwnedFd` owns the descriptor and always returns the same one.
         let socket = unsafe { AsyncFd::register(socket)? };
         Ok(Tcp {
@@ -70,10 +66,8 @@ impl Tcp {
             socket,
             input: RefCell::new(input),
             output: RefCell::new(output),
-            hub_waker,
+            channel_waker,
             refused: Cell::new(false),
-            read_armed: Cell::new(false),
-            write_armed: Cell::new(false),
         })
     }
 
@@ -118,7 +112,7 @@ impl Tcp {
         let second = self.send(&mut output)?;
         if self.refused.get() && output.posted() < POST_LIMIT {
             self.refused.set(false);
-            self.shared.hub.wake_for_room();
+            self.shared.channel.notify_room();
         }
         // What had to wait for output can go on if that has gone.
         let go_on = received == Received::Waiting && output.is_empty() && self.shared.has_room_for_events();
@@ -140,6 +134,20 @@ impl Tcp {
             }
         }
         Progress::Idle
+    }
+
+    /// The socket is ready, or was, if that `is_stale` when it has been used.
+    fn be_ready(&self, ready: io::Result<AsyncFdReadyGuard<'_, OwnedFd>>, is_stale: impl FnOnce() -> bool) -> Asked {
+        let progress = self.progress();
+        match ready {
+            Ok(mut guard) if is_stale() => guard.clear_ready(),
+            Ok(_) => {}
+            Err(error) => self.lose(&error.to_string()),
+        }
+        match progress {
+            Progress::More => Asked::More,
+            Progress::Idle => Asked::Ready,
+        }
     }
 
     fn push_verb(&self, output: &mut Output, verb: &Verb<'_>, frame: Frame, destination: &mut u32, last: u8) {
@@ -301,7 +309,7 @@ impl Provider for Tcp {
         self.note(progress)
     }
 
-    fn settle(&self) {
+    fn flush(&self) {
         let mut output = self.output.borrow_mut();
         if output.is_empty() || output.stuck {
             return;
@@ -312,60 +320,29 @@ impl Provider for Tcp {
     }
 
     fn arm(&self) -> Progress {
-        let hub = &self.shared.hub;
-        let mut cx = Context::from_waker(&self.hub_waker);
-        // Bounded: each turn either receives or sends something, or finds the readiness that tokio remembered stale.
-        for _ in 0..8 {
-            if self.shared.is_closed() {
-                return Progress::Idle;
-            }
-            // what has come waits here for its caller, who may not: no readiness of the socket will tell of it
-            if self.input.borrow().calling {
-                return Progress::More;
-            }
-            let stuck = self.output.borrow().stuck;
-            let reads = !self.input.borrow().waiting;
-            if hub.is_armed() && (!reads || self.read_armed.get()) && (!stuck || self.write_armed.get()) {
-                return Progress::Idle;
-            }
-            // Before asking, since the answer may come at once.
-            hub.arm();
-            self.read_armed.set(reads);
-            self.write_armed.set(stuck);
-            let mut ready = false;
-            if reads && let Poll::Ready(guard) = self.socket.poll_read_ready(&mut cx) {
-                ready = true;
-                let progress = self.progress();
-                match guard {
-                    Ok(mut guard) if self.input.borrow().drained => guard.clear_ready(),
-                    Ok(_) => {}
-                    Err(error) => self.lose(&error.to_string()),
-                }
-                if progress == Progress::More {
-                    hub.disarm();
-                    return Progress::More;
-                }
-            }
-            if stuck && let Poll::Ready(guard) = self.socket.poll_write_ready(&mut cx) {
-                ready = true;
-                let progress = self.progress();
-                match guard {
-                    Ok(mut guard) if self.output.borrow().stuck => guard.clear_ready(),
-                    Ok(_) => {}
-                    Err(error) => self.lose(&error.to_string()),
-                }
-                if progress == Progress::More {
-                    hub.disarm();
-                    return Progress::More;
-                }
-            }
-            if ready {
-                hub.disarm();
-            } else if hub.is_armed() {
-                return Progress::Idle;
-            }
+        // what has come waits here for its caller, who may not: no readiness of the socket will tell of it
+        if self.input.borrow().calling {
+            return Progress::More;
         }
-        Progress::More
+        let wanted = || Directions {
+            read: !self.input.borrow().waiting,
+            write: self.output.borrow().stuck,
+        };
+        wait::arm(&self.shared, &self.channel_waker, wanted, |directions, cx| {
+            let mut asked = Asked::Registered;
+            if directions.read
+                && let Poll::Ready(guard) = self.socket.poll_read_ready(cx)
+            {
+                asked = self.be_ready(guard, || self.input.borrow().drained);
+            }
+            if directions.write
+                && asked != Asked::More
+                && let Poll::Ready(guard) = self.socket.poll_write_ready(cx)
+            {
+                asked = self.be_ready(guard, || self.output.borrow().stuck);
+            }
+            asked
+        })
     }
 
     fn abandon(&self, op: OpId) {
@@ -378,7 +355,7 @@ impl Provider for Tcp {
         self.lose(why);
     }
 
-    fn looks(&self) -> Look {
-        Look::AtKernel
+    fn polling(&self) -> Polling {
+        Polling::Kernel
     }
 }

@@ -2,7 +2,7 @@
 
 use super::records::{BODY_MAX, Sealer};
 use crate::Memory;
-use crate::completion::OpId;
+use crate::wait::OpId;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

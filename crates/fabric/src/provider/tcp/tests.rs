@@ -393,7 +393,7 @@ fn what_is_deferred_goes_together_and_soon() {
         };
 
         defer().await;
-        arrive(1, "at once: nobody settles later");
+        arrive(1, "at once: nobody flushes later");
 
         let poller = tokio::task::spawn_local(crate::poller());
         tokio::task::yield_now().await;
@@ -404,7 +404,7 @@ fn what_is_deferred_goes_together_and_soon() {
         arrive(3, "when the poller has had its turn");
 
         defer().await;
-        crate::settle();
+        crate::flush();
         arrive(4, "when the thread stops");
 
         defer().await;
@@ -432,7 +432,7 @@ fn what_is_not_copied_is_not_deferred() {
             .await
             .unwrap();
         large.fill(2);
-        crate::settle();
+        crate::flush();
         let mut found = vec![0; size_of::<Frame>() + large.len()];
         stream.read_exact(&mut found).await.unwrap();
         assert!(found[size_of::<Frame>()..].iter().all(|byte| *byte == 1));

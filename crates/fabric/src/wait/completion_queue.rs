@@ -1,6 +1,6 @@
 //! What all providers keep for a queue pair: operations under way, events not yet taken, and how it ended.
 
-use crate::waiters::Hub;
+use super::CompletionChannel;
 use crate::{Event, FabricError, Memory, Role, Verb};
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -360,7 +360,7 @@ pub struct Counters {
 pub(crate) struct Shared {
     pub(crate) peer: Role,
     pub(crate) peer_name: String,
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) channel: Arc<CompletionChannel>,
     ops: RefCell<Ops>,
     /// The operation whose caller is being polled: what it lends may be touched.
     present: Cell<Option<OpId>>,
@@ -378,7 +378,7 @@ impl Shared {
         Shared {
             peer,
             peer_name,
-            hub: Arc::new(Hub::default()),
+            channel: Arc::default(),
             ops: RefCell::default(),
             present: Cell::new(None),
             events: RefCell::default(),
@@ -423,7 +423,7 @@ impl Shared {
         };
         self.ops.borrow_mut().fail_all(&error);
         *self.lost.borrow_mut() = Some(error);
-        self.hub.wake_all();
+        self.channel.notify_all();
         true
     }
 
@@ -497,7 +497,7 @@ impl Shared {
     pub(crate) fn call(&self, op: OpId) {
         let sleeper = self.ops.borrow_mut().get(op).and_then(|op| op.sleeper);
         if let Some(sleeper) = sleeper {
-            self.hub.wake(sleeper);
+            self.channel.notify(sleeper);
         }
     }
 
@@ -509,9 +509,9 @@ impl Shared {
     pub(crate) fn complete(&self, op: OpId, result: Result<(), FabricError>) -> Result<(), NotOurs> {
         let sleeper = self.ops.borrow_mut().complete(op, result)?;
         if let Some(sleeper) = sleeper {
-            self.hub.wake(sleeper);
+            self.channel.notify(sleeper);
         }
-        self.hub.wake_for_room();
+        self.channel.notify_room();
         Ok(())
     }
 
@@ -533,7 +533,7 @@ impl Shared {
             self.event_bytes.set(self.event_bytes.get() + bytes.len());
         }
         self.events.borrow_mut().push_back(event);
-        self.hub.wake_for_event();
+        self.channel.notify_event();
     }
 
     pub(crate) fn pop_event(&self) -> Option<Event> {
@@ -544,9 +544,9 @@ impl Shared {
             self.event_bytes.set(left.expect("they were counted when they came"));
         }
         if was_full {
-            // Reading stopped; somebody must look again.
-            self.hub.disarm();
-            self.hub.wake_one();
+            // Receiving had stopped; somebody must poll again.
+            self.channel.disarm();
+            self.channel.notify_one();
         }
         Some(event)
     }
@@ -555,8 +555,31 @@ impl Shared {
         self.events.borrow().iter().for_each(what);
     }
 
+    /// Whoever has taken one, or leaves, notifies another one of those that are left.
+    pub(crate) fn pass_events_on(&self) {
+        if self.any_event() {
+            self.channel.notify_event();
+        }
+    }
+
     pub(crate) fn any_event(&self) -> bool {
         !self.events.borrow().is_empty()
+    }
+
+    /// Operations under way and events, as text.
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let ops = self.ops.borrow();
+        let states = ops
+            .table
+            .iter()
+            .map(|op| (std::mem::discriminant(&op.state), op.sleeper));
+        format!(
+            "{:?} {:?} {}",
+            states.collect::<Vec<_>>(),
+            ops.free,
+            self.events.borrow().len()
+        )
     }
 
     pub(crate) fn count(&self, verbs: &[Verb<'_>]) {
