@@ -19,7 +19,8 @@ const MIB: usize = 1 << 20;
 const LARGEST: usize = 16 * MIB;
 
 /// Reading or writing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Access {
     /// Reading.
     Read,
@@ -30,14 +31,6 @@ pub enum Access {
 impl Access {
     /// Both.
     pub const BOTH: [Access; 2] = [Access::Read, Access::Write];
-
-    /// As it appears in names.
-    pub fn name(self) -> &'static str {
-        match self {
-            Access::Read => "read",
-            Access::Write => "write",
-        }
-    }
 }
 
 /// Where an application has its bytes.

@@ -92,7 +92,8 @@ pub enum Command {
 }
 
 /// Provider of the fabric.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(ValueEnum, strum::Display, Clone, Copy, PartialEq, Eq, Debug)]
+#[strum(serialize_all = "lowercase")]
 pub enum Provider {
     /// Shared memory: peers on this machine
     Shm,
@@ -100,18 +101,9 @@ pub enum Provider {
     Tcp,
 }
 
-impl Provider {
-    /// As the fabric calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Provider::Shm => "shm",
-            Provider::Tcp => "tcp",
-        }
-    }
-}
-
 /// Who moves file data between a client and a node.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(ValueEnum, strum::Display, Clone, Copy, PartialEq, Eq, Debug)]
+#[strum(serialize_all = "lowercase")]
 pub enum Mover {
     /// The client, by one-sided access, at nodes that give it; else the node
     Client,
@@ -120,14 +112,6 @@ pub enum Mover {
 }
 
 impl Mover {
-    /// As options call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mover::Client => "client",
-            Mover::Server => "server",
-        }
-    }
-
     /// As the client library calls it.
     pub fn transfers(self) -> Transfers {
         match self {

@@ -136,7 +136,7 @@ impl Reach {
                     .or(dir.as_ref().and_then(|d| d.security))
                     .unwrap_or_default(),
             },
-            provider: args.provider.map(|p| p.name().to_string()),
+            provider: args.provider.map(|p| p.to_string()),
             transfers: args.transfers.map(Mover::transfers).unwrap_or_default(),
             verify: args.verify,
             timeouts: dir.as_ref().map(|d| d.timeouts).unwrap_or_default(),

@@ -5,6 +5,7 @@ use crate::args::DfArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::size::Size;
+use crate::table::Table;
 use crate::{Context, Exit};
 use polvo_proto::Usage;
 use serde_json::json;
@@ -42,18 +43,13 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
             });
             print(format!("{all}\n"))?;
         } else {
-            let mut text = format!(
-                "{:<8} {:>10} {:>10} {:>10} {:>5} {:>12}\n",
-                "NODE", "SIZE", "USED", "FREE", "USE%", "INODES"
-            );
+            let mut table = Table::new(["NODE", ">SIZE", ">USED", ">FREE", ">USE%", ">INODES"]);
             for (node, usage) in &nodes {
-                text += &row(&node.0.to_string(), usage);
+                table.row(row(node.0.to_string(), usage));
             }
-            for node in &missing {
-                text += &format!("{:<8} does not answer\n", node.0);
-            }
-            text += &row("all", &total);
-            print(text)?;
+            table.row(row("all".into(), &total));
+            let silent = missing.iter().map(|node| format!("node {} does not answer\n", node.0));
+            print(table.to_string() + &silent.collect::<String>())?;
         }
         Ok(if missing.is_empty() {
             Exit::Success
@@ -63,18 +59,19 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
     })
 }
 
-fn row(name: &str, u: &Usage) -> String {
+fn row(name: String, u: &Usage) -> [String; 6] {
     let used = u.total_bytes.saturating_sub(u.free_bytes);
     let percent = if u.total_bytes == 0 {
         0.0
     } else {
         used as f64 * 100.0 / u.total_bytes as f64
     };
-    format!(
-        "{name:<8} {:>10} {:>10} {:>10} {percent:>4.0}% {:>12}\n",
+    [
+        name,
         Size(u.total_bytes).to_string(),
         Size(used).to_string(),
         Size(u.free_bytes).to_string(),
-        u.inodes
-    )
+        format!("{percent:.0}%"),
+        u.inodes.to_string(),
+    ]
 }

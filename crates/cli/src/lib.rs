@@ -53,6 +53,7 @@ pub mod scrub;
 pub mod secret;
 pub mod size;
 pub mod status;
+mod table;
 pub mod text_position;
 pub mod url;
 

@@ -169,13 +169,13 @@ fn start_detached(
         line.extend(["--cluster".into(), id.to_string().into()]);
     }
     if let Some(provider) = args.cluster.provider {
-        line.extend(["--provider".into(), provider.name().into()]);
+        line.extend(["--provider".into(), provider.to_string().into()]);
     }
     if let Some(security) = args.cluster.security {
-        line.extend(["--security".into(), security.name().into()]);
+        line.extend(["--security".into(), security.to_string().into()]);
     }
     if let Some(mover) = args.cluster.transfers {
-        line.extend(["--transfers".into(), mover.name().into()]);
+        line.extend(["--transfers".into(), mover.to_string().into()]);
     }
     if args.cluster.verify {
         line.push("--verify".into());

@@ -4,7 +4,6 @@
 //! id, a colon and the secret. With the id in it the file is all that a client needs besides an address. Nobody but the
 //! owner and the group may have access to it.
 
-use crate::cluster_id::hex;
 use crate::{CliError, ClusterId, Context};
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -42,7 +41,7 @@ impl Secret {
         getrandom::fill(&mut bits).expect("the system always has random numbers");
         Secret {
             cluster: Some(cluster),
-            secret: hex(&bits).into_bytes().into(),
+            secret: bits.map(|byte| format!("{byte:02x}")).concat().into_bytes().into(),
         }
     }
 

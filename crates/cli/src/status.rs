@@ -4,6 +4,7 @@ use crate::args::StatusArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::size::Size;
+use crate::table::Table;
 use crate::{CliError, ClusterId, Context, Exit};
 use polvo_client::{Client, LocalClient};
 use polvo_format::NodeId;
@@ -116,102 +117,113 @@ fn as_json(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> Va
 }
 
 fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> String {
-    use std::fmt::Write;
     let mut text = format!(
-        "Cluster {}   epoch {}   {} nodes, {} regions\n\n",
+        "Cluster {}   epoch {}   {} nodes, {} regions\n\n{}",
         ClusterId(map.cluster),
         map.epoch.0,
         map.nodes.len(),
-        map.regions.len()
-    );
-    let _ = writeln!(
-        text,
-        "{:<5} {:<9} {:>9} {:>9} {:>8} {:>9} {:>8}  {:<18} ADDRESSES",
-        "NODE", "STATE", "SIZE", "FREE", "REGIONS", "INODES", "SESSIONS", "MEDIUM"
+        map.regions.len(),
+        nodes_table(map, answers),
     );
     for (id, answer) in answers {
-        let addresses = map.node(*id).map(|n| n.addresses.join(" ")).unwrap_or_default();
-        match answer {
-            Err(e) => {
-                let _ = writeln!(text, "{:<5} {:<9} {e}  ({addresses})", id.0, "MISSING");
-            }
-            Ok(status) => {
-                let n = |pointer: &str| status.pointer(pointer).and_then(Value::as_u64);
-                let size = |pointer: &str| n(pointer).map_or("?".into(), |b| Size(b).to_string());
-                let count = |pointer: &str| n(pointer).map_or("?".into(), |c| c.to_string());
-                let s = |pointer: &str| {
-                    status
-                        .pointer(pointer)
-                        .and_then(Value::as_str)
-                        .unwrap_or("?")
-                        .to_string()
-                };
-                let _ = writeln!(
-                    text,
-                    "{:<5} {:<9} {:>9} {:>9} {:>8} {:>9} {:>8}  {:<18} {addresses}",
-                    id.0,
-                    "up",
-                    size("/pool/bytes"),
-                    size("/pool/free_bytes"),
-                    count("/regions_total"),
-                    count("/pool/inodes"),
-                    count("/sessions_total"),
-                    format!("{} ({})", s("/medium"), s("/persistence")),
-                );
-            }
+        if let Err(why) = answer {
+            text += &format!("node {}: {why}\n", id.0);
         }
     }
-    text.push_str(&sessions_text(answers));
+    if let Some(sessions) = sessions_table(answers) {
+        text += &format!("\n{sessions}");
+    }
     if let Some(mount) = mount {
-        let _ = writeln!(text, "\nMount {}", mount["dir"].as_str().unwrap_or("?"));
+        text += &format!("\nMount {}\n", mount["dir"].as_str().unwrap_or("?"));
         for (counter, value) in mount["counters"].as_object().into_iter().flatten() {
-            let _ = writeln!(text, "  {counter:<20} {value}");
+            text += &format!("  {counter:<20} {value}\n");
         }
     }
     text
 }
 
-/// Clients' sessions, each once with what it holds at all nodes together.
-fn sessions_text(answers: &[NodeAnswer]) -> String {
-    use std::fmt::Write;
-    #[derive(Default)]
-    struct Held {
-        nodes: Vec<String>,
-        opens: u64,
-        pages: u64,
-    }
-    let mut sessions = BTreeMap::<(String, String), Held>::new();
-    for (node, answer) in answers {
-        let Some(list) = answer.as_ref().ok().and_then(|a| a.get("sessions")?.as_array()) else {
-            continue;
+/// Every node of the map, and what it says of itself.
+fn nodes_table(map: &ClusterMap, answers: &[NodeAnswer]) -> Table {
+    let mut table = Table::new([
+        "NODE",
+        "STATE",
+        ">SIZE",
+        ">FREE",
+        ">REGIONS",
+        ">INODES",
+        ">SESSIONS",
+        "MEDIUM",
+        "ADDRESSES",
+    ]);
+    for (id, answer) in answers {
+        let status = answer.as_ref().ok();
+        let number = |pointer: &str| status.and_then(|status| status.pointer(pointer)?.as_u64());
+        let size = |pointer: &str| number(pointer).map_or("?".into(), |bytes| Size(bytes).to_string());
+        let count = |pointer: &str| number(pointer).map_or("?".into(), |count| count.to_string());
+        let word = |pointer: &str| {
+            status
+                .and_then(|status| status.pointer(pointer)?.as_str())
+                .unwrap_or("?")
         };
-        for session in list {
+        table.row([
+            id.0.to_string(),
+            if status.is_some() { "up" } else { "MISSING" }.into(),
+            size("/pool/bytes"),
+            size("/pool/free_bytes"),
+            count("/regions_total"),
+            count("/pool/inodes"),
+            count("/sessions_total"),
+            status.map_or("?".into(), |_| {
+                format!("{} ({})", word("/medium"), word("/persistence"))
+            }),
+            map.node(*id).map(|node| node.addresses.join(" ")).unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+/// What a session has at all nodes together.
+#[derive(Default)]
+struct SessionTotal {
+    nodes: Vec<String>,
+    opens: u64,
+    pages: u64,
+}
+
+/// Clients' sessions, each once, by name and id; `None` where there are none.
+fn sessions_table(answers: &[NodeAnswer]) -> Option<Table> {
+    let sessions = sessions(answers);
+    let mut table = Table::new(["SESSION", "ID", ">OPEN", ">DELEGATED", "NODES"]);
+    for ((name, id), total) in &sessions {
+        table.row([
+            name.clone(),
+            id.clone(),
+            total.opens.to_string(),
+            Size(total.pages * polvo_format::PAGE as u64).to_string(),
+            total.nodes.join(" "),
+        ]);
+    }
+    (!sessions.is_empty()).then_some(table)
+}
+
+fn sessions(answers: &[NodeAnswer]) -> BTreeMap<(String, String), SessionTotal> {
+    let mut sessions = BTreeMap::<_, SessionTotal>::new();
+    for (node, answer) in answers {
+        let list = answer
+            .as_ref()
+            .ok()
+            .and_then(|answer| answer.get("sessions")?.as_array());
+        for session in list.into_iter().flatten() {
             let word = |key: &str| session[key].as_str().unwrap_or("?").to_string();
             // Nodes have sessions with each other; a mount inside a node is a client all the same.
             if session["node"] == json!(true) && word("name").starts_with("node ") {
                 continue;
             }
-            let held = sessions.entry((word("name"), word("id"))).or_default();
-            held.nodes.push(node.0.to_string());
-            held.opens += session["opens"].as_u64().unwrap_or(0);
-            held.pages += session["delegated_pages"].as_u64().unwrap_or(0);
+            let total = sessions.entry((word("name"), word("id"))).or_default();
+            total.nodes.push(node.0.to_string());
+            total.opens += session["opens"].as_u64().unwrap_or(0);
+            total.pages += session["delegated_pages"].as_u64().unwrap_or(0);
         }
     }
-    if sessions.is_empty() {
-        return String::new();
-    }
-    let mut text = format!(
-        "\n{:<40} {:<18} {:>7} {:>10}  NODES\n",
-        "SESSION", "ID", "OPEN", "DELEGATED"
-    );
-    for ((name, id), held) in sessions {
-        let delegated = Size(held.pages * polvo_format::PAGE as u64).to_string();
-        let _ = writeln!(
-            text,
-            "{name:<40} {id:<18} {:>7} {delegated:>10}  {}",
-            held.opens,
-            held.nodes.join(" ")
-        );
-    }
-    text
+    sessions
 }

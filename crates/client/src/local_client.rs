@@ -6,11 +6,11 @@
 use crate::Client;
 use crate::colocated::{ColocatedNode, Nearby};
 use crate::io::transfers::Pooled;
+use foldhash::HashMap;
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
 use polvo_proto::{Ask, FsError};
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 

@@ -2,10 +2,10 @@
 //! costs an RPC only where there are locks to let go of, and whose were lost with the session at a node.
 
 use crate::local_client::LocalClient;
+use foldhash::HashMap;
 use parking_lot::Mutex;
 use polvo_format::NodeId;
 use polvo_proto::{FsError, InodeRef, LockAnswer, LockAsk, LockRange, LockSeen, LockTicket, ask};
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// An owner that may have locks of an inode.

@@ -15,14 +15,6 @@ pub fn host_identity() -> String {
         .clone()
 }
 
-fn provider_of(address: &Address) -> &'static str {
-    match address {
-        Address::Tcp(_) => "tcp",
-        Address::Shm(_) => "shm",
-        Address::Sim(_) => "sim",
-    }
-}
-
 /// Addresses of a node worth trying: shared memory first where the host is ours, never where it is not, and only the
 /// provider that was asked for, if one was. Addresses that do not parse are left out.
 pub(crate) fn addresses(node: &NodeInfo, host: &str, provider: Option<&str>) -> Vec<Address> {
@@ -31,8 +23,8 @@ pub(crate) fn addresses(node: &NodeInfo, host: &str, provider: Option<&str>) -> 
         .addresses
         .iter()
         .filter_map(|text| text.parse().ok())
-        .filter(|address| match provider {
-            Some(wanted) => provider_of(address) == wanted || matches!(address, Address::Sim(_)),
+        .filter(|address: &Address| match provider {
+            Some(wanted) => address.provider() == wanted || matches!(address, Address::Sim(_)),
             None => same_host || !matches!(address, Address::Shm(_)),
         })
         .collect();

@@ -14,7 +14,8 @@ use std::str::FromStr;
 /// assert_eq!(addr.to_string(), "tcp://localhost:7400");
 /// # Ok::<(), polvo_fabric::FabricError>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Address {
     /// `host:port`
     Tcp(String),
@@ -22,6 +23,13 @@ pub enum Address {
     Shm(PathBuf),
     /// Name of a simulated host.
     Sim(String),
+}
+
+impl Address {
+    /// Name of the provider that reaches it.
+    pub fn provider(&self) -> &'static str {
+        self.into()
+    }
 }
 
 impl FromStr for Address {

@@ -22,6 +22,7 @@ use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::hmac;
 use ring::rand::SystemRandom;
 use std::time::Duration;
+use strum::VariantArray;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Raised whenever anything on the wire changes its meaning.
@@ -185,7 +186,9 @@ fn check_hello(me: &Identity, theirs: &[u8; HELLO]) -> Result<(Role, Security), 
     if theirs[16..32] != me.cluster {
         return Err(Failure::Cluster);
     }
-    let security = Security::ALL.get(usize::from(theirs[13])).ok_or(Failure::Garbled)?;
+    let security = Security::VARIANTS
+        .get(usize::from(theirs[13]))
+        .ok_or(Failure::Garbled)?;
     let role = match (theirs[12], u16::from_le_bytes([theirs[14], theirs[15]])) {
         (0, 0) => Role::Client,
         (1, id) => Role::Node(id),

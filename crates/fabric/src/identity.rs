@@ -1,8 +1,8 @@
 //! Who talks to whom.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
+use strum::{Display, EnumString, VariantArray};
 
 /// Who a peer has proved to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,8 @@ impl fmt::Display for Role {
 
 /// What becomes of the bytes that travel between machines. Of what the two sides of a connection want, the stronger is used. Peers on
 /// one host share memory, and need none.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Display, EnumString, VariantArray)]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown_security)]
 pub enum Security {
     /// They are as they are: for networks that nobody else can reach.
     None,
@@ -35,27 +36,8 @@ pub enum Security {
     Encrypt,
 }
 
-impl Security {
-    /// All, the weakest first.
-    pub(crate) const ALL: [Security; 3] = [Security::None, Security::Auth, Security::Encrypt];
-
-    /// As settings call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Security::None => "none",
-            Security::Auth => "auth",
-            Security::Encrypt => "encrypt",
-        }
-    }
-}
-
-impl FromStr for Security {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Security, String> {
-        let found = Security::ALL.into_iter().find(|security| security.name() == name);
-        found.ok_or_else(|| format!("{name:?} must be none, auth or encrypt"))
-    }
+fn unknown_security(name: &str) -> String {
+    format!("{name:?} must be none, auth or encrypt")
 }
 
 /// Our side of the handshake.

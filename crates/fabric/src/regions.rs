@@ -2,7 +2,7 @@
 
 use crate::key_table::{KeyTable, Slot};
 use crate::{FabricError, Memory};
-use std::collections::HashMap;
+use foldhash::HashMap;
 use std::io;
 use std::sync::{Arc, OnceLock, RwLock};
 

@@ -8,11 +8,11 @@
 //! share a node id, the reply carries the new generation, the kernel drops its old inode by itself, and its forgets for
 //! both arrive under the one id, so one entry counts both.
 
+use foldhash::HashMap;
 use fuser::INodeNo;
 use parking_lot::Mutex;
 use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_proto::InodeRef;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 /// Where the low bits of the generation stand in a node id: between the slot (40 bits) and the region.
@@ -71,7 +71,7 @@ pub(crate) struct Inodes {
 impl Inodes {
     pub(crate) fn new() -> Inodes {
         Inodes {
-            shards: std::array::from_fn(|_| Mutex::new(HashMap::new())),
+            shards: std::array::from_fn(|_| Mutex::new(HashMap::default())),
         }
     }
 

@@ -12,10 +12,10 @@
 //! the address of one that is gone: only then the thread's system call is looked at (see `caller`). Where that cannot
 //! be seen, both keep one key, and what was locked by way of the first handle may last until the second one ends.
 
+use foldhash::HashMap;
 use fuser::FileHandle;
 use parking_lot::Mutex;
 use polvo_proto::InodeRef;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An owner of locks of one inode.

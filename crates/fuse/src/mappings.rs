@@ -10,11 +10,11 @@
 //! another one brings the inode to passthrough would fail; so the first one for passthrough waits until those that were
 //! answered just before have surely ended.
 
+use foldhash::HashMap;
 use fuser::BackingId;
 use parking_lot::Mutex;
 use polvo_proto::InodeRef;
 use rustix::fs::fstatfs;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::{File, read_to_string};
 use std::io;
@@ -91,7 +91,7 @@ impl Mappings {
             allowed,
             never_mapped: None,
             backing: OnceLock::new(),
-            inodes: std::array::from_fn(|_| Mutex::new(HashMap::new())),
+            inodes: std::array::from_fn(|_| Mutex::new(HashMap::default())),
         }
     }
 

@@ -10,14 +10,14 @@ use crate::{Persistence, PmemError};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise};
-use std::fmt;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use strum::{Display, EnumString};
 
 /// What a pool lies on; decides how bytes become durable.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Display, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = PmemError, parse_err_fn = unknown_medium)]
 pub enum Medium {
     /// `/dev/dax*`
     DevDax,
@@ -31,34 +31,11 @@ pub enum Medium {
     Sim,
 }
 
-impl fmt::Display for Medium {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Medium::DevDax => "devdax",
-            Medium::FsDax => "fsdax",
-            Medium::Tmpfs => "tmpfs",
-            Medium::File => "file",
-            Medium::Sim => "sim",
-        })
-    }
-}
-
-impl FromStr for Medium {
-    type Err = PmemError;
-
-    fn from_str(name: &str) -> Result<Medium, PmemError> {
-        match name {
-            "devdax" => Ok(Medium::DevDax),
-            "fsdax" => Ok(Medium::FsDax),
-            "tmpfs" => Ok(Medium::Tmpfs),
-            "file" => Ok(Medium::File),
-            "sim" => Ok(Medium::Sim),
-            _ => Err(PmemError::UnknownName {
-                kind: "medium",
-                given: name.into(),
-                known: "devdax, fsdax, tmpfs, file, sim",
-            }),
-        }
+fn unknown_medium(name: &str) -> PmemError {
+    PmemError::UnknownName {
+        kind: "medium",
+        given: name.into(),
+        known: "devdax, fsdax, tmpfs, file, sim",
     }
 }
 

@@ -3,11 +3,11 @@
 #[cfg(target_arch = "x86_64")]
 use crate::CACHE_LINE;
 use crate::PmemError;
-use std::fmt;
-use std::str::FromStr;
+use strum::{Display, EnumString};
 
 /// How stores become durable.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Display, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = PmemError, parse_err_fn = unknown)]
 pub enum Persistence {
     /// Nothing to do (eADR, volatile media): stores need no flush.
     None,
@@ -18,8 +18,6 @@ pub enum Persistence {
     /// `clflush`: as above, and serialised with each other (old CPUs).
     Clflush,
 }
-
-const KNOWN: &str = "none, clwb, clflushopt, clflush";
 
 impl Persistence {
     /// The best instruction that this CPU has. `None` only where it has none at all (not x86-64).
@@ -116,32 +114,11 @@ pub(crate) fn fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
-impl fmt::Display for Persistence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Persistence::None => "none",
-            Persistence::Clwb => "clwb",
-            Persistence::Clflushopt => "clflushopt",
-            Persistence::Clflush => "clflush",
-        })
-    }
-}
-
-impl FromStr for Persistence {
-    type Err = PmemError;
-
-    fn from_str(name: &str) -> Result<Persistence, PmemError> {
-        match name {
-            "none" => Ok(Persistence::None),
-            "clwb" => Ok(Persistence::Clwb),
-            "clflushopt" => Ok(Persistence::Clflushopt),
-            "clflush" => Ok(Persistence::Clflush),
-            _ => Err(PmemError::UnknownName {
-                kind: "persistence",
-                given: name.into(),
-                known: KNOWN,
-            }),
-        }
+fn unknown(name: &str) -> PmemError {
+    PmemError::UnknownName {
+        kind: "persistence",
+        given: name.into(),
+        known: "none, clwb, clflushopt, clflush",
     }
 }
 

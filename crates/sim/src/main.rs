@@ -12,6 +12,7 @@ use polvo_sim::schedule::{Fault, Limits, Schedule};
 use polvo_sim::simulation::simulate;
 use std::process::ExitCode;
 use std::time::Instant;
+use strum::VariantArray;
 
 /// Simulates whole PolvoFS clusters under faults and checks what their clients are told.
 ///
@@ -127,7 +128,7 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
         show(options, report);
         return ExitCode::FAILURE;
     }
-    let missing: Vec<String> = Fault::ALL
+    let missing: Vec<String> = Fault::VARIANTS
         .iter()
         .filter(|fault| !counts.faults.contains_key(fault))
         .map(ToString::to_string)

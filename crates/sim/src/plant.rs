@@ -6,13 +6,13 @@ use crate::rng::Rng;
 use polvo_proto::InodeRef;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// One in so many operations of the kind concerned is answered wrongly.
 const ONE_IN: u64 = 6;
 
 /// What is done wrongly.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Plant {
     /// A write is acknowledged and not done.
     LostWrite,
@@ -26,19 +26,6 @@ pub enum Plant {
     LostUnlink,
     /// A large read is put together of two.
     TornRead,
-}
-
-impl fmt::Display for Plant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Plant::LostWrite => "lost-write",
-            Plant::StaleRead => "stale-read",
-            Plant::LateWrite => "late-write",
-            Plant::DoubleAppend => "double-append",
-            Plant::LostUnlink => "lost-unlink",
-            Plant::TornRead => "torn-read",
-        })
-    }
 }
 
 /// The layer, for all clients of a run.

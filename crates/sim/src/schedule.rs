@@ -20,62 +20,39 @@ pub enum Home {
 }
 
 /// What may go wrong.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, strum::Display, strum::VariantArray)]
 #[repr(usize)]
 pub enum Fault {
     /// Messages of different connections take very different times, so that they overtake each other.
+    #[strum(to_string = "delays")]
     Delays,
     /// One host's messages take long.
+    #[strum(to_string = "slow hosts")]
     SlowHost,
     /// All connections of a host are lost.
+    #[strum(to_string = "lost connections")]
     LostConnections,
     /// Two hosts cannot reach each other.
+    #[strum(to_string = "partitions")]
     Partition,
     /// One host's messages do not reach another.
+    #[strum(to_string = "one-way partitions")]
     OneWayPartition,
     /// A node dies and comes back.
+    #[strum(to_string = "crashes")]
     Crash,
     /// A node's machine loses power.
+    #[strum(to_string = "power cuts")]
     PowerCut,
     /// All nodes die, or lose power, at once.
+    #[strum(to_string = "all nodes at once")]
     AllNodes,
     /// A client dies with all it has open, in hand and under way.
+    #[strum(to_string = "client deaths")]
     ClientDeath,
     /// A pool has no room left.
+    #[strum(to_string = "full pools")]
     FullPool,
-}
-
-impl Fault {
-    /// All of them.
-    pub const ALL: [Fault; 10] = [
-        Fault::Delays,
-        Fault::SlowHost,
-        Fault::LostConnections,
-        Fault::Partition,
-        Fault::OneWayPartition,
-        Fault::Crash,
-        Fault::PowerCut,
-        Fault::AllNodes,
-        Fault::ClientDeath,
-        Fault::FullPool,
-    ];
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Fault::Delays => "delays",
-            Fault::SlowHost => "slow hosts",
-            Fault::LostConnections => "lost connections",
-            Fault::Partition => "partitions",
-            Fault::OneWayPartition => "one-way partitions",
-            Fault::Crash => "crashes",
-            Fault::PowerCut => "power cuts",
-            Fault::AllNodes => "all nodes at once",
-            Fault::ClientDeath => "client deaths",
-            Fault::FullPool => "full pools",
-        })
-    }
 }
 
 /// What is set from outside, to make a run smaller or to show that the simulator is not blind.

@@ -8,25 +8,17 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
 /// How the two sides wait for each other. A figure is compared with the baseline that waits the same way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, strum::Display)]
 pub enum Waits {
     /// Both sleep in the kernel.
+    #[strum(to_string = "both blocking")]
     Blocking,
     /// The client spins, the server sleeps: an idle server is asked.
+    #[strum(to_string = "client spinning")]
     ClientSpins,
     /// Both spin: a busy server is asked.
+    #[strum(to_string = "both spinning")]
     BothSpin,
-}
-
-impl Waits {
-    /// As it appears in names.
-    pub fn name(self) -> &'static str {
-        match self {
-            Waits::Blocking => "both blocking",
-            Waits::ClientSpins => "client spinning",
-            Waits::BothSpin => "both spinning",
-        }
-    }
 }
 
 /// One side of a connection.

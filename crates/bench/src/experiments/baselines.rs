@@ -54,11 +54,9 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     }
     for waits in [Waits::BothSpin, Waits::ClientSpins, Waits::Blocking] {
         for (name, answer) in [("64 B", 64), ("64 B / 4 KiB", 4096)] {
-            timed(
-                &format!("socket ping-pong {name}, {}", waits.name()),
-                Unit::Ns,
-                &mut || socket::round_trip(64, answer, waits, ops),
-            )?;
+            timed(&format!("socket ping-pong {name}, {waits}"), Unit::Ns, &mut || {
+                socket::round_trip(64, answer, waits, ops)
+            })?;
         }
     }
     for (name, reading) in [("writes", false), ("reads", true)] {

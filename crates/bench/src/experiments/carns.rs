@@ -121,7 +121,7 @@ fn at(curve: &[(usize, Samples)], size: usize) -> Option<f64> {
 }
 
 fn report(found: &mut Findings<'_>, provider: &str, access: Access, curves: &[Vec<(usize, Samples)>]) {
-    let what = format!("{provider} {}", access.name());
+    let what = format!("{provider} {access}");
     let [eager, pooled, zero_copy, automatic] = curves else {
         unreachable!("one for each way")
     };
@@ -173,8 +173,8 @@ fn report(found: &mut Findings<'_>, provider: &str, access: Access, curves: &[Ve
         }
     }
     found.plot(Plot::Lines {
-        name: format!("carns-fig5-{provider}-{}", access.name()),
-        title: format!("Latency of server-directed {}s over {provider}", access.name()),
+        name: format!("carns-fig5-{provider}-{access}"),
+        title: format!("Latency of server-directed {access}s over {provider}"),
         x: Axis::log("bytes"),
         y: Axis::log("ns"),
         series: WAYS
@@ -200,7 +200,7 @@ fn bandwidth(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Benc
     let ops = ops_of(MIB, effort.ops, effort.file_len / 2);
     for provider in ["shm", "tcp"] {
         for access in Access::BOTH {
-            let link = format!("{provider} link, {}s", access.name());
+            let link = format!("{provider} link, {access}s");
             let mut raw = Vec::new();
             for _ in 0..effort.rounds {
                 raw.push(match (provider, access) {
@@ -229,7 +229,7 @@ fn bandwidth(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Benc
                     crowd.stop()?;
                     let rates = Samples::new(rates);
                     points.push((clients as f64, rates.median()));
-                    let name = format!("{provider} {}s, {clients} clients, {way}", access.name());
+                    let name = format!("{provider} {access}s, {clients} clients, {way}");
                     found.against(&name, Unit::GbPerS, &rates, &link, None);
                 }
                 series.push(Series {
@@ -238,8 +238,8 @@ fn bandwidth(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Benc
                 });
             }
             found.plot(Plot::Lines {
-                name: format!("carns-fig4-{provider}-{}", access.name()),
-                title: format!("Bandwidth of 1 MiB {}s over {provider}", access.name()),
+                name: format!("carns-fig4-{provider}-{access}"),
+                title: format!("Bandwidth of 1 MiB {access}s over {provider}"),
                 x: Axis::linear("clients"),
                 y: Axis::linear("GB/s"),
                 series,

@@ -244,7 +244,7 @@ fn names(client: &Arc<Client>, context: &Context<'_>, found: &mut Findings<'_>) 
 fn external(node: &BenchNode, effort: Effort, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (n, ops) = (effort.rounds, effort.ops);
     let waits = Waits::ClientSpins;
-    let page = format!("socket ping-pong 64 B / 4 KiB, {}", waits.name());
+    let page = format!("socket ping-pong 64 B / 4 KiB, {waits}");
     for (provider, name) in [("tcp", "over-tcp"), ("shm", "over-shm")] {
         let client = node.external(provider)?;
         let file = big_file(&client, name, effort.file_len)?;

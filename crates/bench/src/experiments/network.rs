@@ -249,7 +249,7 @@ fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         )?;
         peers.stop()?;
         let mut pair = |what: &str, bytes: &str, base: &Samples, value: &Samples| {
-            let baseline = format!("socket ping-pong {bytes}, {}", waits.name());
+            let baseline = format!("socket ping-pong {bytes}, {waits}");
             found.figure(&baseline, Unit::Ns, base);
             let name = format!("tcp {what}, {state}");
             found.against(&name, Unit::Ns, value, &baseline, Some(AtMost(1.25)));

@@ -104,7 +104,7 @@ fn of_crowd(
     };
     let mut series = Vec::new();
     for access in Access::BOTH {
-        let mut table = table(format!("{provider} {}s, {clients} clients", access.name()), compared);
+        let mut table = table(format!("{provider} {access}s, {clients} clients"), compared);
         let (mut of_active, mut of_directed) = (Vec::new(), Vec::new());
         for size in SIZES {
             let ops = ops_of(size, effort.ops / 4, effort.file_len / 4);
@@ -118,7 +118,7 @@ fn of_crowd(
                     }
                 }
             }
-            let what = format!("{provider} {} {}, {clients} clients", access.name(), shown(size));
+            let what = format!("{provider} {access} {}, {clients} clients", shown(size));
             let [rates_active, rates_directed] = rates;
             let [server_active, server_directed] = servers;
             let rate = Samples::new(rates_active);
@@ -161,7 +161,7 @@ fn of_crowd(
         for (way, points) in [("client-active", of_active), ("server-active", of_directed)] {
             if !points.is_empty() {
                 series.push(Series {
-                    name: format!("{} {way}", access.name()),
+                    name: format!("{access} {way}"),
                     points,
                 });
             }

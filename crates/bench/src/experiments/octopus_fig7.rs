@@ -66,13 +66,13 @@ fn bandwidth(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), Benc
                     });
                     ours.push(crowd.run(access, Bytes::Own, MIB, ops)?.gbps(MIB));
                 }
-                let name = format!("{provider} link, 1 MiB {}s", access.name());
+                let name = format!("{provider} link, 1 MiB {access}s");
                 found.figure(&name, Unit::GbPerS, &Samples::new(link));
                 let target = match access {
                     Access::Read => AtLeast(0.96),
                     Access::Write => AtLeast(0.89),
                 };
-                let what = format!("{provider} 1 MiB {}s, one client", access.name());
+                let what = format!("{provider} 1 MiB {access}s, one client");
                 found.against(&what, Unit::GbPerS, &Samples::new(ours), &name, Some(target));
             }
             crowd.stop()?;
@@ -104,7 +104,7 @@ fn copy(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchErro
                         ],
                         |taken: &Taken| taken.gbps(size),
                     )?;
-                    let what = format!("{provider} {} {}", access.name(), shown(size));
+                    let what = format!("{provider} {access} {}", shown(size));
                     let target = (size == MIB).then_some(AtMost(0.97));
                     for (base, with, names) in [
                         (&one, &two, ["client-active", "client-active and a copy"]),

@@ -100,7 +100,7 @@ fn batches(
     let crowd = Crowd::new(node, provider, 1, Transfers::Client, FILE)?;
     for access in Access::BOTH {
         let columns = ["bytes", "GB/s", "beside one batch"];
-        let mut table = Table::new(format!("{provider} {}s around BATCH_BYTES", access.name()), &columns);
+        let mut table = Table::new(format!("{provider} {access}s around BATCH_BYTES"), &columns);
         let mut figures = LARGE.map(|_| Vec::new());
         for _ in 0..context.effort.rounds {
             for (size, figures) in LARGE.into_iter().zip(&mut figures) {
@@ -108,7 +108,7 @@ fn batches(
                 figures.push(crowd.run(access, Bytes::Own, size, ops)?.gbps(size));
             }
         }
-        let row = |size: usize| format!("{provider} {} {}", access.name(), shown(size));
+        let row = |size: usize| format!("{provider} {access} {}", shown(size));
         let mut lines = Vec::new();
         for (size, figures) in LARGE.into_iter().zip(figures) {
             let samples = Samples::new(figures);

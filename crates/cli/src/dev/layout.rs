@@ -110,7 +110,7 @@ impl DevCluster {
 
     /// The provider.
     pub(super) fn provider(&self) -> Provider {
-        if self.provider == Provider::Tcp.name() {
+        if self.provider == Provider::Tcp.to_string() {
             Provider::Tcp
         } else {
             Provider::Shm

@@ -127,7 +127,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         nodes,
         size: size.0,
         regions_per_node: args.regions_per_node.unwrap_or(4),
-        provider: args.provider.unwrap_or(Provider::Shm).name().into(),
+        provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
         persistence: args.persistence.clone().unwrap_or_else(|| "auto".into()),
         log_level: args.log_level.clone().unwrap_or_else(|| "info".into()),
@@ -354,7 +354,7 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
         )?;
     }
     if let Some(provider) = args.provider {
-        fixed("--provider", cluster.provider.clone(), provider.name().into())?;
+        fixed("--provider", cluster.provider.clone(), provider.to_string())?;
     }
     if args.pool_dir.is_some() || args.medium.is_some() {
         let place = cluster.pool_dir.display();

@@ -3,7 +3,6 @@
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::request::sessions::{self, Party};
-use polvo_fabric::Address;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -163,12 +162,7 @@ impl Node {
     }
 
     fn providers(&self) -> Vec<&'static str> {
-        let of = |address: &Address| match address {
-            Address::Tcp(_) => "tcp",
-            Address::Shm(_) => "shm",
-            Address::Sim(_) => "sim",
-        };
-        let mut providers: Vec<&'static str> = self.config.listen.iter().map(of).collect();
+        let mut providers: Vec<&'static str> = self.config.listen.iter().map(|address| address.provider()).collect();
         providers.dedup();
         providers
     }
