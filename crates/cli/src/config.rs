@@ -223,6 +223,15 @@ const SCRUB_MIB_S: u64 = 64;
 /// Largest, a TiB.
 const SCRUB_MAX_MIB_S: u64 = 1 << 20;
 
+/// To whom one-sided access to data is given.
+fn one_sided(source: &Source<'_>, node: &RawNode) -> Result<OneSided, ConfigProblem> {
+    match node.one_sided.as_ref().map(|word| (word, word.as_ref().as_str())) {
+        None | Some((_, "all")) => Ok(OneSided::All),
+        Some((_, "nodes")) => Ok(OneSided::Nodes),
+        Some((word, other)) => Err(source.problem(word, format!("{other:?} must be all or nodes"))),
+    }
+}
+
 fn scrub_pace(source: &Source<'_>, node: &RawNode) -> Result<Option<ScrubPace>, ConfigProblem> {
     let limited = |value: &Option<Spanned<u64>>, default, (min, max)| match value {
         None => Ok(default),
@@ -330,39 +339,13 @@ impl Config {
             None => None,
             Some(word) => parse_persistence(word.as_ref()).map_err(|why| source.problem(word, why))?,
         };
-        let one_sided = match raw.node.one_sided.as_ref().map(|word| (word, word.as_ref().as_str())) {
-            None | Some((_, "all")) => OneSided::All,
-            Some((_, "nodes")) => OneSided::Nodes,
-            Some((word, other)) => return Err(source.problem(word, format!("{other:?} must be all or nodes"))),
-        };
+        let one_sided = one_sided(&source, &raw.node)?;
         let scrub = scrub_pace(&source, &raw.node)?;
         let security = match &raw.cluster.security {
             None => Security::default(),
             Some(word) => word.as_ref().parse().map_err(|why: String| source.problem(word, why))?,
         };
-        let defaults = ConfigTimeouts::default();
-        let t = raw.timeouts;
-        let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
-        let timeouts = ConfigTimeouts {
-            connect: source.wait(t.connect_ms, defaults.connect)?,
-            rpc: source.wait(t.rpc_ms, defaults.rpc)?,
-            held: source.wait(t.held_ms, defaults.held)?,
-            lease: source.wait(t.lease_ms, defaults.lease)?,
-            away: source.wait(t.away_ms, defaults.away)?,
-            stop: source.wait(t.stop_ms, defaults.stop)?,
-        };
-        if timeouts.rpc <= timeouts.held {
-            let at = rpc_at.unwrap_or(0);
-            return Err(ConfigProblem {
-                file: file.into(),
-                line: if at == 0 { 0 } else { line_of(text, at) },
-                key: "timeouts.rpc_ms".into(),
-                what: format!(
-                    "must be more than held_ms ({}), so that a node that waits for an inode can still say so",
-                    timeouts.held.as_millis()
-                ),
-            });
-        }
+        let timeouts = Self::timeouts(&source, raw.timeouts)?;
         let log_level = match &raw.log.level {
             None => "info".to_string(),
             Some(level) => match tracing_subscriber::EnvFilter::try_new(level.as_ref()) {
@@ -397,6 +380,32 @@ impl Config {
             log_level,
             nodes,
         })
+    }
+
+    fn timeouts(source: &Source<'_>, t: RawTimeouts) -> Result<ConfigTimeouts, ConfigProblem> {
+        let defaults = ConfigTimeouts::default();
+        let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
+        let timeouts = ConfigTimeouts {
+            connect: source.wait(t.connect_ms, defaults.connect)?,
+            rpc: source.wait(t.rpc_ms, defaults.rpc)?,
+            held: source.wait(t.held_ms, defaults.held)?,
+            lease: source.wait(t.lease_ms, defaults.lease)?,
+            away: source.wait(t.away_ms, defaults.away)?,
+            stop: source.wait(t.stop_ms, defaults.stop)?,
+        };
+        if timeouts.rpc <= timeouts.held {
+            let at = rpc_at.unwrap_or(0);
+            return Err(ConfigProblem {
+                file: source.file.into(),
+                line: if at == 0 { 0 } else { line_of(source.text, at) },
+                key: "timeouts.rpc_ms".into(),
+                what: format!(
+                    "must be more than held_ms ({}), so that a node that waits for an inode can still say so",
+                    timeouts.held.as_millis()
+                ),
+            });
+        }
+        Ok(timeouts)
     }
 
     fn nodes(

@@ -93,29 +93,38 @@ where
     }
 }
 
+fn malformed(qp: &QueuePair, what: &str) -> RpcError {
+    RpcError::Malformed {
+        peer: qp.peer_name().to_owned(),
+        what: what.to_owned(),
+    }
+}
+
+/// Tells the client how to reach us, and how we reach it. `None`: it has gone.
+async fn exchange(qp: &QueuePair, ours: Setup) -> Result<Option<Setup>, RpcError> {
+    let bytes = &ours.to_bytes();
+    qp.execute_unsignaled(&mut [Verb::Send { bytes }]).await?;
+    match qp.next_event().await {
+        None => Ok(None),
+        Some(Event::Message(bytes)) => Setup::from_bytes(&bytes).map(Some).map_err(|what| malformed(qp, what)),
+        Some(Event::Immediate(_)) => Err(malformed(qp, "a request before its setup")),
+    }
+}
+
 async fn serve_open<H, F>(qp: &QueuePair, regions: &Arc<MemoryRegions>, handler: H) -> Result<(), RpcError>
 where
     H: Fn(Vec<u8>) -> F + 'static,
     F: Future<Output = Vec<u8>> + 'static,
 {
-    let malformed = |what: &str| RpcError::Malformed {
-        peer: qp.peer_name().to_owned(),
-        what: what.to_owned(),
-    };
+    let malformed = |what: &str| malformed(qp, what);
     let pool = Registered::new(regions, SLOTS * REQUEST_STRIDE);
     let client = NEXT_CLIENT.fetch_add(1, Ordering::Relaxed) % Immediate::CLIENTS;
-    let setup = Setup {
+    let ours = Setup {
         key: pool.key.0,
         client,
     };
-    qp.execute_unsignaled(&mut [Verb::Send {
-        bytes: &setup.to_bytes(),
-    }])
-    .await?;
-    let theirs = match qp.next_event().await {
-        None => return Ok(()),
-        Some(Event::Message(bytes)) => Setup::from_bytes(&bytes).map_err(malformed)?,
-        Some(Event::Immediate(_)) => return Err(malformed("a request before its setup")),
+    let Some(theirs) = exchange(qp, ours).await? else {
+        return Ok(());
     };
     let connection = Rc::new(Connection {
         qp: qp.clone(),

@@ -156,30 +156,7 @@ fn internal(client: &Arc<Client>, context: &Context<'_>, found: &mut Findings<'_
     found.against(name, Unit::Ns, &read, "memcpy of random 4 KiB pages", Some(AtMost(1.5)));
     found.against(name, Unit::Ns, &read, "tmpfs pread of random 4 KiB", Some(AtMost(0.5)));
 
-    let [copy, touched, pwrite, write] = in_turn(
-        n,
-        [
-            &mut || Ok(durable.copy_to_random_pages(ops)),
-            &mut || Ok(durable.overwrite_random_pages(ops)),
-            &mut || tmpfs.write_random_pages(ops, false),
-            &mut || random_write(client, &file, effort),
-        ],
-    )?;
-    found.figure("durable copy to random 4 KiB pages", Unit::Ns, &copy);
-    found.figure("memory touched by a durable 4 KiB overwrite", Unit::Ns, &touched);
-    found.figure("tmpfs pwrite of random 4 KiB", Unit::Ns, &pwrite);
-    let name = "library internal 4 KiB durable overwrite";
-    let touched = "memory touched by a durable 4 KiB overwrite";
-    found.against(name, Unit::Ns, &write, touched, None);
-    let baseline = "durable copy to random 4 KiB pages";
-    found.against(name, Unit::Ns, &write, baseline, Some(AtMost(2.0)));
-    found.against(
-        name,
-        Unit::Ns,
-        &write,
-        "tmpfs pwrite of random 4 KiB",
-        Some(AtMost(1.0)),
-    );
+    overwrites(client, &file, effort, &durable, &tmpfs, found)?;
 
     // what was overwritten page by page lies in pages here and there
     let [copy, read] = in_turn(
@@ -198,6 +175,42 @@ fn internal(client: &Arc<Client>, context: &Context<'_>, found: &mut Findings<'_
     );
     drop(file);
     Ok(remove(client, "internal")?)
+}
+
+/// Durable overwrites of 4 KiB at random, beside what they could at best equal.
+fn overwrites(
+    client: &Arc<Client>,
+    file: &Arc<OpenFile>,
+    effort: Effort,
+    durable: &DurableMemory,
+    tmpfs: &BigFile,
+    found: &mut Findings<'_>,
+) -> Result<(), BenchError> {
+    let [copy, touched, pwrite, write] = in_turn(
+        effort.rounds,
+        [
+            &mut || Ok(durable.copy_to_random_pages(effort.ops)),
+            &mut || Ok(durable.overwrite_random_pages(effort.ops)),
+            &mut || tmpfs.write_random_pages(effort.ops, false),
+            &mut || random_write(client, file, effort),
+        ],
+    )?;
+    found.figure("durable copy to random 4 KiB pages", Unit::Ns, &copy);
+    found.figure("memory touched by a durable 4 KiB overwrite", Unit::Ns, &touched);
+    found.figure("tmpfs pwrite of random 4 KiB", Unit::Ns, &pwrite);
+    let name = "library internal 4 KiB durable overwrite";
+    let touched = "memory touched by a durable 4 KiB overwrite";
+    found.against(name, Unit::Ns, &write, touched, None);
+    let baseline = "durable copy to random 4 KiB pages";
+    found.against(name, Unit::Ns, &write, baseline, Some(AtMost(2.0)));
+    found.against(
+        name,
+        Unit::Ns,
+        &write,
+        "tmpfs pwrite of random 4 KiB",
+        Some(AtMost(1.0)),
+    );
+    Ok(())
 }
 
 /// Creates, looks up and unlinks empty files; operations a second.

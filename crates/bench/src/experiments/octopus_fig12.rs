@@ -2,7 +2,7 @@
 
 use crate::BenchError;
 use crate::cluster::{BenchNode, pool_len};
-use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
+use crate::crowd::{Access, Bytes, Crowd, Taken, ops_of, shown, touch};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Table, Unit, figure};
@@ -81,6 +81,28 @@ fn run(
     node.stop()
 }
 
+/// Operations a second, and the node's ns an operation.
+type Measured = (Vec<f64>, Vec<f64>);
+
+/// Has the crowds that there are work in turn.
+fn in_turn(
+    crowds: [Option<&Crowd>; 2],
+    rounds: usize,
+    run: impl Fn(&Crowd) -> Result<Taken, BenchError>,
+) -> Result<[Measured; 2], BenchError> {
+    let mut measured: [Measured; 2] = Default::default();
+    for _ in 0..rounds {
+        for (crowd, (rates, servers)) in crowds.iter().zip(&mut measured) {
+            if let Some(crowd) = crowd {
+                let taken = run(crowd)?;
+                rates.push(taken.rate());
+                servers.push(taken.server_ns_per_op());
+            }
+        }
+    }
+    Ok(measured)
+}
+
 fn of_crowd(
     context: &Context<'_>,
     found: &mut Findings<'_>,
@@ -92,35 +114,20 @@ fn of_crowd(
 ) -> Result<(), BenchError> {
     let effort = context.effort;
     let active = Crowd::new(node, provider, clients, Transfers::Client, FILE)?;
-    let directed = match compared {
-        true => Some(Crowd::new(
-            node,
-            provider,
-            clients,
-            Transfers::Server(Thresholds::default()),
-            FILE,
-        )?),
-        false => None,
-    };
+    let by_node = Transfers::Server(Thresholds::default());
+    let directed = compared
+        .then(|| Crowd::new(node, provider, clients, by_node, FILE))
+        .transpose()?;
     let mut series = Vec::new();
     for access in Access::BOTH {
         let mut table = table(format!("{provider} {access}s, {clients} clients"), compared);
         let (mut of_active, mut of_directed) = (Vec::new(), Vec::new());
         for size in SIZES {
             let ops = ops_of(size, effort.ops / 4, effort.file_len / 4);
-            let (mut rates, mut servers) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-            for _ in 0..effort.rounds {
-                for (way, crowd) in [Some(&active), directed.as_ref()].into_iter().enumerate() {
-                    if let Some(crowd) = crowd {
-                        let taken = crowd.run(access, Bytes::Own, size, ops)?;
-                        rates[way].push(taken.rate());
-                        servers[way].push(taken.server_ns_per_op());
-                    }
-                }
-            }
+            let crowds = [Some(&active), directed.as_ref()];
+            let [(rates_active, server_active), (rates_directed, server_directed)] =
+                in_turn(crowds, effort.rounds, |crowd| crowd.run(access, Bytes::Own, size, ops))?;
             let what = format!("{provider} {access} {}, {clients} clients", shown(size));
-            let [rates_active, rates_directed] = rates;
-            let [server_active, server_directed] = servers;
             let rate = Samples::new(rates_active);
             of_active.push((size as f64, rate.median()));
             if rates_directed.is_empty() {

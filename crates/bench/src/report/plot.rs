@@ -268,9 +268,12 @@ fn short(value: f64) -> String {
     format!("{text}{suffix}")
 }
 
+/// Where the plot of lines ends; beside it are their names.
+const LINES_RIGHT: f64 = WIDTH - 250.0;
+
 fn lines(svg: &mut String, title: &str, x: &Axis, y: &Axis, series: &[Series]) {
     const HEIGHT: f64 = 400.0;
-    const RIGHT: f64 = WIDTH - 250.0;
+    const RIGHT: f64 = LINES_RIGHT;
     begin(svg, HEIGHT, title);
     let points = || series.iter().flat_map(|line| line.points.iter().copied());
     let across = Scale::over(points().map(|(x, _)| x), x.log, 76.0, RIGHT);
@@ -322,39 +325,44 @@ fn lines(svg: &mut String, title: &str, x: &Axis, y: &Axis, series: &[Series]) {
         escaped(&y.label)
     );
     for (index, line) in series.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        let path: Vec<String> = line
-            .points
-            .iter()
-            .map(|(x, y)| format!("{:.1},{:.1}", across.at(*x), up.at(*y)))
-            .collect();
-        put!(
-            svg,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
-            path.join(" ")
-        );
-        for ((_, value), at) in line.points.iter().zip(&path) {
-            let (cx, cy) = at.split_once(',').expect("written so above");
-            put!(
-                svg,
-                "<circle cx=\"{cx}\" cy=\"{cy}\" r=\"3.5\" fill=\"{colour}\"><title>{}: {}</title></circle>",
-                escaped(&line.name),
-                figure(*value)
-            );
-        }
-        let key = 52.0 + 22.0 * index as f64;
-        put!(
-            svg,
-            "<rect x=\"{}\" y=\"{}\" width=\"16\" height=\"4\" fill=\"{colour}\"/>\
-             <text class=\"t s\" x=\"{}\" y=\"{}\">{}</text>",
-            RIGHT + 14.0,
-            key - 6.0,
-            RIGHT + 36.0,
-            key,
-            escaped(&line.name)
-        );
+        draw(svg, index, line, &across, &up);
     }
     svg.push_str("</svg>\n");
+}
+
+/// One line with its points, and its name beside the plot.
+fn draw(svg: &mut String, index: usize, line: &Series, across: &Scale, up: &Scale) {
+    let colour = COLOURS[index % COLOURS.len()];
+    let path: Vec<String> = line
+        .points
+        .iter()
+        .map(|(x, y)| format!("{:.1},{:.1}", across.at(*x), up.at(*y)))
+        .collect();
+    put!(
+        svg,
+        "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
+        path.join(" ")
+    );
+    for ((_, value), at) in line.points.iter().zip(&path) {
+        let (cx, cy) = at.split_once(',').expect("written so above");
+        put!(
+            svg,
+            "<circle cx=\"{cx}\" cy=\"{cy}\" r=\"3.5\" fill=\"{colour}\"><title>{}: {}</title></circle>",
+            escaped(&line.name),
+            figure(*value)
+        );
+    }
+    let key = 52.0 + 22.0 * index as f64;
+    put!(
+        svg,
+        "<rect x=\"{}\" y=\"{}\" width=\"16\" height=\"4\" fill=\"{colour}\"/>\
+         <text class=\"t s\" x=\"{}\" y=\"{}\">{}</text>",
+        LINES_RIGHT + 14.0,
+        key - 6.0,
+        LINES_RIGHT + 36.0,
+        key,
+        escaped(&line.name)
+    );
 }
 
 fn ratios(svg: &mut String, title: &str, bars: &[Bar]) {

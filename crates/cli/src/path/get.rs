@@ -121,16 +121,7 @@ async fn get_source(
             continue;
         };
         if entry.attr.kind == FileKind::Directory {
-            match std::fs::create_dir(&path) {
-                Err(e) if !(e.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir()) => {
-                    jobs.fail(&CliError::Os {
-                        what: format!("making directory {}", path.display()),
-                        source: e,
-                    });
-                    made.push(None);
-                }
-                _ => made.push(Some(path)),
-            }
+            made.push(make_directory(path, jobs));
             continue;
         }
         made.push(None);
@@ -146,6 +137,20 @@ async fn get_source(
         }
     }
     Ok(())
+}
+
+/// The directory, if it is there now.
+fn make_directory(path: PathBuf, jobs: &Rc<Jobs>) -> Option<PathBuf> {
+    match std::fs::create_dir(&path) {
+        Err(e) if !(e.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir()) => {
+            jobs.fail(&CliError::Os {
+                what: format!("making directory {}", path.display()),
+                source: e,
+            });
+            None
+        }
+        _ => Some(path),
+    }
 }
 
 /// Starts the copy of something that is no directory.
