@@ -56,7 +56,7 @@ impl LocalClient {
     /// Asks whoever serves the region.
     pub(crate) async fn call<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
         match self.colocated(region) {
-            Some(here) => self.call_colocated(here, ask).await,
+            Some(here) => A::answered(self.request_colocated(here, ask.into()).await, here.node.id()),
             None => self.links.call_region(region, self.client.cred.clone(), ask).await,
         }
     }

@@ -222,7 +222,7 @@ impl OpenTable {
     /// An open file was closed.
     pub(crate) fn closed(&self, open_inode: &OpenInode) {
         let opens = open_inode.opens.fetch_sub(1, Ordering::AcqRel);
-        assert!(opens > 0, "an open file is counted");
+        debug_assert!(opens > 0, "an open file is counted");
         if opens > 1 {
             return;
         }

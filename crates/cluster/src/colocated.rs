@@ -56,8 +56,8 @@ pub trait Colocated: Send + Sync {
 /// Calls the node in this process: one request at a time, all in the same piece of memory. Dropped, it gives up the request that
 /// is under way.
 pub trait ColocatedCaller {
-    /// Begins a request. The one before has been answered.
-    fn begin(&mut self, call: Call);
+    /// Begins a request. The one before has been answered. (It is boxed because it changes hands several times.)
+    fn begin(&mut self, call: Box<Call>);
 
     /// The answer to the request that was begun, once.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer>;

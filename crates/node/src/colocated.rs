@@ -26,6 +26,10 @@ impl Node {
 
     /// One request of a caller in this process. `links`: the calling thread's links to the other nodes.
     pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
+        self.handle_boxed(links, Box::new(call)).await
+    }
+
+    async fn handle_boxed(self: &Arc<Self>, links: &Rc<Links>, call: Box<Call>) -> Answer {
         self.counters.count(&call.request);
         if let Request::Attach {
             version, name, home, ..
@@ -49,7 +53,7 @@ struct Caller<F> {
 
 #[derive(Default)]
 struct Exchange {
-    call: Cell<Option<Call>>,
+    call: Cell<Option<Box<Call>>>,
     answer: Cell<Option<Answer>>,
 }
 
@@ -57,14 +61,14 @@ impl Exchange {
     async fn serve(&self, node: &Arc<Node>, links: &Rc<Links>) {
         loop {
             let next = poll_fn(|_| self.call.take().map_or(Poll::Pending, Poll::Ready));
-            let answer = node.handle(links, next.await).await;
+            let answer = node.handle_boxed(links, next.await).await;
             self.answer.set(Some(answer));
         }
     }
 }
 
 impl<F: Future> ColocatedCaller for Caller<F> {
-    fn begin(&mut self, call: Call) {
+    fn begin(&mut self, call: Box<Call>) {
         let before = self.exchange.call.replace(Some(call));
         assert!(before.is_none(), "one request at a time");
     }

@@ -85,7 +85,7 @@ impl LocalClient {
         A::answered(self.request_colocated(here, ask.into()).await, here.node.id())
     }
 
-    async fn request_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
+    pub(crate) async fn request_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
         self.attach_once(here).await?;
         // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
         let again = match &request {
@@ -118,7 +118,7 @@ impl LocalClient {
     fn call_once<'a>(&'a self, here: &ColocatedNode, request: impl Into<Request>) -> Calling<'a> {
         let free = self.nearby.callers.borrow_mut().pop();
         let mut caller = free.unwrap_or_else(|| here.node.caller(&self.links));
-        caller.begin(self.links.make_call(self.client.cred.clone(), request));
+        caller.begin(Box::new(self.links.make_call(self.client.cred.clone(), request)));
         Calling {
             caller: Some(caller),
             free: &self.nearby.callers,

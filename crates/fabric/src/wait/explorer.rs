@@ -58,7 +58,7 @@ pub(super) fn now() -> Option<Instant> {
 }
 
 /// The busy-poll budget of waits that have one.
-const BUDGET: Duration = Duration::from_micros(20);
+const BUDGET_US: u64 = 20;
 
 /// What passes at least from one look at the clock to the next, longer than a wait's share of its thread; and what is longer than
 /// the budget.
@@ -606,7 +606,11 @@ fn explore(scenario: &Scenario, planted: Option<Planted>) -> Result<usize, Strin
 fn scenarios(polling: Polling) -> Vec<(&'static str, Scenario)> {
     use Sent::{Completion, Event};
     let mut all = Vec::new();
-    for (has_poller, budget) in [(false, Duration::ZERO), (false, BUDGET), (true, BUDGET)] {
+    for (has_poller, budget) in [
+        (false, Duration::ZERO),
+        (false, Duration::from_micros(BUDGET_US)),
+        (true, Duration::from_micros(BUDGET_US)),
+    ] {
         let scenario = |peer: &[Sent], events, batches, drops| Scenario {
             polling,
             peer: peer.to_vec(),
