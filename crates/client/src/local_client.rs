@@ -45,7 +45,7 @@ impl LocalClient {
 
     /// The node around us, if it serves the region.
     pub(crate) fn colocated(&self, region: RegionId) -> Option<&ColocatedNode> {
-        self.client.colocated.as_ref().filter(|here| here.node.serves(region))
+        self.client.colocated.as_ref().filter(|here| here.serves(region))
     }
 
     /// The node around us, if it is this one.
@@ -56,8 +56,19 @@ impl LocalClient {
     /// Asks whoever serves the region.
     pub(crate) async fn call<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
         match self.colocated(region) {
-            Some(here) => A::answered(self.request_colocated(here, ask.into()).await, here.node.id()),
+            Some(here) => self.call_colocated(here, ask).await,
             None => self.links.call_region(region, self.client.cred.clone(), ask).await,
+        }
+    }
+
+    /// As [`LocalClient::call`], of what can be asked anew: nobody has to keep a copy of it.
+    pub(crate) async fn call_anew<A: Ask>(&self, region: RegionId, ask: impl Fn() -> A) -> Result<A::Answer, FsError> {
+        match self.colocated(region) {
+            Some(here) => {
+                let answer = self.request_colocated(here, ask().into(), || Some(ask().into())).await;
+                A::answered(answer, here.node.id())
+            }
+            None => self.links.call_region(region, self.client.cred.clone(), ask()).await,
         }
     }
 

@@ -77,10 +77,11 @@ impl LocalClient {
         Ok(self.current(ino, None).await?.inode())
     }
 
+    /// Finds a name by what is known of it; whatever else it takes has a box of its own, so that this is small.
     async fn find(&self, dir: InodeRef, name: &[u8]) -> Result<Current, FsError> {
         match name {
-            b"." => return self.current(dir.ino, Some(dir.generation)).await,
-            b".." => return self.parent(dir).await,
+            b"." => return Box::pin(self.current(dir.ino, Some(dir.generation))).await,
+            b".." => return Box::pin(self.parent(dir)).await,
             _ => check_name(name)?,
         }
         for _ in 0..VALIDATE_TRIES {
@@ -103,7 +104,7 @@ impl LocalClient {
             };
             let found = match seen {
                 Seen::Inode(view) => self.accept(Current::from(&view), Some(child.generation)),
-                Seen::Torn | Seen::Locked => self.current(child.ino, Some(child.generation)).await,
+                Seen::Torn | Seen::Locked => Box::pin(self.current(child.ino, Some(child.generation))).await,
                 Seen::Nothing => Err(FsError::Stale),
             };
             match found {
@@ -112,7 +113,7 @@ impl LocalClient {
                 found => return found,
             }
         }
-        self.find_asking(dir, name).await
+        Box::pin(self.find_asking(dir, name)).await
     }
 
     /// Asks the primary for a name and enters the answer. Where the inode that it names has gone before it is looked at, the

@@ -150,14 +150,10 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::IsDirectory`].
     pub async fn unlink(&self, dir: InodeRef, name: &[u8]) -> Result<(), FsError> {
-        self.remove(
+        self.remove(dir, name, || ask::Unlink {
             dir,
-            name,
-            ask::Unlink {
-                dir,
-                name: name.to_vec(),
-            },
-        )
+            name: name.to_vec(),
+        })
         .await
     }
 
@@ -166,22 +162,23 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NotEmpty`].
     pub async fn rmdir(&self, dir: InodeRef, name: &[u8]) -> Result<(), FsError> {
-        self.remove(
+        self.remove(dir, name, || ask::Rmdir {
             dir,
-            name,
-            ask::Rmdir {
-                dir,
-                name: name.to_vec(),
-            },
-        )
+            name: name.to_vec(),
+        })
         .await
     }
 
-    async fn remove<A: Ask<Answer = reply::Attr>>(&self, dir: InodeRef, name: &[u8], ask: A) -> Result<(), FsError> {
+    async fn remove<A: Ask<Answer = reply::Attr>>(
+        &self,
+        dir: InodeRef,
+        name: &[u8],
+        ask: impl Fn() -> A,
+    ) -> Result<(), FsError> {
         check_name(name)?;
         let victim = self.cached(dir, name);
         let basis = self.client.names.basis(dir);
-        let reply::Attr { tail, .. } = self.call(dir.ino.region(), ask).await?;
+        let reply::Attr { tail, .. } = self.call_anew(dir.ino.region(), ask).await?;
         if let Some(basis) = basis {
             self.client.names.enter(dir, basis.tail, name, None);
             self.advance_names(dir, basis, name, tail).await;
@@ -392,8 +389,10 @@ impl LocalClient {
 
     /// A request that takes space: when there is none, what this client has in hand is returned and it is sent again.
     async fn call_for_space<A: Ask>(&self, region: RegionId, ask: impl Fn() -> A) -> Result<A::Answer, FsError> {
-        match self.call(region, ask()).await {
-            Err(FsError::NoSpace | FsError::HeldBack) if self.give_back_all().await => self.call(region, ask()).await,
+        match self.call_anew(region, &ask).await {
+            Err(FsError::NoSpace | FsError::HeldBack) if self.give_back_all().await => {
+                self.call_anew(region, ask).await
+            }
             answer => answer,
         }
     }

@@ -20,8 +20,8 @@ pub trait Colocated: Send + Sync {
     /// Which.
     fn id(&self) -> NodeId;
 
-    /// Is it the region's primary?
-    fn serves(&self, region: RegionId) -> bool;
+    /// The regions whose primary it is, for as long as it runs.
+    fn regions(&self) -> Vec<RegionId>;
 
     /// What the threads of a client in this process share: a session of its own, at home here. Its own node is called through
     /// [`Colocated::caller`], beginning with `Attach`.

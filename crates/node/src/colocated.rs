@@ -87,8 +87,8 @@ impl Colocated for ThisNode {
         self.0.id()
     }
 
-    fn serves(&self, region: RegionId) -> bool {
-        self.0.serves(region)
+    fn regions(&self) -> Vec<RegionId> {
+        self.0.regions.keys().copied().collect()
     }
 
     fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext> {
@@ -160,7 +160,10 @@ impl ColocatedSession for SessionHere {
     }
 
     fn write_at_once(&self, links: &Rc<Links>, cred: &Cred, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
-        let ctx = self.request(links, cred).ok()?;
+        if self.session.is_ended() {
+            return None;
+        }
+        let ctx = RequestContext::new(&self.node, links, &self.session, EPOCH, cred);
         let written = ctx.write_colocated_at_once(inode, at, bytes)?;
         self.node.counters.count_write();
         Some(written)

@@ -22,6 +22,8 @@ pub(crate) struct ColocatedNode {
     pub(crate) node: Arc<dyn Colocated>,
     /// Its pool.
     pub(crate) pool: Arc<Pmem>,
+    /// Its regions.
+    regions: Vec<RegionId>,
     /// The session is known to it.
     attached: AtomicBool,
     /// The session's number there.
@@ -67,11 +69,16 @@ impl ColocatedNode {
     pub(crate) fn new(node: Arc<dyn Colocated>) -> ColocatedNode {
         ColocatedNode {
             pool: node.pool().clone(),
+            regions: node.regions(),
             node,
             attached: AtomicBool::new(false),
             number: AtomicU64::new(0),
             tick: AtomicU64::new(0),
         }
+    }
+
+    pub(crate) fn serves(&self, region: RegionId) -> bool {
+        self.regions.contains(&region)
     }
 
     fn is_attached(&self) -> bool {
@@ -82,28 +89,44 @@ impl ColocatedNode {
 impl LocalClient {
     /// Asks the node around us.
     pub(crate) async fn call_colocated<A: Ask>(&self, here: &ColocatedNode, ask: A) -> Result<A::Answer, FsError> {
-        A::answered(self.request_colocated(here, ask.into()).await, here.node.id())
-    }
-
-    pub(crate) async fn request_colocated(&self, here: &ColocatedNode, request: Request) -> Answer {
-        self.attach_once(here).await?;
+        let request = ask.into();
         // writes are repeated by those who make them, with other space; no need to keep a copy of the bytes
-        let again = match &request {
+        let copy = match &request {
             Request::Write { .. } | Request::Commit { .. } | Request::WriteFrom { .. } => None,
             other => Some(other.clone()),
         };
-        match (self.call_once(here, request).await, again) {
-            (answer @ Err(FsError::SessionExpired | FsError::HeldBack), Some(again)) => {
+        let answer = self.request_colocated(here, request, || copy.clone()).await;
+        A::answered(answer, here.node.id())
+    }
+
+    /// A request to the node around us, and if it was refused and can be repeated (`again`), once more: the refused one did
+    /// nothing.
+    pub(crate) async fn request_colocated(
+        &self,
+        here: &ColocatedNode,
+        request: Request,
+        again: impl Fn() -> Option<Request>,
+    ) -> Answer {
+        if !here.is_attached() {
+            Box::pin(self.attach(here)).await?;
+        }
+        match self.call_once(here, request).await {
+            answer @ Err(FsError::SessionExpired | FsError::HeldBack) => {
                 Box::pin(self.request_again(here, again, answer)).await
             }
-            (answer, _) => answer,
+            answer => answer,
         }
     }
 
-    /// A request that was refused, and did nothing: because the node had forgotten the session (a lease that ended while the
-    /// machine was suspended, say), which is attached anew; or because it holds space back for a while.
+    /// After a request was refused: because the node had forgotten the session (a lease that ended while the machine was
+    /// suspended, say), which is attached anew; or because it holds space back for a while.
     #[cold]
-    async fn request_again(&self, here: &ColocatedNode, request: Request, mut answer: Answer) -> Answer {
+    async fn request_again(
+        &self,
+        here: &ColocatedNode,
+        again: impl Fn() -> Option<Request>,
+        mut answer: Answer,
+    ) -> Answer {
         let (mut attached, mut short_since) = (false, None);
         loop {
             match &answer {
@@ -111,7 +134,8 @@ impl LocalClient {
                 Err(FsError::HeldBack) if self.links.room_may_come(&mut short_since).await => {}
                 _ => return answer,
             }
-            answer = self.call_once(here, request.clone()).await;
+            let Some(request) = again() else { return answer };
+            answer = self.call_once(here, request).await;
         }
     }
 
