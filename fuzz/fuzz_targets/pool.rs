@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use polvo_format::{FileKind, Ino, RegionId};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::{CrashImage, KeepAll};
-use polvo_proto::{FallocateMode, InodeRef, SetAttr};
+use polvo_proto::{FallocateMode, InodeRef, SetAttr, WriteAt};
 use polvo_region::{OfflinePool, PoolSpace, Region, check, repair};
 use std::sync::OnceLock;
 
@@ -33,9 +33,11 @@ fn model() -> &'static (CrashImage, Vec<u64>) {
             let file = w
                 .create(dir, name.as_bytes(), new_file(FileKind::File, 0o644), region)
                 .unwrap();
-            w.write(file, Some(u64::from(n) * 100), &[n as u8; 300]).unwrap();
+            w.write(file, WriteAt::Offset(u64::from(n) * 100), &[n as u8; 300])
+                .unwrap();
             if n % 3 == 0 {
-                w.commit(file, &[(0, vec![1; 9000]), (20_000, vec![2; 5000])], n % 2 == 0)
+                let at = if n % 2 == 0 { WriteAt::End } else { WriteAt::Offset(0) };
+                w.commit(file, &[(0, vec![1; 9000]), (20_000, vec![2; 5000])], at)
                     .unwrap();
             }
             if n % 5 == 0 {
@@ -119,7 +121,7 @@ fuzz_target!(|bytes: &[u8]| {
         let entries = region.read_dir(inode, 0, 100).unwrap_or_default();
         let _ = region.lookup(inode, b"dir");
         let _ = region.open(SESSION, inode);
-        let _ = region.write(inode, 0, true, b"more", polvo_format::Tail::default(), 1);
+        let _ = region.write(inode, WriteAt::End, b"more", polvo_format::Tail::default(), 1);
         let _ = region.set_attr(
             inode,
             &SetAttr {
