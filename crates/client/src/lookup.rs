@@ -33,7 +33,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > NAME_MAX {
         return Err(FsError::NameTooLong);
     }
-    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+    if name.is_empty() || polvo_format::has_slash_or_nul(name) {
         return Err(FsError::Invalid("a name is not empty and has no '/' and no NUL".into()));
     }
     Ok(())
@@ -82,7 +82,7 @@ impl LocalClient {
         match name {
             b"." => return Box::pin(self.current(dir.ino, Some(dir.generation))).await,
             b".." => return Box::pin(self.parent(dir)).await,
-            _ => check_name(name)?,
+            _ => {}
         }
         for _ in 0..VALIDATE_TRIES {
             let Some((log, known)) = self.client.names.find(dir, name) else {
@@ -100,6 +100,8 @@ impl LocalClient {
                 Validity::Valid => {}
             }
             let Some(child) = child else {
+                // what is known to be absent may be no name at all
+                check_name(name)?;
                 return Err(FsError::NotFound);
             };
             let found = match seen {
@@ -119,6 +121,7 @@ impl LocalClient {
     /// Asks the primary for a name and enters the answer. Where the inode that it names has gone before it is looked at, the
     /// name is asked for again, for as long as a locked inode is waited for: only the primary says that there is no such name.
     async fn find_asking(&self, dir: InodeRef, name: &[u8]) -> Result<Current, FsError> {
+        check_name(name)?;
         let mut deadline = None;
         let mut pause = Duration::ZERO;
         let mut missed = None;

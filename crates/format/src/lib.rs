@@ -55,3 +55,10 @@ pub const INODE_SIZE: usize = 256;
 pub const NAME_MAX: usize = 255;
 /// Longest target of a symbolic link, in bytes (PATH_MAX without the terminating NUL).
 pub const SYMLINK_MAX: usize = 4095;
+
+/// Does a name have one of the two bytes that no name may have, `/` or NUL? (All bytes are looked at: without a branch for
+/// each of them that is the quickest where there are at most [`NAME_MAX`].)
+pub fn has_slash_or_nul(name: &[u8]) -> bool {
+    name.iter()
+        .fold(false, |found, byte| found | (*byte == b'/') | (*byte == 0))
+}

@@ -39,7 +39,7 @@ pub(crate) enum Vector {
     Words,
 }
 
-/// A loop over lines of 64 bytes: loads, then stores.
+/// A loop over lines of 64 bytes: loads, then stores. One register counts, from minus the length up to the end at 0.
 ///
 /// All of the first sixteen vector registers count as changed, each named by its lowest part, which stands for the whole:
 /// `vzeroupper` clears the upper parts of those as well that the loop does not use. So do the flags, by default.
@@ -53,9 +53,9 @@ macro_rules! line_loops {
             // SAFETY: reads and writes `lines * 64` bytes; every register that it changes is declared.
             unsafe {
                 std::arch::asm!(
-                    "2:", $($load,)+ $($store,)+
-                    "add {src}, 64", "add {dst}, 64", "dec {lines}", "jnz 2b", $leave,
-                    src = inout(reg) src => _, dst = inout(reg) dst => _, lines = inout(reg) lines => _,
+                    "2:", $($load,)+ $($store,)+ "add {at}, 64", "jnz 2b", $leave,
+                    src = in(reg) src.add(lines * LINE), dst = in(reg) dst.add(lines * LINE),
+                    at = inout(reg) (lines * LINE).wrapping_neg() => _,
                     out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
                     out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
                     out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
@@ -68,21 +68,25 @@ macro_rules! line_loops {
 
 #[cfg(target_arch = "x86_64")]
 line_loops! {
-    move_avx512 ["vmovdqu64 zmm0, [{src}]"] ["vmovdqu64 [{dst}], zmm0"] "vzeroupper";
-    stream_avx512 ["vmovdqu64 zmm0, [{src}]"] ["vmovntdq [{dst}], zmm0"] "vzeroupper";
+    move_avx512 ["vmovdqu64 zmm0, [{src} + {at}]"] ["vmovdqu64 [{dst} + {at}], zmm0"] "vzeroupper";
+    stream_avx512 ["vmovdqu64 zmm0, [{src} + {at}]"] ["vmovntdq [{dst} + {at}], zmm0"] "vzeroupper";
     move_avx2
-        ["vmovdqu ymm0, [{src}]", "vmovdqu ymm1, [{src} + 32]"]
-        ["vmovdqu [{dst}], ymm0", "vmovdqu [{dst} + 32], ymm1"] "vzeroupper";
+        ["vmovdqu ymm0, [{src} + {at}]", "vmovdqu ymm1, [{src} + {at} + 32]"]
+        ["vmovdqu [{dst} + {at}], ymm0", "vmovdqu [{dst} + {at} + 32], ymm1"] "vzeroupper";
     stream_avx2
-        ["vmovdqu ymm0, [{src}]", "vmovdqu ymm1, [{src} + 32]"]
-        ["vmovntdq [{dst}], ymm0", "vmovntdq [{dst} + 32], ymm1"] "vzeroupper";
+        ["vmovdqu ymm0, [{src} + {at}]", "vmovdqu ymm1, [{src} + {at} + 32]"]
+        ["vmovntdq [{dst} + {at}], ymm0", "vmovntdq [{dst} + {at} + 32], ymm1"] "vzeroupper";
     move_sse2
-        ["movdqu xmm0, [{src}]", "movdqu xmm1, [{src} + 16]", "movdqu xmm2, [{src} + 32]", "movdqu xmm3, [{src} + 48]"]
-        ["movdqu [{dst}], xmm0", "movdqu [{dst} + 16], xmm1", "movdqu [{dst} + 32], xmm2", "movdqu [{dst} + 48], xmm3"]
+        ["movdqu xmm0, [{src} + {at}]", "movdqu xmm1, [{src} + {at} + 16]",
+         "movdqu xmm2, [{src} + {at} + 32]", "movdqu xmm3, [{src} + {at} + 48]"]
+        ["movdqu [{dst} + {at}], xmm0", "movdqu [{dst} + {at} + 16], xmm1",
+         "movdqu [{dst} + {at} + 32], xmm2", "movdqu [{dst} + {at} + 48], xmm3"]
         "";
     stream_sse2
-        ["movdqu xmm0, [{src}]", "movdqu xmm1, [{src} + 16]", "movdqu xmm2, [{src} + 32]", "movdqu xmm3, [{src} + 48]"]
-        ["movntdq [{dst}], xmm0", "movntdq [{dst} + 16], xmm1", "movntdq [{dst} + 32], xmm2", "movntdq [{dst} + 48], xmm3"]
+        ["movdqu xmm0, [{src} + {at}]", "movdqu xmm1, [{src} + {at} + 16]",
+         "movdqu xmm2, [{src} + {at} + 32]", "movdqu xmm3, [{src} + {at} + 48]"]
+        ["movntdq [{dst} + {at}], xmm0", "movntdq [{dst} + {at} + 16], xmm1",
+         "movntdq [{dst} + {at} + 32], xmm2", "movntdq [{dst} + {at} + 48], xmm3"]
         "";
 }
 

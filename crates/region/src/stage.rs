@@ -266,7 +266,7 @@ fn check_name(name: &[u8]) -> Result<(), RegionError> {
     if name.len() > NAME_MAX {
         return Err(FsError::NameTooLong.into());
     }
-    if matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
+    if matches!(name, b"" | b"." | b"..") || polvo_format::has_slash_or_nul(name) {
         return Err(FsError::Invalid("file name".into()).into());
     }
     Ok(())

@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 /// The node that a client lives in.
 pub(crate) struct ColocatedNode {
@@ -58,10 +58,13 @@ impl Future for Calling<'_> {
     type Output = Answer;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
-        let caller = self.caller.as_mut().expect("a call is answered once");
-        let answer = ready!(caller.poll(cx));
-        self.free.borrow_mut().extend(self.caller.take());
-        Poll::Ready(answer)
+        let mut caller = self.caller.take().expect("a call is answered once");
+        let polled = caller.poll(cx);
+        match polled.is_ready() {
+            true => self.free.borrow_mut().push(caller),
+            false => self.caller = Some(caller),
+        }
+        polled
     }
 }
 
