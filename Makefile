@@ -31,10 +31,13 @@ E2E := \
 	kill9:ROUNDS=10 \
 	bad-input \
 	repair \
-	rename-storm:TIME=20 \
+	rename-storm:TIME=15 \
+	crossed:TIME=8 \
+	stale-hunter:OBSERVATIONS=20000,TIME=6,FAULTS=kill+pause \
 	real-programs:PARTS=trees+crate+sqlite \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance disjoint-writers kill9 limits make-run partition real-programs rename-storm
+E2E_LONG := balance conformance crossed disjoint-writers kill9 limits make-run partition real-programs rename-storm \
+	stale-hunter
 
 .PHONY: help
 help: ## This list
