@@ -181,3 +181,19 @@ impl ColocatedSession for SessionHere {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_future<'a, F: Future>(_: impl FnOnce(&'a Arc<Node>, &'a Rc<Links>, Box<Call>) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Every caller has one, and each request writes to it: what is rare has a box of its own.
+    #[test]
+    fn the_future_that_serves_a_request_stays_small() {
+        let size = size_of_future(|node, links, call| node.handle_boxed(links, call));
+        assert!(size <= 2048, "{size} bytes");
+    }
+}

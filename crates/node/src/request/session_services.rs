@@ -52,159 +52,102 @@ impl Node {
     }
 }
 
-impl RequestContext<'_> {
-    /// Does what is asked. The caller is attached; what is left to check is done by each service.
-    pub(crate) async fn perform(&self, request: Request) -> Answer {
-        match request {
+/// One row a request: its kind, its fields, and what serves it, whose result is of the type that answers that kind
+/// ([`Ask::Answer`]). A request without a row does not compile.
+macro_rules! dispatch {
+    ($request:ident => $(
+        $(#[$when:meta])?
+        $kind:ident $( { $($field:ident),* } )? $( ( $only:ident ) )? => $service:expr,
+    )*) => {
+        match $request {
+            $( $(#[$when])? Request::$kind $( { $($field),* } )? $( ($only) )? => ask::$kind::reply($service), )*
             Request::Attach { .. } | Request::Fence | Request::Withdraw => {
                 Err(FsError::Invalid("this request belongs to a connection".into()))
             }
-            Request::Heartbeat { tick } => ask::Heartbeat::reply(Ok(self.heartbeat(tick))),
-            Request::Detach => {
-                self.node.end_session(self.session.id);
-                ask::Detach::reply(Ok(()))
-            }
-            Request::Map => ask::Map::reply(Ok((*self.node.map()).clone())),
-            Request::Segments { region, from } => ask::Segments::reply(self.segments(region, from)),
-            Request::Lookup { dir, name } => ask::Lookup::reply(self.lookup(dir, &name).await),
-            Request::GetAttr { ino, generation } => ask::GetAttr::reply(self.get_attr(ino, generation).await),
-            Request::SetAttr { inode, set } => ask::SetAttr::reply(self.set_attr(inode, &set).await),
-            Request::Create { dir, name, file, open } => ask::Create::reply(self.create(dir, name, file, open).await),
-            Request::CreateUnnamed { dir, file } => ask::CreateUnnamed::reply(self.create_unnamed(dir, file).await),
-            Request::Unlink { dir, name } => ask::Unlink::reply(self.unlink(dir, name).await),
-            Request::Rmdir { dir, name } => ask::Rmdir::reply(self.rmdir(dir, name).await),
-            Request::Link { inode, dir, name } => ask::Link::reply(self.link(inode, dir, name).await),
-            Request::Rename {
-                old_dir,
-                old_name,
-                new_dir,
-                new_name,
-                mode,
-            } => {
-                let rename = Rename {
-                    old_dir,
-                    old_name,
-                    new_dir,
-                    new_name,
-                    mode,
-                };
-                ask::Rename::reply(Box::pin(self.rename(rename)).await)
-            }
-            Request::ReadLink { inode } => ask::ReadLink::reply(self.read_link(inode).await),
-            Request::ReadDir { dir, after, max } => ask::ReadDir::reply(self.read_dir(dir, after, max).await),
-            Request::Open { inode } => ask::Open::reply(self.open(inode).await),
-            Request::Extents { inode, from } => ask::Extents::reply(self.extents(inode, from).await),
-            Request::Release { inodes } => ask::Release::reply(self.release(&inodes)),
-            Request::Write {
-                inode,
-                offset,
-                append,
-                known,
-                bytes,
-            } => {
-                let at = WriteAt::from_wire(offset, append);
-                ask::Write::reply(self.write_eager(inode, at, known, &bytes).await)
-            }
-            Request::Commit {
-                inode,
-                runs,
-                crcs,
-                append,
-                known,
-                want_pages,
-            } => {
-                let from = WriteAt::from_wire(0, append);
-                ask::Commit::reply(
-                    self.write_client_active(inode, &runs, &crcs, from, known, want_pages)
-                        .await,
-                )
-            }
-            Request::Fallocate {
-                inode,
-                mode,
-                offset,
-                len,
-            } => ask::Fallocate::reply(self.fallocate(inode, mode, offset, len).await),
-            Request::Sync => ask::Sync::reply(self.node.sync()),
-            Request::Delegate { region, pages } => ask::Delegate::reply(self.delegate(region, pages).await),
-            Request::ReturnSpace { runs } => ask::ReturnSpace::reply(self.return_space(&runs)),
-            Request::GetXattr { inode, name } => ask::GetXattr::reply(self.get_xattr(inode, &name).await),
-            Request::ListXattr { inode } => ask::ListXattr::reply(self.list_xattr(inode).await),
-            Request::SetXattr {
-                inode,
-                name,
-                value,
-                mode,
-            } => ask::SetXattr::reply(self.set_xattr(inode, &name, &value, mode).await),
-            Request::RemoveXattr { inode, name } => ask::RemoveXattr::reply(self.remove_xattr(inode, &name).await),
-            Request::Usage => ask::Usage::reply(Ok(self.node.usage())),
-            Request::Past(past) => ask::Past::reply(self.past(&past)),
-            Request::Status => ask::Status::reply(Ok(self.node.status())),
-            Request::Check { region, page } => {
-                let service = self.service(region)?;
-                ask::Check::reply(self.node.checks.page(self.session.id, service, page))
-            }
-            Request::Scrub { region, from } => {
-                ask::Scrub::reply(Ok(self.node.scrub(self.service(region)?, from).await))
-            }
-            Request::Shutdown => ask::Shutdown::reply(self.shutdown()),
-            Request::Collect {
-                txn,
-                region,
-                on_behalf,
-                open,
-                intents,
-            } => ask::Collect::reply(self.collect(txn, region, on_behalf, open, &intents).await),
-            Request::TxnState { txn } => ask::TxnState::reply(self.txn_state(txn)),
-            Request::RenameLock { txn, release } => ask::RenameLock::reply(self.rename_lock(txn, release)),
-            Request::Parent { inode } => ask::Parent::reply(self.parent(inode).await),
-            Request::Lock { inode, lock, wait } => ask::Lock::reply(self.lock(inode, &lock, wait).await),
-            Request::Unlock { inode, owner, range } => ask::Unlock::reply(self.unlock(inode, owner, range)),
-            Request::TestLock { inode, lock } => ask::TestLock::reply(self.test_lock(inode, &lock)),
-            Request::CancelLock { inode, ticket } => ask::CancelLock::reply(self.cancel_lock(inode, ticket)),
-            Request::LockWaits => ask::LockWaits::reply(self.lock_waits()),
-            Request::Accessed { inodes, strict } => ask::Accessed::reply(self.accessed(&inodes, strict).await),
-            Request::Read {
-                inode,
-                offset,
-                len,
-                into,
-                verify,
-            } => ask::Read::reply(Box::pin(self.read(inode, offset, len, into, verify)).await),
-            Request::WriteFrom {
-                inode,
-                offset,
-                append,
-                known,
-                from,
-                len,
-            } => {
-                let at = WriteAt::from_wire(offset, append);
-                ask::WriteFrom::reply(Box::pin(self.write_server_directed(inode, at, known, from, len)).await)
-            }
-            #[cfg(feature = "two-phase")]
-            Request::Prepare {
-                txn,
-                region,
-                on_behalf,
-                open,
-                intents,
-            } => ask::Prepare::reply(Box::pin(self.prepare(txn, region, on_behalf, open, &intents)).await),
-            #[cfg(feature = "two-phase")]
-            Request::Conclude { txn, region, commit } => ask::Conclude::reply(self.conclude(txn, region, commit)),
             #[cfg(not(feature = "two-phase"))]
             Request::Prepare { .. } | Request::Conclude { .. } => Err(FsError::NotSupported(
                 "two-phase commit, with which nodes are built for comparison only".into(),
             )),
-            Request::FollowLog { dir, known } => ask::FollowLog::reply(self.follow_log(dir, known).await),
-            Request::OpenToWrite {
-                inode,
-                claim,
-                number,
-                want_map,
-            } => ask::OpenToWrite::reply(self.open_to_write(inode, claim, number, want_map).await),
-            Request::EndWriting { inodes } => ask::EndWriting::reply(self.end_writing(&inodes)),
         }
+    };
+}
+
+impl RequestContext<'_> {
+    /// Does what is asked. The caller is attached; what is left to check is done by each service.
+    pub(crate) async fn perform(&self, request: Request) -> Answer {
+        dispatch!(request =>
+            Heartbeat { tick } => Ok(self.heartbeat(tick)),
+            Detach => {
+                self.node.end_session(self.session.id);
+                Ok(())
+            },
+            Map => Ok((*self.node.map()).clone()),
+            Segments { region, from } => self.segments(region, from),
+            Lookup { dir, name } => self.lookup(dir, &name).await,
+            GetAttr { ino, generation } => self.get_attr(ino, generation).await,
+            SetAttr { inode, set } => self.set_attr(inode, &set).await,
+            Create { dir, name, file, open } => self.create(dir, name, file, open).await,
+            CreateUnnamed { dir, file } => self.create_unnamed(dir, file).await,
+            Unlink { dir, name } => self.unlink(dir, name).await,
+            Rmdir { dir, name } => self.rmdir(dir, name).await,
+            Link { inode, dir, name } => self.link(inode, dir, name).await,
+            Rename { old_dir, old_name, new_dir, new_name, mode } => {
+                let rename = Rename { old_dir, old_name, new_dir, new_name, mode };
+                Box::pin(self.rename(rename)).await
+            },
+            ReadLink { inode } => self.read_link(inode).await,
+            ReadDir { dir, after, max } => self.read_dir(dir, after, max).await,
+            Open { inode } => self.open(inode).await,
+            Extents { inode, from } => self.extents(inode, from).await,
+            Release { inodes } => self.release(&inodes),
+            Write { inode, offset, append, known, bytes } => {
+                self.write_eager(inode, WriteAt::from_wire(offset, append), known, &bytes).await
+            },
+            Commit { inode, runs, crcs, append, known, want_pages } => {
+                let from = WriteAt::from_wire(0, append);
+                self.write_client_active(inode, &runs, &crcs, from, known, want_pages).await
+            },
+            Fallocate { inode, mode, offset, len } => self.fallocate(inode, mode, offset, len).await,
+            Sync => self.node.sync(),
+            Delegate { region, pages } => self.delegate(region, pages).await,
+            ReturnSpace { runs } => self.return_space(&runs),
+            GetXattr { inode, name } => self.get_xattr(inode, &name).await,
+            ListXattr { inode } => self.list_xattr(inode).await,
+            SetXattr { inode, name, value, mode } => self.set_xattr(inode, &name, &value, mode).await,
+            RemoveXattr { inode, name } => self.remove_xattr(inode, &name).await,
+            Usage => Ok(self.node.usage()),
+            Past(past) => self.past(&past),
+            Status => Ok(self.node.status()),
+            Check { region, page } => self.node.checks.page(self.session.id, self.service(region)?, page),
+            Scrub { region, from } => Ok(self.node.scrub(self.service(region)?, from).await),
+            Shutdown => self.shutdown(),
+            Collect { txn, region, on_behalf, open, intents } => {
+                self.collect(txn, region, on_behalf, open, &intents).await
+            },
+            TxnState { txn } => self.txn_state(txn),
+            RenameLock { txn, release } => self.rename_lock(txn, release),
+            Parent { inode } => self.parent(inode).await,
+            Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,
+            Unlock { inode, owner, range } => self.unlock(inode, owner, range),
+            TestLock { inode, lock } => self.test_lock(inode, &lock),
+            CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
+            LockWaits => self.lock_waits(),
+            Accessed { inodes, strict } => self.accessed(&inodes, strict).await,
+            Read { inode, offset, len, into, verify } => Box::pin(self.read(inode, offset, len, into, verify)).await,
+            WriteFrom { inode, offset, append, known, from, len } => {
+                let at = WriteAt::from_wire(offset, append);
+                Box::pin(self.write_server_directed(inode, at, known, from, len)).await
+            },
+            #[cfg(feature = "two-phase")]
+            Prepare { txn, region, on_behalf, open, intents } => {
+                Box::pin(self.prepare(txn, region, on_behalf, open, &intents)).await
+            },
+            #[cfg(feature = "two-phase")]
+            Conclude { txn, region, commit } => self.conclude(txn, region, commit),
+            FollowLog { dir, known } => self.follow_log(dir, known).await,
+            OpenToWrite { inode, claim, number, want_map } => self.open_to_write(inode, claim, number, want_map).await,
+            EndWriting { inodes } => self.end_writing(&inodes),
+        )
     }
 
     /// What the request has done, if it was done: in this run, though nothing else is known of its session any more, or before.
