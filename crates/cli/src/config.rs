@@ -13,6 +13,8 @@ use polvo_node::{OneSided, ScrubPace};
 use polvo_pmem::Persistence;
 use serde::Deserialize;
 use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
@@ -21,6 +23,8 @@ use toml::Spanned;
 const FILE_MAX: u64 = 4 << 20;
 /// What the messages point to.
 const HELP: &str = "polvod --print-config explains every key";
+/// Default of `cluster.regions_per_node`.
+const REGIONS_PER_NODE: u16 = 4;
 /// Regions a node that a configuration may ask for.
 pub const REGIONS_PER_NODE_MAX: u16 = 1024;
 
@@ -224,26 +228,30 @@ const SCRUB_MIB_S: u64 = 64;
 const SCRUB_MAX_MIB_S: u64 = 1 << 20;
 
 /// To whom one-sided access to data is given.
-fn one_sided(source: &Source<'_>, node: &RawNode) -> Result<OneSided, ConfigProblem> {
-    match node.one_sided.as_ref().map(|word| (word, word.as_ref().as_str())) {
-        None | Some((_, "all")) => Ok(OneSided::All),
-        Some((_, "nodes")) => Ok(OneSided::Nodes),
-        Some((word, other)) => Err(source.problem(word, format!("{other:?} must be all or nodes"))),
+fn parse_one_sided(word: &str) -> Result<OneSided, String> {
+    match word {
+        "all" => Ok(OneSided::All),
+        "nodes" => Ok(OneSided::Nodes),
+        other => Err(format!("{other:?} must be all or nodes")),
     }
 }
 
-fn scrub_pace(source: &Source<'_>, node: &RawNode) -> Result<Option<ScrubPace>, ConfigProblem> {
-    let limited = |value: &Option<Spanned<u64>>, default, (min, max)| match value {
-        None => Ok(default),
-        Some(given) if (min..=max).contains(given.as_ref()) => Ok(*given.as_ref()),
-        Some(given) => Err(source.problem(given, format!("must be {min} to {max}"))),
-    };
-    let every_h = limited(&node.scrub_every_h, SCRUB_EVERY_H, (0, SCRUB_EVERY_MAX_H))?;
-    let mib_s = limited(&node.scrub_mib_s, SCRUB_MIB_S, (1, SCRUB_MAX_MIB_S))?;
-    Ok((every_h > 0).then_some(ScrubPace {
-        every: Duration::from_secs(every_h * 3600),
-        rate: mib_s << 20,
-    }))
+fn parse_log_level(level: &str) -> Result<String, String> {
+    match tracing_subscriber::EnvFilter::try_new(level) {
+        Ok(_) => Ok(level.to_string()),
+        Err(why) => Err(format!("{why}; such as info or debug")),
+    }
+}
+
+/// Refuses numbers beyond these limits.
+fn within<T: PartialOrd + Copy + Display>(
+    limits: RangeInclusive<T>,
+    unit: &'static str,
+) -> impl FnOnce(&T) -> Result<T, String> {
+    move |number| match limits.contains(number) {
+        true => Ok(*number),
+        false => Err(format!("must be {} to {}{unit}", limits.start(), limits.end())),
+    }
 }
 
 /// The text under examination, to say where a value lies.
@@ -263,6 +271,16 @@ impl Source<'_> {
         }
     }
 
+    /// A value that may be left out, as `check` makes it of what is written.
+    fn optional<T, U>(
+        &self,
+        given: &Option<Spanned<T>>,
+        check: impl FnOnce(&T) -> Result<U, String>,
+    ) -> Result<Option<U>, ConfigProblem> {
+        let Some(given) = given else { return Ok(None) };
+        check(given.as_ref()).map(Some).map_err(|why| self.problem(given, why))
+    }
+
     fn addresses(&self, list: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<Address>, ConfigProblem> {
         if list.as_ref().is_empty() {
             return Err(self.problem(
@@ -278,12 +296,19 @@ impl Source<'_> {
         list.as_ref().iter().map(parse).collect()
     }
 
-    fn wait(&self, given: Option<Spanned<u64>>, default: Duration) -> Result<Duration, ConfigProblem> {
-        match given {
-            None => Ok(default),
-            Some(ms) if (1..=3_600_000).contains(ms.as_ref()) => Ok(Duration::from_millis(*ms.as_ref())),
-            Some(ms) => Err(self.problem(&ms, "a wait must be 1 to 3600000 milliseconds")),
-        }
+    fn wait(&self, given: &Option<Spanned<u64>>, default: Duration) -> Result<Duration, ConfigProblem> {
+        let ms = self.optional(given, within(1..=3_600_000, " milliseconds"))?;
+        Ok(ms.map_or(default, Duration::from_millis))
+    }
+
+    fn scrub_pace(&self, node: &RawNode) -> Result<Option<ScrubPace>, ConfigProblem> {
+        let every_h = self.optional(&node.scrub_every_h, within(0..=SCRUB_EVERY_MAX_H, ""))?;
+        let mib_s = self.optional(&node.scrub_mib_s, within(1..=SCRUB_MAX_MIB_S, ""))?;
+        let every_h = every_h.unwrap_or(SCRUB_EVERY_H);
+        Ok((every_h > 0).then_some(ScrubPace {
+            every: Duration::from_secs(every_h * 3600),
+            rate: mib_s.unwrap_or(SCRUB_MIB_S) << 20,
+        }))
     }
 }
 
@@ -304,19 +329,10 @@ impl Config {
         let source = Source { file, text };
         let base = file.parent().unwrap_or(Path::new(""));
 
-        let cluster = match &raw.cluster.id {
-            None => None,
-            Some(id) => Some(
-                id.as_ref()
-                    .parse::<ClusterId>()
-                    .map_err(|why| source.problem(id, why))?,
-            ),
-        };
-        let regions_per_node = match &raw.cluster.regions_per_node {
-            None => 4,
-            Some(n) if (1..=REGIONS_PER_NODE_MAX).contains(n.as_ref()) => *n.as_ref(),
-            Some(n) => return Err(source.problem(n, format!("must be 1 to {REGIONS_PER_NODE_MAX}"))),
-        };
+        let cluster = source.optional(&raw.cluster.id, |id| id.parse())?;
+        let security = source.optional(&raw.cluster.security, |word| word.parse())?;
+        let regions_per_node = source.optional(&raw.cluster.regions_per_node, within(1..=REGIONS_PER_NODE_MAX, ""))?;
+        let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
         let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
         let node = NodeId(*raw.node.id.as_ref());
         let Some(me) = nodes.iter().find(|n| n.id == node) else {
@@ -330,68 +346,46 @@ impl Config {
             None => me.addresses.clone(),
             Some(list) => source.addresses(list)?,
         };
-        let poll = match &raw.node.poll_us {
-            None => None,
-            Some(us) if *us.as_ref() <= POLL_MAX_US => Some(Duration::from_micros(*us.as_ref())),
-            Some(us) => return Err(source.problem(us, format!("must be 0 to {POLL_MAX_US} microseconds"))),
-        };
-        let persistence = match &raw.pool.persistence {
-            None => None,
-            Some(word) => parse_persistence(word.as_ref()).map_err(|why| source.problem(word, why))?,
-        };
-        let one_sided = one_sided(&source, &raw.node)?;
-        let scrub = scrub_pace(&source, &raw.node)?;
-        let security = match &raw.cluster.security {
-            None => Security::default(),
-            Some(word) => word.as_ref().parse().map_err(|why: String| source.problem(word, why))?,
-        };
-        let timeouts = Self::timeouts(&source, raw.timeouts)?;
-        let log_level = match &raw.log.level {
-            None => "info".to_string(),
-            Some(level) => match tracing_subscriber::EnvFilter::try_new(level.as_ref()) {
-                Ok(_) => level.as_ref().clone(),
-                Err(why) => return Err(source.problem(level, format!("{why}; such as info or debug"))),
-            },
-        };
+        let poll = source.optional(&raw.node.poll_us, within(0..=POLL_MAX_US, " microseconds"))?;
+        let one_sided = source.optional(&raw.node.one_sided, |word| parse_one_sided(word))?;
+        let persistence = source.optional(&raw.pool.persistence, |word| parse_persistence(word))?;
+        let log_level = source.optional(&raw.log.level, |level| parse_log_level(level))?;
+        let pid_file = raw.node.pid_file.as_ref().filter(|path| !path.as_os_str().is_empty());
         Ok(Config {
             file: file.into(),
             cluster,
             secret_file: base.join(raw.cluster.secret_file),
-            security,
+            security: security.unwrap_or_default(),
             regions_per_node,
+            nodes,
             node,
             listen,
-            poll,
-            pid_file: raw
-                .node
-                .pid_file
-                .filter(|p| !p.as_os_str().is_empty())
-                .map(|p| base.join(p)),
-            pool: base.join(raw.pool.path),
-            persistence,
-            one_sided,
+            poll: poll.map(Duration::from_micros),
+            pid_file: pid_file.map(|path| base.join(path)),
+            pool: base.join(&raw.pool.path),
+            persistence: persistence.flatten(),
+            one_sided: one_sided.unwrap_or(OneSided::All),
             checksums: raw.pool.checksums.unwrap_or(true),
-            scrub,
-            timeouts,
+            scrub: source.scrub_pace(&raw.node)?,
+            timeouts: Self::timeouts(&source, &raw.timeouts)?,
             mount: raw.mount.map(|m| ConfigMount {
                 dir: base.join(m.dir),
                 options: m.options,
             }),
-            log_level,
-            nodes,
+            log_level: log_level.unwrap_or_else(|| "info".to_string()),
         })
     }
 
-    fn timeouts(source: &Source<'_>, t: RawTimeouts) -> Result<ConfigTimeouts, ConfigProblem> {
+    fn timeouts(source: &Source<'_>, t: &RawTimeouts) -> Result<ConfigTimeouts, ConfigProblem> {
         let defaults = ConfigTimeouts::default();
         let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
         let timeouts = ConfigTimeouts {
-            connect: source.wait(t.connect_ms, defaults.connect)?,
-            rpc: source.wait(t.rpc_ms, defaults.rpc)?,
-            held: source.wait(t.held_ms, defaults.held)?,
-            lease: source.wait(t.lease_ms, defaults.lease)?,
-            away: source.wait(t.away_ms, defaults.away)?,
-            stop: source.wait(t.stop_ms, defaults.stop)?,
+            connect: source.wait(&t.connect_ms, defaults.connect)?,
+            rpc: source.wait(&t.rpc_ms, defaults.rpc)?,
+            held: source.wait(&t.held_ms, defaults.held)?,
+            lease: source.wait(&t.lease_ms, defaults.lease)?,
+            away: source.wait(&t.away_ms, defaults.away)?,
+            stop: source.wait(&t.stop_ms, defaults.stop)?,
         };
         if timeouts.rpc <= timeouts.held {
             let at = rpc_at.unwrap_or(0);
