@@ -103,6 +103,55 @@ fn in_turn(
     Ok(measured)
 }
 
+/// One access of one size.
+struct Point<'a> {
+    provider: &'a str,
+    clients: usize,
+    access: Access,
+    size: usize,
+}
+
+impl Point<'_> {
+    fn name(&self) -> String {
+        let (provider, access, size) = (self.provider, self.access, shown(self.size));
+        format!("{provider} {access} {size}, {} clients", self.clients)
+    }
+
+    /// The names of the two that are compared.
+    fn names(&self) -> (String, String) {
+        let name = self.name();
+        (format!("{name}, client-active"), format!("{name}, server-active"))
+    }
+
+    /// Cells: operations a second, server-active and client-active.
+    fn rates(&self, found: &mut Findings<'_>, active: &Samples, directed: &Samples) -> [String; 4] {
+        // small writes travel in the request either way
+        let differs = self.access == Access::Read || self.size > EAGER_MAX;
+        let target = (differs && self.clients > 1 && self.size <= AHEAD_TO).then_some(AtLeast(1.0));
+        let (client, server) = self.names();
+        found.figure(&server, Unit::PerS, directed);
+        let row = found.against(&client, Unit::PerS, active, &server, target);
+        [
+            figure(directed.median()),
+            figure(active.median()),
+            row.ratio_shown(),
+            row.met_shown(),
+        ]
+    }
+
+    /// Cells: the node's ns an operation, server-active and client-active.
+    fn times(&self, found: &mut Findings<'_>, active: &Samples, directed: &Samples) -> [String; 3] {
+        let (client, server) = self.names();
+        found.figure(&format!("{server}: node's CPU"), Unit::Ns, directed);
+        let cpu = format!("{client}: node's CPU");
+        let row = match (self.provider, self.access) {
+            ("shm", Access::Read) => found.bounded(&cpu, Unit::Ns, active, AtMost(NONE_NS)),
+            _ => found.figure(&cpu, Unit::Ns, active),
+        };
+        [figure(directed.median()), figure(active.median()), row.met_shown()]
+    }
+}
+
 fn of_crowd(
     context: &Context<'_>,
     found: &mut Findings<'_>,
@@ -127,41 +176,24 @@ fn of_crowd(
             let crowds = [Some(&active), directed.as_ref()];
             let [(rates_active, server_active), (rates_directed, server_directed)] =
                 in_turn(crowds, effort.rounds, |crowd| crowd.run(access, Bytes::Own, size, ops))?;
-            let what = format!("{provider} {access} {}, {clients} clients", shown(size));
+            let point = Point {
+                provider,
+                clients,
+                access,
+                size,
+            };
             let rate = Samples::new(rates_active);
             of_active.push((size as f64, rate.median()));
             if rates_directed.is_empty() {
-                found.figure(&what, Unit::PerS, &rate);
+                found.figure(&point.name(), Unit::PerS, &rate);
                 table.line(vec![shown(size), figure(rate.median())]);
                 continue;
             }
             let base = Samples::new(rates_directed);
             of_directed.push((size as f64, base.median()));
-            found.figure(&format!("{what}, server-active"), Unit::PerS, &base);
-            // small writes travel in the request either way
-            let differs = access == Access::Read || size > EAGER_MAX;
-            let target = (differs && clients > 1 && size <= AHEAD_TO).then_some(AtLeast(1.0));
-            let (client, server) = (format!("{what}, client-active"), format!("{what}, server-active"));
-            let row = found.against(&client, Unit::PerS, &rate, &server, target);
-            let mut cells = vec![
-                shown(size),
-                figure(base.median()),
-                figure(rate.median()),
-                row.ratio_shown(),
-                row.met_shown(),
-            ];
-            let (active_ns, directed_ns) = (Samples::new(server_active), Samples::new(server_directed));
-            found.figure(&format!("{server}: node's CPU"), Unit::Ns, &directed_ns);
-            let cpu = format!("{client}: node's CPU");
-            let row = match (provider, access) {
-                ("shm", Access::Read) => found.bounded(&cpu, Unit::Ns, &active_ns, AtMost(NONE_NS)),
-                _ => found.figure(&cpu, Unit::Ns, &active_ns),
-            };
-            cells.extend([
-                figure(directed_ns.median()),
-                figure(active_ns.median()),
-                row.met_shown(),
-            ]);
+            let mut cells = vec![shown(size)];
+            cells.extend(point.rates(found, &rate, &base));
+            cells.extend(point.times(found, &Samples::new(server_active), &Samples::new(server_directed)));
             table.line(cells);
         }
         found.table(table);
