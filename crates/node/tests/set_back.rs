@@ -185,14 +185,14 @@ fn a_client_remembers_while_it_lives() {
 fn no_pool_is_refused_that_was_not_set_back() {
     for seed in 0..5 {
         with_nodes(3, seed, async |cluster| {
-            let mut dice = Dice::new(seed);
+            let mut rng = Rng::new(seed);
             for round in 0..40 {
-                let node = dice.roll(3) as u16;
-                match (cluster.is_running(node), dice.roll(4)) {
+                let node = rng.roll(3) as u16;
+                match (cluster.is_running(node), rng.roll(4)) {
                     (true, 0) => cluster.stop(node).await,
                     (true, 1) => cluster.crash(node).await,
                     (true, 2) => cluster.power_cut(node, seed << 8 | round).await,
-                    (true, _) => cluster.sleep(Duration::from_millis(dice.roll(20_000))).await,
+                    (true, _) => cluster.sleep(Duration::from_millis(rng.roll(20_000))).await,
                     (false, _) => cluster.restart(node).await.unwrap(),
                 }
             }

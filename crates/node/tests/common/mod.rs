@@ -352,11 +352,11 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// A little deterministic generator for random tests.
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
-    pub fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     pub fn roll(&mut self, sides: u64) -> u64 {
