@@ -259,7 +259,7 @@ impl BenchNode {
         Ok(Duration::from_nanos(ns.parse()?))
     }
 
-    /// A client inside the node.
+    /// A colocated client.
     pub fn internal(&self) -> Arc<Client> {
         Client::internal(self.node.colocated(), "bench".into(), Cred::Kernel)
     }

@@ -46,7 +46,7 @@ pub enum Bytes {
 
 struct Member {
     client: Arc<Client>,
-    face: Rc<LocalClient>,
+    local: Rc<LocalClient>,
     file: Arc<OpenFile>,
     name: Vec<u8>,
     /// Made once, so that a node on this host maps it once.
@@ -102,7 +102,7 @@ pub fn touch(nodes: &[BenchNode], pool_len: u64) -> Result<(), BenchError> {
                 ino: made.ino,
                 generation: made.generation,
             };
-            // inodes, and with them data, go to the node that the client is inside of
+            // inodes, and with them data, go to the node that the client is colocated with
             c.set_xattr(dir, b"polvo.placement", b"local", XattrMode::Any).await?;
             let (_, file) = c.create_open(dir, b"touch", new_file()).await?;
             let chunk = vec![1u8; MIB];
@@ -152,20 +152,20 @@ impl<'a> Crowd<'a> {
             client.start_maintenance();
             let dir = root(&client)?;
             let name = format!("{provider}-{number}-{:?}", client.session()).into_bytes();
-            let (face, file) = here.run(async {
-                let face = client.local();
-                let (_, file) = face.create_open(dir, &name, new_file()).await?;
+            let (local, file) = here.run(async {
+                let local = client.local();
+                let (_, file) = local.create_open(dir, &name, new_file()).await?;
                 let chunk = vec![number as u8; MIB];
                 for at in (0..file_len).step_by(MIB) {
-                    face.write(&file, at, &chunk).await?;
+                    local.write(&file, at, &chunk).await?;
                 }
-                Ok::<_, FsError>((face, file))
+                Ok::<_, FsError>((local, file))
             })?;
             let buffer = Rc::new(client.buffer(LARGEST)?);
             buffer.write(0, &vec![5; LARGEST]);
             members.push(Member {
                 client,
-                face,
+                local,
                 file,
                 name,
                 buffer,
@@ -198,7 +198,7 @@ impl<'a> Crowd<'a> {
                 .members
                 .iter()
                 .map(|member| {
-                    let (face, file, buffer) = (member.face.clone(), member.file.clone(), member.buffer.clone());
+                    let (local, file, buffer) = (member.local.clone(), member.file.clone(), member.buffer.clone());
                     tokio::task::spawn_local(async move {
                         let (mut own, mut other) = (vec![7u8; size], vec![8u8; size]);
                         let registered = (bytes == Bytes::Registered).then_some(&*buffer);
@@ -207,10 +207,10 @@ impl<'a> Crowd<'a> {
                             // a stride that leaves neighbours alone
                             let at = (op as u64).wrapping_mul(7919) % places * size as u64;
                             let moved = match (access, registered) {
-                                (Access::Read, None) => face.read(&file, at, &mut own).await?,
-                                (Access::Read, Some(buffer)) => face.read_into(&file, at, buffer, 0, size).await?,
-                                (Access::Write, None) => face.write(&file, at, &own).await?,
-                                (Access::Write, Some(buffer)) => face.write_from(&file, at, buffer, 0, size).await?,
+                                (Access::Read, None) => local.read(&file, at, &mut own).await?,
+                                (Access::Read, Some(buffer)) => local.read_into(&file, at, buffer, 0, size).await?,
+                                (Access::Write, None) => local.write(&file, at, &own).await?,
+                                (Access::Write, Some(buffer)) => local.write_from(&file, at, buffer, 0, size).await?,
                             };
                             if moved != size {
                                 return Err(FsError::NoSpace);
@@ -243,7 +243,7 @@ impl<'a> Crowd<'a> {
     pub fn stop(self) -> Result<(), BenchError> {
         for Member {
             client,
-            face,
+            local,
             file,
             name,
             buffer,
@@ -252,9 +252,9 @@ impl<'a> Crowd<'a> {
             let dir = root(&client)?;
             self.here.run(async {
                 drop(file);
-                face.unlink(dir, &name).await
+                local.unlink(dir, &name).await
             })?;
-            self.here.run(async { drop(face) });
+            self.here.run(async { drop(local) });
             drop(buffer);
             client.shutdown();
         }

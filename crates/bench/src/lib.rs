@@ -18,12 +18,12 @@ pub mod rpc_scheme;
 pub mod suite;
 
 mod baseline;
+mod busy_polling;
 mod cores;
 mod crowd;
 mod echo;
 mod requester;
 mod samples;
-mod wakefulness;
 
 /// Any failure of a measurement.
 pub type BenchError = Box<dyn std::error::Error>;

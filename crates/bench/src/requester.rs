@@ -1,4 +1,4 @@
-//! Requests to nodes, one by one, from a thread inside one of them or outside: what a service takes without a client
+//! Requests to nodes, one by one, colocated or remote: what a service takes without a client
 //! library around it.
 
 use crate::BenchError;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A session, on one thread.
 pub struct Requester {
-    /// The one it is inside of, which is called directly.
+    /// The one it is colocated with, which is called directly.
     node: Option<Arc<Node>>,
     links: Rc<Links>,
 }
@@ -26,7 +26,7 @@ fn next_session() -> SessionId {
 // some of it is for the comparison with two-phase commit alone
 #[cfg_attr(not(feature = "two-phase"), allow(dead_code))]
 impl Requester {
-    /// Attaches inside `node`. New inodes of directories with local placement go to the node `home`.
+    /// Attaches to `node`, colocated. New inodes of directories with local placement go to the node `home`.
     pub async fn new(node: &Arc<Node>, home: u16) -> Result<Requester, BenchError> {
         let links = node.client_context(next_session(), "requester".into()).links();
         let requester = Requester {
@@ -43,8 +43,8 @@ impl Requester {
         Ok(requester)
     }
 
-    /// Outside: everything goes to the first node of the cluster, over `tcp` or `shm`.
-    pub fn outside(cluster: &BenchNode, provider: &str) -> Requester {
+    /// A remote one: everything goes to the first node of the cluster, over `tcp` or `shm`.
+    pub fn remote(cluster: &BenchNode, provider: &str) -> Requester {
         let (name, provider) = ("requester".into(), Some(provider.into()));
         let map = MapCell::new((*cluster.node().map()).clone());
         let (me, limits) = (cluster.client_identity(), *cluster.node().timeouts());
@@ -55,7 +55,7 @@ impl Requester {
         }
     }
 
-    /// One request; inside a node, it is carried out on this thread.
+    /// One request; a colocated one is carried out on this thread.
     pub async fn ask<A: Ask>(&self, ask: A) -> Result<A::Answer, FsError> {
         match &self.node {
             Some(node) => {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// A measurement that is cut short when it has taken so long: file systems differ by orders of magnitude.
 const LONG_ENOUGH: Duration = Duration::from_secs(2);
 
-/// Looks at the clock after so many operations.
-const BETWEEN_LOOKS: usize = 32;
+/// Reads the clock after so many operations.
+const CLOCK_EVERY: usize = 32;
 
 /// Before each measurement: a server of the one before, still polling for requests, has gone to sleep.
 const CALM: Duration = Duration::from_millis(20);
@@ -67,7 +67,7 @@ pub fn repeated(rounds: usize, mut measure: impl FnMut() -> Result<f64, BenchErr
     Ok(samples)
 }
 
-/// Counts operations and looks at the clock now and then: up to so many, fewer where these take too long.
+/// Counts operations and reads the clock now and then: up to so many, fewer where these take too long.
 pub struct Timed {
     start: Instant,
     ops: usize,
@@ -99,8 +99,8 @@ impl Iterator for Timed {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let looks = self.done > 0 && self.done.is_multiple_of(BETWEEN_LOOKS);
-        if self.done == self.ops || (looks && self.start.elapsed() > LONG_ENOUGH) {
+        let reads_clock = self.done > 0 && self.done.is_multiple_of(CLOCK_EVERY);
+        if self.done == self.ops || (reads_clock && self.start.elapsed() > LONG_ENOUGH) {
             return None;
         }
         self.done += 1;

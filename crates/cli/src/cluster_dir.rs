@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Name of the file in the directory.
 pub const CLUSTER_FILE: &str = "cluster.toml";
-/// Where commands look when no directory is named.
+/// Where commands search when no directory is named.
 pub const DEFAULT_DIRS: [&str; 2] = [".polvo", "/etc/polvo"];
 
 /// `cluster.toml` as written.

@@ -429,7 +429,7 @@ impl Config {
         Ok(nodes)
     }
 
-    /// Reads the secret file and settles the cluster's id: from the configuration, from the secret file, or (when both
+    /// Reads the secret file and resolves the cluster's id: from the configuration, from the secret file, or (when both
     /// name it) from both if they agree.
     pub fn cluster_and_secret(&self) -> Result<(ClusterId, Secret), CliError> {
         let secret = Secret::read(&self.secret_file)?;

@@ -88,8 +88,8 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Settles which cluster the command line means. `authority`: `host:port` of a `polvo://` address.
-    pub fn settle(args: &ClusterArgs, authority: Option<&str>) -> Result<Reach, CliError> {
+    /// Resolves which cluster the command line means. `authority`: `host:port` of a `polvo://` address.
+    pub fn resolve(args: &ClusterArgs, authority: Option<&str>) -> Result<Reach, CliError> {
         let named = args.cluster_dir.clone();
         // A polvo:// address with a secret file needs no directory, and the default ones may be another cluster's.
         let dir = match (&named, authority, &args.secret_file) {
@@ -207,7 +207,7 @@ pub fn with_client<T, F>(
 where
     F: Future<Output = Result<T, CliError>>,
 {
-    let reach = Reach::settle(args, authority.as_deref())?;
+    let reach = Reach::resolve(args, authority.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Lines of a log that explain a failure.
 const LOG_LINES: usize = 15;
-/// Most bytes looked at for them.
+/// Most bytes searched for them.
 const LOG_BYTES: u64 = 64 * 1024;
 
 /// A child that was started and has not said yet that it is ready.

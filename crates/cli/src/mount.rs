@@ -129,7 +129,7 @@ pub fn mount(args: &MountArgs) -> Result<(), CliError> {
             source.shown()
         )));
     }
-    let reach = Reach::settle(&args.cluster, source.authority.as_deref())?;
+    let reach = Reach::resolve(&args.cluster, source.authority.as_deref())?;
     // Named in full, since a detached process works in another directory.
     let dir = std::path::absolute(&args.dir).doing(|| args.dir.display().to_string())?;
     if args.foreground {

@@ -21,7 +21,7 @@ struct Found {
     bytes: u64,
     unknown: u64,
     damaged: BTreeMap<Ino, Vec<DamagedData>>,
-    /// Regions that were not looked at to their end, and why.
+    /// Regions that were not scrubbed to their end, and why.
     missing: Vec<(RegionId, FsError)>,
 }
 

@@ -3,7 +3,7 @@
 //! A read sends nothing. It notes the inode, and a moment later the maintenance tells the primaries of all inodes noted in
 //! one request each; a primary applies the rule (`Region::accessed`). By `relatime` a file's reads note it once for each state of its
 //! log, so files that do not change are not asked about again. The note says of which state, so that it cannot undo what
-//! was set after the read. Looking at the attributes of an inode that is noted sends
+//! was set after the read. A request for the attributes of an inode that is noted sends
 //! the note first, so this client sees its own reads at once; others see them within a moment.
 //!
 //! Times are a courtesy: a note that cannot be delivered is lost, and so are notes beyond [`NOTED_MAX`].
@@ -48,7 +48,7 @@ pub(crate) struct AccessTimes {
     of_directories: AtomicBool,
     strict: AtomicBool,
     noted: Mutex<BTreeMap<InodeRef, Note>>,
-    /// How many are noted, to be looked at without the lock.
+    /// How many are noted, to be read without the lock.
     count: AtomicUsize,
     numbers: AtomicU64,
     /// Days since the first read.

@@ -135,7 +135,7 @@ impl Client {
         Client::make(context, None, cred, transfers)
     }
 
-    /// A client inside a node: the node's own regions are called and read directly, others as by any client.
+    /// A colocated client: the node's own regions are called and read directly, others as by any client.
     ///
     /// # Panics
     /// When the system has no random numbers to draw a session from.

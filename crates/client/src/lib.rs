@@ -8,7 +8,7 @@
 //! - Data never passes through an RPC unless it is small: reads are one-sided reads of data and tail in one batch
 //!   (`io/read`), writes go one-sided into delegated space and are committed with one RPC (`io/write`).
 //! - Where a client has no one-sided access to data, or is told not to use it, the node moves the data (`io/transfers`).
-//! - A client inside a node ([`Client::internal`]) does the same with loads, stores and function calls (`colocated`).
+//! - A colocated client ([`Client::internal`]) does the same with loads, stores and function calls (`colocated`).
 //! - Who opens a file to write says so to its node, which lets one client at a time map it shared and writable (`io/writers`).
 //!
 //! Round trips with warm caches: lookup, stat and open 1 (one-sided; to write 1 RPC); create, unlink, rename 1 RPC; a read

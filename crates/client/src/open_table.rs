@@ -59,7 +59,7 @@ impl OpenInode {
         self.kept.store(losses, Ordering::Release);
     }
 
-    /// Tail of the file's log when its mapping was last looked at.
+    /// Tail of the file's log when its mapping was last validated.
     pub(crate) fn tail(&self) -> Option<Tail> {
         match self.mapped.get() {
             Some(mapped) => Some(mapped.tail()),

@@ -1,4 +1,4 @@
-//! Looking at inodes from afar: one one-sided read of two lines shows attributes, tail and lock word.
+//! Reading inodes remotely: one one-sided read of two lines shows attributes, tail and lock word.
 
 use crate::LocalClient;
 use crate::cache::name_cache::DirLog;

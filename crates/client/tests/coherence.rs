@@ -165,29 +165,30 @@ fn two_external_clients() {
 #[test]
 fn a_client_inside_a_node_and_others() {
     with_cluster(12, async |cluster| {
-        let (inside, also_inside, outside) = (internal(cluster, 0), internal(cluster, 2), external(cluster, "out"));
-        sees_at_once(&inside, &outside, "one").await;
-        sees_at_once(&also_inside, &inside, "two").await;
+        let (colocated, also_colocated, remote) =
+            (internal(cluster, 0), internal(cluster, 2), external(cluster, "out"));
+        sees_at_once(&colocated, &remote, "one").await;
+        sees_at_once(&also_colocated, &colocated, "two").await;
     });
 }
 
-/// A thread inside a node remembers where large extents lie: what others change of the file is seen nevertheless, whether it
+/// A colocated thread remembers where large extents lie: what others change of the file is seen nevertheless, whether it
 /// moves bytes, cuts the file or makes it longer.
 #[test]
 fn large_extents_inside_a_node_and_others() {
     const LEN: u64 = 3 << 20;
     with_cluster(14, async |cluster| {
-        let outside = external(cluster, "out");
-        let (made, theirs) = outside.create_open(ROOT, b"f", file()).await.expect("create");
-        let inside = internal(cluster, made.ino.region().0 % 3);
-        let file = inside.open(inode(&made)).await.expect("open");
+        let remote = external(cluster, "out");
+        let (made, theirs) = remote.create_open(ROOT, b"f", file()).await.expect("create");
+        let colocated = internal(cluster, made.ino.region().0 % 3);
+        let file = colocated.open(inode(&made)).await.expect("open");
         let mut model = pattern(1, LEN as usize);
-        inside.write(&file, 0, &model).await.expect("write");
+        colocated.write(&file, 0, &model).await.expect("write");
         let check = async |model: &[u8]| {
             for _ in 0..2 {
                 for offset in (0..LEN + 5000).step_by(250_007) {
                     let mut found = vec![0xaa; 5000];
-                    let read = inside.read(&file, offset, &mut found).await.expect("read");
+                    let read = colocated.read(&file, offset, &mut found).await.expect("read");
                     let expected = model.get(offset as usize..).unwrap_or_default();
                     assert_eq!(read, expected.len().min(5000), "at {offset}");
                     assert!(found[..read] == expected[..read], "at {offset}");
@@ -200,7 +201,7 @@ fn large_extents_inside_a_node_and_others() {
             .enumerate()
         {
             let bytes = pattern(round as u64 + 2, len);
-            outside.write(&theirs, offset, &bytes).await.expect("write");
+            remote.write(&theirs, offset, &bytes).await.expect("write");
             model[offset as usize..][..len].copy_from_slice(&bytes);
             check(&model).await;
         }
@@ -209,7 +210,7 @@ fn large_extents_inside_a_node_and_others() {
                 size: Some(size),
                 ..SetAttr::default()
             };
-            outside.set_attr(inode(&made), cut).await.expect("truncate");
+            remote.set_attr(inode(&made), cut).await.expect("truncate");
             model.resize(size as usize, 0);
             check(&model).await;
         }

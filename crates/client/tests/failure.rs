@@ -255,7 +255,7 @@ fn the_end_of_a_session_returns_everything() {
     });
 }
 
-/// Inside a node a large write takes pages for itself alone: none stay taken, whether it finds enough of them or not.
+/// Colocated: a large write takes pages for itself alone: none stay taken, whether it finds enough of them or not.
 #[test]
 fn writes_inside_a_node_keep_no_pages() {
     with_cluster(76, async |cluster| {
@@ -413,7 +413,7 @@ async fn everything(
 /// Whoever waits for a node that is back within the limit sees nothing of its restart. Others are not kept waiting.
 #[test]
 fn a_restart_within_the_limit_is_not_noticed() {
-    for inside in [false, true] {
+    for colocated in [false, true] {
         with_options(
             ClusterOptions {
                 seed: 78,
@@ -422,7 +422,7 @@ fn a_restart_within_the_limit_is_not_noticed() {
             async |cluster| {
                 let (dir, made) = home_on(cluster, 2).await;
                 let (_, elsewhere) = home_on(cluster, 1).await;
-                let client = match inside {
+                let client = match colocated {
                     true => internal(cluster, 0),
                     false => external(cluster, "client"),
                 };
@@ -456,7 +456,7 @@ fn a_restart_within_the_limit_is_not_noticed() {
                     for (what, result) in results {
                         assert_eq!(result, Ok(()), "{what}, round {round}");
                     }
-                    println!("inside {inside}, round {round}: everything done after {took:?}");
+                    println!("colocated {colocated}, round {round}: everything done after {took:?}");
                     assert!(took < away / 2 + Duration::from_secs(1));
                 }
             },

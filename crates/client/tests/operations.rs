@@ -7,7 +7,7 @@ use polvo_format::FileKind;
 use polvo_proto::{FallocateMode, FsError, NewFile, RenameMode, SetAttr, TimeChange, XattrMode};
 use std::rc::Rc;
 
-/// The same operations through a client of its own and through one inside a node.
+/// The same operations through a client of its own and through a colocated one.
 async fn all_operations(client: &Rc<LocalClient>) {
     let home = inode(&client.create(ROOT, b"home", directory()).await.expect("mkdir"));
     names(client, home).await;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 const NAMES: u32 = 600;
 /// Names that stay: when the others are removed, the log is rewritten once on the way.
 const STAY: u32 = 380;
-/// Requests that a client makes beside what it is asked to do while it looks at all the names (leases), at the most.
+/// Requests that a client makes beside what it is asked to do while it looks all names up (leases), at the most.
 const ASIDE: u64 = 20;
 
 fn name(n: u32) -> Vec<u8> {
@@ -56,7 +56,7 @@ async fn unlink(client: &LocalClient, dir: InodeRef, names: std::ops::Range<u32>
 }
 
 /// Looks all names up, of which the first ones are there; how many requests that took.
-async fn look(client: &LocalClient, dir: InodeRef, there: u32) -> u64 {
+async fn look_up(client: &LocalClient, dir: InodeRef, there: u32) -> u64 {
     let before = client.client().counters().rpcs;
     for n in 0..NAMES {
         match client.lookup(dir, &name(n)).await {
@@ -68,14 +68,15 @@ async fn look(client: &LocalClient, dir: InodeRef, there: u32) -> u64 {
     client.client().counters().rpcs - before
 }
 
-/// A directory with all the names, and two clients, a third on watch; who has met all nodes, and has looked, asks nothing.
+/// A directory with all the names, and two clients, a third on watch; who has met all nodes, and looked the names up,
+/// asks nothing.
 async fn scene(cluster: &Cluster) -> (InodeRef, Rc<LocalClient>, Rc<LocalClient>, Rc<LocalClient>) {
     let [one, two, watch] = ["one", "two", "watch"].map(|name| external(cluster, name));
     let dir = inode(&one.create(ROOT, b"dir", directory()).await.expect("mkdir"));
     make(&one, dir, 0..NAMES).await;
     for client in [&one, &two] {
-        look(client, dir, NAMES).await;
-        assert!(look(client, dir, NAMES).await <= ASIDE);
+        look_up(client, dir, NAMES).await;
+        assert!(look_up(client, dir, NAMES).await <= ASIDE);
     }
     (dir, one, two, watch)
 }
@@ -87,18 +88,18 @@ fn names_known_to_the_end_of_the_old_log_are_known_in_the_new_one() {
         let was = version(cluster, &watch, dir).await;
         unlink(&one, dir, STAY..NAMES).await;
         for client in [&one, &two] {
-            assert!(look(client, dir, STAY).await <= ASIDE, "the log has grown");
+            assert!(look_up(client, dir, STAY).await <= ASIDE, "the log has grown");
         }
         rewritten(cluster, &watch, dir, was).await;
         for client in [&one, &two] {
             assert!(
-                look(client, dir, STAY).await <= 1 + ASIDE,
+                look_up(client, dir, STAY).await <= 1 + ASIDE,
                 "one request, not one a name"
             );
         }
         // and the new log is followed
         unlink(&two, dir, STAY - 1..STAY).await;
-        assert!(look(&one, dir, STAY - 1).await <= ASIDE);
+        assert!(look_up(&one, dir, STAY - 1).await <= ASIDE);
     });
 }
 
@@ -116,9 +117,9 @@ fn who_makes_and_removes_names_keeps_up_with_every_rewriting() {
                     versions.push(version(cluster, &watch, dir).await);
                 }
             }
-            assert!(look(&one, dir, FEW).await <= ASIDE, "round {round}");
+            assert!(look_up(&one, dir, FEW).await <= ASIDE, "round {round}");
             make(&one, dir, FEW..NAMES).await;
-            assert!(look(&one, dir, NAMES).await <= ASIDE, "round {round}");
+            assert!(look_up(&one, dir, NAMES).await <= ASIDE, "round {round}");
         }
         versions.dedup();
         assert!(
@@ -137,7 +138,7 @@ fn what_was_missed_before_the_rewriting_is_caught_up_with_or_all_is_forgotten() 
         unlink(&one, dir, STAY..NAMES).await;
         rewritten(cluster, &watch, dir, was).await;
         unlink(&one, dir, STAY - 1..STAY).await;
-        assert!(look(&two, dir, STAY - 1).await <= ASIDE);
+        assert!(look_up(&two, dir, STAY - 1).await <= ASIDE);
 
         // missed by more than one rewriting: of the first nothing is remembered
         for _ in 0..2 {
@@ -147,8 +148,11 @@ fn what_was_missed_before_the_rewriting_is_caught_up_with_or_all_is_forgotten() 
             rewritten(cluster, &watch, dir, was).await;
             unlink(&one, dir, STAY - 1..STAY).await;
         }
-        assert!(look(&two, dir, STAY - 1).await >= NAMES.into(), "all is asked for anew");
-        assert!(look(&two, dir, STAY - 1).await <= ASIDE);
+        assert!(
+            look_up(&two, dir, STAY - 1).await >= NAMES.into(),
+            "all is asked for anew"
+        );
+        assert!(look_up(&two, dir, STAY - 1).await <= ASIDE);
     });
 }
 
@@ -162,8 +166,8 @@ fn a_node_that_was_started_anew_remembers_no_rewriting() {
         let primary = cluster.map().primary(dir.ino.region()).expect("it has one").0;
         cluster.crash(primary).await;
         cluster.restart(primary).await.expect("it comes back");
-        assert!(look(&two, dir, STAY).await >= NAMES.into(), "all is asked for anew");
-        assert!(look(&two, dir, STAY).await <= ASIDE);
+        assert!(look_up(&two, dir, STAY).await >= NAMES.into(), "all is asked for anew");
+        assert!(look_up(&two, dir, STAY).await <= ASIDE);
     });
 }
 
@@ -178,11 +182,11 @@ fn a_client_inside_a_node_keeps_up_as_well() {
         dirs.retain(|dir| cluster.node(0).serves(dir.ino.region()));
         let dir = dirs[0];
         make(&one, dir, 0..NAMES).await;
-        look(&two, dir, NAMES).await;
+        look_up(&two, dir, NAMES).await;
         let was = version(cluster, &one, dir).await;
         unlink(&one, dir, STAY..NAMES).await;
         rewritten(cluster, &one, dir, was).await;
-        look(&one, dir, STAY).await;
-        look(&two, dir, STAY).await;
+        look_up(&one, dir, STAY).await;
+        look_up(&two, dir, STAY).await;
     });
 }

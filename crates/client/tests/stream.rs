@@ -33,8 +33,8 @@ async fn streamed(client: &LocalClient, file: &OpenFile, range: Range<u64>) -> R
 fn a_stream_brings_what_a_read_brings_in_less_time() {
     with_options(roomy(), async |cluster| {
         for (name, client) in [
-            ("outside", external(cluster, "outside")),
-            ("inside", internal(cluster, 1)),
+            ("remote", external(cluster, "remote")),
+            ("colocated", internal(cluster, 1)),
         ] {
             let (attr, file) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
             assert_eq!(
@@ -61,7 +61,7 @@ fn a_stream_brings_what_a_read_brings_in_less_time() {
             }
             let one_by_one = begun.elapsed();
             assert!(
-                name == "inside" || took * 2 < one_by_one,
+                name == "colocated" || took * 2 < one_by_one,
                 "several are on their way at a time: {took:?}, one after the other: {one_by_one:?}"
             );
 

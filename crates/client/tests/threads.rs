@@ -160,24 +160,24 @@ async fn work(client: &LocalClient, shared: &OpenFile, thread: u64) {
     client.unlink(ROOT, name.as_bytes()).await.expect("unlink");
 }
 
-/// Threads of two clients outside, one of which has the nodes move its data, and of one inside a node, all at the same time.
+/// Threads of two remote clients, one of which has the nodes move its data, and of a colocated one, all at the same time.
 fn many_threads(provider: &str) {
     let dir = tempfile::tempdir().expect("directory");
     let cluster = Cluster::start(dir.path(), provider);
-    let outside = cluster.client("outside");
+    let remote = cluster.client("remote");
     let sizes = Thresholds {
         eager_write: 100,
         eager_read: 100,
         pooled: 10_000,
     };
     let directed = cluster.client_by("directed", Transfers::Server(sizes));
-    let inside = Client::internal(cluster.nodes[1].0.colocated(), "inside".into(), Cred::Kernel);
-    inside.start_maintenance();
-    let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
+    let colocated = Client::internal(cluster.nodes[1].0.colocated(), "colocated".into(), Cred::Kernel);
+    colocated.start_maintenance();
+    let made = remote.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
 
     let threads: Vec<_> = (0..6u64)
         .map(|thread| {
-            let client = [&outside, &inside, &directed][thread as usize % 3].clone();
+            let client = [&remote, &colocated, &directed][thread as usize % 3].clone();
             std::thread::spawn(move || {
                 let shared = client.run(|c| async move { c.open(inode(&made)).await.expect("open") });
                 client.run(|c| async move { work(&c, &shared, thread).await });
@@ -187,7 +187,7 @@ fn many_threads(provider: &str) {
     for thread in threads {
         thread.join().expect("no panic");
     }
-    for client in [&outside, &inside, &directed] {
+    for client in [&remote, &colocated, &directed] {
         let all = client.run(|c| async move {
             let shared = c.open(inode(&made)).await.expect("open");
             common::content(&c, &shared).await
@@ -203,10 +203,10 @@ fn many_threads(provider: &str) {
         }
         assert_eq!(count, [30; 6]);
     }
-    assert!(outside.counters().rpcs > 0);
-    outside.shutdown();
+    assert!(remote.counters().rpcs > 0);
+    remote.shutdown();
     directed.shutdown();
-    inside.shutdown();
+    colocated.shutdown();
     let probe = cluster.client("probe");
     for (node, _) in &cluster.nodes {
         let id = node.id();
@@ -214,7 +214,7 @@ fn many_threads(provider: &str) {
             panic!("no status");
         };
         assert!(
-            !status.contains("\"outside\"") && !status.contains("\"inside\""),
+            !status.contains("\"remote\"") && !status.contains("\"colocated\""),
             "sessions have ended: {status}"
         );
     }
@@ -258,15 +258,19 @@ fn readers_inside_a_node_see_whole_writes_of_writers_that_never_pause() {
     const LARGE: usize = 200_000;
     let dir = tempfile::tempdir().expect("directory");
     let cluster = Cluster::start(dir.path(), "shm");
-    let outside = cluster.client("outside");
-    let made = outside.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
+    let remote = cluster.client("remote");
+    let made = remote.run(|client| async move { client.create(ROOT, b"shared", file()).await.expect("create") });
     let here = cluster.nodes.iter().find(|(node, _)| node.serves(made.ino.region()));
-    let inside = Client::internal(here.expect("it is served").0.colocated(), "inside".into(), Cred::Kernel);
-    inside.start_maintenance();
-    let open = || inside.run(|c| async move { c.open(inode(&made)).await.expect("open") });
+    let colocated = Client::internal(
+        here.expect("it is served").0.colocated(),
+        "colocated".into(),
+        Cred::Kernel,
+    );
+    colocated.start_maintenance();
+    let open = || colocated.run(|c| async move { c.open(inode(&made)).await.expect("open") });
     let is_over = AtomicBool::new(false);
     let write = |file: &OpenFile, offset: usize, len: usize, value: u8| {
-        let wrote = inside.run(|c| async move { c.write(file, offset as u64, &vec![value; len]).await });
+        let wrote = colocated.run(|c| async move { c.write(file, offset as u64, &vec![value; len]).await });
         assert_eq!(wrote, Ok(len));
     };
     write(&open(), 0, LARGE + 64, 0);
@@ -285,7 +289,7 @@ fn readers_inside_a_node_see_whole_writes_of_writers_that_never_pause() {
         let file = open();
         let file = &*file;
         let read = || {
-            inside.run(|c| async move {
+            colocated.run(|c| async move {
                 let mut bytes = vec![0; LARGE + 64];
                 assert_eq!(c.read(file, 0, &mut bytes).await, Ok(bytes.len()));
                 bytes
@@ -298,7 +302,7 @@ fn readers_inside_a_node_see_whole_writes_of_writers_that_never_pause() {
             assert!(bytes[LARGE..].iter().all(|b| *b == bytes[LARGE]), "and the small one");
         }
     });
-    inside.shutdown();
-    outside.shutdown();
+    colocated.shutdown();
+    remote.shutdown();
     cluster.stop();
 }

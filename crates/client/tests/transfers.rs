@@ -134,7 +134,7 @@ fn a_node_that_keeps_its_data_to_itself_moves_it() {
         ..ClusterOptions::default()
     };
     with_options(options, async |cluster| {
-        let (client, inside) = (external(cluster, "client"), internal(cluster, 0));
+        let (client, colocated) = (external(cluster, "client"), internal(cluster, 0));
         let file = opened(&client, "file").await;
         let bytes = pattern(3, 3 << 20);
         assert_eq!(client.write(&file, 100, &bytes).await, Ok(bytes.len()));
@@ -147,17 +147,17 @@ fn a_node_that_keeps_its_data_to_itself_moves_it() {
             after.one_sided_bytes - before.one_sided_bytes < 1000,
             "attributes at the most"
         );
-        let theirs = again(&inside, "file").await;
+        let theirs = again(&colocated, "file").await;
         assert!(
-            content(&inside, &theirs).await == found,
+            content(&colocated, &theirs).await == found,
             "whoever lives in a node needs no help"
         );
-        assert_eq!(inside.write(&theirs, 0, &bytes).await, Ok(bytes.len()));
+        assert_eq!(colocated.write(&theirs, 0, &bytes).await, Ok(bytes.len()));
         assert!(content(&client, &file).await[..bytes.len()] == bytes);
         for n in 0..50u32 {
             let name = format!("other-{n}");
             client.create(ROOT, name.as_bytes(), common::file()).await.unwrap();
-            assert!(inside.lookup(ROOT, name.as_bytes()).await.is_ok());
+            assert!(colocated.lookup(ROOT, name.as_bytes()).await.is_ok());
         }
     });
 }
@@ -199,7 +199,7 @@ fn a_pool_without_room_is_filled_piece_by_piece_and_nothing_is_lost() {
 #[test]
 fn an_append_without_room_has_no_effect_or_a_short_count() {
     const LEN: usize = 64 << 10;
-    let kinds = ["inside", "active", "directed"];
+    let kinds = ["colocated", "active", "directed"];
     let short = Cell::new(0);
     for (seed, kind) in (0..4).flat_map(|seed| kinds.map(|kind| (seed, kind))) {
         let options = ClusterOptions {
@@ -212,7 +212,7 @@ fn an_append_without_room_has_no_effect_or_a_short_count() {
         };
         with_options(options, async |cluster| {
             let client = |name| match kind {
-                "inside" => internal(cluster, 0),
+                "colocated" => internal(cluster, 0),
                 "active" => external(cluster, name),
                 _ => external_by(cluster, name, Transfers::Server(WAYS[1])),
             };

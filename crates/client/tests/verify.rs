@@ -55,8 +55,8 @@ fn readers(cluster: &Cluster, verify: bool) -> Vec<Rc<LocalClient>> {
         directed(usize::MAX, 0),
         directed(0, 0),
     ];
-    let outside = ways.into_iter().enumerate();
-    let mut all: Vec<_> = outside
+    let remote = ways.into_iter().enumerate();
+    let mut all: Vec<_> = remote
         .map(|(n, way)| external_by(cluster, &format!("reader-{verify}-{n}"), way))
         .collect();
     all.extend((0..3).map(|node| internal(cluster, node)));

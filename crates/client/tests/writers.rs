@@ -63,8 +63,8 @@ fn opening_to_write_costs_a_round_trip_at_the_most() {
 fn the_right_goes_from_client_to_client() {
     with_cluster(72, async |cluster| {
         let (a, b, file) = two_clients_and_a_file(cluster).await;
-        let inside = internal(cluster, primary(cluster, file));
-        for (first, second) in [(&a, &b), (&b, &inside), (&inside, &a)] {
+        let colocated = internal(cluster, primary(cluster, file));
+        for (first, second) in [(&a, &b), (&b, &colocated), (&colocated, &a)] {
             let held = to_map(first, file).await;
             let again = first.open_to_write(file, false).await.expect("open");
             assert!(held.may_map() && again.may_map());

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// After this time somebody looks again for a node that nobody waits for any more; others fail at once meanwhile.
+/// After this time somebody tries a node again that nobody waits for any more; others fail at once meanwhile.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 struct Absence {
@@ -112,7 +112,7 @@ mod tests {
             "not ready to wait"
         );
         tokio::time::advance(PROBE_EVERY).await;
-        assert!(absences.may_try(NODE, PATIENCE, LIMIT).is_ok(), "the first looks again");
+        assert!(absences.may_try(NODE, PATIENCE, LIMIT).is_ok(), "the first tries again");
         assert_eq!(
             absences.may_try(NODE, PATIENCE, LIMIT),
             Err(gone()),

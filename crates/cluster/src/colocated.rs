@@ -1,6 +1,6 @@
-//! The node that a client lives in, as the client sees it: what it reaches there by calls and loads instead of requests and
-//! one-sided operations. Nodes implement it; clients know no more of them, so that a client elsewhere has nothing of a
-//! daemon in it.
+//! The node that a client is colocated with, as the client sees it: what it reaches there by calls and loads instead of
+//! requests and one-sided operations. Nodes implement it; clients know no more of them, so that a remote client has nothing of
+//! a daemon in it.
 
 use crate::{Links, SessionContext};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId};

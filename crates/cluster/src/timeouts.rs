@@ -1,5 +1,5 @@
 //! Limits of every wait, in one place: those that are configured, and those that follow from them or need no change. Pauses
-//! between two looks stay with who looks. docs/operations.md ("Waits") says what happens after each.
+//! between two polls stay with who polls. docs/operations.md ("Waits") says what happens after each.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// A node has so long for answering what another one asks beside its requests: how full it is, how a transaction
+    /// A node has so long for answering what another one asks beside its requests: its utilization, how a transaction
     /// stands, who waits for locks. Who gets no answer goes on without.
     pub const ASIDE: Duration = Duration::from_secs(1);
     /// A call from node to node gets so much more than what is left of the request's own time, so that its error arrives.

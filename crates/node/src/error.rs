@@ -3,7 +3,8 @@
 use polvo_proto::FsError;
 use polvo_region::RegionError;
 
-/// What the caller of an operation gets to see. A held inode is for the caller to wait for. Damage is logged here, where it is found.
+/// What the caller of an operation gets to see. A locked inode is for the caller to wait for. Damage is logged
+/// here, where it is found.
 pub(crate) fn to_fs(error: RegionError) -> FsError {
     match error {
         RegionError::Fs(error) => error,

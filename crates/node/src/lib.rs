@@ -1,4 +1,4 @@
-//! The daemon's inside: sessions, the services that clients call, transactions across regions, housekeeping.
+//! The daemon's core: sessions, the services that clients call, transactions across regions, housekeeping.
 //!
 //! A [`Node`] is entered by whichever thread needs it: by its reactor for requests that come over the fabric, by a
 //! mount's thread for files of its own regions. State lies behind short locks; a region's lock is never held across

@@ -144,12 +144,12 @@ impl Node {
         self.stopping.send_replace(true);
     }
 
-    /// The links that a thread inside this process uses for calls from this node (`Role::Node`).
+    /// The links that a thread of this process uses for calls from this node (`Role::Node`).
     pub fn new_links(self: &Arc<Self>) -> Rc<Links> {
         self.context.links()
     }
 
-    /// What the threads of a client inside this process share: a session of its own, at home here. Its own node is
+    /// What the threads of a colocated client share: a session of its own, at home here. Its own node is
     /// called through [`polvo_cluster::Colocated::caller`], beginning with `Attach`.
     pub fn client_context(self: &Arc<Self>, session: SessionId, name: String) -> Arc<SessionContext> {
         let config = &self.config;

@@ -81,7 +81,7 @@ impl Opening<'_> {
         found
     }
 
-    /// What the threads inside this process share to call other nodes as this node.
+    /// What the threads of this process share to call other nodes as this node.
     pub fn context(&self, map: &Arc<MapCell>, incarnation: u64) -> Arc<SessionContext> {
         let Opening { space, config, .. } = self;
         let context = SessionContext::over(

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// How often a node that stops looks whether they have ended.
+/// How often a node that stops polls whether they have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
 /// Pause after a listener failed (out of descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

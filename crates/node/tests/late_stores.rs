@@ -32,7 +32,7 @@ fn format(path: &Path) {
     PoolSpace::format(&pmem, &params).unwrap();
 }
 
-/// One life of the node, and a client inside it.
+/// One incarnation of the node, and a colocated client.
 struct Life {
     pmem: Arc<Pmem>,
     node: Arc<Node>,

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often the faults look whether the work is done.
+/// How often the faults poll whether the work is done.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What undoes a fault.

@@ -285,8 +285,8 @@ impl Names {
         if errors.is_empty() { Ok(after) } else { Err(errors) }
     }
 
-    /// What is looked at is as told.
-    fn look(&self, tree: &Tree, ask: &Ask, told: &Told) -> Option<Tree> {
+    /// What was seen is as told.
+    fn seen(&self, tree: &Tree, ask: &Ask, told: &Told) -> Option<Tree> {
         let mut after = tree.clone();
         let is_so = match (ask, told) {
             (Ask::Lookup { dir, name }, Told::Found(id)) => self.reveal(&mut after, tree.find(*dir, *name), *id),
@@ -340,7 +340,7 @@ impl Model for Names {
     fn step(&self, tree: &Tree, ask: &Ask, answer: Option<&Told>) -> Option<Tree> {
         match (ask, answer) {
             (Ask::Lookup { .. } | Ask::List { .. } | Ask::Links { .. } | Ask::Use { .. }, Some(told)) => {
-                self.look(tree, ask, told)
+                self.seen(tree, ask, told)
             }
             (_, None | Some(Told::Done)) => self.change(tree, ask).ok(),
             (_, Some(Told::Refused(error))) => {
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn renames_across_directories_and_what_they_refuse() {
-        let looks = |dir, name, told| (Ask::Lookup { dir, name }, Some(told));
+        let lookup = |dir, name, told| (Ask::Lookup { dir, name }, Some(told));
         let refused = |error| Some(Told::Refused(error));
         let mut asks = vec![make(ROOT, 1, 1), make(1, 2, 2), make(ROOT, 3, 3), make(2, 4, 4)];
         asks.push((
@@ -422,13 +422,13 @@ mod tests {
             refused(FsError::Exists),
         ));
         asks.push((rename((ROOT, 3), (2, 4), RenameMode::Exchange), Some(Told::Done)));
-        asks.push(looks(ROOT, 3, Told::Found(4)));
+        asks.push(lookup(ROOT, 3, Told::Found(4)));
         asks.push((rename((ROOT, 3), (2, 4), RenameMode::Replace), Some(Told::Done)));
         asks.push((Ask::Links { id: 3 }, Some(Told::Links(0))));
         asks.push((Ask::Links { id: 1 }, Some(Told::Links(3))));
-        asks.push(looks(ROOT, 3, Told::Refused(FsError::NotFound)));
+        asks.push(lookup(ROOT, 3, Told::Refused(FsError::NotFound)));
         assert!(in_order(&asks));
-        asks.push(looks(2, 4, Told::Found(3)));
+        asks.push(lookup(2, 4, Told::Found(3)));
         assert!(!in_order(&asks), "what was replaced is not there");
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub enum Home {
     /// On a host of its own.
     Remote,
-    /// Inside a node; it dies with it.
+    /// Colocated with a node; it dies with it.
     Colocated(u16),
 }
 

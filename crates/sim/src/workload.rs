@@ -134,7 +134,7 @@ impl Workload {
         Some(Corpse { incarnation })
     }
 
-    /// Clients inside a node that run.
+    /// Colocated clients that run.
     pub fn colocated(&self, node: u16) -> Vec<usize> {
         let at_home = |member: &&Member| member.home == Home::Colocated(node) && member.running.is_some();
         self.members

@@ -3,8 +3,8 @@
 use polvo_sim::schedule::{Limits, Schedule};
 use polvo_sim::simulation::simulate;
 
-/// A rename that replaces was told EEXIST: twice the new name was made between its look and its attempt, and gone again at the
-/// next look.
+/// A rename that replaces was told EEXIST: twice the new name was made between its lookup and its attempt, and gone again at the
+/// next lookup.
 #[test]
 fn who_replaces_is_not_told_that_the_name_exists() {
     as_promised(4600);

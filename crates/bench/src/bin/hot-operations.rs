@@ -1,4 +1,4 @@
-//! Carries out one of the hottest operations again and again through a client inside a node, for profilers and instruction
+//! Carries out one of the hottest operations again and again through a colocated client, for profilers and instruction
 //! counters. Only [`measured`] is to be counted: `valgrind --tool=callgrind --toggle-collect=measured`.
 
 use clap::{Parser, ValueEnum};
@@ -82,7 +82,7 @@ extern "Rust" fn measured(stage: &mut Stage, n: u64) -> Result<(), FsError> {
     let mut operation = std::pin::pin!(one(stage, n));
     match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
-        Poll::Pending => Err(FsError::Io("a client inside a node has nothing to wait for".into())),
+        Poll::Pending => Err(FsError::Io("a colocated client has nothing to wait for".into())),
     }
 }
 

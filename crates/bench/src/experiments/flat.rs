@@ -42,7 +42,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
     utilization(context, found)
 }
 
-/// A node with a pool of its own, and a client inside it.
+/// A node with a pool of its own, and a colocated client.
 struct Place {
     node: BenchNode,
     client: Arc<Client>,

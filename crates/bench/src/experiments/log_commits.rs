@@ -1,4 +1,4 @@
-//! One who commits to the log of one file, entry by entry, and looks at it.
+//! One who commits to the log of one file, entry by entry, and reads it back.
 
 use crate::BenchError;
 use crate::requester::Requester;

@@ -24,7 +24,7 @@ const POOL_LEN: u64 = 1 << 30;
 const SMALL: usize = 64;
 /// Places that are overwritten.
 const PLACES: usize = 1024;
-/// Writes between two looks of the collector.
+/// Writes between two runs of the collector.
 const EVERY: usize = 512;
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {

@@ -3,6 +3,7 @@
 use crate::BenchError;
 use crate::baseline::socket::{self, Waits};
 use crate::baseline::{libfabric, ping_pong};
+use crate::busy_polling::BusyPolling;
 use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
@@ -11,7 +12,6 @@ use crate::report::{Findings, Unit};
 use crate::rpc_scheme::SelfIdentified;
 use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};
 use crate::suite::{Context, Effort, Experiment};
-use crate::wakefulness::Wakefulness;
 use polvo_fabric::{QueuePair, Remote, RemoteKey, Security, Verb};
 use polvo_rpc::{RpcClient, SLOTS};
 use std::time::Instant;
@@ -39,14 +39,14 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 
 /// A client of a server that waits as it is told, both there for the time of the measurement.
 struct Peers {
-    _waits: Wakefulness,
+    _waits: BusyPolling,
     server: EchoServer<SelfIdentified>,
     here: OnThread,
     client: RpcClient,
 }
 
 impl Peers {
-    fn new(provider: &str, context: &Context<'_>, waits: Wakefulness) -> Result<Peers, BenchError> {
+    fn new(provider: &str, context: &Context<'_>, waits: BusyPolling) -> Result<Peers, BenchError> {
         Peers::with(Security::None, provider, context, waits)
     }
 
@@ -54,7 +54,7 @@ impl Peers {
         security: Security,
         provider: &str,
         context: &Context<'_>,
-        waits: Wakefulness,
+        waits: BusyPolling,
     ) -> Result<Peers, BenchError> {
         let server = EchoServer::start_with(echo::address(provider, context.scratch), security)?;
         let here = OnThread::on_core(Some(MEASURING))?;
@@ -204,7 +204,7 @@ fn at(key: RemoteKey, offset: usize) -> Remote {
 
 fn shm(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (n, ops) = (context.effort.rounds, context.effort.ops);
-    let peers = Peers::new("shm", context, Wakefulness::asleep())?;
+    let peers = Peers::new("shm", context, BusyPolling::by_clients())?;
     let asleep = repeated(n, || peers.calls(ops))?;
     let [word, page, swap] = in_turn(
         n,
@@ -215,7 +215,7 @@ fn shm(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         ],
     )?;
     peers.stop()?;
-    let peers = Peers::new("shm", context, Wakefulness::awake())?;
+    let peers = Peers::new("shm", context, BusyPolling::by_servers())?;
     let [ping_pong, awake] = in_turn(n, [&mut || ping_pong::shared_memory(64, ops), &mut || peers.calls(ops)])?;
     let many = repeated(n, || peers.batched_calls(ops * 10))?;
     peers.stop()?;
@@ -234,8 +234,8 @@ fn shm(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (n, ops) = (context.effort.rounds, context.effort.ops);
     for (waits, server, state) in [
-        (Waits::BothSpin, Wakefulness::awake as fn() -> Wakefulness, "awake"),
-        (Waits::ClientSpins, Wakefulness::asleep, "asleep"),
+        (Waits::BothSpin, BusyPolling::by_servers as fn() -> BusyPolling, "awake"),
+        (Waits::ClientSpins, BusyPolling::by_clients, "asleep"),
     ] {
         let peers = Peers::new("tcp", context, server())?;
         let [small, call, large, read] = in_turn(
@@ -257,7 +257,7 @@ fn tcp(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         pair("RPC 64 B", "64 B", &small, &call);
         pair("one-sided read 4 KiB", "64 B / 4 KiB", &large, &read);
     }
-    let peers = Peers::new("tcp", context, Wakefulness::asleep())?;
+    let peers = Peers::new("tcp", context, BusyPolling::by_clients())?;
     for (what, writing) in [("reads", false), ("writes", true)] {
         let [base, value] = in_turn(
             n,
@@ -289,7 +289,7 @@ type Measure<'a> = &'a dyn Fn(&Peers) -> Result<f64, BenchError>;
 /// The same with and without records, in turn.
 fn security(plain: &Peers, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let (n, ops) = (context.effort.rounds, context.effort.ops);
-    let sealed = Peers::with(Security::Auth, "tcp", context, Wakefulness::asleep())?;
+    let sealed = Peers::with(Security::Auth, "tcp", context, BusyPolling::by_clients())?;
     let measures: [(&str, Unit, Measure<'_>); 4] = [
         ("RPC 64 B, asleep", Unit::Ns, &|peers| peers.calls(ops)),
         ("one-sided read 4 KiB, asleep", Unit::Ns, &|peers| {

@@ -1,6 +1,7 @@
 //! Octopus, Fig. 13: raw RPC performance, over the number of clients and the size of messages.
 
 use crate::BenchError;
+use crate::busy_polling::BusyPolling;
 use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
 use crate::on_thread::OnThread;
@@ -10,7 +11,6 @@ use crate::report::{Findings, Unit};
 use crate::rpc_scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use crate::samples::{Samples, Timed, rate, repeated};
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::Wakefulness;
 use std::time::Instant;
 
 /// See the module.
@@ -32,7 +32,7 @@ const UNDER_WAY: usize = 8;
 const SIZE: usize = 64;
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let _awake = Wakefulness::awake();
+    let _awake = BusyPolling::by_servers();
     ["shm", "tcp"]
         .into_iter()
         .try_for_each(|provider| over(provider, context, found))

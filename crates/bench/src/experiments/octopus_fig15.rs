@@ -2,6 +2,7 @@
 
 use super::log_commits::ROOT;
 use crate::BenchError;
+use crate::busy_polling::BusyPolling;
 use crate::cluster::{BenchNode, ClusterPlan};
 use crate::cores::{MEASURING, cores};
 use crate::on_thread::OnThread;
@@ -10,7 +11,6 @@ use crate::report::{Findings, Table, Unit, figure};
 use crate::requester::Requester;
 use crate::samples::{Samples, rate};
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::Wakefulness;
 use polvo_format::FileKind;
 use polvo_node::Transactions;
 use polvo_proto::{FsError, InodeRef};
@@ -121,11 +121,11 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
 
 /// Who asks, and for what.
 struct Parties {
-    /// Inside the first node; new inodes go to the second.
+    /// Colocated with the first node; new inodes go to the second.
     first: Requester,
-    /// Inside the first node; new inodes go to the third, where there is one.
+    /// Colocated with the first node; new inodes go to the third, where there is one.
     far: Requester,
-    /// Inside the second node; new inodes go to the third, where there is one.
+    /// Colocated with the second node; new inodes go to the third, where there is one.
     second: Requester,
     lanes: Vec<Lane>,
 }
@@ -236,7 +236,7 @@ impl Rig {
             pool_len: POOL_LEN,
             provider: Some(provider),
             transactions,
-            // who measures is inside the first node, whose reactor has nothing else to do
+            // who measures is colocated with the first node, whose reactor has nothing else to do
             first_core: core,
             checksums: false,
         };
@@ -301,7 +301,7 @@ fn over(
     tables: &mut [Table],
 ) -> Result<(), BenchError> {
     let (rounds, ops) = (context.effort.rounds, context.effort.ops / course.part);
-    let _waits = Wakefulness::of(usize::from(course.nodes));
+    let _waits = BusyPolling::by_threads(usize::from(course.nodes));
     let ours = Rig::new(provider, course, Transactions::CollectDispatch, context)?;
     let theirs = Rig::new(provider, course, Transactions::TwoPhaseCommit, context)?;
     for ((what, under_way, unit, target), table) in KINDS.into_iter().zip(tables) {

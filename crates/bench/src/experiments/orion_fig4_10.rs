@@ -2,6 +2,7 @@
 
 use super::log_commits::Committer;
 use crate::BenchError;
+use crate::busy_polling::BusyPolling;
 use crate::cluster::BenchNode;
 use crate::cores::MEASURING;
 use crate::on_thread::OnThread;
@@ -11,7 +12,6 @@ use crate::report::{Findings, Unit};
 use crate::requester::Requester;
 use crate::samples::{Samples, rate, repeated};
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::Wakefulness;
 use polvo_proto::FsError;
 use std::rc::Rc;
 use std::time::Instant;
@@ -48,7 +48,7 @@ const OPERATIONS: [(Operation, &str); 4] = [
 ];
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let _awake = Wakefulness::awake();
+    let _awake = BusyPolling::by_servers();
     ["shm", "tcp"]
         .into_iter()
         .try_for_each(|provider| over(provider, context, found))
@@ -74,13 +74,13 @@ impl Client {
 }
 
 async fn clients(node: &BenchNode, provider: &str) -> Result<Vec<Rc<Client>>, BenchError> {
-    let outside = || Requester::outside(node, provider);
+    let remote = || Requester::remote(node, provider);
     let mut clients: Vec<Rc<Client>> = Vec::new();
     for n in 0..CLIENTS[CLIENTS.len() - 1] {
-        let own = Committer::new(outside(), &format!("own{n}")).await?;
+        let own = Committer::new(remote(), &format!("own{n}")).await?;
         let shared = match clients.first() {
-            None => Committer::new(outside(), "shared").await?,
-            Some(first) => Committer::to(outside(), first.shared.inode()),
+            None => Committer::new(remote(), "shared").await?,
+            Some(first) => Committer::to(remote(), first.shared.inode()),
         };
         let offset = n as u64 * 64;
         clients.push(Rc::new(Client { shared, own, offset }));

@@ -2,6 +2,7 @@
 
 use super::log_commits::{Committer, ns_per_op};
 use crate::BenchError;
+use crate::busy_polling::BusyPolling;
 use crate::cluster::BenchNode;
 use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
@@ -11,7 +12,6 @@ use crate::requester::Requester;
 use crate::rpc_scheme::{Caller, MessageBased};
 use crate::samples::{Timed, in_turn};
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::Wakefulness;
 use polvo_format::PAGE;
 
 /// See the module.
@@ -31,7 +31,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const FILE_PAGES: usize = 1024;
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let _awake = Wakefulness::awake();
+    let _awake = BusyPolling::by_servers();
     ["shm", "tcp"]
         .into_iter()
         .try_for_each(|provider| over(provider, context, found))
@@ -54,7 +54,7 @@ fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Resu
     let here = OnThread::on_core(Some(MEASURING))?;
     let peer = here.run(server.client())?;
     let [end, middle, pages] = ["appended", "overwritten", "pages"]
-        .map(|name| here.run(Committer::new(Requester::outside(&node, provider), name)));
+        .map(|name| here.run(Committer::new(Requester::remote(&node, provider), name)));
     let (end, middle, pages) = (end?, middle?, pages?);
     let mut made = 0;
     let [raw, attributes, make, append, overwrite, page] = in_turn(

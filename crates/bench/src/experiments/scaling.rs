@@ -1,6 +1,7 @@
 //! Octopus, Fig. 8, and beyond: what more nodes and more clients bring.
 
 use crate::BenchError;
+use crate::busy_polling::BusyPolling;
 use crate::cluster::{BenchNode, ClusterPlan, new_file, root};
 use crate::cores::cores;
 use crate::crowd::touch;
@@ -9,7 +10,6 @@ use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Table, Unit, figure};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::Wakefulness;
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind};
 use polvo_node::Transactions;
@@ -76,7 +76,7 @@ const OPERATIONS: [(Operation, &str); 7] = [
 /// A client, on its thread.
 struct Member {
     client: Arc<Client>,
-    face: Rc<LocalClient>,
+    local: Rc<LocalClient>,
     number: usize,
     own: InodeRef,
     shared: InodeRef,
@@ -104,20 +104,20 @@ fn directory() -> NewFile {
 
 impl Member {
     async fn new(client: Arc<Client>, number: usize, shared: InodeRef) -> Result<Member, FsError> {
-        let face = client.local();
-        let own = face
+        let local = client.local();
+        let own = local
             .create(shared, format!("own-{number}").as_bytes(), directory())
             .await?;
         let own = reference(&own);
-        let (_, file) = face.create_open(own, b"file", new_file()).await?;
+        let (_, file) = local.create_open(own, b"file", new_file()).await?;
         let chunk = vec![number as u8; MIB];
         for at in (0..FILE).step_by(MIB) {
-            face.write(&file, at as u64, &chunk).await?;
+            local.write(&file, at as u64, &chunk).await?;
         }
         let (names, shared_names) = (Cell::new(0), Cell::new(0));
         Ok(Member {
             client,
-            face,
+            local,
             number,
             own,
             shared,
@@ -137,32 +137,32 @@ impl Member {
         let page = (n.wrapping_mul(7919) % (FILE / 4096) * 4096) as u64;
         match operation {
             Operation::Create => {
-                self.face.create(self.own, &self.name(n), new_file()).await?;
+                self.local.create(self.own, &self.name(n), new_file()).await?;
                 self.names.set(n + 1);
             }
             Operation::CreateShared => {
-                self.face.create(self.shared, &self.name(n), new_file()).await?;
+                self.local.create(self.shared, &self.name(n), new_file()).await?;
                 self.shared_names.set(n + 1);
             }
             Operation::Stat => {
-                self.face.lookup(self.own, &self.name(n % self.names.get())).await?;
+                self.local.lookup(self.own, &self.name(n % self.names.get())).await?;
             }
             Operation::Unlink => {
                 let Some(left) = self.names.get().checked_sub(1) else {
                     return Ok(false);
                 };
-                self.face.unlink(self.own, &self.name(left)).await?;
+                self.local.unlink(self.own, &self.name(left)).await?;
                 self.names.set(left);
             }
             Operation::Read => {
-                self.face.read(&self.file, page, &mut bytes[..4096]).await?;
+                self.local.read(&self.file, page, &mut bytes[..4096]).await?;
             }
             Operation::Overwrite if n == OVERWRITES => return Ok(false),
             Operation::Overwrite => {
-                self.face.write(&self.file, page, &bytes[..4096]).await?;
+                self.local.write(&self.file, page, &bytes[..4096]).await?;
             }
             Operation::LargeRead => {
-                self.face.read(&self.file, (n * MIB % FILE) as u64, bytes).await?;
+                self.local.read(&self.file, (n * MIB % FILE) as u64, bytes).await?;
             }
         }
         Ok(true)
@@ -188,12 +188,12 @@ impl Member {
     /// Removes the names that are left, and has the nodes see the session.
     async fn tidy(&self) -> Result<(), FsError> {
         for n in 0..self.names.take() {
-            self.face.unlink(self.own, &self.name(n)).await?;
+            self.local.unlink(self.own, &self.name(n)).await?;
         }
         for n in 0..self.shared_names.take() {
-            self.face.unlink(self.shared, &self.name(n)).await?;
+            self.local.unlink(self.shared, &self.name(n)).await?;
         }
-        self.face.renew().await;
+        self.local.renew().await;
         Ok(())
     }
 }
@@ -339,10 +339,10 @@ impl Rig {
         };
         let nodes = plan.start()?;
         touch(&nodes, plan.pool_len)?;
-        let inside = nodes[0].internal();
-        let top = root(&inside)?;
-        let shared = inside.run(|c| async move { c.create(top, b"shared", directory()).await })?;
-        inside.shutdown();
+        let colocated = nodes[0].internal();
+        let top = root(&colocated)?;
+        let shared = colocated.run(|c| async move { c.create(top, b"shared", directory()).await })?;
+        colocated.shutdown();
         let mut shares: Vec<Vec<_>> = (0..threads(plan.nodes)).map(|_| Vec::new()).collect();
         for number in 0..MOST {
             let client = nodes[number % nodes.len()].external(provider)?;
@@ -431,7 +431,7 @@ fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Resu
     let mut curves: Curves = OPERATIONS.iter().map(|(_, what)| (*what, Vec::new())).collect();
     let mut lines: Vec<Vec<Vec<String>>> = vec![Vec::new(); OPERATIONS.len()];
     for nodes in NODES {
-        let _waits = Wakefulness::of(usize::from(nodes) + threads(nodes));
+        let _waits = BusyPolling::by_threads(usize::from(nodes) + threads(nodes));
         let rig = Rig::new(context, provider, nodes)?;
         let mut all: Vec<Vec<Vec<Figures>>> = Vec::new();
         for clients in CLIENTS {

@@ -2,6 +2,7 @@
 
 use super::log_commits::{Committer, ns_per_op};
 use crate::BenchError;
+use crate::busy_polling::BusyPolling;
 use crate::cluster::{BenchNode, pool_len};
 use crate::cores::MEASURING;
 use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
@@ -10,7 +11,6 @@ use crate::report::{Findings, Table, Unit, figure};
 use crate::requester::Requester;
 use crate::samples::{Samples, in_turn};
 use crate::suite::{Context, Experiment};
-use crate::wakefulness::Wakefulness;
 use polvo_client::Transfers;
 use polvo_format::PAGE;
 use polvo_proto::EAGER_MAX;
@@ -37,7 +37,7 @@ const LARGE: [usize; 6] = [MIB, MIB / 4, MIB / 2, 2 * MIB, 4 * MIB, 8 * MIB];
 const PAGES: usize = 1024;
 
 fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let _awake = Wakefulness::awake();
+    let _awake = BusyPolling::by_servers();
     let len = pool_len(2 * FILE);
     let node = BenchNode::start(context.scratch, len)?;
     touch(std::slice::from_ref(&node), len)?;
@@ -52,7 +52,7 @@ fn eager(node: &BenchNode, provider: &str, context: &Context<'_>, found: &mut Fi
     let (rounds, ops) = (context.effort.rounds, context.effort.ops / 4);
     let here = OnThread::on_core(Some(MEASURING))?;
     let committer = |way: &str| {
-        let requester = Requester::outside(node, provider);
+        let requester = Requester::remote(node, provider);
         here.run(Committer::new(requester, &format!("{provider}-{way}")))
     };
     let (carried, placed) = (committer("eager")?, committer("placed")?);

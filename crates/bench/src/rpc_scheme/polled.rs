@@ -19,7 +19,7 @@ use tokio::task::{JoinSet, yield_now};
 const WORD: usize = 8;
 const REQUEST_STRIDE: usize = WORD + MAX_REQUEST;
 const REPLY_STRIDE: usize = WORD + MAX_REPLY;
-/// A caller looks so often before others on its thread get their turn.
+/// A caller polls so often before others on its thread get their turn.
 const POLLS: usize = 64;
 
 /// See the module.

@@ -100,7 +100,7 @@ fn start_new(args: &UpArgs, dir: &Path, made: Vec<PathBuf>) -> Result<Started, C
     Ok(Started { cluster, nodes, took })
 }
 
-/// Settles everything that the command line leaves open.
+/// Decides everything that the command line leaves open.
 fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
     let id = ClusterId::random();
     let nodes = args.nodes.unwrap_or(3);

@@ -18,7 +18,7 @@ pub(super) fn check(args: &FsckArgs) -> Result<Findings, CliError> {
             ));
         }
     };
-    let reach = Reach::settle(&args.cluster, place.and_then(|p| p.authority).as_deref())?;
+    let reach = Reach::resolve(&args.cluster, place.and_then(|p| p.authority).as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -373,7 +373,7 @@ impl FileIndex {
         if after.is_some_and(|after| follows(&new, after.gpa)) {
             return false;
         }
-        *self.extents.get_mut(&offset).expect("looked at above") = new;
+        *self.extents.get_mut(&offset).expect("found above") = new;
         true
     }
 

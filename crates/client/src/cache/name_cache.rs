@@ -157,7 +157,7 @@ impl NameCache {
     pub(crate) fn find(&self, dir: InodeRef, name: &[u8]) -> Option<(DirLog, Known)> {
         let shard = self.shard(dir).read();
         let names = shard.dirs.get(&dir)?;
-        // who only looks changes nothing that others look at
+        // a lookup changes nothing that other lookups read
         if names.used.load(Relaxed) != shard.clock {
             names.used.store(shard.clock, Relaxed);
         }
@@ -188,7 +188,7 @@ impl NameCache {
     /// follow.
     pub(crate) fn seed(&self, dir: InodeRef, log: DirLog) {
         let adds = |known: DirLog| known.tail == log.tail && known.page.is_none() && log.page.is_some();
-        // most directories are looked at again and again: nobody waits for that
+        // most directories are searched again and again: nobody waits for that
         if !self.basis(dir).is_none_or(adds) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Brings the entries that a log has got since it was last looked at (diff-update): a few one-sided reads, following
+//! Brings the entries that a log has got since it was last pulled (diff-update): a few one-sided reads, following
 //! the chain of log pages from the one last known.
 //!
 //! Entries carry checksums over inode, log version and position, so what was read from a page that is no longer this

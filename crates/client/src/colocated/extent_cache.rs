@@ -2,7 +2,7 @@
 //! It takes no lock, so that threads which read one file do not meet. A thread has some 50 KiB of it from its first such read.
 //!
 //! An entry says where bytes lie as of a log's tail. A mapping follows from the log, so the entry is true as long as the log
-//! has that tail, whatever happened in between; that is looked at before and after a copy, as with any other read.
+//! has that tail, whatever happened in between; that is validated before and after a copy, as with any other read.
 
 use polvo_format::Tail;
 use polvo_proto::InodeRef;

@@ -1,7 +1,7 @@
 //! Reading a file of a region that the node around us serves: with loads, by the mapping that the region itself has
 //! ([`FileView`]). There is no index here to follow the log, and readers wait for nobody.
 //!
-//! As with a one-sided read, the log's tail is looked at after the copy: unmoved, it proves that the bytes were the file's.
+//! As with a one-sided read, the log's tail is read again after the copy: unmoved, it proves that the bytes were the file's.
 //! Where writers are too quick for that, the copy is made with the mapping held, for which a writer has to wait a moment;
 //! then entering the region once shows that what was read is durable.
 

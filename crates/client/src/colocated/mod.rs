@@ -170,7 +170,7 @@ impl LocalClient {
         self.after_use(here, session, view).await
     }
 
-    /// Our session there, for one use; whoever comes while it is in use looks it up for himself.
+    /// Our session there, for one use; who comes while it is in use finds it by its number.
     pub(crate) fn session_of(&self, here: &ColocatedNode) -> Result<Arc<dyn ColocatedSession>, FsError> {
         match self.nearby.session.take() {
             Some(session) if !session.is_ended() => Ok(session),

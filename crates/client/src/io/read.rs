@@ -22,7 +22,7 @@ pub(crate) const BATCHES: usize = 4;
 const BATCH_PIECES: usize = 256;
 /// The same, where checksums are read along with them.
 const VERIFIED_PIECES: usize = BATCH_PIECES / 2;
-/// Reads of a range that changes under the reader before it looks at the clock.
+/// Reads of a range that changes under the reader before it reads the clock.
 const QUICK_TRIES: u32 = 16;
 
 /// Pages of the file's map that one batch may need, those included that others have forgotten meanwhile: one has more

@@ -61,11 +61,11 @@ fn external_with(cluster: &Cluster, name: &str, cred: Cred, transfers: Transfers
     with_maintenance(&Client::over(context, cred, transfers))
 }
 
-/// A client inside a node.
+/// A colocated client.
 pub fn internal(cluster: &Cluster, node: u16) -> Rc<LocalClient> {
     with_maintenance(&Client::internal(
         cluster.node(node).colocated(),
-        format!("inside-{node}"),
+        format!("colocated-{node}"),
         Cred::Kernel,
     ))
 }

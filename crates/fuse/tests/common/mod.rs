@@ -22,7 +22,7 @@ use tokio::task::LocalSet;
 const CLUSTER: [u8; 16] = [7; 16];
 pub const NODE: NodeId = NodeId(0);
 
-/// A node, a client inside it and its mount. Ends in the order in which it is torn down by hand below.
+/// A node, a colocated client and its mount. Ends in the order in which it is torn down by hand below.
 pub struct Mounted {
     pub dir: PathBuf,
     pub client: Arc<Client>,

@@ -44,7 +44,7 @@ fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
 }
 
 impl RequestContext<'_> {
-    /// Attributes are looked at only where something has to be checked.
+    /// Attributes are read only where something has to be checked.
     pub(crate) fn check(
         &self,
         region: &mut Region,

@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// How often a node looks after itself. It does nothing in between.
+/// How often a node does its housekeeping. It does nothing in between.
 pub(crate) const PERIOD: Duration = Duration::from_millis(500);
 /// Every so many periods nodes show each other what their pools are, and ask for each other's usage (which they do every period in
 /// which inodes were placed, too).
 const EXCHANGE_EVERY: u64 = 20;
-/// An inode held by a transaction for so long makes us ask its coordinator.
+/// An inode locked by a transaction for so long makes us ask its coordinator.
 const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
 /// Pieces of log garbage collection a region and period.
 const GARBAGE_PIECES: u32 = 64;

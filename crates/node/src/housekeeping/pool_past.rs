@@ -1,5 +1,5 @@
 //! Whether pools are those that were seen last: the eras of this one are shown to the other nodes before it serves anything,
-//! then every ten seconds and at a clean end, and theirs are looked at in return. A node whose pool was set back to an older
+//! then every ten seconds and at a clean end, and theirs are checked in return. A node whose pool was set back to an older
 //! copy of itself would give numbers to new files by which names elsewhere mean others, and lack what others take for done.
 
 use crate::node::Node;
@@ -9,7 +9,7 @@ use polvo_proto::{Cred, FsError, ask};
 use std::rc::Rc;
 
 impl Node {
-    /// Before anything is served: the other nodes that can be reached look at what this pool is, then a new era of it begins, and
+    /// Before anything is served: the other nodes that can be reached check what this pool is, then a new era of it begins, and
     /// they know.
     ///
     /// # Errors

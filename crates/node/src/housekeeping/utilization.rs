@@ -53,7 +53,7 @@ impl Nodes {
         self.inodes += 1;
     }
 
-    /// How full a node is beside the others. What it holds of the bytes and what it holds of the inodes count alike,
+    /// The utilization of a node beside the others. What it holds of the bytes and what it holds of the inodes count alike,
     /// each against the mean, for the size of its pool: a node that was given a few large files is spared inodes until
     /// its share of them is as much below the mean as its share of the bytes is above, and not until all of its bytes
     /// are made up for by others in small files.
@@ -80,7 +80,7 @@ pub(crate) struct Utilization {
 }
 
 impl Utilization {
-    /// A node has said how full it is.
+    /// A node has told its utilization.
     pub fn learn(&self, node: NodeId, usage: Usage) {
         self.nodes.lock().learn(node, usage);
     }

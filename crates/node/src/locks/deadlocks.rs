@@ -20,9 +20,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A wait is looked at when it is as old as this.
+/// A wait is examined when it is as old as this.
 const DETECT_AFTER: Duration = Duration::from_millis(250);
-/// Waits that were found to be no deadlock are looked at again so often: those through a node that did not answer.
+/// Waits that were found to be no deadlock are examined again so often: those through a node that did not answer.
 const DETECT_AGAIN_ROUNDS: u32 = 40;
 
 /// Runs until it is dropped. Sleeps while nobody waits.

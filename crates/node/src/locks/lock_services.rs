@@ -38,7 +38,7 @@ impl RequestContext<'_> {
         if self.pair.is_some_and(|pair| pair.is_closed()) {
             return Err(FsError::Unreachable {
                 node: self.node.id().0,
-                why: "the connection was lost before the lock was looked at".into(),
+                why: "the connection was lost before the lock was taken or refused".into(),
             });
         }
         let asked = self

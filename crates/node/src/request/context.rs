@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// After so long a wait for a held inode, the coordinator of the transaction that holds it is asked.
+/// After so long a wait for a locked inode, the coordinator of the transaction that has locked it is asked.
 const ASK_AFTER: Duration = Duration::from_millis(50);
 
 /// How long a call to another node may take on behalf of somebody who waits until `deadline`.
@@ -119,14 +119,14 @@ impl<'a> RequestContext<'a> {
         Backoff::new(self.node.next_jitter(), self.deadline())
     }
 
-    /// A region served here; `WrongEpoch` tells the caller to look at the map again: the region is elsewhere, or has
+    /// A region served here; `WrongEpoch` tells the caller to ask for the map again: the region is elsewhere, or has
     /// changed since the map that the caller goes by.
     pub fn service(&self, region: RegionId) -> Result<&'a Arc<RegionService>, FsError> {
         let service = self.node.service(region).filter(|service| service.epoch <= self.epoch);
         service.ok_or(FsError::WrongEpoch)
     }
 
-    /// Does something in a region served here. While an inode it needs is held by a transaction, or the redo log is full,
+    /// Does something in a region served here. While an inode it needs is locked by a transaction, or the redo log is full,
     /// waits (bounded) and does it anew.
     pub async fn on<T>(
         &self,

@@ -21,7 +21,7 @@ impl RequestCounters {
         self.counts[request.kind() as usize].fetch_add(1, Relaxed);
     }
 
-    /// A write by somebody inside the process, who makes no request of it.
+    /// A write by a colocated client, which makes no request of it.
     pub fn count_write(&self) {
         self.counts[RequestKind::Write as usize].fetch_add(1, Relaxed);
     }

@@ -46,7 +46,7 @@ impl Replay {
     /// takes, which is bounded by what the request itself waits for).
     pub async fn begin(&self, request_id: u64, fence: u64) -> Result<Running<'_>, Arc<[u8]>> {
         loop {
-            // before looking, so that no end is missed in between
+            // before the check, so that no end is missed in between
             let mut ended = pin!(self.ended.notified());
             match self.take_up(request_id, fence) {
                 Begin::Done(answer) => return Err(answer),

@@ -16,7 +16,7 @@ const SESSIONS_MAX: usize = 4096;
 /// What kind of peer a session belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Party {
-    /// A node of the cluster, or a client inside one.
+    /// A node of the cluster, or a client colocated with one.
     Node(NodeId),
     /// A client.
     Client,

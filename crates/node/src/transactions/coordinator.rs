@@ -16,7 +16,7 @@ use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, TxnState};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, Region, RegionError, RemotePart};
 
-/// How often a participant looks again at an inode that is held before it says so: whoever collects holds others.
+/// How often a participant tries an inode that is locked again before it says so: whoever collects holds others.
 const COLLECT_TRIES: u32 = 8;
 
 /// What an operation wants of each region; the first part is the coordinator's own.

@@ -2,7 +2,7 @@
 //! that nobody waits for. A decided transaction is dispatched until every participant has its part, whatever happens to the
 //! request that began it.
 //!
-//! A part is there when its locks are: they are the last words of its batch. So what was posted is looked at later, many
+//! A part is there when its locks are: they are the last words of its batch. So what was posted is probed later, many
 //! parts at a time, and only where a lock stays what it was, or a connection was lost, is the part sent again, with care.
 
 use crate::backoff::Backoff;
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 /// Ticks of housekeeping after which what was posted and has not arrived is sent again.
 const TICKS_UNDER_WAY: u64 = 2;
-/// Words that are looked at in one batch.
+/// Words that are probed in one batch.
 const REAP_BATCH: usize = 32;
 /// A lock word that nobody holds.
 const FREE: [u8; 8] = [0; 8];
@@ -94,7 +94,7 @@ fn waits_for(links: &Links, dispatch: &Dispatch) -> NodeId {
     primary.unwrap_or(dispatch.txn.node())
 }
 
-/// A dispatch that somebody is at. Whoever drops it unfinished leaves it to those who come by: the next look, or
+/// A dispatch that somebody is at. Whoever drops it unfinished leaves it to those who come by: the next probe, or
 /// housekeeping.
 pub(crate) struct Dispatching {
     node: Arc<Node>,

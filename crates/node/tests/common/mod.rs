@@ -48,8 +48,8 @@ pub fn user(uid: u32) -> Cred {
 pub struct Caller {
     pub links: Rc<Links>,
     pub cred: Cred,
-    /// The node that it is inside of, if it is.
-    inside: Option<Arc<Node>>,
+    /// The node that it is colocated with, if it is.
+    colocated: Option<Arc<Node>>,
 }
 
 impl Caller {
@@ -57,12 +57,12 @@ impl Caller {
         Caller {
             links: cluster.client(name),
             cred: Cred::Kernel,
-            inside: None,
+            colocated: None,
         }
     }
 
     /// A thread of the node's own process, which calls it directly.
-    pub async fn inside(cluster: &Cluster, name: &str, node: u16) -> Caller {
+    pub async fn colocated(cluster: &Cluster, name: &str, node: u16) -> Caller {
         let node = cluster.node(node).clone();
         let links = node.client_context(cluster.next_session(), name.into()).links();
         let attach = ask::Attach {
@@ -76,7 +76,7 @@ impl Caller {
         Caller {
             links,
             cred: Cred::Kernel,
-            inside: Some(node),
+            colocated: Some(node),
         }
     }
 
@@ -84,7 +84,7 @@ impl Caller {
         Caller {
             links: cluster.client_at(name, Some(NodeId(home))),
             cred: Cred::Kernel,
-            inside: None,
+            colocated: None,
         }
     }
 
@@ -94,7 +94,7 @@ impl Caller {
     }
 
     pub async fn ask<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
-        if let Some(node) = &self.inside
+        if let Some(node) = &self.colocated
             && self.links.primary(region) == Ok(node.id())
         {
             let call = self.links.make_call(self.cred.clone(), ask);

@@ -85,7 +85,7 @@ fn renames_of_the_same_names_lose_nothing() {
 }
 
 /// Two names on two nodes are exchanged back and forth by two clients at the same time. Each exchange that is reported as
-/// done has happened: a look at one name before, and at the other after somebody else's exchange, shows the same file twice,
+/// done has happened: one name seen before, and the other after somebody else's exchange, shows the same file twice,
 /// which is no reason to believe that it has two names and nothing is to be done.
 #[test]
 fn exchanges_at_once_in_opposite_directions_all_happen() {

@@ -43,7 +43,7 @@ fn what_is_decided_is_waited_for_by_those_who_look() {
         cluster.node(0).stop_coordinator_at(Phase::Decided);
         assert_eq!(c.rename(s.old_dir, "source", s.new_dir, "dest").await, Ok(()));
         assert!(cluster.node(0).coordinator_has_stopped(), "nobody has got its part");
-        let looks: Vec<_> = [&c, &other]
+        let lookups: Vec<_> = [&c, &other]
             .into_iter()
             .flat_map(|who| {
                 let (old, attr) = (who.clone(), who.clone());
@@ -55,10 +55,10 @@ fn what_is_decided_is_waited_for_by_those_who_look() {
             })
             .collect();
         cluster.sleep(Duration::from_millis(100)).await;
-        assert!(looks.iter().all(|look| !look.is_finished()), "they wait");
+        assert!(lookups.iter().all(|lookup| !lookup.is_finished()), "they wait");
         cluster.node(0).let_coordinator_go_on();
-        for look in looks {
-            let seen = look.await.unwrap();
+        for lookup in lookups {
+            let seen = lookup.await.unwrap();
             assert!(matches!(seen, Err(FsError::NotFound | FsError::Stale)), "{seen:?}");
         }
         assert!(renamed(&other, &s).await);
@@ -72,10 +72,10 @@ fn a_thread_inside_the_coordinator_does_not_wait_for_the_dispatch() {
     sim::run(options(23), async |cluster| {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
-        let inside = Caller::inside(cluster, "thread", 0).await;
-        assert_eq!(inside.rename(s.old_dir, "source", s.new_dir, "dest").await, Ok(()));
+        let colocated = Caller::colocated(cluster, "thread", 0).await;
+        assert_eq!(colocated.rename(s.old_dir, "source", s.new_dir, "dest").await, Ok(()));
         assert!(!cluster.is_at_rest(), "it is on its way");
-        drop(inside);
+        drop(colocated);
         assert_eq!(c.find(s.old_dir, "source").await, Err(FsError::NotFound));
         assert!(renamed(&c, &s).await);
         healthy(cluster).await;
@@ -88,14 +88,14 @@ fn what_was_posted_is_retired_by_those_who_come_next() {
     sim::run(options(29), async |cluster| {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
-        let inside = Caller::inside(cluster, "thread", 0).await;
+        let colocated = Caller::colocated(cluster, "thread", 0).await;
         let start = tokio::time::Instant::now();
         for n in 0..50 {
             let (from, to) = (format!("f{n}"), format!("t{n}"));
-            let made = inside.create(s.new_dir, &from).await.unwrap();
-            inside.rename(s.new_dir, &from, s.new_dir, &to).await.unwrap();
+            let made = colocated.create(s.new_dir, &from).await.unwrap();
+            colocated.rename(s.new_dir, &from, s.new_dir, &to).await.unwrap();
             if primary(cluster, made) != 0 {
-                inside.unlink(s.new_dir, &to).await.unwrap();
+                colocated.unlink(s.new_dir, &to).await.unwrap();
             }
         }
         let took = start.elapsed();
