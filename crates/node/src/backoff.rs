@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 const YIELDS: u32 = 64;
 /// Longest sleep.
 const SLEEP_MAX: Duration = Duration::from_millis(16);
-/// Where something is held for a moment only.
+/// Where something is locked for a moment only.
 const SHORT_SLEEP_MAX: Duration = Duration::from_millis(1);
 /// Shortest sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(500);
@@ -34,7 +34,7 @@ impl Backoff {
         }
     }
 
-    /// For an inode that is held for a moment: up to 1 ms between revalidation.
+    /// For an inode that is locked for a moment: up to 1 ms between probes.
     pub fn short(seed: u64, deadline: Instant) -> Backoff {
         Backoff {
             yields: YIELDS,

@@ -221,7 +221,7 @@ pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Resu
     }
 }
 
-/// Revalidation whether what was posted has arrived, with one batch a region, for at most `limit`; what has is retired. What
+/// Probes whether what was posted has arrived, with one batch a region, for at most `limit`; what has is retired. What
 /// cannot be told stays.
 pub(crate) async fn reap(node: &Arc<Node>, links: &Rc<Links>, limit: Duration) {
     let posted: Vec<Dispatch> = {
