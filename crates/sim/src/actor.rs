@@ -516,6 +516,7 @@ impl Actor {
             self.client.read(&file, offset, &mut bytes).await?
         };
         bytes.truncate(read);
+        self.client.accessed(&file);
         Ok(Answer::Bytes(bytes))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::plant::Plant;
 use crate::rng::Rng;
-use polvo_client::{Thresholds, Transfers};
+use polvo_client::{AccessTimeRule, Thresholds, Transfers};
 use polvo_cluster::Timeouts;
 use polvo_node::sim::ClusterOptions;
 use polvo_node::{OneSided, ScrubPace, Transactions};
@@ -97,6 +97,8 @@ pub struct Schedule {
     pub scrub: Option<ScrubPace>,
     /// Which clients compare what they read with them.
     pub verifying: Vec<bool>,
+    /// By which rule the reads of each client move access times; `None`: they do not.
+    pub access_times: Vec<Option<AccessTimeRule>>,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -122,6 +124,14 @@ fn transfers(rng: &mut Rng) -> Transfers {
         eager_write: rng.pick(&[0, 500, 4096]),
         eager_read: rng.pick(&[0, 500, 16_384]),
         pooled: rng.pick(&[0, 8192]),
+    })
+}
+
+/// Half of the clients keep access times, as mounts with `relatime` or `strictatime`, `nodiratime` or not.
+fn access_times(rng: &mut Rng) -> Option<AccessTimeRule> {
+    rng.percent(50).then(|| AccessTimeRule {
+        of_directories: rng.percent(50),
+        strict: rng.percent(50),
     })
 }
 
@@ -167,6 +177,8 @@ impl Schedule {
             every: Duration::from_secs(1),
             rate: 1 << 20,
         });
+        let mut reading = Rng::new(seed, 6);
+        let access_times = homes.iter().map(|_| access_times(&mut reading)).collect();
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -181,6 +193,7 @@ impl Schedule {
             checksums,
             scrub,
             verifying,
+            access_times,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -243,6 +256,12 @@ impl fmt::Display for Schedule {
             })
             .zip(&self.verifying)
             .map(|(client, verifies)| if *verifies { client + ", verifying" } else { client })
+            .zip(&self.access_times)
+            .map(|(client, rule)| match rule {
+                None => client,
+                Some(rule) if rule.strict => client + ", strictatime",
+                Some(_) => client + ", relatime",
+            })
             .collect();
         write!(
             f,

@@ -107,6 +107,9 @@ impl Workload {
             )),
         };
         client.client().verify_reads(self.shared.schedule.verifying[number]);
+        if let Some(rule) = self.shared.schedule.access_times[number] {
+            client.client().keep_access_times(rule);
+        }
         let rng = Rng::new(
             self.shared.schedule.seed,
             1000 + 100 * number as u64 + u64::from(member.incarnations),
