@@ -3,7 +3,7 @@
 
 use crate::inode::{Body, Inode};
 use crate::read::PLACEMENT_XATTR;
-use crate::space::Run;
+use crate::staged_append::StagedAppend;
 use crate::store::{Store, Urgency};
 use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, AttrChange, Entry, FileKind, INLINE_MAX, LINE, NAME_MAX, PAGE, SessionId, Tail};
@@ -196,19 +196,15 @@ impl Region {
             store.fetch_log_end(inode);
             let view = inode.file_body()?;
             view.read().index.fetch(offset);
-            let placed = Placed::new(store, view, offset, size, bytes.len() as u64)?;
-            let (entries, n) = placed.entries(store, offset, bytes, now_ns);
+            let mut staged = StagedAppend::on(store);
+            let placed = Placed::new(&mut staged, view, offset, size, bytes.len() as u64)?;
+            let (entries, n) = placed.entries(staged.store, offset, bytes, now_ns);
             let filled_checksum = match placed.filled {
-                Some((at, len)) => store.filled_checksum(at, &bytes[..len as usize]),
+                Some((at, len)) => staged.store.filled_checksum(at, &bytes[..len as usize]),
                 None => None,
             };
             let data = |store: &Store| placed.store(store, bytes);
-            if let Err(e) = store.append(inode, &entries[..n], Urgency::Normal, data) {
-                if let Some((run, _, _)) = placed.fresh {
-                    store.space.give(run);
-                }
-                return Err(e);
-            }
+            staged.commit(inode, &entries[..n], Urgency::Normal, data)?;
             if let Some((at, len)) = placed.filled {
                 assert!(
                     store.space.map_more(at, len),
@@ -219,7 +215,7 @@ impl Region {
                     store.put_checksum(at, known);
                 }
             }
-            if let Some((_, at, len)) = placed.fresh {
+            if let Some((at, len)) = placed.fresh {
                 store.space.map_fresh(at, len);
             }
             Ok(Stored { offset, before })
@@ -255,12 +251,10 @@ impl Region {
             store.check_crcs(runs, crcs)?;
             assert_eq!(entries.len(), runs.len(), "an entry for each run");
             entries.extend(inode.without_capabilities(now_ns));
-            sessions.consume(session, runs)?;
+            let consumed = sessions.consume(session, runs)?;
             let checksums = |store: &Store| store.put_checksums_of_runs(runs, crcs);
-            if let Err(e) = store.append(inode, &entries, Urgency::Normal, checksums) {
-                sessions.unconsume(session, runs);
-                return Err(e);
-            }
+            store.append(inode, &entries, Urgency::Normal, checksums)?;
+            consumed.happened();
             for run in runs {
                 store.space.map_fresh(run.gpa.offset().0, run.len);
             }
@@ -428,13 +422,19 @@ fn check_xattr_name(name: &[u8]) -> Result<(), RegionError> {
 struct Placed {
     /// behind the last extent, in its page: region offset, bytes
     filled: Option<(u64, u64)>,
-    /// in a fresh page: the page, region offset, bytes
-    fresh: Option<(Run, u64, u64)>,
+    /// in a fresh page: region offset, bytes
+    fresh: Option<(u64, u64)>,
 }
 
 impl Placed {
     /// Finds places for `len` bytes at an offset of a file of `size` bytes. Takes a page if need be.
-    fn new(store: &mut Store, view: &FileView, offset: u64, size: u64, len: u64) -> Result<Placed, RegionError> {
+    fn new(
+        staged: &mut StagedAppend<'_>,
+        view: &FileView,
+        offset: u64,
+        size: u64,
+        len: u64,
+    ) -> Result<Placed, RegionError> {
         let (mut filled, mut fresh) = (None, None);
         if offset != size && len <= INLINE_MAX as u64 {
             return Ok(Placed { filled, fresh });
@@ -445,23 +445,19 @@ impl Placed {
         let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
         let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
         let room = match behind {
-            Some(at) if room > 0 && !store.may_fill(at) => 0,
+            Some(at) if room > 0 && !staged.store.may_fill(at) => 0,
             _ => room,
         };
         debug_assert!(room < PAGE_BYTES, "{room} bytes behind others in a page");
         let fill = room.min(len);
         let rest = len - fill;
         if rest > 0 {
-            let last_page = behind.map(|at| (at - 1) / PAGE_BYTES);
-            let run = match last_page.and_then(|page| store.space.take_after(page)) {
-                Some(run) => run,
-                None => store.take_data(1)?,
-            };
+            let page = staged.take_page(behind.map(|at| (at - 1) / PAGE_BYTES))?;
             // at the same place in the page as in the file, if it fits there, so that later whole pages replace it whole
             let in_page = (offset + fill) % PAGE_BYTES;
             let in_page = if in_page + rest <= PAGE_BYTES { in_page } else { 0 };
-            debug_assert!(rest <= PAGE_BYTES && run.len == 1, "what is left takes one page");
-            fresh = Some((run, store.space.offset(run) + in_page, rest));
+            debug_assert!(rest <= PAGE_BYTES, "what is left takes one page");
+            fresh = Some((page + in_page, rest));
         }
         if fill > 0 {
             filled = behind.map(|at| (at, fill));
@@ -480,19 +476,19 @@ impl Placed {
         let shift = store.segment_shift();
         match (self.filled, self.fresh) {
             (None, None) => ([Entry::Inline { offset, bytes, time_ns }, Entry::Pad], 1),
-            (Some((at, len)), None) | (None, Some((_, at, len))) => ([map(offset, len, at), Entry::Pad], 1),
+            (Some((at, len)), None) | (None, Some((at, len))) => ([map(offset, len, at), Entry::Pad], 1),
             // neighbours, and in one segment
-            (Some((at, fill)), Some((_, fresh, rest))) if at + fill == fresh && at >> shift == fresh >> shift => {
+            (Some((at, fill)), Some((fresh, rest))) if at + fill == fresh && at >> shift == fresh >> shift => {
                 ([map(offset, fill + rest, at), Entry::Pad], 1)
             }
-            (Some((at, fill)), Some((_, fresh, rest))) => ([map(offset, fill, at), map(offset + fill, rest, fresh)], 2),
+            (Some((at, fill)), Some((fresh, rest))) => ([map(offset, fill, at), map(offset + fill, rest, fresh)], 2),
         }
     }
 
     /// Stores the bytes (streaming: the commit's first fence makes them durable).
     fn store(&self, store: &Store, bytes: &[u8]) {
         debug_assert_eq!(
-            self.filled.map_or(0, |(_, len)| len) + self.fresh.map_or(0, |(_, _, len)| len),
+            self.filled.map_or(0, |(_, len)| len) + self.fresh.map_or(0, |(_, len)| len),
             if self.filled.is_none() && self.fresh.is_none() {
                 0
             } else {
@@ -501,7 +497,7 @@ impl Placed {
             "all bytes have a place, or none outside of the log"
         );
         let (fill, rest) = bytes.split_at(self.filled.map_or(0, |(_, len)| len as usize));
-        if let Some((_, at, _)) = self.fresh {
+        if let Some((at, _)) = self.fresh {
             store.write_data(at, rest);
             store.put_checksums_of(at, rest);
         }

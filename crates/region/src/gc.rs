@@ -13,10 +13,11 @@ use crate::inode::{Body, Inode};
 use crate::log::{Layout, LogEnd, read_back};
 use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX, raised};
-use crate::store::{Store, Urgency};
+use crate::staged_change::StagedChange;
+use crate::store::Store;
 use crate::writes::Writes;
 use polvo_format::{
-    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, Record, RegionOffset, TxnId,
+    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, Record, RegionOffset,
     encode_attributes,
 };
 use polvo_proto::SegmentClass;
@@ -81,6 +82,7 @@ impl Region {
         result
     }
 
+    /// The same for an inode that is not in the cache.
     pub(crate) fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
         assert!(raised(inode.tail) > inode.tail, "there is a next version of the log");
         let (entries, done_units) = checkpoint(&self.store, inode);
@@ -88,57 +90,20 @@ impl Region {
             let old = std::mem::take(&mut inode.pages);
             self.store.give_pages(&old);
         }
-        let store = &mut self.store;
-        let mut layout = Layout::default();
         let end = LogEnd {
             ino: inode.attr.ino,
             tail: raised(inode.tail),
             pages: &[],
         };
-        store.lay_out(end, &entries, Urgency::Frees, &mut layout)?;
+        let mut change = StagedChange::nothing(self);
+        change.lay_out_log(end, &entries)?;
+        let writes = store_log(&change.region.store, inode, end, change.log());
+        let layout = change.replace_log(&writes)?;
+        Ok(self.switch_logs(inode, layout, done_units))
+    }
 
-        assert!(layout.tail.units() > 0, "a log has a checkpoint");
-        debug_assert!(
-            layout.new_pages.iter().all(|page| !inode.pages.contains(page)),
-            "the old log stays as it is"
-        );
-        let inode_offset = inode.slot * INODE_SIZE as u64;
-        let attributes = encode_attributes(&inode.attr);
-        let mut lines = attributes.to_vec();
-        for (offset, range) in &layout.pieces {
-            let bytes = &layout.bytes[range.clone()];
-            if store.class(*offset) == SegmentClass::Inodes {
-                let at = (offset - inode_offset - INODE_ATTRIBUTES) as usize;
-                assert!(
-                    at + bytes.len() + INODE_ATTRIBUTES as usize <= INODE_SIZE,
-                    "units in the inode"
-                );
-                debug_assert!(at + INODE_ATTRIBUTES as usize >= INODE_UNITS as usize);
-                lines.resize(lines.len().max(at + bytes.len()), 0);
-                lines[at..at + bytes.len()].copy_from_slice(bytes);
-            } else {
-                store.pmem.write_streaming(store.at(*offset), bytes);
-            }
-        }
-        for (offset, header) in layout.headers(end) {
-            store.write(offset, &header);
-        }
-        if !planted(Planted::SwitchedBeforeDurable) {
-            store.pmem.fence();
-        }
-
-        let head = InodeHead {
-            log_page: RegionOffset(layout.new_pages.first().copied().unwrap_or(0)),
-            tail: layout.tail,
-            ..inode.head()
-        };
-        let mut writes = Writes::one(inode_offset + INODE_ATTRIBUTES, &lines);
-        writes.push(inode_offset, &head.encode(inode.attr.ino, &attributes));
-        if let Err(e) = self.redo(TxnId::default(), &writes, &[]) {
-            self.store.give_pages(&layout.new_pages);
-            return Err(e);
-        }
-
+    /// The DRAM side: the old log goes to quarantine. Gives the units looked at and written.
+    fn switch_logs(&mut self, inode: &mut Inode, layout: Layout, done_units: u64) -> u64 {
         let looked_at = inode.tail.units() + layout.tail.units();
         assert!(done_units <= layout.tail.units(), "requests are part of the log");
         inode.done_units = done_units;
@@ -164,8 +129,50 @@ impl Region {
                 after,
             });
         }
-        Ok(looked_at)
+        looked_at
     }
+}
+
+/// Stores what of a log that was laid out anew goes to log pages, durably: nobody can see it. Gives what puts the log in the place
+/// of the inode's old one.
+fn store_log(store: &Store, inode: &Inode, end: LogEnd<'_>, layout: &Layout) -> Writes {
+    assert!(layout.tail.units() > 0, "a log has a checkpoint");
+    debug_assert!(
+        layout.new_pages.iter().all(|page| !inode.pages.contains(page)),
+        "the old log stays as it is"
+    );
+    let inode_offset = inode.slot * INODE_SIZE as u64;
+    let attributes = encode_attributes(&inode.attr);
+    let mut lines = attributes.to_vec();
+    for (offset, range) in &layout.pieces {
+        let bytes = &layout.bytes[range.clone()];
+        if store.class(*offset) == SegmentClass::Inodes {
+            let at = (offset - inode_offset - INODE_ATTRIBUTES) as usize;
+            assert!(
+                at + bytes.len() + INODE_ATTRIBUTES as usize <= INODE_SIZE,
+                "units in the inode"
+            );
+            debug_assert!(at + INODE_ATTRIBUTES as usize >= INODE_UNITS as usize);
+            lines.resize(lines.len().max(at + bytes.len()), 0);
+            lines[at..at + bytes.len()].copy_from_slice(bytes);
+        } else {
+            store.pmem.write_streaming(store.at(*offset), bytes);
+        }
+    }
+    for (offset, header) in layout.headers(end) {
+        store.write(offset, &header);
+    }
+    if !planted(Planted::SwitchedBeforeDurable) {
+        store.pmem.fence();
+    }
+    let head = InodeHead {
+        log_page: RegionOffset(layout.new_pages.first().copied().unwrap_or(0)),
+        tail: layout.tail,
+        ..inode.head()
+    };
+    let mut writes = Writes::one(inode_offset + INODE_ATTRIBUTES, &lines);
+    writes.push(inode_offset, &head.encode(inode.attr.ino, &attributes));
+    writes
 }
 
 /// The entries of a compact log: everything that is live, and the requests that may be asked again; how many those are.

@@ -37,6 +37,7 @@ mod shrink;
 mod snapshot;
 mod space;
 mod stage;
+mod staged_append;
 mod staged_change;
 mod store;
 mod survey;

@@ -8,7 +8,6 @@
 use crate::RegionError;
 use crate::file_index::Mapped;
 use crate::inode::{Inode, unit_offset};
-use crate::origins::Done;
 use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{
@@ -103,35 +102,14 @@ impl Layout {
     }
 }
 
-/// Entries, of which the first may have an origin, at the places that [`Store::lay_out`] gives them behind a position: none
-/// crosses the end of a page.
-fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>], mut origin: bool) -> impl Iterator<Item = Record<'a>> {
-    entries.iter().map(move |entry| {
-        let (units, room) = match std::mem::take(&mut origin) {
-            false => (entry.units(), UnitPlace::room(position)),
-            true => (entry.units_with(true), UnitPlace::room(position)),
-        };
-        let at = if units > room { position + room } else { position };
-        debug_assert!(units > 0 && units <= UnitPlace::room(at), "an entry lies in one page");
-        position = at + units;
-        Record {
-            position: at,
-            units,
-            checkpoint: false,
-            origin: None, // of no use where the entries are made
-            entry: *entry,
-        }
-    })
-}
-
 /// Entries that this crate has made, read back.
 pub(crate) fn read_back(position: u64, units: &[u8]) -> impl Iterator<Item = Record<'_>> {
     LogEntries::unsealed(position, units).map(|record| record.expect("entries were made by this crate"))
 }
 
 impl Store {
-    /// Lays whole unsealed entries out behind a log's end, into `layout`. Takes log pages as needed; on error it has
-    /// given them back.
+    /// Lays whole unsealed entries out behind a log's end, into `layout`. Takes log pages as needed: they are in the layout, after
+    /// an error too, and come back with the guard that has it.
     pub fn lay_out(
         &mut self,
         end: LogEnd,
@@ -169,14 +147,8 @@ impl Store {
                 if let UnitPlace::Page { page, .. } = UnitPlace::of(position) {
                     let have = end.pages.len() + layout.new_pages.len();
                     if page as usize >= have {
-                        match self.take_log_page(urgency) {
-                            Ok(page) => layout.new_pages.push(page),
-                            Err(e) => {
-                                self.give_pages(&layout.new_pages);
-                                layout.clear();
-                                return Err(e);
-                            }
-                        }
+                        let page = self.take_log_page(urgency)?;
+                        layout.new_pages.push(page);
                     }
                 }
                 let offset = match UnitPlace::of(position) {
@@ -202,45 +174,6 @@ impl Store {
         layout.tail = Tail::new(version, position);
         layout.check(end);
         Ok(())
-    }
-
-    /// Appends entries, at least one, to an inode's log and moves its tail: durable on return, in DRAM and on the media. The
-    /// request that asks for the next commit has got this one. On error (no space for a log page) nothing changed. `data` stores what the entries map, streaming or with flushes, once nothing can fail
-    /// any more.
-    pub fn append(
-        &mut self,
-        inode: &mut Inode,
-        entries: &[Entry],
-        urgency: Urgency,
-        data: impl FnOnce(&Store),
-    ) -> Result<(), RegionError> {
-        debug_assert!(!entries.is_empty(), "a commit has an entry");
-        debug_assert!(inode.slot == inode.attr.ino.slot() && inode.attr.ino.region() == self.region);
-        let (mut layout, mut units) = (std::mem::take(&mut self.layout), std::mem::take(&mut self.entries));
-        units.clear();
-        entries.iter().for_each(|entry| entry.encode(false, &mut units));
-        if let Some(origin) = self.origin {
-            Entry::add_origin(&mut units, 0, origin).expect("entries were made by this crate");
-        }
-        let end = LogEnd {
-            ino: inode.attr.ino,
-            tail: inode.tail,
-            pages: &inode.pages,
-        };
-        let laid_out = self.lay_out(end, &units, urgency, &mut layout);
-        if laid_out.is_ok() {
-            data(self);
-            self.commit(
-                inode,
-                &layout,
-                at_places(inode.tail.units(), entries, self.origin.is_some()),
-            );
-            if let (Some(origin), Some(first)) = (self.origin, entries.first()) {
-                self.carried_out(Some((origin, Done::by(inode.inode_ref(), first))));
-            }
-        }
-        (self.layout, self.entries) = (layout, units);
-        laid_out
     }
 
     /// To be called some time before an inode's log is appended to.
@@ -394,49 +327,5 @@ impl Store {
     /// Region offset of a slot's lock word.
     pub fn lock_offset(slot: u64) -> u64 {
         slot * INODE_SIZE as u64 + INODE_LOCK
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::*;
-    use polvo_format::{Origin, PAGE_UNITS, SessionId};
-
-    #[test]
-    fn entries_are_applied_at_the_places_where_they_are_laid_out() {
-        let mut r = region(8);
-        let bytes = [7; 1000];
-        let entry = |n: usize| Entry::Inline {
-            offset: n as u64 * 1000,
-            bytes: &bytes[..n % 5 * 200 + 1],
-            time_ns: NOW,
-        };
-        let entries: Vec<_> = (0..40).map(entry).collect();
-        let origin = Origin {
-            session: SessionId(3),
-            request: 4,
-        };
-        let mut units = Vec::new();
-        entries.iter().for_each(|entry| entry.encode(false, &mut units));
-        Entry::add_origin(&mut units, 0, origin).unwrap();
-        for units_before in [0, 1, 2, 3, PAGE_UNITS, PAGE_UNITS + 1] {
-            let pages = vec![0; UnitPlace::pages(units_before) as usize];
-            let end = LogEnd {
-                ino: Ino::ROOT,
-                tail: Tail::new(1, units_before),
-                pages: &pages,
-            };
-            let mut layout = Layout::default();
-            r.store.lay_out(end, &units, Urgency::Normal, &mut layout).unwrap();
-            let is_pad = |record: &Record| record.entry == Entry::Pad;
-            let laid_out = read_back(units_before, &layout.bytes).filter(|record| !is_pad(record));
-            let laid_out = laid_out.map(|record| Record { origin: None, ..record });
-            assert!(
-                at_places(units_before, &entries, true).eq(laid_out),
-                "behind {units_before} units"
-            );
-            r.store.give_pages(&layout.new_pages);
-        }
     }
 }

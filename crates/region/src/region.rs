@@ -265,32 +265,21 @@ impl Region {
 
     /// Frees an inode that has no name and that nobody holds.
     pub(crate) fn free_inode(&mut self, slot: u64) -> Result<(), RegionError> {
-        let inode = match self.cache.take(slot) {
-            Some(inode) => inode,
-            None => Box::new(self.store.load(slot)?),
-        };
         assert!(
             !self.locked.contains(slot) && !self.sessions.is_held(slot),
             "nobody has slot {slot}"
         );
+        let inode = self.cache.get(&self.store, slot)?;
         assert_eq!(inode.attr.nlink, 0, "what is freed has no name");
-        let freed = Writes::one(slot * INODE_SIZE as u64, &freed_head(&inode));
-        match self.redo(TxnId::default(), &freed, &[]) {
-            Ok(_) => {
-                self.forget(inode);
-                Ok(())
-            }
-            Err(e) => {
-                self.cache.put(inode);
-                Err(e)
-            }
-        }
+        let freed = Writes::one(slot * INODE_SIZE as u64, &freed_head(inode));
+        self.redo(TxnId::default(), &freed, &[])?;
+        self.forget(slot);
+        Ok(())
     }
 
-    /// The DRAM side of freeing an inode: its space goes to quarantine, its slot can be used again.
-    pub(crate) fn forget(&mut self, inode: Box<Inode>) {
-        let slot = inode.slot;
-        debug_assert!(self.cache.known(slot).is_none(), "slot {slot} is out of the cache");
+    /// The DRAM side of freeing an inode, which was just looked at: its space goes to quarantine, its slot can be used again.
+    pub(crate) fn forget(&mut self, slot: u64) {
+        let inode = self.cache.take(slot).expect("what was just looked at is in the cache");
         assert!(!self.locked.contains(slot), "no transaction has slot {slot}");
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);

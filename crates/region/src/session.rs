@@ -41,32 +41,23 @@ impl Sessions {
     }
 
     /// Takes the pages of write runs out of what is delegated to a session: all or, on error, none.
-    pub fn consume(&mut self, session: SessionId, runs: &[WriteRun]) -> Result<(), RegionError> {
+    pub fn consume<'a>(&'a mut self, session: SessionId, runs: &'a [WriteRun]) -> Result<Consumed<'a>, RegionError> {
+        let held = self.sessions.get_mut(&session).ok_or_else(|| not_delegated(&runs[0]))?;
+        let mut consumed = Consumed {
+            delegated: &mut held.delegated,
+            runs: &[],
+        };
         if planted(Planted::CommittedPagesReturned) {
-            return Ok(());
+            return Ok(consumed);
         }
-        let delegated = self.sessions.get_mut(&session).map(|s| &mut s.delegated);
-        let delegated = delegated.ok_or_else(|| not_delegated(&runs[0]))?;
         for (n, run) in runs.iter().enumerate() {
             let (first, pages) = pages_of(run);
-            if !delegated.remove(first, pages) {
-                for run in &runs[..n] {
-                    let (first, pages) = pages_of(run);
-                    delegated.add(first, pages);
-                }
+            if !consumed.delegated.remove(first, pages) {
                 return Err(not_delegated(run));
             }
+            consumed.runs = &runs[..=n];
         }
-        Ok(())
-    }
-
-    /// Undoes [`Self::consume`].
-    pub fn unconsume(&mut self, session: SessionId, runs: &[WriteRun]) {
-        let delegated = &mut self.sessions.entry(session).or_default().delegated;
-        for run in runs {
-            let (first, pages) = pages_of(run);
-            delegated.add(first, pages);
-        }
+        Ok(consumed)
     }
 
     /// All delegated pages: (first page number, pages).
@@ -106,6 +97,31 @@ impl Sessions {
     }
 }
 
+/// Pages taken out of what is delegated to a session, for a commit: they come back when this ends, unless it has happened.
+#[must_use]
+pub(crate) struct Consumed<'a> {
+    delegated: &'a mut PageSet,
+    /// that lie in them
+    runs: &'a [WriteRun],
+}
+
+impl Consumed<'_> {
+    /// The pages are a file's.
+    pub fn happened(mut self) {
+        self.runs = &[];
+    }
+}
+
+impl Drop for Consumed<'_> {
+    fn drop(&mut self) {
+        // after a panic nobody knows whether it has happened
+        for run in self.runs.iter().filter(|_| !std::thread::panicking()) {
+            let (first, pages) = pages_of(run);
+            self.delegated.add(first, pages);
+        }
+    }
+}
+
 fn not_delegated(run: &WriteRun) -> RegionError {
     FsError::Invalid(format!(
         "{} bytes at {:?} are not delegated to this session",
@@ -122,7 +138,7 @@ fn pages_of(run: &WriteRun) -> (u64, u64) {
 
 /// Pages by number, as runs.
 #[derive(Default)]
-struct PageSet {
+pub(crate) struct PageSet {
     runs: BTreeMap<u64, u64>,
 }
 

@@ -1,12 +1,12 @@
-//! A change that is staged on a region, and what was taken for it: slots of new inodes, log pages, inodes out of the cache.
+//! A change that is staged on a region, and what was taken for it: slots of new inodes, log pages.
 //!
 //! Either it happens, and then all of that is in use ([`StagedChange::happened`] is set once the media say so); or the guard
 //! gives it back when it ends, on whichever path that is.
 
-use crate::inode::Inode;
 use crate::log::{Layout, LogEnd, read_back};
 use crate::region::{freed_head, raised};
 use crate::stage::{Stage, Staged};
+use crate::store::Urgency;
 use crate::writes::Writes;
 use crate::{RedoId, Region, RegionError, RemotePart};
 use polvo_format::{INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, PAGE, TxnId, encode_attributes};
@@ -16,15 +16,13 @@ use polvo_proto::{Intent, Outcome};
 type Heads = Vec<(u64, [u8; INODE_HEAD_SIZE])>;
 
 /// Intents staged on a region and laid out. In this order: [`StagedChange::of`], [`StagedChange::lay_out`], then one of
-/// [`StagedChange::commit_single`], [`StagedChange::commit_logged`], or what a participant does.
+/// [`StagedChange::commit_single`], [`StagedChange::commit_logged`], or what a participant does. A log that is written anew is
+/// one without intents: [`StagedChange::nothing`], [`StagedChange::lay_out_log`], [`StagedChange::replace_log`].
 pub(crate) struct StagedChange<'a> {
     pub region: &'a mut Region,
     pub stage: Stage,
     /// one an inode of the stage, and perhaps more
     pub layouts: Vec<Layout>,
-    /// Inodes that go at once: taken out of the cache, so that what they map is at hand whatever happens.
-    #[expect(clippy::vec_box, reason = "they come out of the cache in their boxes")]
-    freed: Vec<Box<Inode>>,
     /// It has happened, or a participant holds it: nothing is to be given back.
     pub happened: bool,
 }
@@ -37,7 +35,6 @@ impl Drop for StagedChange<'_> {
                 self.region.store.give_pages(&layout.new_pages);
             }
             self.region.give_slots(&self.stage);
-            self.freed.drain(..).for_each(|inode| self.region.cache.put(inode));
         }
         // memory for the next one
         self.stage.clear();
@@ -47,12 +44,11 @@ impl Drop for StagedChange<'_> {
 }
 
 impl<'a> StagedChange<'a> {
-    /// Works out what the intents would do.
-    pub fn of(region: &'a mut Region, intents: &[Intent], now_ns: i64) -> Result<StagedChange<'a>, RegionError> {
+    /// Nothing is staged yet.
+    pub fn nothing(region: &'a mut Region) -> StagedChange<'a> {
         let mut change = StagedChange {
             stage: std::mem::take(&mut region.stage),
             layouts: std::mem::take(&mut region.store.layouts),
-            freed: Vec::new(),
             happened: false,
             region,
         };
@@ -61,6 +57,12 @@ impl<'a> StagedChange<'a> {
             "nothing is left of what was staged before"
         );
         change.layouts.iter_mut().for_each(Layout::clear);
+        change
+    }
+
+    /// Works out what the intents would do.
+    pub fn of(region: &'a mut Region, intents: &[Intent], now_ns: i64) -> Result<StagedChange<'a>, RegionError> {
+        let mut change = StagedChange::nothing(region);
         for number in 0..intents.len() {
             let about = change.region.stage_one(&mut change.stage, intents, number, now_ns)?;
             assert!(about < change.stage.inodes.len(), "an intent is about something");
@@ -91,6 +93,30 @@ impl<'a> StagedChange<'a> {
         Ok(())
     }
 
+    /// Lays out the entries of a log that is to take the place of another one. A repair or a collection of garbage is what asks
+    /// for it: it frees in the end.
+    pub fn lay_out_log(&mut self, end: LogEnd<'_>, entries: &[u8]) -> Result<(), RegionError> {
+        assert!(self.stage.inodes.is_empty() && end.pages.is_empty(), "a log by itself");
+        if self.layouts.is_empty() {
+            self.layouts.push(Layout::default());
+        }
+        self.region
+            .store
+            .lay_out(end, entries, Urgency::Frees, &mut self.layouts[0])
+    }
+
+    /// What was laid out so.
+    pub fn log(&self) -> &Layout {
+        &self.layouts[0]
+    }
+
+    /// Logs a redo record with these writes, which put that log in place; gives its layout.
+    pub fn replace_log(mut self, writes: &Writes) -> Result<Layout, RegionError> {
+        self.region.redo(TxnId::default(), writes, &[])?;
+        self.happened = true;
+        Ok(std::mem::take(&mut self.layouts[0]))
+    }
+
     /// The results, one an intent: each inode as it is after all of them.
     pub fn outcomes(&self) -> Vec<Outcome> {
         debug_assert!(self.layouts.len() >= self.stage.inodes.len(), "all is laid out");
@@ -114,18 +140,18 @@ impl<'a> StagedChange<'a> {
         if staged.fresh || staged.moved || staged.dies {
             return false;
         }
-        let Some(mut inode) = self.region.cache.take(staged.slot()) else {
+        let Region { store, cache, dead, .. } = &mut *self.region;
+        let Some(inode) = cache.known(staged.slot()) else {
             return false;
         };
         assert_eq!(inode.tail, staged.tail, "nobody has changed what was staged");
         let records = read_back(inode.tail.units(), &layout.bytes);
-        self.region.store.commit(&mut inode, layout, records);
+        store.commit(inode, layout, records);
         self.happened = true;
         assert_eq!(inode.tail, layout.tail, "the log ends where it was laid out to");
         debug_assert_eq!(inode.attr, staged.attr, "it is as it was staged");
-        self.region.cache.put(inode);
         if staged.attr.nlink != 0 {
-            self.region.dead.remove(&staged.slot());
+            dead.remove(&staged.slot());
         }
         true
     }
@@ -133,7 +159,7 @@ impl<'a> StagedChange<'a> {
     /// Logs a redo record with this and the remote parts, and puts this in place, on the media and in DRAM. Gives the record
     /// when a remote part remains.
     pub fn commit_logged(&mut self, txn: TxnId, remote: &[RemotePart]) -> Result<Option<RedoId>, RegionError> {
-        assert!(!self.happened && self.freed.is_empty(), "a change happens once");
+        assert!(!self.happened, "a change happens once");
         let mut writes = std::mem::take(&mut self.region.store.writes);
         let mut heads = std::mem::take(&mut self.region.store.heads);
         writes.clear();
@@ -151,13 +177,12 @@ impl<'a> StagedChange<'a> {
         self.region.store.writes = writes;
         let record = logged?;
         self.happened = true;
-        for inode in self.freed.drain(..) {
-            self.region.forget(inode);
-        }
         for (staged, layout) in self.stage.inodes.iter().zip(&self.layouts) {
-            self.region.take_over(staged, layout);
+            match self.region.goes_at_once(staged) {
+                true => self.region.forget(staged.slot()),
+                false => self.region.take_over(staged, layout),
+            }
         }
-        debug_assert!(self.freed.is_empty());
         Ok(record)
     }
 
@@ -168,25 +193,32 @@ impl<'a> StagedChange<'a> {
             if staged.entries.is_empty() {
                 continue;
             }
-            if staged.dies && !staged.fresh && !self.region.sessions.is_held(slot) {
+            if self.region.goes_at_once(staged) {
                 self.region.store.give_pages(&layout.new_pages);
                 layout.new_pages.clear();
                 layout.tail = raised(staged.tail);
-                let inode = match self.region.cache.take(slot) {
-                    Some(inode) => inode,
-                    None => Box::new(self.region.store.load(slot)?),
-                };
+                let Region {
+                    store, cache, locked, ..
+                } = &mut *self.region;
+                // from here on it is among the last that were used, and so at hand when it has happened
+                let inode = cache.get(store, slot)?;
                 assert_eq!(inode.inode_ref(), staged.inode, "what is freed is what was staged");
                 assert_eq!(inode.tail, staged.tail, "nobody has changed what was staged");
-                assert!(!self.region.locked.contains(slot), "no transaction has what is freed");
-                heads.push((slot * INODE_SIZE as u64, freed_head(&inode)));
-                self.freed.push(inode);
+                assert!(!locked.contains(slot), "no transaction has what is freed");
+                heads.push((slot * INODE_SIZE as u64, freed_head(inode)));
                 continue;
             }
             let pages = self.region.cache.known(slot).map_or(&[][..], |inode| &inode.pages);
             heads.push(gather_inode(staged, layout, pages, writes));
         }
         Ok(())
+    }
+}
+
+impl Region {
+    /// A staged inode that loses its last name, and that nobody holds, is freed by the same record.
+    fn goes_at_once(&self, staged: &Staged) -> bool {
+        staged.dies && !staged.fresh && !self.sessions.is_held(staged.slot())
     }
 }
 

@@ -233,7 +233,7 @@ impl Region {
             }
             return;
         }
-        if staged.entries.is_empty() || staged.dies && !self.sessions.is_held(slot) {
+        if staged.entries.is_empty() {
             return;
         }
         // an inode that is not here is loaded from its log when next needed
