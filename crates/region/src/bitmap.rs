@@ -59,12 +59,16 @@ impl Bitmap {
         debug_assert!(!self.is_used(at), "unit {at} was found free");
         self.words[word] |= 1 << (at % 64);
         self.used += 1;
+        debug_assert!(at < self.len && self.used <= self.len, "unit {at} of {}", self.len);
+        debug_assert_eq!(self.used, self.count(), "units in use");
         Some(at)
     }
 
     /// First unit at or after `from` that is in use.
     pub fn next_used(&self, from: u32) -> Option<u32> {
-        self.find(from, true)
+        let found = self.find(from, true);
+        debug_assert!(found.is_none_or(|at| at >= from && self.is_used(at)));
+        found
     }
 
     /// First free run at or after `from`: (start, length up to `max`).
@@ -126,6 +130,7 @@ impl Bitmap {
             return false;
         }
         self.each_word(start, n, |word, mask| *word |= mask);
+        debug_assert_eq!(self.free_at(start, n), 0, "what was taken is in use");
         self.used += n;
         debug_assert_eq!(self.used, self.count(), "units in use");
         true
@@ -146,6 +151,7 @@ impl Bitmap {
             "unit freed twice"
         );
         self.each_word(start, n, |word, mask| *word &= !mask);
+        debug_assert_eq!(self.free_at(start, n), n, "what was given back is free");
         self.used = self.used.checked_sub(n).expect("what is given back was in use");
         debug_assert_eq!(self.used, self.count(), "units in use");
     }
@@ -168,6 +174,7 @@ impl Bitmap {
             change(&mut self.words[at as usize / 64], mask);
             at += bits;
         }
+        debug_assert_eq!(at, end, "all {n} units from {start} on");
     }
 }
 

@@ -61,18 +61,23 @@ impl Cache {
             }
         };
         debug_assert_eq!(inode.slot, slot, "an inode is found by its slot");
+        debug_assert!(inode.stamp < self.clock, "its last use was before this one");
         inode.stamp = self.clock;
         Ok(inode)
     }
 
     /// The inode of a slot, if it is here.
     pub fn known(&mut self, slot: u64) -> Option<&mut Inode> {
-        self.inodes.get_mut(&slot).map(|b| &mut **b)
+        let inode = self.inodes.get_mut(&slot).map(|b| &mut **b);
+        debug_assert!(inode.as_ref().is_none_or(|inode| inode.slot == slot));
+        inode
     }
 
     /// Takes the inode of a slot out.
     pub fn take(&mut self, slot: u64) -> Option<Box<Inode>> {
-        self.inodes.remove(&slot)
+        let inode = self.inodes.remove(&slot);
+        debug_assert!(inode.as_ref().is_none_or(|inode| inode.slot == slot));
+        inode
     }
 
     /// Puts an inode in.
@@ -80,6 +85,7 @@ impl Cache {
         self.clock += 1;
         inode.stamp = self.clock;
         self.make_room();
+        debug_assert_eq!(inode.slot, inode.attr.ino.slot(), "an inode lies in its slot");
         let before = self.inodes.insert(inode.slot, inode);
         debug_assert!(before.is_none(), "an inode is in DRAM once");
     }
@@ -101,6 +107,7 @@ impl Cache {
             debug_assert!(median <= self.clock, "stamps are of the past");
             self.inodes
                 .retain(|_, inode| inode.stamp >= median || inode.stamp >= recent || inode.is_shared());
+            debug_assert!(!self.inodes.is_empty(), "what was used last stays");
         }
     }
 }

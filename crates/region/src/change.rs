@@ -113,6 +113,14 @@ impl Region {
                 _ => {}
             }
             store.append(inode, &entries, urgency, |_| ())?;
+            debug_assert!(
+                set.size.is_none_or(|size| inode.attr.size == size),
+                "the size is what was set"
+            );
+            debug_assert!(change.mode.is_none_or(|mode| inode.attr.mode == mode), "so is the mode");
+            debug_assert!(change.uid.is_none_or(|uid| inode.attr.uid == uid), "and the owner");
+            debug_assert!(change.gid.is_none_or(|gid| inode.attr.gid == gid), "and the group");
+            debug_assert_eq!(inode.attr.ctime_ns, now_ns, "a change has a time");
             if change.atime_ns.is_some() {
                 inode.atime_set = inode.tail;
             }
@@ -144,6 +152,8 @@ impl Region {
                     ..AttrChange::default()
                 };
                 store.append(inode, &[Entry::SetAttr(change)], Urgency::Normal, |_| ())?;
+                debug_assert_eq!(inode.attr.atime_ns, now_ns, "it was read now");
+                debug_assert_eq!(inode.attr.ctime_ns, change.ctime_ns, "to be read is no change");
             }
             Ok(Some(inode.tail))
         })
@@ -218,6 +228,12 @@ impl Region {
             if let Some((at, len)) = placed.fresh {
                 store.space.map_fresh(at, len);
             }
+            debug_assert_eq!(
+                inode.attr.size,
+                size.max(offset + bytes.len() as u64),
+                "the file goes as far"
+            );
+            debug_assert!(inode.tail > before, "a write makes the log longer");
             Ok(Stored { offset, before })
         })
     }
@@ -252,12 +268,22 @@ impl Region {
             assert_eq!(entries.len(), runs.len(), "an entry for each run");
             entries.extend(inode.without_capabilities(now_ns));
             let consumed = sessions.consume(session, runs)?;
+            debug_assert!(
+                runs.iter()
+                    .all(|run| store.space.is_in_use(run.gpa.offset().0, run.len)),
+                "what is delegated is in use"
+            );
             let checksums = |store: &Store| store.put_checksums_of_runs(runs, crcs);
             store.append(inode, &entries, Urgency::Normal, checksums)?;
             consumed.happened();
             for run in runs {
                 store.space.map_fresh(run.gpa.offset().0, run.len);
             }
+            debug_assert!(inode.tail > before, "a commit makes the log longer");
+            debug_assert!(
+                runs.iter().all(|run| inode.attr.size >= base + run.offset + run.len),
+                "the file goes as far"
+            );
             Ok(written(store, inode, base + runs[0].offset, known, before))
         })
     }
@@ -294,7 +320,10 @@ impl Region {
                 });
             }
             entries.extend(inode.without_capabilities(now_ns));
+            let before = inode.attr.size;
             store.append(inode, &entries, Urgency::Frees, |_| ())?;
+            let size = if extend { before.max(end) } else { before };
+            debug_assert_eq!(inode.attr.size, size, "a hole leaves the size as it is");
             Ok((inode.attr, inode.tail))
         })
     }
@@ -337,6 +366,10 @@ impl Region {
                 entries.extend(Entry::set_xattr(name, value, now_ns));
             }
             store.append(inode, &entries, Urgency::Normal, |_| ())?;
+            debug_assert!(
+                name == PLACEMENT_XATTR || inode.xattrs.get(name).is_some_and(|set| **set == *value),
+                "the value is what was set"
+            );
             Ok((inode.attr, inode.tail))
         })
     }
@@ -354,6 +387,7 @@ impl Region {
             }
             let entry = Entry::DelXattr { name, time_ns: now_ns };
             store.append(inode, &[entry], Urgency::Frees, |_| ())?;
+            debug_assert!(!inode.xattrs.contains_key(name), "what is removed is gone");
             Ok((inode.attr, inode.tail))
         })
     }
@@ -462,6 +496,9 @@ impl Placed {
         if fill > 0 {
             filled = behind.map(|at| (at, fill));
         }
+        debug_assert_eq!(fill + fresh.map_or(0, |(_, len)| len), len, "each byte has one place");
+        debug_assert!(filled.is_none_or(|(at, len)| at % PAGE_BYTES + len <= PAGE_BYTES && at % PAGE_BYTES > 0));
+        debug_assert!(fresh.is_none_or(|(at, len)| at % PAGE_BYTES + len <= PAGE_BYTES));
         Ok(Placed { filled, fresh })
     }
 
@@ -549,6 +586,12 @@ fn written(store: &Store, inode: &Inode, offset: u64, known: Tail, before: Tail)
     } else {
         Some(store.read_units(inode, from))
     };
+    debug_assert!(
+        entries
+            .as_ref()
+            .is_none_or(|entries: &Vec<u8>| entries.len() == (to - from) as usize * LINE),
+        "the entries from the known tail to this one"
+    );
     Written {
         offset,
         attr: inode.attr,

@@ -50,6 +50,10 @@ impl PoolSpace {
         if !layout.has_checksums() {
             return None;
         }
+        debug_assert!(
+            at >= layout.segments_offset && at + len <= layout.pool_len,
+            "data lie in segments"
+        );
         let mut page = [0; PAGE];
         let mut damaged = None;
         each_page(at, len, |number, _| {
@@ -139,7 +143,9 @@ impl Store {
         }
         let known = self.page_checksum(offset)?;
         debug_assert_eq!(known.end(), offset % PAGE_BYTES, "bytes are added where the word ends");
-        known.with(bytes)
+        let grown = known.with(bytes);
+        debug_assert!(grown.is_none_or(|grown| grown.end() == known.end() + bytes.len() as u64));
+        grown
     }
 
     /// Stores it, the tail having moved.
@@ -148,6 +154,7 @@ impl Store {
         let at = self.checksum_at(offset);
         self.pmem.write_u64(at, known.encode());
         self.pmem.flush(at, 8);
+        debug_assert_eq!(self.page_checksum(offset), Some(known), "it is read as it was written");
     }
 
     /// A commit brings either one CRC for each page that its runs touch, or none.
@@ -191,6 +198,10 @@ impl Region {
             if slot != place.slot {
                 place = ScrubPlace { slot, offset: 0 };
             }
+            debug_assert!(
+                (place.slot, place.offset) >= (from.slot, from.offset),
+                "a scrub goes on"
+            );
             if looked >= budget {
                 done.next = Some(place);
                 break;

@@ -45,6 +45,10 @@ impl Directory {
 
     /// The log was rewritten.
     pub fn set_rewritten(&mut self, rewritten: Rewritten) {
+        debug_assert!(
+            rewritten.after.tail > rewritten.before,
+            "the new log is of the next version"
+        );
         self.rewritten = Some(rewritten);
     }
 
@@ -108,6 +112,8 @@ impl Directory {
             }
         }
         self.subdirectories += u32::from(directory);
+        debug_assert_eq!(self.get(name), Some(new), "the name stands for what was entered");
+        debug_assert!(self.next_cookie > new.cookie, "the next name gets another cookie");
         self.check();
         Ok(())
     }
@@ -124,6 +130,7 @@ impl Directory {
         self.subdirectories = self.subdirectories.checked_sub(was).expect(COUNTED);
         self.live_units = self.live_units.checked_sub(units(name)).expect(COUNTED);
         self.check();
+        debug_assert!(!self.names.contains_key(name) && !self.order.contains_key(&cookie));
         Ok(())
     }
 

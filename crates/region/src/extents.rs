@@ -159,7 +159,12 @@ impl Extents {
     /// Changes the extent at a place, which begins where it did.
     pub fn set(&mut self, place: Place, mapped: Mapped) {
         debug_assert!(mapped.len > 0 && mapped.len & INLINE == 0, "an extent has bytes");
+        let next = self.after(place).map(|(at, _)| at);
         let slot = &mut self.leaves[place.leaf][place.at];
+        debug_assert!(
+            next.is_none_or(|next| slot.offset + mapped.len <= next),
+            "extents do not overlap"
+        );
         *slot = Slot::new(slot.offset, mapped);
     }
 
@@ -184,6 +189,7 @@ impl Extents {
         if self.leaves[place.leaf].len() == LEAF_MAX {
             place = self.split(place);
         }
+        debug_assert!(self.belongs(place, offset), "{offset} belongs into leaf {}", place.leaf);
         self.leaves[place.leaf].insert(place.at, Slot::new(offset, mapped));
         self.len += 1;
         debug_assert!(self.leaves[place.leaf].len() <= LEAF_MAX);
@@ -194,12 +200,22 @@ impl Extents {
         self.starts.get(place.leaf + 1).is_none_or(|next| offset < *next)
     }
 
+    /// Whether an extent that begins at `offset` belongs into the leaf of a place.
+    fn belongs(&self, place: Place, offset: u64) -> bool {
+        self.starts[place.leaf] <= offset && self.belong_together(place, offset)
+    }
+
     /// Enters two extents that follow each other at the place of the first, to whose leaf both belong.
     pub fn insert_two(&mut self, mut place: Place, first: (u64, Mapped), second: (u64, Mapped)) {
         if self.leaves[place.leaf].len() + 2 > LEAF_MAX {
             place = self.split(place);
         }
         debug_assert!(first.0 + first.1.len == second.0, "the second follows the first");
+        debug_assert!(
+            self.belongs(place, first.0) && self.belongs(place, second.0),
+            "both belong into leaf {}",
+            place.leaf
+        );
         debug_assert!(
             self.before(place).is_none_or(|(at, e)| at + e.len <= first.0),
             "extents do not overlap"
@@ -229,6 +245,11 @@ impl Extents {
         self.leaves.insert(leaf + 1, right);
         debug_assert!(self.starts.len() == self.leaves.len() && self.starts[0] == 0);
         debug_assert!(self.starts.is_sorted(), "leaves are in order");
+        debug_assert_eq!(
+            self.leaves.iter().map(Vec::len).sum::<usize>(),
+            self.len,
+            "extents in leaves are counted"
+        );
         match at.checked_sub(keep) {
             Some(at) if at > 0 => Place { leaf: leaf + 1, at },
             _ => place,
@@ -280,6 +301,7 @@ impl Extents {
                 .inspect(|slot| with(slot.mapped()))
                 .count();
             let all = n == slots.len();
+            debug_assert!(slots.first().is_none_or(|slot| slot.offset < end) || n == 0);
             if n > 0 {
                 place = self.take_some(place, n);
             }
@@ -320,7 +342,9 @@ impl Extents {
     /// Calls with each whose bytes lie in log entries: where they lie may change.
     pub fn each_inline(&mut self, mut with: impl FnMut(&mut Gpa)) {
         for slot in self.leaves.iter_mut().flatten().filter(|slot| slot.len & INLINE != 0) {
+            let region = slot.gpa.region();
             with(&mut slot.gpa);
+            debug_assert_eq!(slot.gpa.region(), region, "a log lies in one region");
         }
     }
 }

@@ -67,6 +67,7 @@ impl FileIndex {
             !a.inline && !b.inline && a.gpa.checked_add(a.len) == Some(b.gpa) && a.gpa.0 >> shift == b.gpa.0 >> shift
         };
         debug_assert!(new.len > 0, "no bytes are mapped");
+        let (mapped, len, first) = (self.mapped, new.len, hidden.len());
         self.count(&new, true);
         let end = offset + new.len;
         let mut place = self.extents.find(offset);
@@ -96,6 +97,7 @@ impl FileIndex {
             if before.is_none() && after.is_none() {
                 // an overwrite of what was written in one piece
                 self.extents.set(place, new);
+                debug_assert_eq!(self.mapped, mapped, "as many bytes are mapped as were");
                 return;
             }
             self.extents.take(offset);
@@ -109,6 +111,17 @@ impl FileIndex {
             (offset, new.len, new.gpa) = (at, extent.len + new.len, extent.gpa);
         }
         self.extents.insert(offset, new);
+        debug_assert_eq!(
+            self.mapped + hidden[first..].iter().map(|old| old.len).sum::<u64>(),
+            mapped + len,
+            "what is mapped no more was mapped"
+        );
+        debug_assert!(
+            self.from(offset)
+                .next()
+                .is_some_and(|(at, e)| at == offset && at + e.len >= end),
+            "the range is mapped"
+        );
     }
 
     /// Maps a range in the midst of one extent, of which something is left on both sides; false if there is no such extent.
@@ -132,6 +145,7 @@ impl FileIndex {
     /// Unmaps a range; what was mapped there is appended to `hidden`.
     pub fn remove(&mut self, offset: u64, len: u64, hidden: &mut Vec<Mapped>) {
         let end = offset.saturating_add(len);
+        let (mapped, hidden_before) = (self.mapped, hidden.len());
         let mut place = self.extents.find(offset);
         if let Some((at, old)) = self.extents.before(place).filter(|(at, e)| at + e.len > offset) {
             let old_end = at + old.len;
@@ -155,6 +169,11 @@ impl FileIndex {
         for extent in &hidden[first..] {
             self.count(extent, false);
         }
+        debug_assert_eq!(
+            self.mapped + hidden[hidden_before..].iter().map(|old| old.len).sum::<u64>(),
+            mapped,
+            "what is mapped no more was mapped"
+        );
         debug_assert!(
             self.extents
                 .at(self.extents.find(offset))

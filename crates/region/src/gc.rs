@@ -17,8 +17,8 @@ use crate::staged_change::StagedChange;
 use crate::store::Store;
 use crate::writes::Writes;
 use polvo_format::{
-    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, Record, RegionOffset,
-    encode_attributes,
+    Entry, FileKind, Gpa, INODE_ATTRIBUTES, INODE_SIZE, INODE_UNITS, Init, InodeHead, LINE, Record, RegionOffset,
+    UnitPlace, encode_attributes,
 };
 use polvo_proto::SegmentClass;
 
@@ -86,6 +86,10 @@ impl Region {
     pub(crate) fn compact_inode(&mut self, inode: &mut Inode) -> Result<u64, RegionError> {
         assert!(raised(inode.tail) > inode.tail, "there is a next version of the log");
         let (entries, done_units) = checkpoint(&self.store, inode);
+        assert!(
+            !entries.is_empty() && entries.len().is_multiple_of(LINE),
+            "a log has a checkpoint"
+        );
         if planted(Planted::OldPagesFreedEarly) {
             let old = std::mem::take(&mut inode.pages);
             self.store.give_pages(&old);
@@ -109,6 +113,11 @@ impl Region {
         inode.done_units = done_units;
         let old_pages = std::mem::replace(&mut inode.pages, layout.new_pages);
         self.store.retire_pages(&old_pages);
+        assert_eq!(
+            inode.pages.len() as u64,
+            UnitPlace::pages(layout.tail.units()),
+            "a new log has the pages that it needs"
+        );
         self.store.log_resized(old_pages.len(), inode.pages.len());
         let store = &self.store;
         let before = inode.tail;
@@ -170,6 +179,7 @@ fn store_log(store: &Store, inode: &Inode, end: LogEnd<'_>, layout: &Layout) -> 
         tail: layout.tail,
         ..inode.head()
     };
+    debug_assert!(head.tail > inode.tail && head.generation == inode.attr.generation);
     let mut writes = Writes::one(inode_offset + INODE_ATTRIBUTES, &lines);
     writes.push(inode_offset, &head.encode(inode.attr.ino, &attributes));
     writes
@@ -242,6 +252,10 @@ fn checkpoint(store: &Store, inode: &Inode) -> (Vec<u8>, u64) {
         Entry::add_origin(&mut entries, at, origin).expect("just made");
         done += 1;
     }
+    debug_assert!(
+        read_back(0, &entries).filter(|record| record.origin.is_some()).count() as u64 == done,
+        "each request is named once"
+    );
     (entries, done)
 }
 

@@ -223,6 +223,7 @@ impl Inode {
         (mapping.tail, mapping.size) = (tail, self.attr.size);
         self.attr.blocks = mapping.index.mapped().div_ceil(512);
         self.mapping_units = mapping.index.live_units();
+        debug_assert!(mapping.index.inline() <= mapping.index.mapped());
         drop(mapping);
         self.body = body;
         done
@@ -364,13 +365,28 @@ impl Inode {
     fn remember_xattr(&mut self, name: Box<[u8]>, value: Box<[u8]>) {
         self.forget_xattr(&name);
         self.xattr_units += xattr_units(&name, &value);
-        self.xattrs.insert(name, value);
+        let before = self.xattrs.insert(name, value);
+        debug_assert!(before.is_none(), "a name has one value");
+        self.check_xattrs();
+    }
+
+    /// The units of all extended attributes are counted.
+    fn check_xattrs(&self) {
+        debug_assert_eq!(
+            self.xattr_units,
+            self.xattrs
+                .iter()
+                .map(|(name, value)| xattr_units(name, value))
+                .sum::<u64>(),
+            "extended attributes are counted"
+        );
     }
 
     fn forget_xattr(&mut self, name: &[u8]) {
         if let Some(value) = self.xattrs.remove(name) {
             let units = self.xattr_units.checked_sub(xattr_units(name, &value));
             self.xattr_units = units.expect("extended attributes are counted");
+            self.check_xattrs();
         }
     }
 

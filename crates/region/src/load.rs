@@ -115,6 +115,10 @@ impl Store {
             Err(_) if whole == Whole::AsFarAsItGoes => self.follow_pages(ino, head, 0)?,
             pages => pages?,
         };
+        assert!(
+            inode.pages.len() as u64 >= needed || whole == Whole::AsFarAsItGoes,
+            "the log has the pages up to its tail"
+        );
         reading.bytes += (INODE_SIZE + inode.pages.len() * PAGE) as u64;
 
         let here = INODE_UNITS as usize..INODE_UNITS as usize + units.min(INLINE_UNITS) as usize * UNIT;

@@ -98,6 +98,7 @@ impl Layout {
             Some(page) => page + LOG_PAGE_NEXT,
             None => end.ino.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE,
         };
+        debug_assert!(link.is_multiple_of(8), "a link is a word");
         Some((link, *self.new_pages.first()?))
     }
 }
@@ -172,6 +173,7 @@ impl Store {
             rest = others;
         }
         layout.tail = Tail::new(version, position);
+        debug_assert!(layout.tail >= end.tail, "a log does not get shorter");
         layout.check(end);
         Ok(())
     }
@@ -251,6 +253,10 @@ impl Store {
             layout.new_pages.iter().all(|page| self.log_page_from_media(*page)),
             "log pages are our own"
         );
+        debug_assert!(
+            layout.new_pages.iter().all(|page| !inode.pages.contains(page)),
+            "new pages are new"
+        );
         self.log_resized(inode.pages.len(), inode.pages.len() + layout.new_pages.len());
         inode.pages.extend_from_slice(&layout.new_pages);
         self.apply(inode, records, layout.tail, hidden, before_seen);
@@ -275,6 +281,7 @@ impl Store {
                 before_seen(pmem)
             })
             .expect("entries were checked before they were made");
+        debug_assert_eq!(inode.tail, tail, "the inode is as of the tail");
         if inode.is_garbage() {
             self.garbage.insert(inode.slot);
         }

@@ -148,6 +148,14 @@ impl Region {
         );
         let mended = region.refresh(found.stale);
         let orphans_freed = region.adopt(found.orphans, keep);
+        assert!(
+            region.inodes < region.store.space.used(SegmentClass::Inodes),
+            "every inode, and the header, has a slot"
+        );
+        debug_assert!(
+            region.dead.iter().all(|slot| !region.locked.contains(*slot)),
+            "what a transaction has is not dead yet"
+        );
         let recovery = Recovery {
             inodes: region.inodes,
             bytes_read: survey.reading.bytes,
@@ -226,6 +234,7 @@ impl Region {
             }
             freed += u64::from(!self.dead.contains(&slot));
         }
+        debug_assert!(keep == Orphans::Free || freed == 0, "what is kept is not freed");
         freed
     }
 }

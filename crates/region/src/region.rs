@@ -78,6 +78,10 @@ impl Region {
             u64::from_le_bytes(header[..8].try_into().expect("a word is 8 bytes")),
         );
         store.pmem.fence();
+        debug_assert!(
+            region.store.space.used(SegmentClass::Inodes) == 1 + region.inodes,
+            "nothing else is there"
+        );
         Ok(region)
     }
 
@@ -119,6 +123,7 @@ impl Region {
         let head = inode.head().encode(Ino::ROOT, &encode_attributes(&inode.attr));
         store.write(Ino::ROOT.slot() * INODE_SIZE as u64, &head);
         store.append(&mut inode, &[Entry::Init(init)], Urgency::Normal, |_| ())?;
+        assert_eq!(inode.attr.nlink, 2, "the root is its own parent");
         self.inodes += 1;
         self.cache.put(Box::new(inode));
         Ok(())
@@ -149,6 +154,10 @@ impl Region {
     /// Inodes in use, bytes free in its own segments.
     pub fn usage(&self) -> Usage {
         let (space, data) = (&self.store.space, SegmentClass::Data);
+        debug_assert!(
+            self.inodes < space.used(SegmentClass::Inodes),
+            "an inode has a slot, as the header has"
+        );
         Usage {
             total_bytes: (self.segments().count() as u64) << self.store.segment_shift(),
             free_bytes: (space.free(data) + space.quarantined(data)) * PAGE as u64,
@@ -280,6 +289,7 @@ impl Region {
     /// The DRAM side of freeing an inode, which was just looked at: its space goes to quarantine, its slot can be used again.
     pub(crate) fn forget(&mut self, slot: u64) {
         let inode = self.cache.take(slot).expect("what was just looked at is in the cache");
+        debug_assert!(!self.sessions.is_held(slot), "nobody holds slot {slot}");
         assert!(!self.locked.contains(slot), "no transaction has slot {slot}");
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);

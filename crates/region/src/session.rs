@@ -75,6 +75,24 @@ impl Sessions {
                 session.open.remove(&slot);
             }
         }
+        self.check_slot(slot);
+    }
+
+    /// A slot is held by as many sessions as have it open, and only who has it open writes to it.
+    fn check_slot(&self, slot: u64) {
+        let open = self
+            .sessions
+            .values()
+            .filter(|session| session.open.contains_key(&slot));
+        debug_assert!(
+            open.count() == self.holders.get(&slot).map_or(0, |holders| *holders as usize)
+                || planted(Planted::HoldsDroppedForAll),
+            "sessions that hold slot {slot} are counted"
+        );
+        debug_assert!(
+            self.is_held(slot) || !self.writers.contains_key(&slot) || planted(Planted::HoldsDroppedForAll),
+            "nobody writes to slot {slot} who does not hold it"
+        );
     }
 
     /// A session writes to the inode of a slot no longer, unless it has said otherwise after that number.
@@ -94,6 +112,7 @@ impl Sessions {
                 self.holders.remove(&slot);
             }
         }
+        self.check_slot(slot);
     }
 }
 
@@ -157,6 +176,13 @@ impl PageSet {
             pages += n;
         }
         self.runs.insert(first, pages);
+        debug_assert!(
+            self.runs
+                .range(first + 1..)
+                .next()
+                .is_none_or(|(next, _)| *next > first + pages),
+            "neighbours are one run"
+        );
     }
 
     fn overlaps(&self, first: u64, pages: u64) -> bool {
@@ -205,6 +231,7 @@ impl Region {
         if held.open.insert(slot, inode.generation).is_none() {
             *self.sessions.holders.entry(slot).or_default() += 1;
         }
+        self.sessions.check_slot(slot);
         debug_assert!(
             self.sessions.is_held(slot) || planted(Planted::HoldsDroppedForAll),
             "slot {slot} is held"
@@ -257,6 +284,10 @@ impl Region {
             return;
         }
         held.open.remove(&slot);
+        debug_assert!(
+            self.sessions.is_held(slot) || planted(Planted::HoldsDroppedForAll),
+            "slot {slot} was held"
+        );
         self.let_go(session, slot);
     }
 
@@ -319,6 +350,14 @@ impl Region {
                 "{} pages where {left} are to come",
                 run.len
             );
+            debug_assert!(
+                self.sessions
+                    .sessions
+                    .values()
+                    .all(|other| !other.delegated.overlaps(offset / PAGE_BYTES, u64::from(run.len)))
+                    || planted(Planted::CommittedPagesReturned),
+                "{run:?} is nobody's yet"
+            );
             let delegated = &mut self.sessions.sessions.entry(session).or_default().delegated;
             delegated.add(offset / PAGE_BYTES, u64::from(run.len));
             given.push(PageRun {
@@ -347,6 +386,7 @@ impl Region {
                 && self.store.is_within(offset, len, SegmentClass::Data);
             if ours && run.pages > 0 && held.delegated.remove(offset / PAGE_BYTES, u64::from(run.pages)) {
                 let run = self.store.space.page_run(offset, u64::from(run.pages));
+                debug_assert!(self.store.space.is_in_use(offset, len), "what is delegated is in use");
                 self.store.space.give(run);
             }
         }

@@ -124,6 +124,7 @@ impl Store {
             self.pmem.fence();
             self.floor = floor;
         }
+        debug_assert_eq!(self.read_floor(), Ok(floor), "the floor is read as it was written");
         true
     }
 
@@ -157,6 +158,7 @@ impl Store {
             self.read(self.space.offset(Run { segment, start, len: 1 }), &mut header);
             // a page in quarantine is of a log that has moved, or that is gone; one just taken says nothing yet
             let Ok(page) = LogPage::decode(&header) else { continue };
+            debug_assert!(logs.len() as u64 <= MOVED_PAGES_MAX, "few logs are moved");
             let Some(slot) = self.slot_of(page.ino) else { continue };
             if let Ok(head) = InodeHead::decode(&self.read_slot(slot), page.ino)
                 && head.kind.is_some()

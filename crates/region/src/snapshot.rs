@@ -30,6 +30,15 @@ pub enum Piece {
     Inline(Vec<u8>),
 }
 
+impl Piece {
+    fn len(&self) -> u64 {
+        match self {
+            Piece::Zeros(len) | Piece::Data { len, .. } => *len,
+            Piece::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
 /// Where the bytes of a read lie.
 #[derive(Debug)]
 #[must_use = "pages that it shows are not used again before its end"]
@@ -120,6 +129,11 @@ impl Region {
             pieces.push(Piece::Zeros(end - done));
             done = end;
         }
+        debug_assert_eq!(
+            pieces.iter().map(Piece::len).sum::<u64>(),
+            done - offset,
+            "the pieces have all bytes"
+        );
         let snapshots = &mut store.space.snapshots;
         snapshots.begun += 1;
         let shown = UnderWay {
@@ -143,7 +157,15 @@ impl Region {
 
     /// Ends a snapshot. False: some of what it showed was overwritten meanwhile, and is to be read again.
     pub fn end_read(&mut self, number: u64) -> bool {
-        let ended = self.store.space.snapshots.under_way.remove(&number);
+        let snapshots = &mut self.store.space.snapshots;
+        let ended = snapshots.under_way.remove(&number);
+        debug_assert!(
+            snapshots
+                .under_way
+                .last_key_value()
+                .is_none_or(|(last, _)| *last <= snapshots.begun),
+            "what is under way has begun"
+        );
         ended.is_some_and(|shown| !shown.torn)
     }
 }

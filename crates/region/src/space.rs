@@ -148,6 +148,14 @@ impl Space {
                 (of_class.units, of_class.free),
                 "units of {class:?}, and free ones"
             );
+            let waiting = self
+                .quarantined_runs()
+                .filter(|run| self.segment(run.segment).0 == class);
+            debug_assert_eq!(
+                waiting.map(|run| u64::from(run.len)).sum::<u64>(),
+                of_class.quarantined,
+                "units of {class:?} in quarantine"
+            );
             debug_assert_eq!(open, of_class.open.len(), "open segments are of {class:?}");
         }
     }
@@ -209,6 +217,16 @@ impl Space {
         self.segments[index as usize].as_mut().expect("the segment is ours")
     }
 
+    /// Are all pages in use that some bytes lie in?
+    pub fn is_in_use(&self, offset: u64, len: u64) -> bool {
+        let mut all = true;
+        each_page(offset, len, |page, _| {
+            let run = self.page_run(page * PAGE_BYTES, 1);
+            all &= self.bitmap(run.segment).is_used(run.start);
+        });
+        all
+    }
+
     pub fn bitmap(&self, segment: u32) -> &Bitmap {
         &self.segment(segment).1
     }
@@ -247,6 +265,7 @@ impl Space {
             .1
             .take_one()
             .expect("open segments have a free unit");
+        debug_assert!(self.bitmap(segment).is_used(start), "what was taken is in use");
         self.took(segment, 1);
         Some(Run { segment, start, len: 1 })
     }
@@ -284,6 +303,7 @@ impl Space {
         self.classes[class_at(class)].cursor = run.segment;
         let marked = self.mark(run);
         debug_assert!(marked, "a run found free is free");
+        debug_assert_eq!(self.segment(run.segment).0, class, "a run of {class:?}");
         Some(run)
     }
 
@@ -295,6 +315,7 @@ impl Space {
         (same_segment && *class == SegmentClass::Data && bitmap.free_at(run.start, 1) == 1).then(|| {
             let marked = self.mark(run);
             debug_assert!(marked, "a page found free is free");
+            debug_assert_eq!(self.offset(run), (page + 1) * PAGE_BYTES, "the page right after it");
             run
         })
     }
@@ -397,6 +418,11 @@ impl Space {
             self.quarantine.iter().is_sorted_by_key(|freed| freed.tick),
             "ticks ascend"
         );
+        debug_assert!(self.tick >= tick, "ticks do not go back");
+        debug_assert!(
+            self.quarantine.iter().all(|freed| freed.tick <= self.tick),
+            "what is in quarantine was freed before"
+        );
         self.check_class(SegmentClass::Data);
         self.check_class(SegmentClass::Logs);
     }
@@ -436,6 +462,7 @@ impl Space {
     }
 
     fn leave_quarantine(&mut self, run: Run) {
+        debug_assert!(run.len > 0, "a run of no units");
         let class = self.segment(run.segment).0;
         let of_class = &mut self.classes[class_at(class)];
         of_class.quarantined = less(of_class.quarantined, run.len);
@@ -456,6 +483,12 @@ impl Space {
             }
         }
         debug_assert!(self.closed.is_none() && self.quarantine.len() <= before);
+        debug_assert!(
+            self.quarantine
+                .iter()
+                .all(|freed| freed.written || !self.snapshots.let_go(freed.shown)),
+            "only what somebody may still reach waits on"
+        );
         self.check_class(SegmentClass::Data);
         self.check_class(SegmentClass::Logs);
         self.quarantine.len() < before
@@ -495,6 +528,10 @@ impl Space {
             let free = self.take_free(segment);
             self.held_back.extend(free);
         }
+        assert!(
+            self.classes[class_at(SegmentClass::Data)].open.is_empty(),
+            "no segment of data is open"
+        );
         assert_eq!(self.free(SegmentClass::Data), 0, "free data is held back");
     }
 
@@ -511,7 +548,12 @@ impl Space {
         self.open_closed();
         assert_eq!(self.segment(segment).0, SegmentClass::Logs, "only logs are moved");
         let free = self.take_free(segment);
+        debug_assert!(
+            free.iter().all(|run| run.segment == segment),
+            "all of it is of the segment"
+        );
         self.closed = Some(Closed { segment, free });
+        self.check_class(SegmentClass::Logs);
     }
 
     /// The closed segment, and whether anything of it will still become free by itself, with the quarantine.
@@ -545,6 +587,7 @@ impl Space {
     /// Bytes of pages that held nothing live until now are mapped.
     pub fn map_fresh(&mut self, offset: u64, len: u64) {
         debug_assert!(len > 0, "no bytes are mapped");
+        debug_assert!(self.is_in_use(offset, len), "what is mapped is in use");
         let (head, tail) = parts_of_pages(offset, len);
         for (at, bytes) in [(offset, head), (offset + len - tail, tail)] {
             if bytes > 0 {
@@ -562,6 +605,10 @@ impl Space {
 
     /// Bytes of pages that hold live bytes already are mapped in addition; false when that is more than a page has.
     pub fn map_more(&mut self, offset: u64, len: u64) -> bool {
+        debug_assert!(
+            self.is_in_use(offset, len) || planted(Planted::PartlyLivePagesForgotten),
+            "what is mapped is in use"
+        );
         let mut fits = true;
         each_page(offset, len, |page, bytes| {
             let live = u64::from(self.live_bytes(page)) + bytes;
@@ -605,6 +652,7 @@ impl Space {
             self.quarantine(self.page_run(page * PAGE_BYTES, 1), false);
         } else {
             self.live.insert(page, left as u16);
+            debug_assert_eq!(u64::from(self.live_bytes(page)), left, "what is left is live");
         }
     }
 }

@@ -186,11 +186,19 @@ impl Staged {
 
     /// A name stands for another inode, or is new; the intent of that number says so.
     fn point_name(&mut self, number: usize, name: &[u8], new: Dentry, now_ns: i64) {
+        debug_assert!(
+            new.cookie > 0 && new.cookie < self.next_cookie,
+            "a cookie that was given out"
+        );
         self.push(&dentry_entry(name, new, now_ns));
         self.names.push((number, Some(new)));
     }
 
     fn remove_name(&mut self, number: usize, name: &[u8], old: Dentry, now_ns: i64) {
+        debug_assert!(
+            old.cookie > 0 && old.cookie < self.next_cookie,
+            "a cookie that was given out"
+        );
         self.push(&Entry::DentryDel {
             name,
             target: old.target.ino,
@@ -255,6 +263,12 @@ impl Stage {
         self.spare.extend(self.inodes.drain(..).map(buffers));
         self.about.clear();
         self.made = None;
+        debug_assert!(
+            self.spare
+                .iter()
+                .all(|(entries, names)| entries.is_empty() && names.is_empty()),
+            "buffers are kept empty"
+        );
     }
 }
 
@@ -454,6 +468,7 @@ impl Region {
             return if known { Ok(at) } else { Err(FsError::Stale.into()) };
         }
         let (_, found) = self.inode(inode)?;
+        debug_assert_eq!(found.inode_ref(), inode, "the inode that was meant");
         let buffers = stage.spare.pop().unwrap_or_default();
         stage.inodes.push(Staged::of(found, buffers));
         Ok(stage.inodes.len() - 1)
@@ -526,6 +541,12 @@ impl Region {
             "slot {} is taken once",
             inode.ino.slot()
         );
+        debug_assert!(
+            read_back(0, &staged.entries)
+                .next()
+                .is_some_and(|first| first.entry == Entry::Init(init)),
+            "a log begins with a checkpoint"
+        );
         stage.made = Some(inode);
         stage.inodes.push(staged);
         Ok(stage.inodes.len() - 1)
@@ -559,6 +580,10 @@ impl Region {
             "nobody has slot {slot}"
         );
         let generation = Generation(before.0 + 1);
+        debug_assert!(
+            self.cache.known(slot).is_none() && !self.dead.contains(&slot),
+            "slot {slot} is empty"
+        );
         Ok((InodeRef { ino, generation }, version))
     }
 }

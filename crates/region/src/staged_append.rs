@@ -52,12 +52,16 @@ impl<'a> StagedAppend<'a> {
 
     /// Takes a data page that the entries will map, right after another one (by its number) where that is free. Gives its offset.
     pub fn take_page(&mut self, after: Option<u64>) -> Result<u64, RegionError> {
-        assert!(self.page.is_none(), "one page is enough for a small write");
+        debug_assert!(self.page.is_none(), "one page is enough for a small write");
         let run = match after.and_then(|page| self.store.space.take_after(page)) {
             Some(run) => run,
             None => self.store.take_data(1)?,
         };
         debug_assert!(run.len == 1, "{run:?} is one page");
+        debug_assert!(
+            self.store.space.bitmap(run.segment).is_used(run.start),
+            "{run:?} is taken"
+        );
         self.page = Some(run);
         Ok(self.store.space.offset(run))
     }
@@ -89,6 +93,11 @@ impl<'a> StagedAppend<'a> {
         data(self.store);
         let records = at_places(inode.tail.units(), entries, origin.is_some());
         self.store.commit(inode, &self.layout, records);
+        debug_assert_eq!(inode.tail, self.layout.tail, "the log ends where it was laid out to");
+        debug_assert!(
+            inode.pages.ends_with(&self.layout.new_pages),
+            "the log has the pages taken for it"
+        );
         self.happened = true;
         if let (Some(origin), Some(first)) = (origin, entries.first()) {
             self.store

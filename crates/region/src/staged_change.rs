@@ -9,7 +9,7 @@ use crate::stage::{Stage, Staged};
 use crate::store::Urgency;
 use crate::writes::Writes;
 use crate::{RedoId, Region, RegionError, RemotePart};
-use polvo_format::{INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, PAGE, TxnId, encode_attributes};
+use polvo_format::{INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, PAGE, Tail, TxnId, encode_attributes};
 use polvo_proto::{Intent, Outcome};
 
 /// First lines of inodes, which come last in a redo record: region offset, bytes.
@@ -114,6 +114,7 @@ impl<'a> StagedChange<'a> {
     pub fn replace_log(mut self, writes: &Writes) -> Result<Layout, RegionError> {
         self.region.redo(TxnId::default(), writes, &[])?;
         self.happened = true;
+        debug_assert!(!self.layouts[0].pieces.is_empty(), "a log was laid out");
         Ok(std::mem::take(&mut self.layouts[0]))
     }
 
@@ -124,6 +125,7 @@ impl<'a> StagedChange<'a> {
             attr: self.stage.inodes[at].attr,
             tail: self.layouts[at].tail,
         };
+        debug_assert!(self.stage.about.iter().all(|at| *at < self.stage.inodes.len()));
         self.stage.about.iter().map(outcome).collect()
     }
 
@@ -182,6 +184,10 @@ impl<'a> StagedChange<'a> {
                 true => self.region.forget(staged.slot()),
                 false => self.region.take_over(staged, layout),
             }
+            debug_assert!(
+                staged.entries.is_empty() || self.region.tail_on_media(staged.slot()) == layout.tail,
+                "the tail is as it was laid out"
+            );
         }
         Ok(record)
     }
@@ -216,6 +222,11 @@ impl<'a> StagedChange<'a> {
 }
 
 impl Region {
+    /// What the tail word of a slot says.
+    fn tail_on_media(&self, slot: u64) -> Tail {
+        Tail(self.store.pmem.read_u64(self.store.slot_at(slot) + INODE_TAIL))
+    }
+
     /// A staged inode that loses its last name, and that nobody holds, is freed by the same record.
     fn goes_at_once(&self, staged: &Staged) -> bool {
         staged.dies && !staged.fresh && !self.sessions.is_held(staged.slot())

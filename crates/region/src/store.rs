@@ -85,6 +85,10 @@ impl Store {
             segments.push(Some((at, class)));
             space.add_segment(index, class);
         }
+        debug_assert!(
+            segments.iter().flatten().count() == pool.segments_of(region).len(),
+            "each segment is here"
+        );
         Ok(Store {
             pmem: pool.pmem().clone(),
             pool: pool.clone(),
@@ -230,6 +234,7 @@ impl Store {
     /// Stores and starts the write-back: durable after the next fence.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.check_within(offset, bytes.len());
+        debug_assert!(!bytes.is_empty(), "nothing is stored at {offset:#x}");
         let at = self.at(offset);
         self.pmem.write(at, bytes);
         self.pmem.flush(at, bytes.len() as u64);
@@ -281,6 +286,8 @@ impl Store {
         );
         self.segments.push(Some((at, class)));
         self.space.add_segment(index, class);
+        debug_assert_eq!(self.class(u64::from(index) << self.shift), class, "segment {index}");
+        debug_assert_eq!(self.at(u64::from(index) << self.shift), at, "segment {index}");
         Ok(())
     }
 
@@ -310,6 +317,7 @@ impl Store {
                 return Err(FsError::NoSpace.into());
             }
         }
+        debug_assert!(self.space.free(class) > reserve, "the reserve stays");
         let run = self.space.take_one(class).ok_or(FsError::NoSpace)?;
         let page = self.space.offset(run);
         debug_assert!(self.log_page_from_media(page), "log page at {page:#x}");
@@ -333,6 +341,10 @@ impl Store {
                 self.log_lengths.remove(&before);
             }
         }
+        debug_assert!(
+            self.log_lengths.values().all(|logs| *logs > 0),
+            "lengths that no log has are not kept"
+        );
         if after > SHORT_LOG {
             *self.log_lengths.entry(after).or_default() += 1;
         }
@@ -373,7 +385,14 @@ impl Store {
         if self.space.free(class) == 0 {
             self.grow(class, Urgency::Normal);
         }
-        self.space.take_run(class, max).ok_or_else(|| FsError::NoSpace.into())
+        let run = self.space.take_run(class, max).ok_or(FsError::NoSpace)?;
+        debug_assert!(
+            (1..=max).contains(&run.len),
+            "{} pages where at most {max} are to come",
+            run.len
+        );
+        debug_assert_eq!(self.class(self.space.offset(run)), class, "{run:?}");
+        Ok(run)
     }
 
     /// Gives log pages that never became part of a log back at once.
@@ -381,6 +400,7 @@ impl Store {
         for &page in pages {
             debug_assert!(self.log_page_from_media(page), "log page at {page:#x}");
             let run = self.space.page_run(page, 1);
+            debug_assert!(self.space.is_in_use(page, 1), "log page {page:#x} is taken");
             self.space.give(run);
         }
     }

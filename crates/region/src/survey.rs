@@ -228,6 +228,7 @@ impl Survey {
                 shared.get_or_insert_with(|| format!("page +{at:#x} is mapped by something else too"));
                 continue;
             }
+            debug_assert!(live > 0, "a page of which nothing is mapped");
             self.space.map_fresh(at, live);
             if planted(Planted::PartlyLivePagesForgotten) {
                 self.space.give(store.space.page_run(at, 1));

@@ -98,6 +98,13 @@ impl TxnLocks {
             before.is_none() || planted(Planted::CollectedTwice),
             "slot {slot} is locked by {before:?}"
         );
+        debug_assert!(
+            self.pending
+                .get(&txn)
+                .is_none_or(|parts| parts.iter().all(|part| part.slot != slot))
+                || planted(Planted::CollectedTwice),
+            "slot {slot} is locked once"
+        );
         self.pending.entry(txn).or_default().push(TxnLock { slot, fate });
     }
 
@@ -115,6 +122,7 @@ impl TxnLocks {
         if parts.is_empty() {
             self.pending.remove(&txn);
         }
+        debug_assert!(!self.contains(slot), "slot {slot} is let go");
         self.check();
         Some(part.fate)
     }
@@ -203,6 +211,13 @@ impl Region {
         now_ns: i64,
     ) -> Result<Decided, RegionError> {
         self.with_space(now_ns, |region| {
+            debug_assert!(
+                remote
+                    .iter()
+                    .enumerate()
+                    .all(|(n, part)| remote[..n].iter().all(|other| other.region() != part.region())),
+                "a region has one part"
+            );
             let mut change = StagedChange::of(region, intents, now_ns)?;
             let asked = change.stage.asked_by(change.region.store.origin);
             change.lay_out(intents)?;
@@ -276,7 +291,11 @@ impl Region {
         let slots = self.locked.slots(txn);
         for slot in &slots {
             let at = self.store.at(Store::lock_offset(*slot));
-            self.store.pmem.cas_u64(at, txn.0, 0);
+            let found = self.store.pmem.cas_u64(at, txn.0, 0);
+            debug_assert!(
+                found != txn.0 || self.store.lock_word(*slot) == 0,
+                "{txn:?} has let go of slot {slot}"
+            );
             self.store.pmem.flush(at, 8);
         }
         self.store.pmem.fence();
@@ -369,6 +388,7 @@ impl Region {
 
     fn drop_reserved(&mut self, slot: u64, pages: &[u64]) {
         assert!(self.cache.known(slot).is_none(), "slot {slot} held no inode yet");
+        assert!(!self.locked.contains(slot), "no transaction has slot {slot} any more");
         self.sessions.forget(slot);
         self.store.retire_pages(pages);
         let run = self.store.slot_run(slot);
@@ -436,6 +456,8 @@ impl StagedChange<'_> {
             writes.push((store.gpa(offset + INODE_ATTRIBUTES), attributes.to_vec().into()));
             heads.push((store.gpa(offset), head.to_vec().into()));
         }
+        assert_eq!(locks.len(), self.stage.inodes.len(), "each inode is locked");
+        assert!(heads.len() <= locks.len(), "a head for each inode that changes");
         writes.extend(heads);
         debug_assert!(
             writes.iter().all(|(at, _): &(Gpa, _)| at.region() == store.region),
@@ -461,6 +483,13 @@ impl StagedChange<'_> {
             }
             store.write_word(Store::lock_offset(staged.slot()), txn.0);
         }
+        debug_assert!(
+            self.stage
+                .inodes
+                .iter()
+                .all(|staged| store.lock_word(staged.slot()) == txn.0),
+            "{txn:?} has every inode"
+        );
         if !planted(Planted::LocksNotDurable) {
             store.pmem.fence();
         }
@@ -487,6 +516,13 @@ impl StagedChange<'_> {
             self.region.locked.add(txn, staged.slot(), fate);
             debug_assert!(self.region.locked.contains(staged.slot()));
         }
+        debug_assert!(
+            self.layouts
+                .iter()
+                .zip(&self.stage.inodes)
+                .all(|(layout, staged)| !staged.fresh || layout.new_pages.is_empty()),
+            "the transaction has the pages"
+        );
         self.region.locked.check();
         debug_assert!(self.region.locked.transactions().contains(&txn) || self.stage.inodes.is_empty());
     }

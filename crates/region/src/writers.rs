@@ -36,6 +36,7 @@ impl Writers {
             self.numbers.remove(&session);
             self.mapper = self.mapper.filter(|mapper| *mapper != session);
         }
+        debug_assert!(self.mapper.is_none_or(|mapper| self.numbers.contains_key(&mapper)));
         self.numbers.is_empty()
     }
 }

@@ -25,6 +25,11 @@ impl Writes {
 
     /// One more.
     pub fn push(&mut self, offset: u64, bytes: &[u8]) {
+        debug_assert_eq!(
+            self.places.last().map_or(0, |place| place.1),
+            self.bytes.len(),
+            "a write begins where the one before ends"
+        );
         self.bytes.extend_from_slice(bytes);
         self.places.push((offset, self.bytes.len()));
     }

@@ -66,6 +66,10 @@ impl PoolSpace {
         write_superblock(pmem, &superblock);
         superblock.generation = 2;
         write_superblock(pmem, &superblock);
+        debug_assert!(
+            find_superblock(pmem).is_ok_and(|found| found.superblock == superblock && found.damaged.is_none()),
+            "both copies say the same, and the second one counts"
+        );
         Ok(())
     }
 

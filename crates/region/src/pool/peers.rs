@@ -27,6 +27,7 @@ impl PoolSpace {
         let bytes = record.encode(&self.identity.pool);
         self.pmem.write(place + record.offset(), &bytes);
         self.pmem.persist(place + record.offset(), bytes.len() as u64);
+        debug_assert_eq!(self.peer_record(node), Some(record), "the record written last counts");
     }
 
     /// Where records begin, if there is room for those of `node`.

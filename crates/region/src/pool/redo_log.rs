@@ -35,6 +35,28 @@ struct State {
     found: Vec<Undispatched>,
 }
 
+impl State {
+    /// What is free is in the list, and nothing else; what is still to be dispatched is in its slot.
+    fn check(&self) {
+        assert!(
+            self.free.len() <= self.slots.len(),
+            "no more slots are free than there are"
+        );
+        debug_assert_eq!(
+            self.slots.iter().filter(|slot| slot.stage == Stage::Free).count(),
+            self.free.len(),
+            "free slots are in the list"
+        );
+        debug_assert!(
+            self.found.iter().all(|found| {
+                let slot = &self.slots[found.record.slot() as usize];
+                slot.number == found.record.number() && matches!(slot.stage, Stage::ToDispatch { .. })
+            }),
+            "what is to be dispatched is in the log"
+        );
+    }
+}
+
 struct Slot {
     /// Of the record that is (or was last) in the slot.
     number: u64,
@@ -130,6 +152,10 @@ impl RedoLog {
             }
             let record = encoder.finish();
             assert_eq!(record.len(), size, "a record is as long as was reckoned");
+            debug_assert!(
+                RedoRecord::decode(record).is_ok_and(|read| read.txn == txn && read.remote.len() == remote.len()),
+                "a record is read as it was written"
+            );
             // One fence is enough: the checksum tells a whole record from one that a power cut has torn.
             pmem.write_streaming(layout.slot_offset(id.slot()), record);
             pmem.fence();
@@ -144,6 +170,7 @@ impl RedoLog {
             return Err(FsError::Retry.into());
         }
         let at = state.free.pop().expect("there are more than `keep`");
+        debug_assert!(!state.free.contains(&at), "redo log slot {at} is free once");
         let slot = &mut state.slots[at as usize];
         assert!(slot.stage == Stage::Free, "redo log slot {at} is free");
         slot.number = (slot.number + 1) & NUMBER_MAX;
@@ -198,6 +225,7 @@ impl RedoLog {
             }
             slot.stage = Stage::Closed;
             state.found.retain(|found| found.record != record);
+            state.check();
         }
         self.free(pmem, layout, record);
     }
@@ -212,10 +240,7 @@ impl RedoLog {
         slot.stage = Stage::Free;
         debug_assert!(!state.free.contains(&record.slot()), "a slot is freed once");
         state.free.push(record.slot());
-        assert!(
-            state.free.len() <= state.slots.len(),
-            "no more slots are free than there are"
-        );
+        state.check();
     }
 
     /// Records found at the start whose remote parts remain, and that were not retired since.
@@ -310,13 +335,7 @@ impl RedoLog {
             .filter(|&at| state.slots[at as usize].stage == Stage::Free)
             .collect();
         assert_eq!(state.slots.len(), layout.redo_slots as usize, "every slot was read");
-        debug_assert!(
-            state
-                .found
-                .iter()
-                .all(|found| state.slots[found.record.slot() as usize].number == found.record.number()),
-            "what is to be dispatched is in the log"
-        );
+        state.check();
         let reserved = (layout.redo_slots as usize / 8).max(2);
         assert!(
             reserved < state.slots.len(),
@@ -374,6 +393,7 @@ fn recover_slot(
             return Err(format!("{:?} is the second unapplied record of {region}", record.txn));
         }
         replayed.extend(regions);
+        debug_assert_eq!(writes.len(), record.local.len(), "every write has its place");
         for (offset, bytes) in writes {
             pmem.write(offset, bytes);
             pmem.flush(offset, bytes.len() as u64);
@@ -423,4 +443,9 @@ fn store_state(pmem: &Pmem, layout: &PoolLayout, slot: u32, state: RedoState, nu
     let offset = layout.slot_offset(slot);
     pmem.write_u64(offset, state.word(number));
     pmem.persist(offset, 8);
+    debug_assert_eq!(
+        RedoState::decode(pmem.read_u64(offset)),
+        Ok((state, number)),
+        "slot {slot}"
+    );
 }

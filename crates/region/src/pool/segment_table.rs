@@ -2,7 +2,7 @@
 
 use crate::RegionError;
 use parking_lot::Mutex;
-use polvo_format::{Gpa, PoolLayout, RegionId, SegmentEntry, SegmentIndex, SegmentOwner};
+use polvo_format::{Gpa, PoolLayout, RegionId, RegionOffset, SegmentEntry, SegmentIndex, SegmentOwner};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,6 +135,15 @@ impl SegmentTable {
         let before = state.owned.insert((region, index), (at, class));
         assert!(before.is_none(), "{region} has got a segment {index} meanwhile");
         state.check(&self.layout);
+        drop(state);
+        debug_assert_eq!(
+            self.locate(
+                Gpa::new(region, RegionOffset(u64::from(index) << self.layout.segment_shift)),
+                1
+            ),
+            Some(offset),
+            "{at} is found where it is"
+        );
         Ok(offset)
     }
 
@@ -150,6 +159,10 @@ impl SegmentTable {
         let mut state = self.state.lock();
         let added = state.free.insert(at.0);
         assert!(added, "{at} is free already");
+        debug_assert!(
+            !state.owned.contains_key(&(region, index)),
+            "{region} has no segment {index} any more"
+        );
         state.check(&self.layout);
     }
 
@@ -172,6 +185,7 @@ pub(super) fn store(pmem: &Pmem, layout: &PoolLayout, at: SegmentIndex, entry: S
     let offset = layout.entry_offset(at);
     pmem.write_u64(offset, entry.encode(at));
     pmem.persist(offset, 8);
+    debug_assert_eq!(SegmentEntry::decode(pmem.read_u64(offset), at), Ok(entry), "{at}");
 }
 
 impl State {

@@ -62,6 +62,7 @@ impl Sequence {
         let mut superblock = self.superblock.lock();
         change(&mut superblock.history);
         superblock.history.begin(mark);
+        debug_assert_eq!(superblock.history.latest().mark, mark, "the era that has begun counts");
         for _copy in 0..SUPERBLOCKS {
             superblock.generation += 1;
             write_superblock(pmem, &superblock);
@@ -82,6 +83,10 @@ impl Sequence {
         superblock.sequence += STRIDE;
         assert!(superblock.sequence >> 48 == 0, "2^48 numbers have been handed out");
         write_superblock(pmem, &superblock);
+        assert!(
+            superblock.sequence > self.next.load(Relaxed),
+            "numbers are reserved ahead"
+        );
         self.limit.store(superblock.sequence, Relaxed);
     }
 }
@@ -92,4 +97,9 @@ pub(super) fn write_superblock(pmem: &Pmem, superblock: &Superblock) {
     assert!(superblock.generation > 0 && superblock.offset() + bytes.len() as u64 <= superblock.layout.table_offset);
     pmem.write(superblock.offset(), &bytes);
     pmem.persist(superblock.offset(), bytes.len() as u64);
+    debug_assert_eq!(
+        Superblock::decode(&bytes, superblock.offset()),
+        Ok(*superblock),
+        "a superblock is read as it was written"
+    );
 }
