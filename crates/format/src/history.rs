@@ -48,6 +48,7 @@ impl History {
     pub fn begin(&mut self, mark: u64) {
         self.era += 1;
         self.marks[(self.era % ERAS_KEPT) as usize] = mark;
+        debug_assert!(!self.is_behind(self.latest()), "a pool is not behind itself");
     }
 
     /// The pool is to be used although others have seen `known` of it, which is not in this history: the next era is so

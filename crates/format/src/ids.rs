@@ -58,7 +58,9 @@ impl Gpa {
     /// Joins a region and an offset in it. The offset must fit 48 bits.
     pub fn new(region: RegionId, offset: RegionOffset) -> Gpa {
         assert!(offset.0 >> Self::OFFSET_BITS == 0, "region offset over 48 bits");
-        Gpa(u64::from(region.0) << Self::OFFSET_BITS | offset.0)
+        let gpa = Gpa(u64::from(region.0) << Self::OFFSET_BITS | offset.0);
+        debug_assert!(gpa.region() == region && gpa.offset() == offset, "{gpa:?}");
+        gpa
     }
 
     /// The region part.
@@ -98,7 +100,9 @@ impl Ino {
     /// Joins a region and a slot of its inode table.
     pub fn new(region: RegionId, slot: u64) -> Ino {
         assert!(slot < 1 << 40, "inode slot over 40 bits");
-        Ino(u64::from(region.0) << 48 | slot)
+        let ino = Ino(u64::from(region.0) << 48 | slot);
+        debug_assert!(ino.region() == region && ino.slot() == slot, "{ino:?}");
+        ino
     }
 
     /// The region that holds the inode.
@@ -160,7 +164,12 @@ impl Tail {
     pub fn new(version: u32, units: u64) -> Tail {
         assert!(version < 1 << 24 && units < 1 << 32, "tail out of range");
         let word = u64::from(version) << 40 | units;
-        Tail(word | u64::from(tail_check(word)) << 32)
+        let tail = Tail(word | u64::from(tail_check(word)) << 32);
+        debug_assert!(
+            tail.is_sound() && tail.version() == version && tail.units() == units,
+            "{tail:?}"
+        );
+        tail
     }
 
     /// The log version.
@@ -202,7 +211,9 @@ impl TxnId {
     /// Joins the coordinator and its sequence number (at least 1, below 2^48).
     pub fn new(node: NodeId, sequence: u64) -> TxnId {
         assert!(sequence != 0 && sequence < 1 << 48, "transaction number out of range");
-        TxnId(u64::from(node.0) << 48 | sequence)
+        let txn = TxnId(u64::from(node.0) << 48 | sequence);
+        debug_assert!(txn.node() == node && txn != TxnId::default(), "{txn:?}");
+        txn
     }
 
     /// The coordinating node.

@@ -137,7 +137,13 @@ impl InodeHead {
         let mut raw = self.raw();
         raw.identity_crc = U32::new(identity_crc(ino, &raw));
         raw.attr_crc = U32::new(self.attr_crc(attributes));
-        zerocopy::transmute!(raw)
+        let bytes: [u8; INODE_HEAD_SIZE] = zerocopy::transmute!(raw);
+        debug_assert_eq!(
+            InodeHead::decode(&bytes, ino),
+            Ok(*self),
+            "a head is read as it was written"
+        );
+        bytes
     }
 
     /// Reads line 0 (at least its first 56 bytes) as recovery does: identity, not attributes. A slot of zeros was never

@@ -388,6 +388,7 @@ impl<'a> Entry<'a> {
                 put(RawDone::of(offset, target, generation, time_ns), into);
             }
         }
+        debug_assert_eq!(into.len() - start, self.bytes(), "an entry is as long as was reckoned");
         into.resize(start + units as usize * LINE, 0);
     }
 
@@ -412,6 +413,10 @@ impl<'a> Entry<'a> {
         entry[2..4].copy_from_slice(&flags.to_le_bytes());
         entry[1] = after as u8;
         put_origin(entry, origin);
+        debug_assert!(
+            Entry::decode(entry).is_ok_and(|(.., read)| read == Some(origin)),
+            "an origin is read as it was written"
+        );
         Ok(())
     }
 
@@ -421,6 +426,7 @@ impl<'a> Entry<'a> {
         Entry::Pad.encode(false, into);
         into[start + 1] = u8::try_from(units).expect("a pad is shorter than a page");
         into.resize(start + units as usize * LINE, 0);
+        debug_assert!((1..=PAGE_UNITS).contains(&units), "a pad of {units} units");
     }
 
     fn kind(&self) -> Kind {

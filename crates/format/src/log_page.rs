@@ -101,7 +101,9 @@ impl LogPage {
             reserved2: [0; 24],
         };
         raw.crc = U32::new(checksum(&raw));
-        zerocopy::transmute!(raw)
+        let bytes: [u8; LINE] = zerocopy::transmute!(raw);
+        debug_assert_eq!(LogPage::decode(&bytes), Ok(*self), "a header is read as it was written");
+        bytes
     }
 
     /// Reads the header of a log page (its first 64 bytes).

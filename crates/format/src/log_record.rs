@@ -5,6 +5,15 @@ use crate::{Attr, Entry, FileKind, FormatError, Ino, LINE, Origin, PAGE_UNITS, U
 
 /// Gives an encoded entry its place: fills in the checksum. `entry` is the whole entry, all its units.
 pub fn seal(entry: &mut [u8], ino: Ino, version: u32, position: u64) {
+    debug_assert_eq!(
+        entry_units(entry),
+        Some((entry.len() / LINE) as u64),
+        "a whole entry, and nothing else"
+    );
+    debug_assert!(
+        (entry.len() / LINE) as u64 <= UnitPlace::room(position),
+        "an entry lies in one page"
+    );
     let crc = checksum(entry, ino, version, position);
     entry[4..8].copy_from_slice(&crc.to_le_bytes());
 }
@@ -177,6 +186,10 @@ impl<'a> LogEntries<'a> {
             origin,
             entry: decoded,
         };
+        debug_assert!(
+            decoded.units() <= units || decoded == Entry::Pad,
+            "an entry lies in its units"
+        );
         self.bytes = rest;
         self.position += units;
         Ok(record)

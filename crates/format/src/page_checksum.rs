@@ -51,7 +51,12 @@ impl PageChecksum {
     /// With more bytes, which follow those that it covers; `None` where the page has no room for them.
     pub fn with(&self, bytes: &[u8]) -> Option<PageChecksum> {
         let crc = checksum::crc32c_append(self.crc, bytes);
-        PageChecksum::new(self.start.into(), u64::from(self.len) + bytes.len() as u64, crc)
+        let grown = PageChecksum::new(self.start.into(), u64::from(self.len) + bytes.len() as u64, crc);
+        debug_assert!(
+            grown.is_none_or(|grown| grown.start == self.start),
+            "a range grows at its end"
+        );
+        grown
     }
 
     /// Whether a whole page has the bytes that it was made of.
@@ -59,6 +64,7 @@ impl PageChecksum {
     /// # Panics
     /// When `page` is shorter than a page.
     pub fn holds(&self, page: &[u8]) -> bool {
+        debug_assert!(page.len() == PAGE, "a whole page");
         let bytes = &page[usize::from(self.start)..self.end() as usize];
         checksum::crc32c(bytes) == self.crc
     }
@@ -70,7 +76,13 @@ impl PageChecksum {
             "a word covers bytes of its page"
         );
         let low = u64::from(self.crc) | u64::from(self.start) << 32 | u64::from(self.len - 1) << 44;
-        low | u64::from(check(low)) << 56
+        let word = low | u64::from(check(low)) << 56;
+        debug_assert_eq!(
+            PageChecksum::decode(word),
+            Ok(Some(self)),
+            "a word is read as it was written"
+        );
+        word
     }
 
     /// Reads a word; `None`: nothing is known of the page.
@@ -100,12 +112,21 @@ fn check(low: u64) -> u8 {
 
 /// Appends the CRC-32C of what lies in each page, for bytes that begin at an offset: as the list of CRCs of a commit has them.
 pub fn crcs_of_pages(offset: u64, mut bytes: &[u8], list: &mut Vec<u8>) {
+    let (before, pages) = (
+        list.len(),
+        (offset % PAGE_BYTES + bytes.len() as u64).div_ceil(PAGE_BYTES),
+    );
     let mut room = (PAGE_BYTES - offset % PAGE_BYTES) as usize;
     while !bytes.is_empty() {
         let (page, rest) = bytes.split_at(bytes.len().min(room));
         list.extend_from_slice(&checksum::crc32c(page).to_le_bytes());
         (bytes, room) = (rest, PAGE);
     }
+    debug_assert_eq!(
+        list.len() - before,
+        pages as usize * PAGE_CRC_SIZE,
+        "a CRC for each page"
+    );
 }
 
 #[cfg(test)]

@@ -63,7 +63,13 @@ impl PeerRecord {
             crc: U32::ZERO,
         };
         raw.crc = U32::new(crc(&raw, owner));
-        raw.as_bytes().try_into().expect("the struct has this size")
+        let bytes: [u8; PEER_RECORD_SIZE] = raw.as_bytes().try_into().expect("the struct has this size");
+        debug_assert_eq!(
+            PeerRecord::decode(&bytes, self.node, owner),
+            Ok(*self),
+            "a record is read as it was written"
+        );
+        bytes
     }
 
     /// Reads a record of `node`.

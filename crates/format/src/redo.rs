@@ -33,7 +33,13 @@ impl RedoState {
     /// The slot's first word.
     pub fn word(self, number: u64) -> u64 {
         assert!(number >> 56 == 0, "redo record number over 56 bits");
-        number << 8 | self as u64
+        let word = number << 8 | self as u64;
+        debug_assert_eq!(
+            RedoState::decode(word),
+            Ok((self, number)),
+            "a state is read as it was written"
+        );
+        word
     }
 
     /// Takes a slot's first word apart: state and record number.
@@ -163,9 +169,15 @@ impl<'a> RedoEncoder<'a> {
             reserved: U32::ZERO,
         };
         debug_assert!(bytes.len() <= REDO_RECORD_MAX, "a write of {} bytes", bytes.len());
+        let start = self.into.len();
         self.into.extend_from_slice(head.as_bytes());
         self.into.extend_from_slice(bytes);
         self.into.resize(self.into.len().next_multiple_of(8), 0);
+        debug_assert_eq!(
+            self.into.len() - start,
+            Self::write_size(bytes.len()),
+            "a write is as long as was reckoned"
+        );
     }
 
     /// Adds a local write. All of them come before the first remote part.
@@ -205,6 +217,10 @@ impl<'a> RedoEncoder<'a> {
         for (gpa, bytes) in writes {
             self.write(gpa, bytes);
         }
+        debug_assert!(
+            locks.iter().all(|at| at.region() == region),
+            "a part lies in its region"
+        );
         for lock in locks {
             self.into.extend_from_slice(&lock.0.to_le_bytes());
         }
@@ -233,6 +249,12 @@ impl<'a> RedoEncoder<'a> {
         };
         header.crc = U32::new(checksum(&header, self.number, &self.into[LINE..]));
         self.into[..LINE].copy_from_slice(header.as_bytes());
+        debug_assert!(
+            RedoRecord::decode(self.into).is_ok_and(|read| {
+                (read.txn, read.local.len(), read.remote.len()) == (self.txn, self.local as usize, self.remote as usize)
+            }),
+            "a record is read as it was written"
+        );
         self.into
     }
 }

@@ -42,7 +42,13 @@ impl RegionHeader {
             crc: U32::ZERO,
         };
         raw.crc = U32::new(checksum::crc32c(&raw.as_bytes()[..60]));
-        zerocopy::transmute!(raw)
+        let bytes = zerocopy::transmute!(raw);
+        debug_assert_eq!(
+            RegionHeader::decode(&bytes),
+            Ok(Some(*self)),
+            "a header is read as it was written"
+        );
+        bytes
     }
 
     /// Reads a header. `None`: its first word, which is stored last, is 0: the region was never finished.
@@ -87,7 +93,9 @@ pub struct Floor {
 impl Floor {
     /// The word: as a tail, so that up to three flipped bits are noticed.
     pub fn encode(self) -> u64 {
-        Tail::new(self.version, u64::from(self.generation.0)).0
+        let word = Tail::new(self.version, u64::from(self.generation.0)).0;
+        debug_assert_eq!(Floor::decode(word), Ok(self), "a floor is read as it was written");
+        word
     }
 
     /// Reads the word.

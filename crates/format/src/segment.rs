@@ -48,7 +48,13 @@ impl SegmentEntry {
                 u64::from(region.0) << 32 | u64::from(class) << INDEX_BITS | u64::from(index)
             }
         };
-        low | u64::from(check(at, low)) << 48
+        let word = low | u64::from(check(at, low)) << 48;
+        debug_assert_eq!(
+            SegmentEntry::decode(word, at),
+            Ok(self),
+            "an entry is read as it was written"
+        );
+        word
     }
 
     /// Reads the word of entry number `at`.

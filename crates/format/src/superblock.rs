@@ -131,7 +131,7 @@ impl PoolLayout {
                 format!("{pool_len} bytes are too few: with segments of {segment} bytes a pool needs {need} or more"),
             ));
         }
-        Ok(PoolLayout {
+        let layout = PoolLayout {
             pool_len,
             segment_shift: shift,
             table_offset,
@@ -140,7 +140,10 @@ impl PoolLayout {
             segments_offset,
             segments: segments as u32,
             checksums_offset: if checksums { segments_offset - checksums_len } else { 0 },
-        })
+        };
+        debug_assert_eq!(layout.check(), Ok(()), "zones do not cover each other");
+        debug_assert!(!checksums || layout.peers().1 >= PEERS_MIN, "peers have room");
+        Ok(layout)
     }
 
     /// Bytes of a segment.

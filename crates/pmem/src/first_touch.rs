@@ -30,6 +30,8 @@ impl FirstTouch {
     /// The mapping is the `mapped` bytes from `base` on, `len` bytes at `at` lie within it, and it is of tmpfs.
     #[inline]
     pub(crate) unsafe fn before_store(&self, base: *mut u8, mapped: usize, at: usize, len: usize) {
+        debug_assert!(at + len <= mapped, "{len} bytes at {at:#x} of {mapped:#x}");
+        debug_assert!(mapped <= self.entered.len() * 64 * BLOCK, "every block has a bit");
         for block in at / BLOCK..(at + len).div_ceil(BLOCK) {
             let (word, bit) = (&self.entered[block / 64], 1 << (block % 64));
             if word.load(Ordering::Relaxed) & bit == 0 {

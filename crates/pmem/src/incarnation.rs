@@ -28,6 +28,7 @@ fn lock(fd: BorrowedFd<'_>, command: i32, kind: i32, start: i64, len: i64) -> io
 
 /// Marks the incarnation of that number (below 2^48), until the last copy of the descriptor and the last mapping are gone.
 pub(crate) fn begin(fd: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+    assert!(number > 0 && number < 1 << 48, "incarnation {number}");
     lock(fd, libc::F_OFD_SETLK, libc::F_RDLCK, INCARNATIONS + number as i64, 1).map(drop)
 }
 

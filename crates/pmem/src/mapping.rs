@@ -67,6 +67,9 @@ unsafe impl Sync for Mapping {}
 const STREAMING_FROM_DURABLE: usize = 64;
 const STREAMING_FROM_VOLATILE: usize = 4096;
 
+/// Words of a mapping are aligned because it begins at a multiple of this.
+const PAGE: usize = 4096;
+
 /// Bytes that tmpfs gives at a time where it gives more than a page.
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -113,6 +116,7 @@ impl Mapping {
         }
         // NORESERVE: few pages will be written to, and memory for all of them need not be there
         let base = mmap(&shared, len, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|e| os(path, "map", e))?;
+        assert!((base as usize).is_multiple_of(PAGE), "the kernel maps at pages");
         Ok(Some(Mapping {
             base,
             len,
@@ -204,6 +208,7 @@ impl Mapping {
             },
         };
         let base = base.map_err(|e| os(path, "map", e))?;
+        assert!((base as usize).is_multiple_of(PAGE), "the kernel maps at pages");
         // From here on `mapping` unmaps when dropped.
         let mut mapping = Mapping {
             base,
@@ -226,6 +231,10 @@ impl Mapping {
             Some(chosen) => chosen.supported()?,
             None => default_persistence(path, found, &stat)?,
         };
+        assert!(
+            mapping.persistence.is_supported(),
+            "the CPU has what stores are flushed with"
+        );
         if mapping.persistence != Persistence::None {
             mapping.streaming_from = STREAMING_FROM_DURABLE;
         }
@@ -278,6 +287,7 @@ impl Mapping {
         let failed = |e| os(&self.path, "map anew", e);
         // NORESERVE: no page of it will be written to but by who is in the middle of it
         let private = mmap(newer, self.len, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(failed)?;
+        debug_assert!(private != self.base, "a mapping of its own");
         announce();
         // SAFETY: the new mapping has been made just now, is as long, and is known to nobody; the old one is ours, of the same
         // addresses after that, and only accessed by copies and atomics that do not mind what lies behind.

@@ -246,6 +246,7 @@ impl SimMedium {
         state.durable = image;
         state.pending.clear();
         state.on_their_way.clear();
+        debug_assert_eq!(state.pending_lines(), 0, "all that is left is durable");
     }
 }
 
@@ -284,6 +285,22 @@ impl State {
         true
     }
 
+    /// What is not durable is in the pages that say so; all else is as the CPU sees it.
+    fn check(&self) {
+        debug_assert!(
+            self.pending
+                .values()
+                .all(|page| page.dirty != 0 && page.flushed & !page.dirty == 0),
+            "pages with something that is not durable"
+        );
+        debug_assert!(
+            self.on_their_way
+                .iter()
+                .all(|page| self.pending.get(page).is_some_and(|page| page.queued)),
+            "what is on its way was stored"
+        );
+    }
+
     fn word(&self, offset: u64) -> u64 {
         let start = (offset % PAGE as u64) as usize;
         let page = self.visible.page_or_zeros((offset / PAGE as u64) as usize);
@@ -297,9 +314,11 @@ impl State {
             self.store_piece(piece, now, streaming);
             rest = later;
         }
+        debug_assert!(rest.is_empty(), "the pieces have all bytes");
     }
 
     fn store_piece(&mut self, piece: Piece, bytes: &[u8], streaming: bool) {
+        assert_eq!(piece.len, bytes.len(), "a piece has its bytes");
         let lines = lines_of(piece);
         let page = self.visible.page_mut(piece.page);
         let pending = self.pending.entry(piece.page).or_default();
@@ -379,6 +398,12 @@ impl State {
                 self.pending.remove(&page);
             }
         }
+        debug_assert!(self.on_their_way.is_empty(), "all that was on its way is durable");
+        debug_assert!(
+            self.pending.values().all(|page| page.flushed == 0 && !page.queued),
+            "nothing is on its way after a fence"
+        );
+        self.check();
     }
 
     fn pending_lines(&self) -> usize {
@@ -386,6 +411,7 @@ impl State {
     }
 
     fn image(&self, chooser: &mut dyn Chooser) -> CrashImage {
+        self.check();
         let mut image = self.durable.clone();
         for (&page, pending) in &self.pending {
             let durable = self.durable.pages().page_or_zeros(page).as_chunks::<LINE>().0;
@@ -398,6 +424,7 @@ impl State {
                     n if n <= count => &versions().nth(n - 1).expect("counted above").bytes,
                     _ => &visible[line as usize],
                 };
+                debug_assert!(count <= MAX_VERSIONS, "few older contents are kept of a line");
                 let fate = chooser.choose(PendingLine {
                     offset: (page * PAGE + line as usize * LINE) as u64,
                     contents: count + 2,
@@ -463,6 +490,10 @@ impl PendingPage {
                 };
                 version.bytes.copy_from_slice(&page[range]);
                 self.versions.push(version);
+                debug_assert!(
+                    self.versions.iter().filter(|v| v.line == line).count() <= MAX_VERSIONS,
+                    "few older contents are kept of a line"
+                );
             }
         }
     }
@@ -495,6 +526,7 @@ fn line_range(line: u32) -> std::ops::Range<usize> {
 fn lines_of(piece: Piece) -> u64 {
     let first = piece.start / LINE;
     let last = (piece.start + piece.len - 1) / LINE;
+    debug_assert!(piece.len > 0 && last < PAGE / LINE, "{piece:?} lies in its page");
     (u64::MAX >> (63 - (last - first))) << first
 }
 

@@ -47,6 +47,7 @@ impl Pages {
             }
             done += piece.len;
         }
+        debug_assert_eq!(done, into.len(), "the pieces have all bytes");
     }
 
     /// Page, when it was ever written.
@@ -145,12 +146,14 @@ impl CrashImage {
             return;
         }
         let at = page * (PAGE / LINE) + line;
+        debug_assert!(((at * LINE) as u64) < self.len(), "line {at} lies in the pool");
         self.fingerprint ^= line_hash(at, there) ^ line_hash(at, bytes);
         self.pages.page_mut(page)[range].copy_from_slice(bytes);
     }
 
     /// Takes over a page by sharing it.
     pub(super) fn share_page(&mut self, from: &Pages, page: usize) {
+        debug_assert_eq!(self.pages.len, from.len, "pages of one pool");
         let first = page * (PAGE / LINE);
         for pages in [&self.pages, from] {
             let lines = pages.page_or_zeros(page).as_chunks::<LINE>().0;
@@ -209,6 +212,7 @@ pub(super) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
             start,
             len,
         };
+        debug_assert!(len > 0 && start + len <= PAGE, "a piece lies in its page");
         at += len as u64;
         Some(piece)
     })
