@@ -55,7 +55,13 @@ impl KeyTable {
 
     /// Enters a key; its slot is free.
     pub(crate) fn enter(&self, key: u64, slot: Slot) {
+        assert!(key != 0, "a key is never 0");
         let at = slot_of(key) * SLOT;
+        debug_assert_eq!(
+            self.map.word(at + KEY).load(Ordering::Relaxed),
+            0,
+            "the slot of a key is free"
+        );
         let rights =
             u64::from(slot.access.read) | u64::from(slot.access.write) << 1 | u64::from(slot.access.atomic) << 2;
         for (field, value) in [
@@ -67,6 +73,7 @@ impl KeyTable {
             self.map.word(at + field).store(value, Ordering::Relaxed);
         }
         self.map.word(at + KEY).store(key, Ordering::Release);
+        debug_assert!(self.holds(key), "what was entered is there");
     }
 
     /// Whether a key is entered.
@@ -76,6 +83,7 @@ impl KeyTable {
 
     /// Removes a key.
     pub(crate) fn remove(&self, key: u64) {
+        debug_assert!(self.holds(key), "what is removed was entered");
         self.map.word(slot_of(key) * SLOT + KEY).store(0, Ordering::Relaxed);
         // Before anything else is stored to the slot.
         fence(Ordering::SeqCst);

@@ -30,6 +30,7 @@ impl Mapping {
         };
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        assert!((at as usize).is_multiple_of(8) && len > 0, "the kernel maps at pages");
         Ok(Mapping {
             at: NonNull::new(at.cast()).expect("mmap returns no null mapping"),
             len,

@@ -301,6 +301,7 @@ impl Batch<'_, '_, '_> {
         at: &mut Subscription<C>,
         lending: &Lending<'_>,
     ) -> Poll<Result<(), FabricError>> {
+        assert_eq!(self.stage, Stage::Unposted, "a batch is posted once");
         let provider = &self.qp.provider;
         let shared = provider.shared();
         if let Some(error) = shared.lost() {

@@ -152,6 +152,24 @@ pub(crate) struct Known {
 }
 
 impl Table {
+    /// Slots are in use or free; every memory that a region lies in is known by its number.
+    fn check(&self) {
+        debug_assert_eq!(
+            self.slots.iter().filter(|slot| slot.is_none()).count(),
+            self.free.len(),
+            "free slots are in the list"
+        );
+        debug_assert_eq!(
+            self.numbers.values().map(|(_, regions)| regions).sum::<usize>(),
+            self.slots.len() - self.free.len(),
+            "each region lies in a memory"
+        );
+        debug_assert_eq!(self.memories.len(), self.numbers.len(), "a memory has one number");
+        debug_assert!(self.numbers.values().all(|(number, regions)| {
+            *regions > 0 && *number < self.next_number && self.memories.contains_key(number)
+        }));
+    }
+
     fn get(&self, key: u64) -> Result<&Entry, FabricError> {
         self.slots
             .get(slot_of(key))
@@ -167,7 +185,8 @@ impl Table {
         *regions += 1;
         if *regions == 1 {
             self.next_number += 1;
-            self.memories.insert(next, memory.clone());
+            let before = self.memories.insert(next, memory.clone());
+            debug_assert!(before.is_none(), "a number is given once");
         }
         *number
     }
@@ -180,7 +199,11 @@ impl Table {
                 .checked_sub(1)
                 .expect("a memory is held as often as it is released");
             if *regions == 0 {
-                self.memories.remove(number);
+                let known = self.memories.remove(number);
+                debug_assert!(
+                    known.is_some_and(|known| known.address() == address),
+                    "the memory of that number"
+                );
                 self.numbers.remove(&address);
             }
         }
@@ -236,9 +259,17 @@ impl MemoryRegions {
         }
         let entry = Some(entry);
         match table.slots.get_mut(slot as usize) {
-            Some(place) => *place = entry,
+            Some(place) => {
+                assert!(place.is_none(), "slot {slot} is free");
+                *place = entry;
+            }
             None => table.slots.push(entry),
         }
+        debug_assert!(
+            slot_of(key) == slot as usize && table.get(key).is_ok(),
+            "the key is found"
+        );
+        table.check();
         RemoteKey(key)
     }
 
@@ -254,7 +285,10 @@ impl MemoryRegions {
                 shared.remove(key.0);
             }
             table.release(&entry.memory);
+            debug_assert!(!table.free.contains(&(slot as u32)), "a slot is freed once");
             table.free.push(slot as u32);
+            debug_assert!(table.get(key.0).is_err(), "a key that was revoked is not found");
+            table.check();
         }
     }
 
@@ -269,6 +303,10 @@ impl MemoryRegions {
             for entry in table.slots.iter().flatten() {
                 shared.enter(entry.key, entry.slot());
             }
+            debug_assert!(
+                table.slots.iter().flatten().all(|entry| shared.holds(entry.key)),
+                "peers see every key"
+            );
             let _ = self.shared.set(shared);
         }
         Ok(self.shared.get().expect("just set"))
@@ -314,8 +352,13 @@ impl MemoryRegions {
                 slot: entry.slot(),
             });
         }
-        let Known { memory, slot, .. } = known.as_ref().expect("just made");
+        let Known { key: of, memory, slot } = known.as_ref().expect("just made");
+        debug_assert_eq!(*of, key, "what is known is of this key");
         check(key, slot.len, slot.access, offset, len, want)?;
+        debug_assert!(
+            slot.start + offset + len <= memory.len(),
+            "a memory region lies within its memory"
+        );
         Ok((memory, slot.start + offset))
     }
 
@@ -324,6 +367,10 @@ impl MemoryRegions {
         let table = self.table.read().expect("nobody panics holding this lock");
         let entry = table.get(key)?;
         check(key, entry.len, entry.access, offset, len, want)?;
+        debug_assert!(
+            entry.start + offset + len <= entry.memory.len(),
+            "a memory region lies within its memory"
+        );
         Ok((entry.memory.clone(), entry.start + offset))
     }
 }

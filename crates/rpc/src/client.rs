@@ -214,6 +214,7 @@ impl Inner {
         let len = Header::check(header, slot.sequence, MAX_REPLY)?;
         match std::mem::take(&mut slot.state) {
             State::Calling(waker) => {
+                debug_assert!(len <= MAX_REPLY, "a reply of {len} bytes");
                 slot.state = State::Answered(len);
                 if let Some(waker) = waker {
                     waker.wake();
@@ -301,10 +302,15 @@ impl<'a> InFlight<'a> {
         let slot = &mut slots[at];
         slot.sequence = slot.sequence.wrapping_add(1);
         slot.state = State::Calling(None);
+        let sequence = slot.sequence;
+        debug_assert!(
+            slots.iter().filter(|slot| !is_free(slot)).count() + inner.permits.available_permits() <= SLOTS,
+            "a slot in use has a permit"
+        );
         Ok(InFlight {
             inner,
             slot: at,
-            sequence: slot.sequence,
+            sequence,
             sent: false,
             permit: Some(permit),
         })
@@ -322,6 +328,13 @@ impl<'a> InFlight<'a> {
             slot: self.slot,
         }
         .to_u32();
+        {
+            let slot = &inner.slots.borrow()[self.slot];
+            assert!(
+                slot.sequence == self.sequence && matches!(slot.state, State::Calling(_)),
+                "the slot is this call's"
+            );
+        }
         let mut message = inner.message.take();
         message.clear();
         begin_message(&mut message, request, self.sequence);
@@ -352,6 +365,11 @@ impl<'a> InFlight<'a> {
             match &mut slot.state {
                 State::Answered(len) => {
                     let at = self.slot * REPLY_STRIDE + HEADER;
+                    assert!(
+                        *len <= MAX_REPLY && slot.sequence == self.sequence,
+                        "the reply to this call"
+                    );
+                    debug_assert!(into.is_empty(), "a reply is taken once");
                     inner.replies.buffer.append_to(at, *len, into);
                     slot.state = State::Free;
                     Poll::Ready(Ok(()))
@@ -388,6 +406,7 @@ impl Drop for InFlight<'_> {
             }
             State::Calling(_) => {
                 // Nothing was sent: the number is used for the next one.
+                debug_assert_eq!(slot.sequence, self.sequence, "nobody else has used the slot");
                 slot.sequence = slot.sequence.wrapping_sub(1);
                 slot.state = State::Free;
             }

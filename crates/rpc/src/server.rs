@@ -37,6 +37,7 @@ impl Registered {
     pub(crate) fn new(regions: &Arc<MemoryRegions>, len: usize) -> Registered {
         let buffer = Buffer::new(len);
         let key = regions.register(Memory::Buffer(buffer.clone()), 0, len as u64, Access::WRITE);
+        debug_assert_eq!(buffer.len(), len, "all of it can be written to");
         Registered {
             regions: regions.clone(),
             buffer,
@@ -163,6 +164,10 @@ where
             // Most requests are answered without waiting for anything; those need no task.
             match poll_fn(|cx| Poll::Ready(running.as_mut().poll(cx))).await {
                 Poll::Ready(reply) => {
+                    debug_assert!(
+                        burst.replies.iter().all(|(other, _)| *other != slot),
+                        "a slot has one reply"
+                    );
                     burst.replies.push((slot, reply));
                     place = Some(running);
                 }
@@ -219,6 +224,7 @@ impl Connection {
         let len = Header::check(header, sequence, MAX_REQUEST)?;
         let mut request = self.spare.borrow_mut().pop().unwrap_or_default();
         self.pool.buffer.append_to(at + HEADER, len, &mut request);
+        debug_assert_eq!(request.len(), len, "the request, and nothing before it");
         *slot = Slot { sequence, busy: true };
         Ok((named.slot, request))
     }
@@ -236,6 +242,7 @@ impl Connection {
             }
             let mut slots = self.slots.borrow_mut();
             // The caller may use the slot again as soon as it sees the reply.
+            assert!(slots[*slot].busy, "a request is answered once");
             slots[*slot].busy = false;
             begin_message(bytes, reply, slots[*slot].sequence);
         }
@@ -257,6 +264,8 @@ impl Connection {
                     }
                     verbs.push(self.reply_verb(*slot, message));
                 }
+                assert!(rest.is_empty(), "all that was put together is sent");
+                debug_assert!((many.len()..=2 * many.len()).contains(&verbs.len()));
                 self.qp.execute_quietly(&mut verbs).await
             }
         };
@@ -267,9 +276,15 @@ impl Connection {
                 spare.push(reply);
             }
         }
+        debug_assert!(
+            spare.len() <= SLOTS && spare.iter().all(Vec::is_empty),
+            "few buffers are kept, empty"
+        );
+        debug_assert!(replies.is_empty(), "all of the burst is answered");
     }
 
     fn reply_place(&self, slot: usize) -> Remote {
+        debug_assert!(slot < SLOTS, "slot {slot}");
         Remote {
             key: self.replies,
             offset: (slot * REPLY_STRIDE) as u64,
@@ -302,9 +317,15 @@ pub(crate) fn begin_message(to: &mut Vec<u8>, body: &[u8], sequence: u32) {
         sequence,
     };
     to.extend_from_slice(&header.to_bytes());
+    let before = to.len() - HEADER;
     if !is_separate(body) {
         to.extend_from_slice(body);
     }
+    debug_assert_eq!(
+        to.len() - before,
+        posted_len(body),
+        "a message is as long as was reckoned"
+    );
 }
 
 /// Where a body goes that is written by itself.

@@ -33,6 +33,11 @@ impl Header {
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.sequence.to_le_bytes());
+        debug_assert_eq!(
+            Header::check(bytes, self.sequence, self.len as usize),
+            Ok(self.len as usize),
+            "a header is read as it was written"
+        );
         bytes
     }
 
@@ -63,7 +68,14 @@ impl Immediate {
     pub(crate) const CLIENTS: u32 = 1 << 24;
 
     pub(crate) fn to_u32(self) -> u32 {
-        self.client << 8 | self.slot as u32
+        assert!(self.client < Immediate::CLIENTS && self.slot < SLOTS, "{self:?}");
+        let word = self.client << 8 | self.slot as u32;
+        debug_assert_eq!(
+            Immediate::from_u32(word),
+            self,
+            "an immediate is read as it was written"
+        );
+        word
     }
 
     pub(crate) fn from_u32(word: u32) -> Immediate {
@@ -93,6 +105,7 @@ impl Setup {
         bytes[6..8].copy_from_slice(&(SLOTS as u16).to_le_bytes());
         bytes[8..12].copy_from_slice(&self.client.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.key.to_le_bytes());
+        debug_assert_eq!(Setup::from_bytes(&bytes), Ok(self), "a setup is read as it was written");
         bytes
     }
 

@@ -61,6 +61,30 @@ struct Subscribers<W> {
 }
 
 impl<W> Subscribers<W> {
+    /// Slots are in use or free; who is in line has a slot, and a place of its own.
+    fn check(&self, in_line: usize) {
+        debug_assert_eq!(
+            self.slots
+                .iter()
+                .filter(|slot| matches!(slot.state, State::Free))
+                .count(),
+            self.free.len(),
+            "free slots are in the list"
+        );
+        debug_assert!(
+            self.free
+                .iter()
+                .all(|at| matches!(self.slots[*at].state, State::Free) && self.slots[*at].room.is_none()),
+            "what is in the list is free"
+        );
+        let tickets = || self.slots.iter().filter_map(|slot| slot.room);
+        debug_assert_eq!(tickets().count(), in_line, "who waits for room is counted");
+        debug_assert!(
+            tickets().all(|ticket| ticket < self.next_ticket),
+            "tickets are given in order"
+        );
+    }
+
     fn get(&mut self, at: usize) -> &mut Slot<W> {
         let slot = &mut self.slots[at];
         assert!(!matches!(slot.state, State::Free), "a subscription has its slot");
@@ -77,6 +101,7 @@ impl<W> Subscribers<W> {
             });
         }
         let slot = &mut self.slots[at];
+        debug_assert!(!slot.is_asleep(), "who goes to sleep was awake");
         slot.state = State::Asleep(waker);
         slot.interest = interest;
         at
@@ -88,7 +113,16 @@ impl<W> Subscribers<W> {
 
     fn notify_event(&mut self) -> Option<W> {
         let waits = |slot: &&mut Slot<W>| slot.interest == Interest::Events;
-        self.slots.iter_mut().filter(waits).find_map(Slot::notify)
+        let waker = self.slots.iter_mut().filter(waits).find_map(Slot::notify);
+        debug_assert!(
+            waker.is_some()
+                || self
+                    .slots
+                    .iter()
+                    .all(|slot| slot.interest != Interest::Events || !slot.is_asleep()),
+            "somebody is notified unless nobody waits"
+        );
+        waker
     }
 
     /// The first in line, unless it is not asleep: then it asks for room by itself.
@@ -211,6 +245,13 @@ impl CompletionChannel {
     pub(crate) fn is_watched(&self) -> bool {
         let is_notified = |slot: &Slot<Waker>| matches!(slot.state, State::Notified);
         self.watch() != 0 || self.lock().slots.iter().any(is_notified)
+    }
+
+    /// See [`Subscribers::check`].
+    fn check(&self) {
+        if cfg!(debug_assertions) {
+            self.lock().check(self.in_line.load(Ordering::Relaxed));
+        }
     }
 
     fn is_anybody_in_line(&self) -> bool {
@@ -352,7 +393,9 @@ impl<C: Deref<Target = CompletionChannel>> Subscription<C> {
     /// The future goes to sleep. Returns the slot by which it can be notified.
     pub(crate) fn subscribe(&mut self, waker: &Waker, interest: Interest) -> usize {
         let at = self.channel.lock().sleep(self.slot, waker.clone(), interest);
+        debug_assert!(self.slot.is_none_or(|slot| slot == at), "a subscription keeps its slot");
         self.slot = Some(at);
+        self.channel.check();
         at
     }
 
@@ -366,6 +409,8 @@ impl<C: Deref<Target = CompletionChannel>> Subscription<C> {
             subscribers.get(at).room = Some(ticket);
             self.channel.in_line.fetch_add(1, Ordering::Relaxed);
         }
+        drop(subscribers);
+        self.channel.check();
     }
 
     /// True if nobody was in line before us.
@@ -384,6 +429,7 @@ impl<C: Deref<Target = CompletionChannel>> Subscription<C> {
         if self.channel.lock().get(at).room.take().is_some() {
             let before = self.channel.in_line.fetch_sub(1, Ordering::Relaxed);
             assert!(before > 0, "who leaves the line was counted");
+            self.channel.check();
             self.channel.notify_room();
         }
     }
@@ -393,6 +439,7 @@ impl<C: Deref<Target = CompletionChannel>> Subscription<C> {
         self.leave_line();
         let Some(at) = self.slot.take() else { return };
         self.channel.lock().release(at);
+        self.channel.check();
         #[cfg(test)]
         if super::explorer::is_planted(super::explorer::Planted::NoHandOver) {
             return;

@@ -119,6 +119,31 @@ impl Ops {
             && (self.reading == 0 || reading == 0 || self.reading + reading <= MAX_READING)
     }
 
+    /// What is under way is counted, and the places of all else are free or wait for who asked.
+    fn check(&self) {
+        let under_way = || {
+            let is_under_way = |op: &&Op| matches!(op.state, State::Pending | State::Abandoned);
+            self.table.iter().filter(is_under_way)
+        };
+        debug_assert_eq!(under_way().count(), self.outstanding, "operations under way");
+        debug_assert_eq!(
+            under_way().map(|op| op.reading).sum::<usize>(),
+            self.reading,
+            "bytes they read"
+        );
+        debug_assert_eq!(
+            self.table.iter().filter(|op| matches!(op.state, State::Free)).count(),
+            self.free.len(),
+            "free places are in the list"
+        );
+        debug_assert!(
+            self.free
+                .iter()
+                .all(|place| matches!(self.table[usize::from(*place)].state, State::Free)),
+            "what is in the list is free"
+        );
+    }
+
     /// Enters a batch: its destinations in the order of its verbs.
     fn begin(&mut self, verbs: &mut [Verb<'_>]) -> OpId {
         let index = match self.free.pop() {
@@ -130,6 +155,7 @@ impl Ops {
             }
         };
         let op = &mut self.table[index];
+        assert!(matches!(op.state, State::Free), "place {index} is free");
         // The largest id is no operation's (unsignaled batches travel with it).
         op.generation = (op.generation + 1) % (u32::MAX >> INDEX_BITS);
         op.state = State::Pending;
@@ -139,7 +165,10 @@ impl Ops {
         op.reading = op.destinations.iter().map(|destination| destination.len).sum();
         self.outstanding += 1;
         self.reading += op.reading;
-        OpId(op.generation << INDEX_BITS | index as u32)
+        let id = OpId(op.generation << INDEX_BITS | index as u32);
+        debug_assert!(id.index() == index && id.0 != u32::MAX, "{id:?}");
+        self.check();
+        id
     }
 
     fn get(&mut self, id: OpId) -> Option<&mut Op> {
@@ -190,6 +219,7 @@ impl Ops {
             }),
         }
         destination.done += len;
+        debug_assert!(destination.done <= destination.len, "no more comes than was asked for");
         Ok(())
     }
 
@@ -231,6 +261,7 @@ impl Ops {
         let reading = self.table[id.index()].reading;
         self.outstanding = self.outstanding.checked_sub(1).expect("it was counted when it began");
         self.reading = self.reading.checked_sub(reading).expect("it was counted when it began");
+        self.check();
         Ok(sleeper)
     }
 
@@ -244,6 +275,10 @@ impl Ops {
         let State::Done(result) = std::mem::take(&mut op.state) else {
             unreachable!("just matched")
         };
+        debug_assert!(
+            result.is_err() || op.destinations.iter().all(|d| d.done == d.len),
+            "all that was asked for has come"
+        );
         for part in &op.parts {
             // SAFETY: `fill` has checked that the part lies within the destination, whose caller is being polled.
             unsafe { copy_to(&op.destinations[part.which], part.at, &part.bytes) };
@@ -256,6 +291,7 @@ impl Ops {
         }
         op.clear();
         self.free.push(id.index() as u8);
+        self.check();
         Some(result)
     }
 
@@ -277,6 +313,7 @@ impl Ops {
             }
             State::Free | State::Abandoned => {}
         }
+        self.check();
     }
 
     fn fail_all(&mut self, error: &FabricError) {
@@ -297,6 +334,7 @@ impl Ops {
         }
         self.outstanding = 0;
         self.reading = 0;
+        self.check();
     }
 }
 
@@ -423,6 +461,7 @@ impl Shared {
         };
         self.ops.borrow_mut().fail_all(&error);
         *self.lost.borrow_mut() = Some(error);
+        debug_assert!(!self.any_outstanding(), "all that was under way has failed");
         self.channel.notify_all();
         true
     }
@@ -528,11 +567,25 @@ impl Shared {
         self.events.borrow().len() < MAX_EVENTS && self.event_bytes.get() < MAX_EVENT_BYTES
     }
 
+    /// The bytes of messages that wait are counted.
+    fn check_events(&self) {
+        let bytes = |event: &Event| match event {
+            Event::Message(bytes) => bytes.len(),
+            Event::Immediate(_) => 0,
+        };
+        debug_assert_eq!(
+            self.events.borrow().iter().map(bytes).sum::<usize>(),
+            self.event_bytes.get(),
+            "bytes of messages that wait"
+        );
+    }
+
     pub(crate) fn push_event(&self, event: Event) {
         if let Event::Message(bytes) = &event {
             self.event_bytes.set(self.event_bytes.get() + bytes.len());
         }
         self.events.borrow_mut().push_back(event);
+        self.check_events();
         self.channel.notify_event();
     }
 
@@ -543,6 +596,7 @@ impl Shared {
             let left = self.event_bytes.get().checked_sub(bytes.len());
             self.event_bytes.set(left.expect("they were counted when they came"));
         }
+        self.check_events();
         if was_full {
             // Receiving had stopped; somebody must poll again.
             self.channel.disarm();
@@ -619,6 +673,10 @@ impl Lending<'_> {
     /// # Safety
     /// The batch stays borrowed by the caller as long as this lives, and this is dropped, not leaked.
     pub(crate) unsafe fn lend(&self, op: OpId) {
+        debug_assert!(
+            self.before != Some(op),
+            "the future of an operation is polled once at a time"
+        );
         self.present.set(Some(op));
     }
 }

@@ -64,6 +64,15 @@ pub(super) fn share(provider: &Rc<dyn Provider>, until: Instant) {
         if provider.polling() == Polling::Memory {
             thread.polled_until.set(thread.polled_until.get().max(Some(until)));
             let channel = &provider.shared().channel;
+            debug_assert_eq!(
+                channel.is_polled(),
+                thread
+                    .polled
+                    .borrow()
+                    .iter()
+                    .any(|polled| std::ptr::addr_eq(Rc::as_ptr(&polled.provider), Rc::as_ptr(provider))),
+                "what is polled is in the list"
+            );
             if !channel.is_polled() {
                 channel.set_polled(true);
                 thread.polled.borrow_mut().push(Polled {
@@ -91,6 +100,7 @@ pub(super) fn yield_now(cx: &mut Context<'_>, now: Instant) {
 /// Whoever waits on it has to see to itself from now on.
 fn leave_alone(provider: Rc<dyn Provider>) {
     let channel = &provider.shared().channel;
+    debug_assert!(channel.is_polled(), "it was polled");
     channel.set_polled(false);
     #[cfg(test)]
     if super::explorer::is_planted(super::explorer::Planted::PollerLeavesSilently) {
@@ -172,6 +182,7 @@ impl Future for Poller {
                     let mut idle = thread.idle.borrow_mut();
                     idle.retain(|(other, _)| *other != number);
                     idle.push((number, cx.waker().clone()));
+                    debug_assert!(idle.len() <= thread.pollers.get(), "only pollers idle");
                     return Poll::Pending;
                 }
                 if moved || asks || time - start >= POLL_SLICE {

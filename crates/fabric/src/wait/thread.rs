@@ -131,6 +131,7 @@ impl Thread {
 
     /// The time of all waits that polled is over, though they do not know it yet.
     pub(super) fn end_all_waits(&self) {
+        debug_assert!(self.has_poller(), "a poller says so");
         self.epoch.set(self.epoch.get() + 1);
         self.polling.set(0);
     }

@@ -230,7 +230,22 @@ impl Shm {
         }
         let left = self.requested.get().checked_sub(1);
         self.requested.set(left.expect("it was counted when it was requested"));
+        drop(memories);
+        self.check_requested();
         self.shared.channel.notify_room();
+    }
+
+    /// Memory that was asked for and has not come is counted.
+    fn check_requested(&self) {
+        let memories = self.memories.borrow();
+        debug_assert_eq!(
+            memories
+                .iter()
+                .filter(|(_, known)| matches!(known, Known::Requested))
+                .count(),
+            self.requested.get(),
+            "memory that was asked for"
+        );
     }
 
     /// Whether the memory is known; if not, asks for it.
@@ -247,6 +262,7 @@ impl Shm {
         memories.push((number, Known::Requested));
         drop(memories);
         self.requested.set(self.requested.get() + 1);
+        self.check_requested();
         self.send(Message::Want(number), &[]);
         false
     }

@@ -146,7 +146,9 @@ const LAPS: u64 = 1 << 24;
 
 impl Entry {
     fn new(kind: u8, position: u64, value: u32) -> Entry {
-        Entry(u64::from(kind) | Entry::lap_at(position) << 8 | u64::from(value) << 32)
+        let entry = Entry(u64::from(kind) | Entry::lap_at(position) << 8 | u64::from(value) << 32);
+        debug_assert!(entry.kind() == kind && entry.value() == value && entry.lap() == Entry::lap_at(position));
+        entry
     }
 
     /// Laps are counted from 1, since an empty ring is all zeros.
@@ -269,6 +271,7 @@ impl Reader {
             _ => return Err(Nonsense("a message of an unknown kind")),
         };
         self.entries += 1;
+        debug_assert!(self.bytes.is_multiple_of(8), "messages are padded");
         self.map.word(ENTRIES_READ).store(self.entries, Ordering::Release);
         Ok(Some(taken))
     }
@@ -356,6 +359,7 @@ impl Writer {
             entries: used(self.entries, ENTRIES_READ, ENTRIES)?,
             bytes: used(self.bytes, BYTES_READ, BYTES)?,
         };
+        debug_assert!(self.free.fits(Room::ALL), "no more is free than there is");
         Ok(room.fits(self.free))
     }
 
@@ -373,6 +377,11 @@ impl Writer {
 
     /// Writes a write-with-immediate of at most [`WRITE_MAX`] bytes; there is room.
     pub(super) fn write(&mut self, key: u64, offset: u64, bytes: &[u8], imm: u32) {
+        assert!(
+            bytes.len() <= WRITE_MAX,
+            "a write of {} bytes in its entry",
+            bytes.len()
+        );
         let place = Entry::place(self.entries);
         for (at, value) in [(8, key), (16, offset), (24, bytes.len() as u64)] {
             self.word(place + at).store(value, Ordering::Relaxed);
@@ -384,6 +393,7 @@ impl Writer {
     /// Writes a message; there is room.
     pub(super) fn message(&mut self, bytes: &[u8]) {
         let room = Room::message(bytes.len());
+        assert!(room.fits(self.free), "whoever writes has asked for room");
         if is_short(bytes.len()) {
             self.map.write(Entry::place(self.entries) + SHORT_MESSAGE_AT, bytes);
             return self.publish(SHORT_MESSAGE, bytes.len() as u32, room);

@@ -283,7 +283,10 @@ impl Network {
     }
 
     fn arrive(&self, flight: Flight) {
-        self.inner.state.borrow_mut().delivered += 1;
+        let mut state = self.inner.state.borrow_mut();
+        state.delivered += 1;
+        debug_assert!(state.delivered <= state.sent, "what is delivered was sent");
+        drop(state);
         if let Some(end) = flight.to.upgrade() {
             end.receive(flight.message);
         }
@@ -333,7 +336,8 @@ impl Network {
                 return Some(next);
             }
             if flight == Some(next) {
-                let (_, flight) = state.flights.pop_first().expect("just seen");
+                let ((due, _), flight) = state.flights.pop_first().expect("just seen");
+                assert!(due <= now, "nothing arrives before its time");
                 drop(state);
                 self.arrive(flight);
             } else {
@@ -404,9 +408,12 @@ impl State {
         let Some(end) = flight.to.upgrade() else { return };
         let earliest = Instant::now() + after + self.delay(&flight.pair);
         let arrives = end.latest.get().map_or(earliest, |latest| latest.max(earliest));
+        debug_assert!(arrives >= Instant::now() && end.latest.get().is_none_or(|latest| latest <= arrives));
+        debug_assert!(!self.blocked.contains_key(&flight.pair), "what is blocked is held back");
         end.latest.set(Some(arrives));
         self.sent += 1;
-        self.flights.insert((arrives, self.sent), flight);
+        let before = self.flights.insert((arrives, self.sent), flight);
+        assert!(before.is_none(), "each message has a number");
     }
 
     fn unblock(&mut self, pair: &Pair) {

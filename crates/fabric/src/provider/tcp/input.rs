@@ -185,6 +185,10 @@ impl Input {
     }
 
     fn buffered(&self) -> usize {
+        debug_assert!(
+            self.start <= self.end && self.end <= self.buffer.len(),
+            "what is buffered"
+        );
         self.end - self.start
     }
 
@@ -241,6 +245,7 @@ impl Input {
             self.handle_small(opcode, frame, range, around, output)?;
         } else {
             let sink = self.sink(opcode, &frame, around)?;
+            debug_assert!(self.payload.is_none(), "one payload at a time");
             self.payload = Some(Payload {
                 opcode,
                 frame,

@@ -120,6 +120,32 @@ impl Output {
         self.pieces.iter().any(of_caller)
     }
 
+    /// What is kept and what is referenced is counted.
+    fn check(&self) {
+        let of = |count: fn(&Piece) -> usize| self.pieces.iter().map(count).sum::<usize>();
+        let small = of(|piece| if let Piece::Small(len) = piece { *len } else { 0 });
+        debug_assert_eq!(small, self.small.len() - self.small_sent, "small pieces");
+        let owned = of(|piece| {
+            if let Piece::Owned { bytes, .. } = piece {
+                bytes.len()
+            } else {
+                0
+            }
+        });
+        debug_assert_eq!(small + owned, self.kept, "bytes kept");
+        debug_assert!(self.answers <= owned, "copied answers are kept");
+        let is_lease = |piece: &&Piece| {
+            matches!(
+                piece,
+                Piece::Reference {
+                    owner: Owner::Lease(_),
+                    ..
+                }
+            )
+        };
+        debug_assert_eq!(self.pieces.iter().filter(is_lease).count(), self.leases, "leases");
+    }
+
     /// Room for `len` bytes at the end, to be filled by the caller.
     pub(crate) fn reserve(&mut self, len: usize) -> &mut [u8] {
         match self.pieces.back_mut() {
@@ -193,6 +219,7 @@ impl Output {
                 *piece = Piece::Owned { bytes, sent: 0, answer };
             }
         }
+        self.check();
     }
 
     /// Forgets everything; nothing is sent any more.
@@ -270,6 +297,7 @@ impl Output {
                     }
                 }
             });
+            debug_assert!(len <= BODY_MAX, "a record of {len} bytes");
             self.advance(len);
         }
     }
@@ -363,6 +391,7 @@ impl Output {
             self.small.drain(..self.small_sent);
             self.small_sent = 0;
         }
+        self.check();
     }
 }
 

@@ -98,6 +98,7 @@ impl Sealer {
         let (length, body) = self.sealed[start..].split_at_mut(LENGTH);
         assert!((1..=BODY_MAX).contains(&body.len()), "the body of a record");
         length.copy_from_slice(&(body.len() as u32).to_le_bytes());
+        debug_assert!(self.sent <= start, "what is sealed follows what is sent");
         let (key, nonce) = self.keys.next();
         let tag = key.seal_in_place_separate_tag(nonce, Aad::from(length), body);
         let tag = tag.expect("a record is not too long for its cipher");
@@ -111,6 +112,7 @@ impl Sealer {
         // SAFETY: the bytes are ours, and are only read.
         let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
         let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
+        assert!(sent <= bytes.len(), "the kernel takes no more than it is given");
         self.sent += sent;
         if self.is_empty() {
             self.sealed.clear();
@@ -179,14 +181,17 @@ impl Opener {
         let start = self.received.start + LENGTH;
         self.open = start..start + len;
         self.received.start = start + len + TAG;
+        debug_assert!(self.open.end < self.received.start && self.received.start <= self.received.end);
         Ok(true)
     }
 
     /// Receives once, all whole records having been opened and taken; gives how many bytes came, and whether that was all there is.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<(usize, bool)> {
+        debug_assert!(self.open.is_empty(), "what was opened was taken");
         self.buffer.copy_within(self.received.clone(), 0);
         self.received = 0..self.received.len();
         let room = &mut self.buffer[self.received.end..];
+        assert!(!room.is_empty(), "there is room for a whole record");
         // SAFETY: the kernel writes into the buffer, which is ours.
         let got = unsafe {
             let at = room.as_mut_ptr().cast();
