@@ -5,7 +5,7 @@
 //! requests of sane size.
 #![forbid(unsafe_code)]
 
-mod check;
+mod check_facts;
 mod error;
 mod limits;
 mod lock;
@@ -13,9 +13,9 @@ mod map;
 mod message;
 mod replies;
 mod requests;
-mod scrub;
+mod scrubbed;
 
-pub use check::{CheckFacts, InodeFact, NameFact, join_facts};
+pub use check_facts::{CheckFacts, InodeFact, NameFact, join_facts};
 pub use error::FsError;
 pub use limits::*;
 pub use lock::*;
@@ -23,7 +23,7 @@ pub use map::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentCla
 pub use message::*;
 pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};
 pub use requests::{Ask, Request, RequestKind, ask};
-pub use scrub::{DamagedData, ScrubPlace, Scrubbed};
+pub use scrubbed::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.
 pub const PROTOCOL_VERSION: u32 = 11;

@@ -3,7 +3,7 @@
 //!
 //! Pools are given open and locked, so nobody else uses them. To look without touching, give private copies of them.
 
-mod check;
+mod cluster_check;
 mod finish;
 mod repair;
 mod rewrite;
@@ -17,7 +17,7 @@ use polvo_pmem::Pmem;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use check::{Checked, check};
+pub use cluster_check::{Checked, check};
 pub use repair::{Repaired, repair};
 
 /// Where a long run is: what is being done, units done, units in all.
