@@ -2,8 +2,8 @@
 //! long is simply dropped when there is too much.
 
 use crate::RegionError;
+use crate::dram_inode::Inode;
 use crate::hash::NumberMap;
-use crate::inode::Inode;
 use crate::store::Store;
 use std::collections::hash_map::Entry;
 

@@ -1,7 +1,7 @@
 //! Changes of one inode: attributes, bytes, mapping, extended attributes. Each is one commit of the inode's log,
 //! durable on return; on error nothing changed.
 
-use crate::inode::{Body, Inode};
+use crate::dram_inode::{Body, Inode};
 use crate::read::PLACEMENT_XATTR;
 use crate::staged_append::StagedAppend;
 use crate::store::{Store, Urgency};

@@ -7,7 +7,7 @@
 //! lost in a power cut covers less than the file has there, and is right. Bytes are added in place only where the word ends.
 //! A writer that made no checksums leaves words of 0.
 
-use crate::inode::Body;
+use crate::dram_inode::Body;
 use crate::planted::{Planted, planted};
 use crate::space::each_page;
 use crate::store::Store;

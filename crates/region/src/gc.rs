@@ -9,7 +9,7 @@
 
 use crate::RegionError;
 use crate::directory::{Rewritten, dentry_entry};
-use crate::inode::{Body, Inode};
+use crate::dram_inode::{Body, Inode};
 use crate::log::{Layout, LogEnd, read_back};
 use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX, raised};

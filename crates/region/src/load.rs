@@ -2,7 +2,7 @@
 //! checked: every page says whose it is and which, so a chain of pages cannot loop or stray into another log.
 
 use crate::RegionError;
-use crate::inode::{Body, Inode, XATTR_BROKEN_OFF};
+use crate::dram_inode::{Body, Inode, XATTR_BROKEN_OFF};
 use crate::origins::Origins;
 use crate::store::{Store, UNIT};
 use polvo_format::{

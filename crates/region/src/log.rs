@@ -6,8 +6,8 @@
 //! to be done in DRAM is done while stores are on their way, that is, before the fence that waits for them.
 
 use crate::RegionError;
+use crate::dram_inode::{Inode, unit_offset};
 use crate::file_index::Mapped;
-use crate::inode::{Inode, unit_offset};
 use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{

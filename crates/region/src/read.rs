@@ -1,6 +1,6 @@
 //! Reading: attributes, names, mappings, bytes, extended attributes.
 
-use crate::inode::{Body, Inode};
+use crate::dram_inode::{Body, Inode};
 use crate::{FileView, Region, RegionError};
 use polvo_format::{Attr, FileKind, Generation, INODE_SIZE, Ino, RegionOffset, Tail, UnitPlace};
 use polvo_proto::{DirEntry, Extent, FileMap, FsError, InodeRef, LogCursor, LogSequel, Placement};

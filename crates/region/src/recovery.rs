@@ -2,7 +2,7 @@
 //! remains is one walk over all inodes and logs. A damaged inode does not stop it: it is set aside (EIO when used) and
 //! reported.
 
-use crate::inode::Body;
+use crate::dram_inode::Body;
 use crate::load::Names;
 use crate::origins::Origins;
 use crate::region::Region;

@@ -1,7 +1,7 @@
 //! The region: what its parts share, how it is made, and how an inode is reached.
 
 use crate::cache::Cache;
-use crate::inode::Inode;
+use crate::dram_inode::Inode;
 use crate::origins::Done;
 use crate::planted::{Planted, planted};
 use crate::session::Sessions;
@@ -294,7 +294,7 @@ impl Region {
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);
         self.inodes = self.inodes.checked_sub(1).expect("an inode in use is counted");
-        if let crate::inode::Body::File(view) = &inode.body {
+        if let crate::dram_inode::Body::File(view) = &inode.body {
             for (_, extent) in view.read().index.iter().filter(|(_, e)| !e.inline) {
                 self.store.space.unmap(extent.gpa.offset().0, extent.len);
             }

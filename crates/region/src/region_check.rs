@@ -1,7 +1,7 @@
 //! The check of a region: everything on the media is read and verified again, and compared with what DRAM says.
 //! Local damage becomes findings; names and inodes are listed for the caller to join across regions.
 
-use crate::inode::Body;
+use crate::dram_inode::Body;
 use crate::load::Names;
 use crate::region::Region;
 use crate::survey::{Slot, Survey};

@@ -6,7 +6,7 @@
 //! of the file in its last page, which a snapshot has seen if the file was shortened since. Such a snapshot is torn, and its
 //! end says so. (Where pages have checksums, nothing is written over what they cover, and no snapshot is torn.)
 
-use crate::inode::Body;
+use crate::dram_inode::Body;
 use crate::{Region, RegionError};
 use polvo_proto::{FsError, InodeRef};
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@
 
 use crate::change::check_xattrs;
 use crate::directory::{Dentry, dentry_entry};
-use crate::inode::Inode;
+use crate::dram_inode::Inode;
 use crate::log::{LogEnd, read_back};
 use crate::origins::Done;
 use crate::region::is_worn;

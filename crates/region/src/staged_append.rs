@@ -4,7 +4,7 @@
 //! on whichever path that is.
 
 use crate::RegionError;
-use crate::inode::Inode;
+use crate::dram_inode::Inode;
 use crate::log::{Layout, LogEnd};
 use crate::origins::Done;
 use crate::space::Run;

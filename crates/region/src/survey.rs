@@ -1,9 +1,9 @@
 //! A walk over everything of a region on the media: every inode slot, every log, and which pages they claim. Recovery
 //! makes the DRAM state from it; the check compares it with the DRAM state.
 
+use crate::dram_inode::{Body, Inode};
 use crate::file_index::Mapped;
 use crate::hash::NumberMap;
-use crate::inode::{Body, Inode};
 use crate::load::{Names, Reading, Whole};
 use crate::planted::{Planted, planted};
 use crate::region::is_worn;

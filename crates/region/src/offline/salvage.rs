@@ -5,9 +5,9 @@
 //! without those before them.
 
 use crate::directory::Dentry;
+use crate::dram_inode::{Body, Inode};
 use crate::file_index::Mapped;
 use crate::flipped_bit::flipped_bit;
-use crate::inode::{Body, Inode};
 use crate::store::{Store, UNIT};
 use polvo_format::{
     Entry, INLINE_UNITS, INODE_LOG_PAGE, INODE_SIZE, INODE_UNITS, Ino, InodeHead, InodeView, LINE, LOG_PAGE_NEXT,
