@@ -2,7 +2,7 @@
 //! durable on return; on error nothing changed.
 
 use crate::dram_inode::{Body, Inode};
-use crate::read::PLACEMENT_XATTR;
+use crate::region_read::PLACEMENT_XATTR;
 use crate::staged_append::StagedAppend;
 use crate::store::{Store, Urgency};
 use crate::{FileView, Region, RegionError};

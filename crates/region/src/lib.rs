@@ -28,10 +28,10 @@ mod origins;
 #[doc(hidden)]
 pub mod planted;
 mod pool;
-mod read;
 mod recovery;
 mod region;
 mod region_check;
+mod region_read;
 mod session;
 mod shrink;
 mod snapshot;
