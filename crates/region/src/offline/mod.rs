@@ -5,11 +5,11 @@
 
 mod cluster_check;
 mod finish;
+mod name_tree;
 mod repair;
 mod rewrite;
 mod salvage;
 mod segments;
-mod tree;
 
 use crate::{Finding, PoolSpace, RegionError};
 use polvo_format::{Gpa, NodeId, RegionId, TxnId};

@@ -10,8 +10,8 @@
 //! by the next one.
 
 use super::finish::{Finished, Unknown};
+use super::name_tree::{Facts, Name, Regions, put_right};
 use super::salvage::{Length, LogPages, Reading, read_log};
-use super::tree::{Facts, Name, Regions, put_right};
 use super::{Cluster, OfflinePool, Progress, in_words, segments};
 use crate::flipped_bit::{flip_back, flipped_bit};
 use crate::recovery::is_unfinished;
