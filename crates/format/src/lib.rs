@@ -19,7 +19,7 @@ mod page_checksum;
 mod peer_record;
 mod redo;
 mod region_header;
-mod segment;
+mod segment_entry;
 mod superblock;
 
 pub use attr::{Attr, FileKind};
@@ -39,7 +39,7 @@ pub use page_checksum::{PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, crcs_of
 pub use peer_record::{PEER_PLACE, PEER_RECORD_SIZE, PEERS_MAX, PeerRecord};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
 pub use region_header::{Floor, REGION_FLOOR, RegionHeader};
-pub use segment::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
+pub use segment_entry::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
     FORMAT_VERSION, POOL_MAGIC, PoolLayout, REDO_SLOT_SIZE, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED,
     SUPERBLOCKS, Superblock,

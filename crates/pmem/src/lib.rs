@@ -20,8 +20,8 @@
 //! Unsafe code: the mapping, copies into and out of it, the cache instructions, prefetches, and the one for checksums. Everything that can
 //! be reached from outside is safe, except the use of the pointer that [`Pmem::as_mut_ptr`] gives to the fabric's providers.
 
-mod checksum;
 mod copy;
+mod crc32c;
 mod error;
 mod fetch;
 mod first_touch;
@@ -31,7 +31,7 @@ mod persistence;
 mod pool;
 pub mod sim;
 
-pub use checksum::crc32c_append;
+pub use crc32c::crc32c_append;
 pub use error::PmemError;
 pub use fetch::fetch;
 pub use mapping::Medium;
