@@ -4,8 +4,8 @@
 //! A slot of 64 bytes: key, memory, start, length, rights. The key is stored last and cleared first; since no key is ever
 //! used twice, a reader that finds the same key before and after reading the rest has read what belongs to it.
 
+use crate::access::{SLOTS, slot_of};
 use crate::memory::Mapping;
-use crate::regions::{SLOTS, slot_of};
 use crate::{Access, FabricError};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use std::io;

@@ -10,6 +10,7 @@
 //! wait on it; everything is `!Send` unless said. A process registers what its peers may reach in [`MemoryRegions`]
 //! (`Send + Sync`), [`connect`]s or [`Listener::accept`]s, and runs batches of [`Verb`]s with [`QueuePair::execute`].
 
+mod access;
 mod address;
 mod endpoint;
 mod error;
@@ -29,13 +30,14 @@ mod wait;
 /// The simulated network, see `Address::Sim`.
 pub use provider::sim;
 
+pub use access::{Access, RemoteKey};
 pub use address::Address;
 pub use endpoint::{Listener, connect};
 pub use error::FabricError;
 pub use identity::{Identity, Role, Security};
 pub use memory::{Buffer, Memory};
 pub use queue_pair::{Events, QueuePair};
-pub use regions::{Access, MemoryRegions, RemoteKey};
+pub use regions::MemoryRegions;
 pub use strangers::Sparing;
 pub use verb::{Event, Local, MAX_SEND, Remote, Verb};
 pub use wait::{

@@ -21,10 +21,11 @@ mod tests;
 
 pub(crate) use listen::{ShmListening, connect};
 
+use crate::access::{Want, check};
 use crate::key_table::{PeerKeys, Slot};
 use crate::provider::{Completion, News, Polling, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
-use crate::regions::{self, Want, check};
+use crate::regions;
 use crate::wait::{self, Asked, Directions, OpId, Shared};
 use crate::{Event, FabricError, Memory, MemoryRegions, Remote, Role, Verb};
 use listen::Meeting;

@@ -60,7 +60,7 @@ const MEDIA: [Medium; 5] = [Medium::DevDax, Medium::FsDax, Medium::Tmpfs, Medium
 impl Message {
     pub(super) fn to_bytes(self) -> [u8; MESSAGE] {
         let (kind, a, b, c, persistence, medium) = match self {
-            Message::Setup { pools } => (SETUP, super::ring::LAYOUT, crate::regions::SLOTS as u64, pools, 0, 0),
+            Message::Setup { pools } => (SETUP, super::ring::LAYOUT, crate::access::SLOTS as u64, pools, 0, 0),
             Message::Want(memory) => (WANT, memory, 0, 0, 0, 0),
             Message::Pool {
                 memory,
@@ -90,7 +90,7 @@ impl Message {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let (a, b, c) = (word(8), word(16), word(24));
         match bytes[0] {
-            SETUP if a == super::ring::LAYOUT && b == crate::regions::SLOTS as u64 => Ok(Message::Setup { pools: c }),
+            SETUP if a == super::ring::LAYOUT && b == crate::access::SLOTS as u64 => Ok(Message::Setup { pools: c }),
             SETUP => Err("a setup message of another version"),
             WANT => Ok(Message::Want(a)),
             POOL => {

@@ -1,9 +1,9 @@
 //! One end of a simulated queue pair.
 
 use super::network::Network;
+use crate::access::Want;
 use crate::provider::{Completion, Polling, Posted, Progress, Provider};
 use crate::queue_pair::check_batch;
-use crate::regions::Want;
 use crate::wait::{Directions, OpId, Shared};
 use crate::{Event, FabricError, MemoryRegions, Remote, Role, Verb};
 use std::cell::{Cell, RefCell};

@@ -10,7 +10,7 @@
 use super::output::{BY_REFERENCE, Output};
 use super::records::Opener;
 use super::wire::{Frame, HEADER, LAST, MAX_PAYLOAD, NO_OP, Opcode};
-use crate::regions::Want;
+use crate::access::Want;
 use crate::wait::{MAX_READING, NotOurs, OpId, Reach, Shared};
 use crate::{Event, FabricError, Memory, MemoryRegions};
 use std::borrow::Cow;
