@@ -40,14 +40,4 @@ pub enum PmemError {
     /// The configured flush instruction does not exist on this CPU.
     #[error("persistence `{0}` is not supported by this CPU")]
     NotSupported(Persistence),
-    /// A word in the configuration that names no medium or persistence.
-    #[error("`{given}` is no {kind}; one of: {known}")]
-    UnknownName {
-        /// What it should have been.
-        kind: &'static str,
-        /// The word.
-        given: String,
-        /// Valid words.
-        known: &'static str,
-    },
 }

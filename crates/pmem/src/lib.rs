@@ -30,6 +30,7 @@ mod mapping;
 mod persistence;
 mod pool;
 pub mod sim;
+mod unknown_name;
 
 pub use crc32c::crc32c_append;
 pub use error::PmemError;
@@ -37,6 +38,7 @@ pub use fetch::fetch;
 pub use mapping::Medium;
 pub use persistence::Persistence;
 pub use pool::Pmem;
+pub use unknown_name::UnknownName;
 
 /// Bytes of a cache line: what `flush` works on and what the simulated medium keeps or loses.
 pub const CACHE_LINE: u64 = 64;

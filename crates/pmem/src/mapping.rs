@@ -6,7 +6,7 @@
 
 use crate::copy::Vector;
 use crate::first_touch::FirstTouch;
-use crate::{Persistence, PmemError};
+use crate::{Persistence, PmemError, UnknownName};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise};
@@ -17,7 +17,7 @@ use strum::{Display, EnumString};
 
 /// What a pool lies on; decides how bytes become durable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Display, EnumString)]
-#[strum(serialize_all = "lowercase", parse_err_ty = PmemError, parse_err_fn = unknown_medium)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = unknown_medium)]
 pub enum Medium {
     /// `/dev/dax*`
     DevDax,
@@ -31,8 +31,8 @@ pub enum Medium {
     Sim,
 }
 
-fn unknown_medium(name: &str) -> PmemError {
-    PmemError::UnknownName {
+fn unknown_medium(name: &str) -> UnknownName {
+    UnknownName {
         kind: "medium",
         given: name.into(),
         known: "devdax, fsdax, tmpfs, file, sim",
@@ -228,13 +228,13 @@ impl Mapping {
             return Err(unusable(path, format!("announced as {medium}, but it is {found} here")));
         }
         mapping.persistence = match persistence {
-            Some(chosen) => chosen.supported()?,
+            Some(chosen) => chosen,
             None => default_persistence(path, found, &stat)?,
         };
-        assert!(
-            mapping.persistence.is_supported(),
-            "the CPU has what stores are flushed with"
-        );
+        // a wrong configuration is an error, and no illegal instruction
+        if !mapping.persistence.is_supported() {
+            return Err(PmemError::NotSupported(mapping.persistence));
+        }
         if mapping.persistence != Persistence::None {
             mapping.streaming_from = STREAMING_FROM_DURABLE;
         }

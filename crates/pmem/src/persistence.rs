@@ -2,12 +2,12 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::CACHE_LINE;
-use crate::PmemError;
+use crate::UnknownName;
 use strum::{Display, EnumString};
 
 /// How stores become durable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Display, EnumString)]
-#[strum(serialize_all = "lowercase", parse_err_ty = PmemError, parse_err_fn = unknown)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = unknown)]
 pub enum Persistence {
     /// Nothing to do (eADR, volatile media): stores need no flush.
     None,
@@ -56,19 +56,10 @@ impl Persistence {
         }
     }
 
-    /// Fails when this CPU cannot do it, so that a wrong configuration is an error and no illegal instruction.
-    pub(crate) fn supported(self) -> Result<Persistence, PmemError> {
-        if self.is_supported() {
-            Ok(self)
-        } else {
-            Err(PmemError::NotSupported(self))
-        }
-    }
-
     /// Starts write-back of the cache lines that hold `len` bytes at `at`.
     ///
     /// # Safety
-    /// The bytes are mapped, and `self` has passed [`Persistence::supported`].
+    /// The bytes are mapped, and `self` [is supported](Persistence::is_supported).
     #[inline]
     pub(crate) unsafe fn flush(self, at: *const u8, len: usize) {
         if self == Persistence::None || len == 0 {
@@ -114,8 +105,8 @@ pub(crate) fn fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
-fn unknown(name: &str) -> PmemError {
-    PmemError::UnknownName {
+fn unknown(name: &str) -> UnknownName {
+    UnknownName {
         kind: "persistence",
         given: name.into(),
         known: "none, clwb, clflushopt, clflush",
