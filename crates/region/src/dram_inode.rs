@@ -2,7 +2,8 @@
 //! time; log entries are applied by the same code whether they are read back or just made.
 
 use crate::directory::{Dentry, Directory, Tally};
-use crate::file_index::{FileIndex, Mapped};
+use crate::extents::Mapped;
+use crate::file_index::FileIndex;
 use crate::file_view::FileView;
 use crate::planted::{Planted, planted};
 use polvo_format::{

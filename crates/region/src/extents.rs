@@ -2,7 +2,6 @@
 //! page has very many of them, and finding one costs what is read from memory: here a line or two of a leaf, where a tree of
 //! small nodes reads several of each.
 
-use crate::file_index::Mapped;
 use polvo_format::Gpa;
 use polvo_pmem::fetch;
 
@@ -10,6 +9,15 @@ use polvo_pmem::fetch;
 const LEAF_MAX: usize = 128;
 /// Marks the length of an extent whose bytes lie in a log entry. No file is so long.
 const INLINE: u64 = 1 << 63;
+
+/// A mapped range of a file. In the index it is found by its offset in the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mapped {
+    pub len: u64,
+    pub gpa: Gpa,
+    /// the bytes lie in a log entry, not in a data page
+    pub inline: bool,
+}
 
 #[derive(Clone, Copy)]
 struct Slot {

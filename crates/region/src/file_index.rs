@@ -1,16 +1,7 @@
 //! Where the bytes of a file lie: extents by file offset, byte-granular, never overlapping.
 
-use crate::extents::{Extents, Place};
+use crate::extents::{Extents, Mapped, Place};
 use polvo_format::Gpa;
-
-/// A mapped range of a file. In the index it is found by its offset in the file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Mapped {
-    pub len: u64,
-    pub gpa: Gpa,
-    /// the bytes lie in a log entry, not in a data page
-    pub inline: bool,
-}
 
 #[derive(Default)]
 pub(crate) struct FileIndex {

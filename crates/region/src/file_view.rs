@@ -141,7 +141,7 @@ impl FileView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file_index::Mapped;
+    use crate::extents::Mapped;
     use polvo_format::{Gpa, RegionId};
 
     fn view(extents: &[(u64, u64, u64)], size: u64) -> FileView {

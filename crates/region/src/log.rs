@@ -7,7 +7,7 @@
 
 use crate::RegionError;
 use crate::dram_inode::{Inode, unit_offset};
-use crate::file_index::Mapped;
+use crate::extents::Mapped;
 use crate::planted::{Planted, planted};
 use crate::store::{Store, UNIT, Urgency};
 use polvo_format::{

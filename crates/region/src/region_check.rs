@@ -1,6 +1,7 @@
 //! The check of a region: everything on the media is read and verified again, and compared with what DRAM says.
 //! Local damage becomes findings; names and inodes are listed for the caller to join across regions.
 
+use crate::Finding;
 use crate::dram_inode::Body;
 use crate::load::Names;
 use crate::region::Region;
@@ -11,15 +12,6 @@ use std::collections::BTreeSet;
 
 /// Most findings about space that are spelled out.
 const SPACE_FINDINGS_MAX: usize = 100;
-
-/// A finding of `check`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// inode, if about one
-    pub ino: Option<Ino>,
-    /// structure and what is wrong with it
-    pub what: String,
-}
 
 /// Result of `check`: local findings, and the cross-region facts for the caller to join.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,7 @@
 //! Offsets that come from the media are checked here (`*_from_media`) before anything is read at them; offsets that
 //! this crate has made itself are trusted.
 
-use crate::file_index::Mapped;
+use crate::extents::Mapped;
 use crate::hash::NumberMap;
 use crate::log::Layout;
 use crate::origins::{Done, Origins};

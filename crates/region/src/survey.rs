@@ -2,7 +2,7 @@
 //! makes the DRAM state from it; the check compares it with the DRAM state.
 
 use crate::dram_inode::{Body, Inode};
-use crate::file_index::Mapped;
+use crate::extents::Mapped;
 use crate::hash::NumberMap;
 use crate::load::{Names, Reading, Whole};
 use crate::planted::{Planted, planted};

@@ -4,7 +4,7 @@
 use super::salvage::Reading;
 use crate::directory::{Dentry, dentry_entry};
 use crate::dram_inode::{Body, Inode};
-use crate::file_index::Mapped;
+use crate::extents::Mapped;
 use crate::flipped_bit::flip_back;
 use crate::region::VERSION_MAX;
 use crate::space::each_page;

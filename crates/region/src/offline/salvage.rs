@@ -6,7 +6,7 @@
 
 use crate::directory::Dentry;
 use crate::dram_inode::{Body, Inode};
-use crate::file_index::Mapped;
+use crate::extents::Mapped;
 use crate::flipped_bit::flipped_bit;
 use crate::store::{Store, UNIT};
 use polvo_format::{
