@@ -582,7 +582,7 @@ fn written(store: &Store, inode: &Inode, offset: u64, known: Tail, before: Tail)
     let entries = if !follows || (to - from) * LINE as u64 > ENTRIES_MAX {
         None
     } else if known == before && before != inode.tail {
-        Some(store.layout.bytes.clone())
+        store.append_memory.as_ref().map(|memory| memory.layout.bytes.clone())
     } else {
         Some(store.read_units(inode, from))
     };

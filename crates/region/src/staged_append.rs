@@ -11,12 +11,21 @@ use crate::space::Run;
 use crate::store::{Store, Urgency};
 use polvo_format::{Entry, Record, UnitPlace};
 
+const HAS_MEMORY: &str = "an append has memory until it ends";
+
+/// Memory of an append that is under way, kept from one to the next. (Boxed where it changes hands.)
+#[derive(Default)]
+pub(crate) struct AppendMemory {
+    pub layout: Layout,
+    /// the entries, unsealed
+    units: Vec<u8>,
+}
+
 /// An append before it has happened: [`StagedAppend::take_page`] if its bytes need a page, then [`StagedAppend::commit`].
 pub(crate) struct StagedAppend<'a> {
     pub store: &'a mut Store,
-    layout: Layout,
-    /// the entries, unsealed
-    units: Vec<u8>,
+    /// there until the end
+    memory: Option<Box<AppendMemory>>,
     page: Option<Run>,
     happened: bool,
 }
@@ -25,25 +34,25 @@ impl Drop for StagedAppend<'_> {
     fn drop(&mut self) {
         // after a panic nobody knows whether it has happened
         if !self.happened && !std::thread::panicking() {
-            self.store.give_pages(&self.layout.new_pages);
+            if let Some(memory) = &self.memory {
+                self.store.give_pages(&memory.layout.new_pages);
+            }
             if let Some(page) = self.page {
                 self.store.space.give(page);
             }
         }
-        // memory for the next one
-        self.store.layout = std::mem::take(&mut self.layout);
-        self.store.entries = std::mem::take(&mut self.units);
+        self.store.append_memory = self.memory.take();
     }
 }
 
 impl<'a> StagedAppend<'a> {
     /// Nothing is taken yet.
+    #[inline]
     pub fn on(store: &'a mut Store) -> StagedAppend<'a> {
-        let mut layout = std::mem::take(&mut store.layout);
-        layout.new_pages.clear();
+        let mut memory = store.append_memory.take().unwrap_or_default();
+        memory.layout.new_pages.clear();
         StagedAppend {
-            layout,
-            units: std::mem::take(&mut store.entries),
+            memory: Some(memory),
             page: None,
             happened: false,
             store,
@@ -78,24 +87,25 @@ impl<'a> StagedAppend<'a> {
     ) -> Result<(), RegionError> {
         debug_assert!(!entries.is_empty(), "a commit has an entry");
         debug_assert!(inode.slot == inode.attr.ino.slot() && inode.attr.ino.region() == self.store.region);
-        self.units.clear();
-        entries.iter().for_each(|entry| entry.encode(false, &mut self.units));
+        let AppendMemory { layout, units } = self.memory.as_deref_mut().expect(HAS_MEMORY);
+        units.clear();
+        entries.iter().for_each(|entry| entry.encode(false, units));
         let origin = self.store.origin;
         if let Some(origin) = origin {
-            Entry::add_origin(&mut self.units, 0, origin).expect("entries were made by this crate");
+            Entry::add_origin(units, 0, origin).expect("entries were made by this crate");
         }
         let end = LogEnd {
             ino: inode.attr.ino,
             tail: inode.tail,
             pages: &inode.pages,
         };
-        self.store.lay_out(end, &self.units, urgency, &mut self.layout)?;
+        self.store.lay_out(end, units, urgency, layout)?;
         data(self.store);
         let records = at_places(inode.tail.units(), entries, origin.is_some());
-        self.store.commit(inode, &self.layout, records);
-        debug_assert_eq!(inode.tail, self.layout.tail, "the log ends where it was laid out to");
+        self.store.commit(inode, layout, records);
+        debug_assert_eq!(inode.tail, layout.tail, "the log ends where it was laid out to");
         debug_assert!(
-            inode.pages.ends_with(&self.layout.new_pages),
+            inode.pages.ends_with(&layout.new_pages),
             "the log has the pages taken for it"
         );
         self.happened = true;

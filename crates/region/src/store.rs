@@ -9,6 +9,7 @@ use crate::log::Layout;
 use crate::origins::{Done, Origins};
 use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
+use crate::staged_append::AppendMemory;
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
 use polvo_format::{Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
@@ -57,16 +58,14 @@ pub(crate) struct Store {
     pub damaged: NumberMap<String>,
     /// how many logs there are of each length in pages, short ones left out
     log_lengths: BTreeMap<usize, u32>,
-    /// scratch of `append`
-    pub layout: Layout,
+    /// of the next append
+    pub append_memory: Option<Box<AppendMemory>>,
     /// scratch of transactions: a layout for each inode, what goes into the redo record, and what comes last in it
     pub layouts: Vec<Layout>,
     pub writes: Writes,
     pub heads: Vec<(u64, [u8; INODE_HEAD_SIZE])>,
     /// scratch of `commit`: what it has hidden of a file's mapping
     pub hidden: Vec<Mapped>,
-    /// scratch of whoever makes entries
-    pub entries: Vec<u8>,
     /// the request that asks for the next commit
     pub origin: Option<Origin>,
     /// those that were carried out
@@ -101,12 +100,11 @@ impl Store {
             garbage: BTreeSet::new(),
             damaged: NumberMap::default(),
             log_lengths: BTreeMap::new(),
-            layout: Layout::default(),
+            append_memory: None,
             layouts: Vec::new(),
             writes: Writes::default(),
             heads: Vec::new(),
             hidden: Vec::new(),
-            entries: Vec::new(),
             origin: None,
             origins: Origins::default(),
         })
