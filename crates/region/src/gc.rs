@@ -10,7 +10,7 @@
 use crate::RegionError;
 use crate::directory::{Rewritten, dentry_entry};
 use crate::dram_inode::{Body, Inode};
-use crate::log::{Layout, LogEnd, read_back};
+use crate::layout::{Layout, LogEnd, read_back};
 use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX, raised};
 use crate::staged_change::StagedChange;

@@ -22,6 +22,7 @@ mod finding;
 mod flipped_bit;
 mod gc;
 mod hash;
+mod layout;
 mod load;
 mod log;
 mod offline;
@@ -33,13 +34,16 @@ mod recovery;
 mod region;
 mod region_check;
 mod region_read;
-mod session;
+mod session_resources;
+mod session_table;
 mod shrink;
 mod snapshot;
+mod snapshots;
 mod space;
 mod stage;
 mod staged_append;
 mod staged_change;
+mod staging;
 mod store;
 mod survey;
 #[cfg(test)]
@@ -47,6 +51,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod txn_locks;
 mod writers;
 mod writes;
 

@@ -3,8 +3,9 @@
 
 use crate::RegionError;
 use crate::dram_inode::{Body, Inode, XATTR_BROKEN_OFF};
+use crate::layout::UNIT;
 use crate::origins::Origins;
-use crate::store::{Store, UNIT};
+use crate::store::Store;
 use polvo_format::{
     FileKind, Floor, FormatError, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage,
     PAGE, PAGE_UNITS, REGION_FLOOR, Tail, UnitPlace,

@@ -4,10 +4,10 @@ use crate::cache::Cache;
 use crate::dram_inode::Inode;
 use crate::origins::Done;
 use crate::planted::{Planted, planted};
-use crate::session::Sessions;
+use crate::session_table::Sessions;
 use crate::stage::Stage;
 use crate::store::{Store, Urgency};
-use crate::transaction::TxnLocks;
+use crate::txn_locks::TxnLocks;
 use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{

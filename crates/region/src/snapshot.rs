@@ -7,9 +7,9 @@
 //! end says so. (Where pages have checksums, nothing is written over what they cover, and no snapshot is torn.)
 
 use crate::dram_inode::Body;
+use crate::snapshots::UnderWay;
 use crate::{Region, RegionError};
 use polvo_proto::{FsError, InodeRef};
-use std::collections::BTreeMap;
 
 /// Most pieces of one snapshot; a read of a file in smaller pieces is cut short.
 const PIECES_MAX: usize = 512;
@@ -51,42 +51,6 @@ pub struct Snapshot {
     pub more: bool,
     /// Together `len` bytes.
     pub pieces: Vec<Piece>,
-}
-
-struct UnderWay {
-    slot: u64,
-    /// Behind the last byte that it shows, in the file.
-    end: u64,
-    torn: bool,
-}
-
-/// Snapshots under way.
-#[derive(Default)]
-pub(crate) struct Snapshots {
-    /// How many have begun.
-    begun: u64,
-    under_way: BTreeMap<u64, UnderWay>,
-}
-
-impl Snapshots {
-    /// How many have begun so far: what is freed now may be shown by those.
-    pub fn begun(&self) -> u64 {
-        self.begun
-    }
-
-    /// Whether pages freed when so many had begun are shown by none.
-    pub fn let_go(&self, begun: u64) -> bool {
-        self.under_way
-            .first_key_value()
-            .is_none_or(|(oldest, _)| *oldest > begun)
-    }
-
-    /// Bytes were stored in place, from offset `at` of the file on.
-    pub fn filled(&mut self, slot: u64, at: u64) {
-        for shown in self.under_way.values_mut().filter(|s| s.slot == slot && s.end > at) {
-            shown.torn = true;
-        }
-    }
 }
 
 impl Region {

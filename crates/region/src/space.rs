@@ -7,7 +7,7 @@
 use crate::bitmap::Bitmap;
 use crate::hash::NumberMap;
 use crate::planted::{Planted, planted};
-use crate::snapshot::Snapshots;
+use crate::snapshots::Snapshots;
 use polvo_format::{INODE_SIZE, PAGE};
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeSet, VecDeque};

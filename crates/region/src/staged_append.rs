@@ -5,7 +5,7 @@
 
 use crate::RegionError;
 use crate::dram_inode::Inode;
-use crate::log::{Layout, LogEnd};
+use crate::layout::{Layout, LogEnd};
 use crate::origins::Done;
 use crate::space::Run;
 use crate::store::{Store, Urgency};
@@ -154,7 +154,7 @@ fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>], mut origin: bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::read_back;
+    use crate::layout::read_back;
     use crate::testing::*;
     use polvo_format::{Ino, Origin, PAGE_UNITS, SessionId, Tail};
 

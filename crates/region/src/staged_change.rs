@@ -3,7 +3,7 @@
 //! Either it happens, and then all of that is in use ([`StagedChange::happened`] is set once the media say so); or the guard
 //! gives it back when it ends, on whichever path that is.
 
-use crate::log::{Layout, LogEnd, read_back};
+use crate::layout::{Layout, LogEnd, read_back};
 use crate::region::{freed_head, raised};
 use crate::stage::{Stage, Staged};
 use crate::store::Urgency;

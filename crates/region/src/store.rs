@@ -5,7 +5,7 @@
 
 use crate::extents::Mapped;
 use crate::hash::NumberMap;
-use crate::log::Layout;
+use crate::layout::Layout;
 use crate::origins::{Done, Origins};
 use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
@@ -421,6 +421,3 @@ impl Store {
         }
     }
 }
-
-/// A unit of the log, as bytes.
-pub(crate) const UNIT: usize = LINE;

@@ -8,7 +8,8 @@ use crate::directory::Dentry;
 use crate::dram_inode::{Body, Inode};
 use crate::extents::Mapped;
 use crate::flipped_bit::flipped_bit;
-use crate::store::{Store, UNIT};
+use crate::layout::UNIT;
+use crate::store::Store;
 use polvo_format::{
     Entry, INLINE_UNITS, INODE_LOG_PAGE, INODE_SIZE, INODE_UNITS, Ino, InodeHead, InodeView, LINE, LOG_PAGE_NEXT,
     LogEntries, LogPage, PAGE, PAGE_UNITS, Record, UnitPlace, entry_units,
