@@ -430,6 +430,10 @@ impl<C: Deref<Target = CompletionChannel>> Subscription<C> {
             let before = self.channel.in_line.fetch_sub(1, Ordering::Relaxed);
             assert!(before > 0, "who leaves the line was counted");
             self.channel.check();
+            #[cfg(test)]
+            if super::explorer::is_planted(super::explorer::Planted::RoomNotPassedOn) {
+                return;
+            }
             self.channel.notify_room();
         }
     }

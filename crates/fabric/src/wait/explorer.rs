@@ -35,6 +35,10 @@ pub(super) enum Planted {
     NoHandOver,
     /// In the provider played here: it does not poll once more when the peer knows that it sleeps.
     NoPollBeforeSleep,
+    /// Whoever leaves the line for room, with room or without, does not notify the next one in it.
+    RoomNotPassedOn,
+    /// Whoever takes an event, or leaves, does not notify another one of those that are left.
+    EventsNotPassedOn,
 }
 
 thread_local! {
@@ -80,11 +84,13 @@ struct Scenario {
     peer: Vec<Sent>,
     /// Waits for an event each.
     events: usize,
-    /// Batches, of which the provider has room for one at a time.
+    /// Waits for a batch each; the provider has room for one at a time.
     batches: usize,
+    /// One is under way in the beginning, whose caller has gone.
+    is_occupied: bool,
     has_poller: bool,
-    /// The first wait may be dropped at any time.
-    drops: bool,
+    /// That wait may be dropped at any time; batches are counted first.
+    drops: Option<usize>,
     budget: Duration,
 }
 
@@ -194,6 +200,12 @@ struct Mock {
 impl Mock {
     fn new(run: &Rc<Run>, scenario: &Scenario) -> Rc<Mock> {
         let shared = Shared::new(Role::Client, "mock".into());
+        let mut posted = VecDeque::new();
+        if scenario.is_occupied {
+            let op = shared.begin(&mut a_batch());
+            shared.abandon(op);
+            posted.push_back(op);
+        }
         Rc::new(Mock {
             run: run.clone(),
             channel_waker: Waker::from(shared.channel.clone()),
@@ -206,9 +218,9 @@ impl Mock {
             edge: Cell::new(false),
             ready: Cell::new(false),
             registered: Cell::new(false),
-            posted: RefCell::default(),
+            posts: Cell::new(posted.len()),
+            posted: RefCell::new(posted),
             completions_sent: Cell::new(0),
-            posts: Cell::new(0),
         })
     }
 
@@ -475,7 +487,15 @@ enum Step {
     Poll(usize),
     Peer,
     Kernel,
-    Drop,
+    Drop(usize),
+}
+
+fn a_batch() -> [Verb<'static>; 1] {
+    let at = Remote {
+        key: RemoteKey(1),
+        offset: 0,
+    };
+    [Verb::Flush { at, len: 0 }]
 }
 
 /// One run to its end.
@@ -484,11 +504,7 @@ fn play(run: &Rc<Run>, scenario: &Scenario) {
     *run.mock.borrow_mut() = Some(mock.clone());
     let provider: Rc<dyn Provider> = mock.clone();
     let qp = QueuePair::new(provider.clone());
-    let at = Remote {
-        key: RemoteKey(1),
-        offset: 0,
-    };
-    let mut batches: Vec<_> = (0..scenario.batches).map(|_| [Verb::Flush { at, len: 0 }]).collect();
+    let mut batches: Vec<_> = (0..scenario.batches).map(|_| a_batch()).collect();
     let mut tasks = Vec::new();
     for batch in &mut batches {
         let execute = Execute::new(&qp, batch, Completion::Signaled, scenario.budget);
@@ -502,7 +518,7 @@ fn play(run: &Rc<Run>, scenario: &Scenario) {
     if scenario.has_poller {
         tasks.push(Task::new(ThePoller(Box::pin(poller())), Waits::Ever));
     }
-    let mut may_drop = scenario.drops;
+    let mut drops = scenario.drops;
     loop {
         let mut steps: Vec<_> = (0..tasks.len())
             .filter(|at| tasks[*at].is_runnable())
@@ -514,23 +530,23 @@ fn play(run: &Rc<Run>, scenario: &Scenario) {
         if mock.edge.get() {
             steps.push(Step::Kernel);
         }
-        if may_drop && tasks[0].played.is_some() {
-            steps.push(Step::Drop);
+        if let Some(at) = drops.filter(|at| tasks[*at].played.is_some()) {
+            steps.push(Step::Drop(at));
         }
-        if steps.iter().all(|step| matches!(step, Step::Drop)) {
+        if steps.iter().all(|step| matches!(step, Step::Drop(_))) {
             break;
         }
-        describe_tasks(run, &tasks, may_drop, usize::MAX);
+        describe_tasks(run, &tasks, drops.is_some(), usize::MAX);
         match steps[run.choose(steps.len())] {
             Step::Poll(at) => {
-                describe_tasks(run, &tasks, may_drop, at);
+                describe_tasks(run, &tasks, drops.is_some(), at);
                 tasks[at].poll();
             }
             Step::Peer => mock.peer_goes_on(),
             Step::Kernel => mock.kernel_tells(),
-            Step::Drop => {
-                may_drop = false;
-                tasks[0].played = None;
+            Step::Drop(at) => {
+                drops = None;
+                tasks[at].played = None;
             }
         }
         let (state, sleeps) = mock.shared.channel.describe();
@@ -616,23 +632,34 @@ fn scenarios(polling: Polling) -> Vec<(&'static str, Scenario)> {
             peer: peer.to_vec(),
             events,
             batches,
+            is_occupied: false,
             has_poller,
             drops,
             budget,
         };
-        all.push(("one of two leaves", scenario(&[Event], 2, 0, true)));
-        all.push(("an event and a batch", scenario(&[Event, Completion], 1, 1, false)));
+        all.push(("one of two leaves", scenario(&[Event], 2, 0, Some(0))));
+        all.push(("an event and a batch", scenario(&[Event, Completion], 1, 1, None)));
         if has_poller {
             continue; // tens of thousands of runs each
         }
-        all.push(("two events", scenario(&[Event, Event], 2, 0, false)));
-        all.push(("a batch and an event", scenario(&[Completion, Event], 1, 1, false)));
-        all.push(("a batch leaves", scenario(&[Completion, Event], 1, 1, true)));
-        all.push(("two batches in line", scenario(&[Completion, Completion], 0, 2, false)));
-        all.push(("one in line leaves", scenario(&[Completion, Completion], 0, 2, true)));
-        if budget.is_zero() {
-            all.push(("three waits", scenario(&[Event, Completion, Event], 2, 1, false)));
+        all.push(("two events", scenario(&[Event, Event], 2, 0, None)));
+        all.push(("a batch and an event", scenario(&[Completion, Event], 1, 1, None)));
+        all.push(("a batch leaves", scenario(&[Completion, Event], 1, 1, Some(0))));
+        all.push(("two batches in line", scenario(&[Completion; 2], 0, 2, None)));
+        all.push(("one in line leaves", scenario(&[Completion; 2], 0, 2, Some(0))));
+        if !budget.is_zero() {
+            continue;
         }
+        all.push(("three waits", scenario(&[Event, Completion, Event], 2, 1, None)));
+        all.push((
+            "one whom a batch has found an event for leaves",
+            scenario(&[Event, Completion], 2, 1, Some(1)),
+        ));
+        let occupied = Scenario {
+            is_occupied: true,
+            ..scenario(&[Completion; 3], 0, 2, Some(0))
+        };
+        all.push(("two wait for one room, one leaves", occupied));
     }
     all
 }
@@ -665,6 +692,8 @@ fn planted_bugs_are_found() {
         Planted::ArmedForEver,
         Planted::NoHandOver,
         Planted::NoPollBeforeSleep,
+        Planted::RoomNotPassedOn,
+        Planted::EventsNotPassedOn,
     ] {
         let both = [Polling::Memory, Polling::Kernel].map(scenarios);
         let found = both
