@@ -1,4 +1,14 @@
 //! The region: what its parts share, how it is made, and how an inode is reached.
+//!
+//! | a region has | what it does with it |
+//! |---|---|
+//! | [`store`](crate::store): its bytes, their [`space`](crate::space), the scratch of a [`layout`](crate::layout) | appends to a [`log`](crate::log), one inode at a time ([`staged_append`](crate::staged_append)); [`gc`](crate::gc) and [`shrink`](crate::shrink) make room |
+//! | [`cache`](crate::cache): inodes as they are in DRAM | [`region_read`](crate::region_read), [`change`](crate::change), [`snapshot`](crate::snapshot) |
+//! | [`stage`](crate::stage): inodes as intents would have them | [`staging`](crate::staging) works it out, [`staged_change`](crate::staged_change) commits it or gives it back |
+//! | [`txn_locks`](crate::txn_locks): inodes in the hands of transactions | [`transaction`](crate::transaction): collect, decide, reap, abort |
+//! | [`session_table`](crate::session_table): inodes open, pages delegated | [`session_resources`](crate::session_resources): open, release, delegate, return |
+//!
+//! It is made by [`Region::create`] or [`Region::recover`]; then calls come in any order, one at a time.
 
 use crate::cache::Cache;
 use crate::dram_inode::Inode;

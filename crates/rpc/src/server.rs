@@ -4,7 +4,9 @@ use crate::RpcError;
 use crate::slot::{
     HEADER, Header, Immediate, MAX_REPLY, MAX_REQUEST, REPLY_STRIDE, REQUEST_STRIDE, SEPARATE, SLOTS, Setup,
 };
-use polvo_fabric::{Access, Buffer, Event, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb};
+use polvo_fabric::{
+    Access, Buffer, Event, Events, FabricError, Memory, MemoryRegions, QueuePair, Remote, RemoteKey, Verb,
+};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -140,13 +142,7 @@ where
     // where a handler that needs no waiting runs, again and again
     let mut place: Option<Pin<Box<F>>> = None;
     while let Some(first) = poll_fn(|cx| events.poll_next(cx)).await {
-        // the requests of a burst come over from the client's cache all at once
-        events.for_each_received(|event| {
-            if let Event::Immediate(word) = event {
-                let slot = Immediate::from_u32(*word).slot;
-                connection.pool.buffer.prefetch(slot.saturating_mul(REQUEST_STRIDE));
-            }
-        });
+        connection.prefetch(&events);
         let mut next = Some(first);
         while let Some(event) = next {
             let Event::Immediate(word) = event else {
@@ -204,6 +200,16 @@ struct Burst {
 }
 
 impl Connection {
+    /// Has the requests of a burst come over from the client's cache all at once.
+    fn prefetch(&self, events: &Events) {
+        events.for_each_received(|event| {
+            if let Event::Immediate(word) = event {
+                let slot = Immediate::from_u32(*word).slot;
+                self.pool.buffer.prefetch(slot.saturating_mul(REQUEST_STRIDE));
+            }
+        });
+    }
+
     /// The request that an immediate announces, checked.
     fn request(&self, named: Immediate) -> Result<(usize, Vec<u8>), &'static str> {
         self.qp.will_post();
