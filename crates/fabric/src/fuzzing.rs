@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest input that fits a socket's buffer for certain, bytes.
@@ -51,7 +52,7 @@ pub fn tcp_peer_sends(bytes: &[u8]) {
 }
 
 /// A queue pair past the handshake, whose memory region is the middle of the buffer, and the socket of its peer.
-fn connected(buffer: &Buffer, security: Security) -> (QueuePair, UnixStream) {
+fn connected(buffer: &Arc<Buffer>, security: Security) -> (QueuePair, UnixStream) {
     let (near, far) = UnixStream::pair().expect("a pair of sockets");
     for end in [&near, &far] {
         end.set_nonblocking(true).expect("a socket can be made non-blocking");
