@@ -62,8 +62,13 @@ impl AccessTimes {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let mut noted = self.noted.lock();
         if noted.len() < NOTED_MAX || noted.contains_key(&inode) {
-            noted.insert(inode, Note { number, read_at });
+            let before = noted.insert(inode, Note { number, read_at });
+            debug_assert!(
+                before.is_none_or(|before| before.number != number),
+                "a note has a number of its own"
+            );
         }
+        assert!(noted.len() <= NOTED_MAX, "notes have their limit");
         self.count.store(noted.len(), Ordering::Release);
         noted.len() == 1
     }

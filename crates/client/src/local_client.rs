@@ -107,6 +107,7 @@ impl LocalClient {
         let places = self.client.extent_pool.places(region, session, known.1);
         if !places.is_empty() {
             known.1 += places.len();
+            debug_assert!(known.0 == session, "what was learnt is of this session");
             self.links.learn_segments(region, &places);
         }
     }

@@ -72,7 +72,8 @@ impl Locks {
         };
         self.marks.store(inner.marks.len(), Ordering::Release);
         if mark.lost {
-            self.lost.fetch_sub(1, Ordering::AcqRel);
+            let lost = self.lost.fetch_sub(1, Ordering::AcqRel);
+            assert!(lost > 0, "a lost mark is counted");
         }
         true
     }
@@ -86,6 +87,10 @@ impl Locks {
                 self.lost.fetch_add(1, Ordering::AcqRel);
             }
         }
+        debug_assert!(
+            self.lost.load(Ordering::Acquire) <= inner.marks.len(),
+            "those that are lost are among the marks"
+        );
     }
 
     fn is_lost(&self, inode: InodeRef, owner: u64) -> bool {

@@ -80,6 +80,7 @@ impl OpenInode {
 }
 
 fn pack((node, incarnation): (NodeId, u64)) -> u64 {
+    assert!(incarnation < 1 << 48, "sessions at a node are counted");
     u64::from(node.0) << 48 | incarnation
 }
 
@@ -313,6 +314,10 @@ impl OpenTable {
             }));
         }
         writers.sort_unstable_by_key(|open_inode| open_inode.inode);
+        debug_assert!(
+            writers.is_sorted_by(|a, b| a.inode < b.inode),
+            "an inode is in one place of the table"
+        );
         writers
     }
 
@@ -322,7 +327,8 @@ impl OpenTable {
             Some(Slot::Open(open_inode))
                 if open_inode.inode == inode && open_inode.opens.load(Ordering::Acquire) == 0 =>
             {
-                shard.insert(inode.ino, Slot::Releasing);
+                let before = shard.insert(inode.ino, Slot::Releasing);
+                debug_assert!(matches!(before, Some(Slot::Open(_))), "what is released was open");
                 self.uncount();
                 true
             }
@@ -334,6 +340,10 @@ impl OpenTable {
     pub(crate) fn released(&self, inodes: &[InodeRef]) {
         for inode in inodes {
             let mut shard = self.shard(inode.ino).lock();
+            debug_assert!(
+                !matches!(shard.get(&inode.ino), Some(Slot::Opening)),
+                "nobody begins to open what is being released"
+            );
             if matches!(shard.get(&inode.ino), Some(Slot::Releasing)) {
                 shard.remove(&inode.ino);
             }
@@ -351,7 +361,9 @@ impl OpenTable {
                 Slot::Open(open_inode) => open_inode.holder().0 != node || open_inode.opens.load(Ordering::Acquire) > 0,
                 Slot::Opening | Slot::Releasing => true,
             });
-            self.inodes.fetch_sub(before - shard.len(), Ordering::Relaxed);
+            let gone = before - shard.len();
+            let inodes = self.inodes.fetch_sub(gone, Ordering::Relaxed);
+            debug_assert!(inodes >= gone, "every open inode is counted");
         }
     }
 }
@@ -366,6 +378,7 @@ pub(crate) struct Opening<'a> {
 impl Opening<'_> {
     /// The primary holds it now.
     pub(crate) fn opened(mut self, kind: FileKind, holder: (NodeId, u64), index: Option<FileIndex>) -> Arc<OpenInode> {
+        assert!(!self.done, "an opening succeeds once");
         self.done = true;
         self.open_table.enter(self.inode, kind, holder, index)
     }

@@ -41,6 +41,7 @@ impl Absences {
         if now < absence.probe_at {
             return Err(absence.why.clone());
         }
+        debug_assert!(absence.since <= now, "away since some time before");
         absence.probe_at = now + limit + PROBE_EVERY;
         Ok(())
     }

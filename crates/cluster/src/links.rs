@@ -127,6 +127,10 @@ impl Links {
     fn next_request_id(&self) -> u64 {
         let n = self.next_request.get();
         self.next_request.set(n + 1);
+        debug_assert!(
+            Call::link_set(Call::request_id(self.number, n)) == self.number,
+            "the numbers of a set of links are its own"
+        );
         Call::request_id(self.number, n)
     }
 
@@ -184,7 +188,10 @@ impl Links {
             Ok(link) => {
                 absences.back(node);
                 let link = Rc::new(link);
+                debug_assert!(link.node == node, "the node that was asked for");
                 if let Some(before) = peer.link.replace(Some(link.clone())) {
+                    assert!(before.serial < link.serial, "a later connection has a higher number");
+                    debug_assert!(before.is_closed(), "a link that can be used is not made anew");
                     before.rpc.queue_pair().close();
                 }
                 Ok(link)
@@ -639,6 +646,10 @@ impl Drop for Links {
 
 /// Number of segments known without a gap from the first on.
 fn contiguous(map: &SegmentMap) -> u32 {
+    debug_assert!(
+        map.segments.is_sorted_by(|a, b| a.index < b.index),
+        "in order of their indexes"
+    );
     let dense = map.segments.iter().zip(0..).take_while(|(place, n)| place.index == *n);
     dense.count() as u32
 }
@@ -655,7 +666,12 @@ fn merge(map: &mut SegmentMap, places: &[SegmentPlace]) {
             Ok(at) => map.segments[at] = *place,
             Err(at) => map.segments.insert(at, *place),
         }
+        debug_assert!(knows(map, place), "what was entered is known");
     }
+    debug_assert!(
+        map.segments.is_sorted_by(|a, b| a.index < b.index),
+        "segments in order of their indexes, each once"
+    );
 }
 
 pub(crate) fn fabric_error(node: NodeId, error: FabricError) -> FsError {

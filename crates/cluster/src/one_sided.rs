@@ -166,6 +166,10 @@ impl<'v> Translator<'v> {
                     let at = at.ok_or(Untranslatable::Never(FsError::NotPermitted))?;
                     let words = (room / PAGE * PAGE_CHECKSUM_SIZE as usize).max(PAGE_CHECKSUM_SIZE as usize);
                     let (now, later) = rest.split_at_mut(words.min(rest.len()));
+                    debug_assert!(
+                        now.len().is_multiple_of(PAGE_CHECKSUM_SIZE as usize),
+                        "checksums of whole pages"
+                    );
                     offset.0 += (now.len() / PAGE_CHECKSUM_SIZE as usize * PAGE) as u64;
                     let from = Remote {
                         key: RemoteKey(map.read_key),
@@ -225,6 +229,10 @@ fn translate<'v>(maps: &Maps, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<
     for op in ops {
         let region = op.at().region();
         let map = maps.get(region).ok_or(Untranslatable::Unknown(region))?;
+        debug_assert!(
+            map.region == region,
+            "a segment map is of the region that was asked for"
+        );
         translator.push(map, op)?;
     }
     Ok(translator.verbs)

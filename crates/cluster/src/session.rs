@@ -194,6 +194,10 @@ impl SessionContext {
             }
             attached.number = Some(number);
             attached.resets += 1;
+            debug_assert!(
+                attached.resets < 1 << 48,
+                "sessions at a node are counted (`OpenInode::holder`)"
+            );
         }
         if let Some(hook) = &*self.on_reset.read() {
             hook(node);

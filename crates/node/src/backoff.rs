@@ -46,6 +46,7 @@ impl Backoff {
     /// Waits before the next attempt; `Busy` when the deadline has passed.
     pub async fn wait(&mut self) -> Result<(), FsError> {
         self.attempts += 1;
+        debug_assert!(self.seed != 0, "xorshift never leaves 0");
         if self.attempts <= self.yields {
             tokio::task::yield_now().await;
             return Ok(());
@@ -59,7 +60,9 @@ impl Backoff {
         self.seed ^= self.seed << 17;
         let ceiling = Duration::from_millis(1 << (self.attempts - self.yields).min(10)).min(self.sleep_max);
         let share = 512 + (self.seed % 512) as u32;
-        sleep((ceiling * share / 1024).max(SLEEP_MIN)).await;
+        let pause = (ceiling * share / 1024).max(SLEEP_MIN);
+        debug_assert!(pause <= self.sleep_max, "a sleep has its limit");
+        sleep(pause).await;
         Ok(())
     }
 }

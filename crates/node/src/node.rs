@@ -268,6 +268,7 @@ impl Node {
             sum.free_inodes += usage.free_inodes;
             sum.data_bytes += usage.data_bytes;
         }
+        debug_assert!(sum.free_bytes <= sum.total_bytes, "no more is free than there is");
         sum
     }
 

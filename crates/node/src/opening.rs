@@ -39,7 +39,9 @@ impl Opening<'_> {
             };
             let (layout, pmem) = (space.layout(), space.pmem());
             let service = RegionService::new(region, info.epoch, layout, pmem, self.memory, config.one_sided);
-            regions.insert(info.id, Arc::new(service));
+            assert!(service.id == info.id, "a region is opened by its number");
+            let before = regions.insert(info.id, Arc::new(service));
+            assert!(before.is_none(), "a map names each region once");
         }
         for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
             tracing::warn!(

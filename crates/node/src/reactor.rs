@@ -230,6 +230,14 @@ async fn attach(
     may_connect(connection, connections, call.session)?;
     let (session, reply) = node.attach(call.session, connection.party, version, name, home)?;
     let link_set = Call::link_set(call.request_id);
+    assert!(
+        session.party == connection.party,
+        "a session is attached by its own kind of peer"
+    );
+    assert!(
+        session.number == reply.number,
+        "the answer says what number the session has"
+    );
     *connection.session.borrow_mut() = Some(session.clone());
     connection.link_set.set(link_set);
     connection.fence.set(fence);

@@ -115,6 +115,11 @@ impl RegionService {
     ) -> Result<Collected, RegionError> {
         let mut region = self.region.lock();
         let collected = region.collect(txn, intents, now_ns)?;
+        debug_assert!(collected.outcomes.len() == intents.len(), "an outcome for each intent");
+        debug_assert!(
+            intents.is_empty() || !collected.locks.is_empty(),
+            "what is collected is locked"
+        );
         let made = intents
             .iter()
             .position(Intent::makes_inode)
@@ -195,6 +200,10 @@ impl RegionService {
             let mut places = self.places.write();
             if let Ok(at) = places.known.binary_search_by_key(&index, |place| place.index) {
                 let place = places.known.remove(at);
+                assert!(
+                    place.index == index && index < places.next,
+                    "a segment that is known goes"
+                );
                 let keys = [place.write_key, place.read_key].into_iter().filter(|key| *key != 0);
                 keys.for_each(|key| self.memory.deregister(RemoteKey(key)));
             }
@@ -207,6 +216,10 @@ impl RegionService {
         let places = &self.places.read().known;
         let start = places.partition_point(|place| place.index < from);
         let end = places.len().min(start + SEGMENTS_PAGE);
+        debug_assert!(
+            places[start..end].iter().all(|place| place.index >= from),
+            "a page begins where it was asked for"
+        );
         SegmentMap {
             region: self.id,
             epoch: self.epoch,
@@ -245,7 +258,12 @@ impl RegionService {
         }
         let places = self.places.read();
         let place = places.find(index)?;
-        Some((place.pool_offset + inner, place.class))
+        let found = place.pool_offset + inner;
+        debug_assert!(
+            place.index == index && found + len as u64 <= self.pmem.len(),
+            "it lies in the pool"
+        );
+        Some((found, place.class))
     }
 
     /// Where `len` bytes at an address lie in the pool and what their segment holds. They may not cross segments.

@@ -80,6 +80,8 @@ impl History {
         state.events += 1;
         let now = state.events;
         let record = &mut state.records[which];
+        assert!(record.outcome.is_none(), "an operation is answered once");
+        assert!(record.invoked < now, "an answer comes after the question");
         if !outcome.as_ref().is_err_and(leaves_open) {
             record.returned = Some(now);
         }

@@ -104,6 +104,7 @@ pub fn check<M: Model>(model: &M, events: &[Event<M::Op, M::Answer>], steps_max:
                 let (order, state, _) = best;
                 return Verdict::Impossible { order, state };
             };
+            assert!(done.contains(undone), "what is undone was done");
             done.flip(undone);
             missing += usize::from(events[undone].returned.is_some());
             continue;
@@ -121,6 +122,7 @@ pub fn check<M: Model>(model: &M, events: &[Event<M::Op, M::Answer>], steps_max:
         if answer.is_none() && state == level.state {
             continue; // the same as never
         }
+        assert!(!done.contains(which), "an operation is done once");
         done.flip(which);
         if !seen.insert((done.clone(), state.clone())) {
             done.flip(which);
@@ -128,6 +130,7 @@ pub fn check<M: Model>(model: &M, events: &[Event<M::Op, M::Answer>], steps_max:
         }
         missing -= usize::from(answer.is_some());
         order.push(which);
+        assert!(order.len() == levels.len(), "a level for each operation that was put");
         if missing < best.2 {
             best = (order.clone(), state.clone(), missing);
         }
@@ -138,6 +141,13 @@ pub fn check<M: Model>(model: &M, events: &[Event<M::Op, M::Answer>], steps_max:
             next: 0,
         });
     }
+    debug_assert!(
+        events
+            .iter()
+            .enumerate()
+            .all(|(which, event)| event.returned.is_none() || done.contains(which)),
+        "every operation that was answered has its place"
+    );
     Verdict::Linearizable
 }
 

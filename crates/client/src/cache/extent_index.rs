@@ -204,12 +204,14 @@ impl FileIndex {
                 }
                 self.size = self.size.max(end);
                 self.make_room(0);
+                debug_assert!(self.size >= end, "the file has what was written");
             }
             MapChange::Hole { offset, len } => self.cut(offset, offset.saturating_add(len)),
             MapChange::Size(size) => {
                 if size < self.size {
                     self.cut(size, u64::MAX);
                     self.known.add(size..u64::MAX);
+                    debug_assert!(self.is_unmapped(size, u64::MAX), "nothing lies beyond the end");
                 }
                 self.size = size;
             }
@@ -249,6 +251,7 @@ impl FileIndex {
         let first = match self.extents.range(..=offset).next_back() {
             // one extent holds it all: most reads
             Some((&start, place)) if start + place.len >= end => {
+                debug_assert!(known == end, "an extent lies where all is known");
                 plan.len = (end - offset) as usize;
                 plan.pieces.push(Piece {
                     len: plan.len,
@@ -351,8 +354,13 @@ impl FileIndex {
 
     /// Maps a range that is known.
     fn map(&mut self, offset: u64, len: u64, gpa: Gpa) {
+        debug_assert!(
+            self.known.known_from(offset) >= offset + len,
+            "an extent is entered where all is known"
+        );
         if !self.replace(offset, len, gpa) {
             self.cut(offset, offset + len);
+            debug_assert!(self.is_unmapped(offset, offset + len), "what was there is gone");
             self.insert(offset, len, gpa);
         }
     }

@@ -9,6 +9,7 @@ pub(crate) struct KnownRanges(Vec<Range<u64>>);
 impl KnownRanges {
     /// One range; `u64::MAX` ends one without an end.
     pub(crate) fn one(range: Range<u64>) -> KnownRanges {
+        debug_assert!(range.start < range.end, "a range has offsets");
         KnownRanges(vec![range])
     }
 
@@ -20,10 +21,12 @@ impl KnownRanges {
     /// Up to where all is known from an offset on; the offset itself if it is not known.
     pub(crate) fn known_from(&self, offset: u64) -> u64 {
         let at = self.0.partition_point(|known| known.end <= offset);
-        match self.0.get(at) {
+        let to = match self.0.get(at) {
             Some(known) if known.start <= offset => known.end,
             _ => offset,
-        }
+        };
+        debug_assert!(to >= offset, "what is known from an offset on does not lie before it");
+        to
     }
 
     /// The parts of a range that are known, ascending.
@@ -46,6 +49,10 @@ impl KnownRanges {
         if at < range.end {
             gaps.push(at..range.end);
         }
+        debug_assert!(
+            gaps.iter().all(|gap| gap.start < gap.end) && gaps.is_sorted_by(|a, b| a.end < b.start),
+            "gaps have offsets, and what is known lies between them"
+        );
         gaps
     }
 

@@ -149,7 +149,9 @@ impl NameCache {
         if shard.names >= before {
             self.names.fetch_add(shard.names - before, Relaxed);
         } else {
-            self.names.fetch_sub(before - shard.names, Relaxed);
+            let gone = before - shard.names;
+            let all = self.names.fetch_sub(gone, Relaxed);
+            debug_assert!(all >= gone, "the names of a shard are among all");
         }
     }
 
@@ -305,6 +307,7 @@ impl Shard {
             names.names.remove(&name);
         }
         self.names = others.expect("a shard counts the names of each of its directories") + names.names.len();
+        debug_assert!(self.names >= self.dirs.len(), "each directory counts as one more");
     }
 
     fn reset(&mut self, dir: InodeRef, log: DirLog) {
@@ -312,7 +315,7 @@ impl Shard {
         self.clock += 1;
         let used = self.clock;
         self.names += 1;
-        self.dirs.insert(
+        let before = self.dirs.insert(
             dir,
             DirNames {
                 log,
@@ -320,6 +323,10 @@ impl Shard {
                 listed_to: 0,
                 used: AtomicU64::new(used),
             },
+        );
+        assert!(
+            before.is_none(),
+            "what was known of it was removed, and is counted no more"
         );
     }
 

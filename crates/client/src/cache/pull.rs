@@ -67,6 +67,10 @@ impl Units {
             let at = Gpa::new(ino.region(), RegionOffset(page.offset.0 + LINE as u64));
             places.push((first, at));
         }
+        debug_assert!(
+            places.is_sorted_by_key(|(first, _)| *first),
+            "places in order of their positions"
+        );
         let (version, from) = (known.tail.version(), known.tail.units());
         Some(Units {
             ino,
@@ -168,6 +172,17 @@ struct Walk {
 }
 
 impl Walk {
+    /// What was gathered goes up to where the walk is.
+    fn check(&self) {
+        let gathered = (self.units.bytes.len() / LINE) as u64;
+        debug_assert!(self.units.bytes.len().is_multiple_of(LINE), "whole units");
+        debug_assert_eq!(self.units.from + gathered, self.position, "no unit is missing");
+        debug_assert!(
+            self.position <= self.units.cursor.tail.units(),
+            "no unit is beyond the tail"
+        );
+    }
+
     fn has_arrived(&self) -> bool {
         self.position >= self.units.cursor.tail.units()
     }
@@ -258,6 +273,7 @@ impl LocalClient {
             if !goes_on {
                 return Ok(None);
             }
+            walk.check();
         }
         Ok(walk.has_arrived().then_some(walk.units))
     }

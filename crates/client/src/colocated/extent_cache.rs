@@ -53,6 +53,7 @@ impl ExtentCache {
         if entries.is_empty() {
             entries.resize(ENTRIES, None);
         }
+        debug_assert!(range.contains(&offset), "it is found where the read began");
         entries[ExtentCache::place(inode, offset)] = Some(Entry { inode, tail, range, at });
     }
 }

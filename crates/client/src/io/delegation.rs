@@ -16,7 +16,10 @@ impl LocalClient {
         let mut reclaimed = false;
         for _ in 0..DELEGATE_TRIES {
             let (missing, want) = match self.client.extent_pool.take(region, session, pages, lease) {
-                Taken::Runs(runs) => return Ok(runs),
+                Taken::Runs(runs) => {
+                    debug_assert!(runs.iter().map(|run| u64::from(run.pages)).sum::<u64>() == pages);
+                    return Ok(runs);
+                }
                 Taken::Short { missing, want } => (missing, want),
                 Taken::Unconfirmed => {
                     self.renew().await;

@@ -49,7 +49,9 @@ impl RegionSpace {
             .enumerate()
             .filter(|(_, run)| u64::from(run.pages) >= need);
         if let Some((at, _)) = fits.min_by_key(|(_, run)| run.pages) {
-            return Some(vec![self.take_from(at, need)]);
+            let run = self.take_from(at, need);
+            debug_assert!(u64::from(run.pages) == need && self.counts_its_runs());
+            return Some(vec![run]);
         }
         let mut taken = Vec::new();
         let mut missing = need;
@@ -73,6 +75,7 @@ impl RegionSpace {
 
     /// Takes everything.
     pub(crate) fn take_all(&mut self) -> Vec<PageRun> {
+        debug_assert!(self.counts_its_runs());
         self.pages = 0;
         std::mem::take(&mut self.runs)
     }
@@ -90,6 +93,7 @@ impl RegionSpace {
 
     /// Pages to ask for along with a commit, so that the next writes need not ask.
     pub(crate) fn want(&self) -> u32 {
+        debug_assert!(self.target <= TARGET_MAX, "no more is kept in hand");
         if self.pages >= self.target * 3 / 4 {
             0
         } else {
@@ -186,6 +190,7 @@ impl ExtentPool {
             None => {
                 let missing = need.checked_sub(delegated.space.pages());
                 let missing = missing.expect("what is in hand was too little");
+                assert!(missing > 0, "what was enough was taken");
                 Taken::Short {
                     missing,
                     want: missing.max(u64::from(delegated.space.want())),

@@ -119,6 +119,7 @@ impl LocalClient {
                 Transfers::Server(sizes) => self.read_directed(open_inode, at, rest, sizes).await?,
             };
             done += read;
+            assert!(done <= into.len(), "no more is read than was asked for");
             if !more {
                 break;
             }
@@ -205,6 +206,7 @@ impl LocalClient {
                 None => part.fill(0),
             }
         }
+        debug_assert!(rest.is_empty(), "the pieces of a plan are its whole length");
         let at = tail_at(open_inode.inode.ino).ok_or(FsError::Stale)?;
         ops.push(RegionVerb::Read { at, into: &mut tail });
         self.one_sided(data_region(open_inode), &mut ops).await?;

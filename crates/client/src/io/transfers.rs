@@ -87,6 +87,7 @@ impl<'a> Source<'a> {
 
     /// What begins `start` bytes on, at most `most` bytes.
     pub(crate) fn part(self, start: usize, most: usize) -> Source<'a> {
+        assert!(start <= self.len(), "a part begins within the whole");
         let len = (self.len() - start).min(most);
         match self {
             Source::Bytes(bytes) => Source::Bytes(&bytes[start..start + len]),
@@ -240,6 +241,7 @@ impl Lent<'_> {
         let mut free = self.pool.free.borrow_mut();
         if answered && free.len() < POOLED_KEPT {
             free.push(self.registered);
+            debug_assert!(free.len() <= POOLED_KEPT, "no more are kept");
         }
     }
 }

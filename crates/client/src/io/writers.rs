@@ -41,6 +41,18 @@ pub(crate) enum BeginWriting {
     Tell(u64),
 }
 
+impl Writing {
+    /// What is known of the primary has been told to it.
+    fn check(&self) {
+        debug_assert!(self.told || !self.noted, "what the primary knows it was told");
+        debug_assert!(
+            self.claimed <= self.number,
+            "a claim has a number, and the newest counts"
+        );
+        debug_assert!(self.told || self.claims == 0, "who claims the right tells of it");
+    }
+}
+
 impl OpenInode {
     /// The inode was made open: its primary knows that we write to it, and we may map it.
     pub(crate) fn made_open(&self) {
@@ -49,6 +61,7 @@ impl OpenInode {
         writing.told = true;
         writing.noted = true;
         writing.may_map = true;
+        writing.check();
     }
 
     /// The inode was opened for writing by the request with that number, which was answered.
@@ -59,6 +72,8 @@ impl OpenInode {
         writing.told = true;
         writing.noted = true;
         writing.may_map |= may_map;
+        debug_assert!(number > 0, "requests that open for writing are counted from 1");
+        writing.check();
     }
 
     /// It is open for writing.
@@ -81,10 +96,12 @@ impl OpenInode {
             return None;
         }
         let claim = if writing.may_map { MapClaim::Still } else { MapClaim::No };
-        writing.number = open_table.next_number();
+        let before = std::mem::replace(&mut writing.number, open_table.next_number());
+        assert!(before < writing.number, "numbers grow");
         writing.told = true;
         writing.claims += 1;
         writing.claimed = writing.number;
+        writing.check();
         Some(Claiming {
             open_inode: self,
             claim,
@@ -95,6 +112,10 @@ impl OpenInode {
     /// The answer to that.
     fn claimed_again(&self, number: u64, may_map: bool) {
         let mut writing = self.writing.lock();
+        debug_assert!(
+            number <= writing.claimed && writing.claims > 0,
+            "the claim is under way"
+        );
         if may_map && number < writing.claimed {
             return;
         }
@@ -107,6 +128,7 @@ impl OpenInode {
             );
         }
         writing.may_map = may_map;
+        writing.check();
     }
 }
 
@@ -119,7 +141,9 @@ struct Claiming<'a> {
 
 impl Drop for Claiming<'_> {
     fn drop(&mut self) {
-        self.open_inode.writing.lock().claims -= 1;
+        let mut writing = self.open_inode.writing.lock();
+        assert!(writing.claims > 0, "a claim under way is counted");
+        writing.claims -= 1;
     }
 }
 
@@ -137,6 +161,7 @@ impl OpenTable {
         }
         writing.told = true;
         writing.number = self.next_number();
+        writing.check();
         BeginWriting::Tell(writing.number)
     }
 
@@ -150,12 +175,15 @@ impl OpenTable {
         writing.noted = true;
         // who has it keeps it while it writes, in whichever order the answers come
         writing.may_map |= may_map;
+        writing.check();
     }
 
     /// An open file that writes was closed, or could not be opened.
     pub(crate) fn closed_writer(&self, open_inode: &Arc<OpenInode>) {
         let mut writing = open_inode.writing.lock();
+        assert!(writing.opens > 0, "an open file that writes is counted");
         writing.opens -= 1;
+        writing.check();
         if writing.opens > 0 || !writing.told || std::mem::replace(&mut writing.queued, true) {
             return;
         }
@@ -169,6 +197,7 @@ impl OpenTable {
         let ended = std::mem::take(&mut *self.ended_writers.lock());
         let ended = ended.into_iter().filter_map(|open_inode| {
             let mut writing = open_inode.writing.lock();
+            assert!(writing.queued, "an end that is told was queued, once");
             if writing.claims > 0 {
                 drop(writing);
                 self.ended_writers.lock().push(open_inode); // later

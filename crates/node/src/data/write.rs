@@ -55,9 +55,12 @@ fn reserve(region: &mut Region, pages: u32) -> Result<Vec<PageRun>, RegionError>
                 return Err(FsError::NoSpace.into());
             }
         };
-        missing -= given.iter().map(|run| run.pages).sum::<u32>();
+        let pages: u32 = given.iter().map(|run| run.pages).sum();
+        assert!(pages > 0 && pages <= missing, "pages that were asked for, or an error");
+        missing -= pages;
         runs.extend(given);
     }
+    assert!(runs.len() <= RUNS_MAX, "no more runs than one commit takes");
     Ok(runs)
 }
 
@@ -74,6 +77,7 @@ fn lay_out(runs: &[PageRun], len: u64) -> Vec<WriteRun> {
         });
         done += part;
     }
+    assert!(done == len, "pages were taken for all bytes");
     laid
 }
 
@@ -245,6 +249,10 @@ impl RequestContext<'_> {
         let mut reserved = Reserved { service, runs };
         let laid = lay_out(&reserved.runs, len);
         let crcs = fill(service, &laid).await?;
+        debug_assert!(
+            crcs.is_empty() || crcs.len() == 4 * pages as usize,
+            "a checksum for each page, or none at all"
+        );
         let written = self
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;

@@ -42,6 +42,10 @@ pub(crate) fn facts(service: &RegionService) -> CheckFacts {
             text
         })
         .collect();
+    debug_assert!(
+        findings.iter().all(|text| text.len() <= FINDING_LEN_MAX),
+        "findings are cut"
+    );
     if all > FINDINGS_MAX {
         findings.push(format!("{} more findings", all - FINDINGS_MAX));
     }
@@ -70,7 +74,9 @@ impl CheckPages {
         let inodes = rest.inodes.split_off(rest.inodes.len() - take_inodes);
         let take_names = rest.names.len().min(FACTS_PAGE - take_inodes);
         let names = rest.names.split_off(rest.names.len() - take_names);
+        assert!(inodes.len() + names.len() <= FACTS_PAGE, "a page has its limit");
         let findings = std::mem::take(&mut rest.findings);
+        debug_assert!(page == 0 || findings.is_empty(), "findings are told once");
         let more = !rest.inodes.is_empty() || !rest.names.is_empty();
         let next = more.then_some(page + 1); // no overflow: pages other than the first are ones that we have named
         if more {
@@ -80,6 +86,7 @@ impl CheckPages {
                 kept.pop_front();
             }
             kept.push_back((session, rest));
+            assert!(kept.len() <= CHECKS_MAX, "the oldest check makes room");
         }
         Ok(CheckFacts {
             region: service.id,

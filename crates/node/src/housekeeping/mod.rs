@@ -95,7 +95,9 @@ impl Node {
     pub fn advance_tick(&self) {
         let tick = self.tick.fetch_add(1, Relaxed) + 1;
         let oldest = self.sessions.oldest_tick().unwrap_or(tick);
+        assert!(oldest > 0 && tick > 1, "ticks of grace are counted from 1");
         let safe = oldest.min(tick) - 1;
+        assert!(safe < tick, "space freed in this tick is not used in it");
         for service in self.regions.values() {
             service.enter(|region| region.set_tick(tick, safe));
         }
@@ -115,6 +117,7 @@ async fn resolve_left_over(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut
     for (key, since) in &mut open {
         *since = open_since.get(key).copied().unwrap_or(now);
     }
+    debug_assert!(open.values().all(|since| *since <= now), "open since some time before");
     *open_since = open;
     let late: Vec<(RegionId, TxnId)> = open_since
         .iter()

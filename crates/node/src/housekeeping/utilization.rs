@@ -43,9 +43,32 @@ impl Nodes {
             ..Known::default()
         };
         let before = self.known.insert(node, known).unwrap_or_default();
+        debug_assert!(
+            self.pool_bytes >= before.usage.total_bytes
+                && self.data_bytes >= before.usage.data_bytes
+                && self.inodes >= before.inodes(),
+            "the sums have each node in them"
+        );
         self.pool_bytes = self.pool_bytes - before.usage.total_bytes + usage.total_bytes;
         self.data_bytes = self.data_bytes - before.usage.data_bytes + usage.data_bytes;
         self.inodes = self.inodes - before.inodes() + usage.inodes;
+        self.check();
+    }
+
+    /// The sums are those of what is known.
+    fn check(&self) {
+        let sum = |of: fn(&Known) -> u64| self.known.values().map(of).fold(0, u64::wrapping_add);
+        debug_assert_eq!(self.inodes, sum(Known::inodes), "inodes of all nodes");
+        debug_assert_eq!(
+            self.data_bytes,
+            sum(|known| known.usage.data_bytes),
+            "bytes of all nodes"
+        );
+        debug_assert_eq!(
+            self.pool_bytes,
+            sum(|known| known.usage.total_bytes),
+            "pools of all nodes"
+        );
     }
 
     fn placed(&mut self, node: NodeId) {
@@ -127,6 +150,10 @@ impl Utilization {
             .filter_map(|region| map.primary(region).filter(usable).map(|node| (score(node), region)))
             .min_by(|(a, _), (b, _)| a.total_cmp(b));
         if let Some((_, region)) = by_hash {
+            debug_assert!(
+                map.primary(region).is_some_and(|node| usable(&node)),
+                "a node that was rejected is not chosen again"
+            );
             return Some(region);
         }
         let mut others: Vec<NodeId> = map.nodes.iter().map(|n| n.id).filter(usable).collect();

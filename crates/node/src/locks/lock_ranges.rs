@@ -40,6 +40,10 @@ impl RangeLocks {
             self.join(at - 1);
         }
         self.check_around(at);
+        debug_assert!(
+            self.conflict(new.range, LockMode::Exclusive).is_some(),
+            "what was locked is in the way of others"
+        );
     }
 
     /// Ranges beside a place are sorted, apart from each other, and joined where they belong together.
@@ -85,6 +89,7 @@ impl RangeLocks {
             .last()
             .filter(|held| held.range.last > range.last)
             .map(|held| part(held, range.last + 1, held.range.last));
+        debug_assert!(start <= end, "ranges of one owner are sorted");
         self.0.splice(start..end, before.into_iter().chain(after));
         start + usize::from(before.is_some())
     }
@@ -94,6 +99,7 @@ impl RangeLocks {
         if let [held, next, ..] = &mut self.0[at..]
             && held.continues(next)
         {
+            debug_assert!(held.range.last < next.range.last, "the later one ends later");
             held.range.last = next.range.last;
             self.0.remove(at + 1);
         }

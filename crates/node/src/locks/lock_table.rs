@@ -611,7 +611,7 @@ mod tests {
 
     fn session(n: u64) -> Arc<Session> {
         let sessions = Sessions::default();
-        let attached = sessions.attach(SessionId(n), || n, Party::Client, String::new(), None, 0);
+        let attached = sessions.attach(SessionId(n), || n, Party::Client, String::new(), None, 1);
         attached.expect("a fresh session")
     }
 

@@ -42,7 +42,10 @@ impl Connections {
     pub fn add(&self, connection: &Rc<Connection>) -> u64 {
         let number = self.next.get();
         self.next.set(number + 1);
-        self.live.borrow_mut().insert(number, connection.clone());
+        let mut live = self.live.borrow_mut();
+        let before = live.insert(number, connection.clone());
+        assert!(before.is_none(), "a connection has a number of its own");
+        assert!(live.len() <= CONNECTIONS_MAX, "room was made for one more");
         number
     }
 
@@ -67,6 +70,7 @@ impl Connections {
             return false;
         };
         let closed = live.remove(&idle);
+        debug_assert!(live.len() < CONNECTIONS_MAX, "there is room for one more");
         drop(live);
         if let Some(closed) = closed {
             closed.pair.close();
@@ -172,6 +176,12 @@ pub(crate) fn attached(connection: &Connection, claimed: SessionId) -> Result<Ar
         None => Err(FsError::SessionExpired),
         Some(session) if session.id != claimed => Err(FsError::NotPermitted),
         Some(session) if session.is_ended() => Err(FsError::SessionExpired),
-        Some(session) => Ok(session.clone()),
+        Some(session) => {
+            debug_assert!(
+                session.party == connection.party,
+                "a session is attached by its own kind of peer"
+            );
+            Ok(session.clone())
+        }
     }
 }

@@ -109,6 +109,11 @@ impl Running<'_> {
         }
         inner.newest = inner.newest.max(self.request_id);
         inner.done.push_back((self.request_id, answer.into()));
+        assert!(inner.done.len() <= REMEMBERED, "the oldest answer makes room");
+        debug_assert!(
+            inner.done.iter().all(|(id, _)| *id <= inner.newest),
+            "no answer has a higher number than the newest"
+        );
     }
 }
 

@@ -41,6 +41,7 @@ pub struct Session {
 
 impl Session {
     fn new(id: SessionId, number: u64, party: Party, name: String, home: Option<NodeId>, tick: u64) -> Session {
+        assert!(tick > 0, "ticks of grace are counted from 1");
         let now = Instant::now();
         Session {
             id,
@@ -100,6 +101,7 @@ impl Sessions {
         }
         let mut by_id = self.by_id.lock();
         if let Some(known) = by_id.get(&id) {
+            debug_assert!(known.id == id && !known.is_ended(), "an ended session is unknown");
             if known.is_attached() {
                 if known.party != party {
                     return Err(FsError::NotPermitted);
@@ -130,13 +132,17 @@ impl Sessions {
                 id,
                 Arc::new(Session::new(id, 0, Party::Client, String::new(), None, tick)),
             );
+            debug_assert!(by_id.len() <= SESSIONS_MAX);
         }
         Ok(())
     }
 
     /// A session that is attached.
     pub fn get(&self, id: SessionId) -> Result<Arc<Session>, FsError> {
-        self.by_id.lock().get(&id).cloned().ok_or(FsError::SessionExpired)
+        let by_id = self.by_id.lock();
+        let session = by_id.get(&id).ok_or(FsError::SessionExpired)?;
+        debug_assert!(session.id == id && !session.is_ended(), "an ended session is unknown");
+        Ok(session.clone())
     }
 
     /// Ends a session: it is unknown from now on, and whoever still works for it finds it ended.
@@ -144,6 +150,7 @@ impl Sessions {
         let session = self.by_id.lock().remove(&id)?;
         let ended = session.ended.swap(true, Ordering::AcqRel);
         assert!(!ended, "a session ends once");
+        debug_assert!(session.id == id, "a session is known by its id");
         Some(session)
     }
 
@@ -159,7 +166,9 @@ impl Sessions {
 
     /// The tick after which every session has been seen.
     pub fn oldest_tick(&self) -> Option<u64> {
-        self.by_id.lock().values().map(|s| s.tick.load(Ordering::Relaxed)).min()
+        let oldest = self.by_id.lock().values().map(|s| s.tick.load(Ordering::Relaxed)).min();
+        debug_assert!(oldest != Some(0), "ticks of grace are counted from 1");
+        oldest
     }
 
     /// All, by time of attachment.

@@ -210,6 +210,14 @@ async fn distributed(
             }
         }
     }
+    assert!(remote.len() == others.len(), "every participant has its part");
+    debug_assert!(
+        remote
+            .iter()
+            .zip(others)
+            .all(|(part, (region, _))| part.region() == *region),
+        "parts in the order of their regions"
+    );
     if planted(Planted::ForgottenBeforeDecided) {
         running = None;
     }
@@ -278,6 +286,7 @@ async fn local(
         lease.verify(ctx).await?;
     }
     let txn = ctx.node.next_txn();
+    debug_assert!(txn.node() == ctx.node.id(), "a transaction names its coordinator");
     let session = ctx.session.id;
     let decide = |region: &mut Region| {
         let decided = region.decide(txn, intents, &[], ctx.now_ns())?;

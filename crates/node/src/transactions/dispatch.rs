@@ -117,6 +117,11 @@ impl Dispatching {
         };
         let in_doubt = mem::replace(&mut dispatch.sent, Sent::InDoubt) != Sent::Nothing;
         let (node, txn) = (&self.node, dispatch.txn);
+        debug_assert!(
+            node.space.is_logged(txn),
+            "the record stays until every part has arrived"
+        );
+        debug_assert!(!dispatch.parts.is_empty(), "a dispatch has parts that remain");
         let attempts = dispatch.parts.iter().enumerate().map(|(i, part)| async move {
             if i > 0 {
                 node.probe.reached(Phase::PartlyDispatched).await;
@@ -192,7 +197,12 @@ impl Dispatching {
 impl Drop for Dispatching {
     fn drop(&mut self) {
         if let Some(dispatch) = self.dispatch.take() {
-            self.node.undispatched.lock().push(dispatch);
+            let mut undispatched = self.node.undispatched.lock();
+            undispatched.push(dispatch);
+            debug_assert!(
+                undispatched.len() <= self.node.space.layout().redo_slots as usize,
+                "each has a record in the redo log"
+            );
         }
         let dispatching = self.node.dispatching.fetch_sub(1, Relaxed);
         debug_assert!(dispatching > 0, "who dispatches is counted");
@@ -207,6 +217,14 @@ impl Drop for Dispatching {
 /// A participant does not answer: the operation is done but not seen everywhere, and housekeeping goes on with it.
 pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Result<(), FsError> {
     let by_reactor = ctx.pair.is_some() && !ctx.node.config.transactions.is_awaited();
+    assert!(
+        !dispatch.parts.is_empty(),
+        "what no participant takes part in is not dispatched"
+    );
+    debug_assert!(
+        dispatch.txn.node() == ctx.node.id(),
+        "a node dispatches what it has decided"
+    );
     let dispatching = Dispatching::new(ctx.node, dispatch);
     let mut to_do = Box::pin(dispatching.until_sent(ctx.links.clone(), ctx.backoff(), ctx.deadline()));
     if !by_reactor {

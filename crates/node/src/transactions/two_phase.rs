@@ -40,7 +40,8 @@ impl Prepared {
 
     fn add(&self, prepared: PreparedPart) {
         let key = (prepared.part.region, prepared.txn);
-        self.parts.lock().insert(key, prepared);
+        let before = self.parts.lock().insert(key, prepared);
+        assert!(before.is_none(), "a region prepares a transaction once");
     }
 
     /// Whose decision is waited for, and where.

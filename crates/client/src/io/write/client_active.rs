@@ -69,6 +69,8 @@ impl LocalClient {
             };
             let laid = lay_out(&runs, bytes.len(), base);
             let len = laid.iter().map(|run| run.len as usize).sum();
+            assert!(len > 0 && len <= bytes.len(), "space was obtained for some of it");
+            debug_assert!(laid.len() <= RUNS_MAX, "one commit names all runs");
             self.learn_segments(region, session);
             let crcs = self.crcs_of(region, &laid, &bytes[..len]).await?;
             let way = match self.put_data(region, session, &laid, &bytes[..len], !lost).await {
@@ -163,6 +165,8 @@ impl LocalClient {
                 crcs_of_pages(run.gpa.offset().0, part, &mut crcs);
                 rest = later;
             }
+            debug_assert!(rest.is_empty(), "the runs take all bytes");
+            debug_assert!(crcs.len().is_multiple_of(PAGE_CRC_SIZE), "one for each page");
         }
         Ok(crcs)
     }
@@ -204,6 +208,11 @@ impl LocalClient {
             size += part.len();
         }
         batches.push(&ops[start..]);
+        debug_assert!(rest.is_empty(), "the runs take all bytes");
+        debug_assert!(
+            batches.iter().map(|batch| batch.len()).sum::<usize>() == ops.len(),
+            "every part is in one batch"
+        );
         let put = |ahead| {
             join_all(
                 batches

@@ -183,6 +183,7 @@ impl LocalClient {
             };
             match result {
                 Ok((offset, written)) => {
+                    debug_assert!(written <= part.len(), "no more is written than there is");
                     first.get_or_insert(offset);
                     done += written;
                     if new.at == WriteAt::End && written < COMMIT_BYTES {
