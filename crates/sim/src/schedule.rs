@@ -177,7 +177,7 @@ impl Schedule {
             every: Duration::from_secs(1),
             rate: 1 << 20,
         });
-        let mut reading = Rng::new(seed, 6);
+        let mut reading = Rng::new(seed, 7);
         let access_times = homes.iter().map(|_| access_times(&mut reading)).collect();
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
