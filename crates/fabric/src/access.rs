@@ -58,8 +58,8 @@ impl Want {
     }
 }
 
-/// Checks `len` bytes at `offset` against a memory region of `region_len` bytes and its rights, in the order that decides
-/// which error the initiator sees.
+/// Checks `len` bytes at `offset` against a memory region of `region_len` bytes and its rights, in the order that
+/// decides which error the initiator sees.
 pub(crate) fn check(
     key: u64,
     region_len: u64,
@@ -78,8 +78,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Low bits of a key say the slot in the table. The others are drawn: whoever was given a key can guess no other one, and
-/// a key that was revoked is not met again (once in 2^44 registrations of its slot).
+/// Low bits of a key say the slot in the table. The others are drawn: whoever was given a key can guess no other one,
+/// and a key that was revoked is not met again (once in 2^44 registrations of its slot).
 pub(crate) const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 

@@ -1,7 +1,7 @@
 //! CRC-32C by the CPU's instruction for it.
 //!
-//! What is summed up on the media and in messages is mostly a line or two, at which a library that serves all lengths has
-//! hardly begun. It keeps what gains from several streams at once, and CPUs without the instruction.
+//! What is summed up on the media and in messages is mostly a line or two, at which a library that serves all lengths
+//! has hardly begun. It keeps what gains from several streams at once, and CPUs without the instruction.
 
 /// Shortest that the library sums up faster, in bytes.
 #[cfg(target_arch = "x86_64")]

@@ -61,7 +61,8 @@ impl CheckFacts {
 /// Findings inside the regions come first. An inode without links and without names is no finding (it is held open, or
 /// is freed when its region is next recovered).
 ///
-/// When some region named by others is not among `facts`, what would need it is left out: names into it, and all counts.
+/// When some region named by others is not among `facts`, what would need it is left out: names into it, and all
+/// counts.
 pub fn join_facts(facts: &[CheckFacts]) -> Vec<String> {
     let mut findings: Vec<String> = facts
         .iter()

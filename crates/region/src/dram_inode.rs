@@ -48,7 +48,8 @@ pub(crate) struct Inode {
     pub slot: u64,
     pub attr: Attr,
     pub tail: Tail,
-    /// tail when its access time was last set, as far as is known: it may have been at any time before the inode was loaded
+    /// tail when its access time was last set, as far as is known: it may have been at any time before the inode was
+    /// loaded
     pub atime_set: Tail,
     /// log pages in order (region offsets); there may be more than the tail needs
     pub pages: Vec<u64>,
@@ -168,8 +169,8 @@ impl Inode {
         unit_offset(self.slot, &self.pages, position)
     }
 
-    /// Applies the entries that lie behind the tail and moves it to `tail`. What they hide of the file's mapping is appended to `hidden`. `before_seen` is done before readers of the mapping see
-    /// the change.
+    /// Applies the entries that lie behind the tail and moves it to `tail`. What they hide of the file's mapping is
+    /// appended to `hidden`. `before_seen` is done before readers of the mapping see the change.
     pub fn apply_all<'a>(
         &mut self,
         region: RegionId,
@@ -205,8 +206,8 @@ impl Inode {
         })
     }
 
-    /// Does a change that ends with this tail; of a file, with its mapping in hand. Readers of the mapping see all of it or
-    /// nothing.
+    /// Does a change that ends with this tail; of a file, with its mapping in hand. Readers of the mapping see all of
+    /// it or nothing.
     pub fn change<T>(&mut self, tail: Tail, with: impl FnOnce(&mut Inode, Option<&mut FileIndex>) -> T) -> T {
         debug_assert_eq!(self.slot, self.attr.ino.slot(), "an inode lies in its slot");
         self.tail = tail;
@@ -235,7 +236,8 @@ impl Inode {
         matches!(&self.body, Body::File(view) if Arc::strong_count(view) > 1)
     }
 
-    /// Applies one entry (of a file with its mapping in hand), but for the attributes that follow from the body (see [`Self::derive`]).
+    /// Applies one entry (of a file with its mapping in hand), but for the attributes that follow from the body (see
+    /// [`Self::derive`]).
     pub fn apply(
         &mut self,
         region: RegionId,

@@ -4,8 +4,8 @@
 //! together with the units that lie in the inode. The old pages go to quarantine: a client that is just reading them
 //! notices that the version has changed. A log whose version cannot be raised any more is left as it is.
 //!
-//! A directory in DRAM remembers where its old log ended and its new one began: who knows names as of the old log goes on
-//! from there ([`Region::log_sequel`]).
+//! A directory in DRAM remembers where its old log ended and its new one began: who knows names as of the old log goes
+//! on from there ([`Region::log_sequel`]).
 
 use crate::RegionError;
 use crate::directory::{Rewritten, dentry_entry};
@@ -142,8 +142,8 @@ impl Region {
     }
 }
 
-/// Stores what of a log that was laid out anew goes to log pages, durably: nobody can see it. Gives what puts the log in the place
-/// of the inode's old one.
+/// Stores what of a log that was laid out anew goes to log pages, durably: nobody can see it. Gives what puts the log
+/// in the place of the inode's old one.
 fn store_log(store: &Store, inode: &Inode, end: LogEnd<'_>, layout: &Layout) -> Writes {
     assert!(layout.tail.units() > 0, "a log has a checkpoint");
     debug_assert!(

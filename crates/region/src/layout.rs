@@ -1,4 +1,5 @@
-//! Entries laid out behind the end of a log: their bytes, where they go, and the pages taken for them. [`crate::log`] makes it.
+//! Entries laid out behind the end of a log: their bytes, where they go, and the pages taken for them. [`crate::log`]
+//! makes it.
 
 use polvo_format::{
     INODE_LOG_PAGE, INODE_SIZE, Ino, LINE, LOG_PAGE_NEXT, LogEntries, LogPage, Record, RegionOffset, Tail, UnitPlace,

@@ -2,8 +2,8 @@
 //!
 //! The commit of one inode takes two fences. Entries (and headers and links of new log pages, and whatever data the
 //! entries speak of) go out with the first; nobody can see them. Then attributes, checksums and the tail are stored and
-//! the tail's line goes out with the second. A link to a page whose header did not make it is recognised as none. What is
-//! to be done in DRAM is done while stores are on their way, that is, before the fence that waits for them.
+//! the tail's line goes out with the second. A link to a page whose header did not make it is recognised as none. What
+//! is to be done in DRAM is done while stores are on their way, that is, before the fence that waits for them.
 
 use crate::RegionError;
 use crate::dram_inode::{Inode, unit_offset};
@@ -18,8 +18,8 @@ use polvo_format::{
 use polvo_pmem::Pmem;
 
 impl Store {
-    /// Lays whole unsealed entries out behind a log's end, into `layout`. Takes log pages as needed: they are in the layout, after
-    /// an error too, and come back with the guard that has it.
+    /// Lays whole unsealed entries out behind a log's end, into `layout`. Takes log pages as needed: they are in the
+    /// layout, after an error too, and come back with the guard that has it.
     pub fn lay_out(
         &mut self,
         end: LogEnd,
@@ -96,7 +96,8 @@ impl Store {
         }
     }
 
-    /// Writes what [`Self::lay_out`] has laid out behind this inode's tail, and moves the tail. `records`: the same entries.
+    /// Writes what [`Self::lay_out`] has laid out behind this inode's tail, and moves the tail. `records`: the same
+    /// entries.
     pub fn commit<'a>(&mut self, inode: &mut Inode, layout: &Layout, records: impl Iterator<Item = Record<'a>>) {
         let end = LogEnd {
             ino: inode.attr.ino,

@@ -1,12 +1,18 @@
 //! The region: what its parts share, how it is made, and how an inode is reached.
 //!
-//! | a region has | what it does with it |
-//! |---|---|
-//! | [`store`](crate::store): its bytes, their [`space`](crate::space), the scratch of a [`layout`](crate::layout) | appends to a [`log`](crate::log), one inode at a time ([`staged_append`](crate::staged_append)); [`gc`](crate::gc) and [`shrink`](crate::shrink) make room |
-//! | [`cache`](crate::cache): inodes as they are in DRAM | [`region_read`](crate::region_read), [`change`](crate::change), [`snapshot`](crate::snapshot) |
-//! | [`stage`](crate::stage): inodes as intents would have them | [`staging`](crate::staging) works it out, [`staged_change`](crate::staged_change) commits it or gives it back |
-//! | [`txn_locks`](crate::txn_locks): inodes in the hands of transactions | [`transaction`](crate::transaction): collect, decide, reap, abort |
-//! | [`session_table`](crate::session_table): inodes open, pages delegated | [`session_resources`](crate::session_resources): open, release, delegate, return |
+//! What it has, and the files that say what it does with it:
+//!
+//! - [`store`](crate::store): its bytes and their [`space`](crate::space). [`log`](crate::log) and
+//!   [`staged_append`](crate::staged_append) append to one inode, [`gc`](crate::gc) and [`shrink`](crate::shrink) make
+//!   room;
+//! - [`cache`](crate::cache): inodes as they are in DRAM. [`region_read`](crate::region_read),
+//!   [`change`](crate::change) and [`snapshot`](crate::snapshot) are about one of them;
+//! - [`stage`](crate::stage): inodes as intents would have them. [`staging`](crate::staging) works that out,
+//!   [`staged_change`](crate::staged_change) makes it happen or gives back what was taken for it;
+//! - [`txn_locks`](crate::txn_locks): inodes in the hands of transactions. [`transaction`](crate::transaction)
+//!   collects, decides, reaps and aborts;
+//! - [`session_table`](crate::session_table): inodes open, pages delegated.
+//!   [`session_resources`](crate::session_resources) opens, releases, delegates and takes back.
 //!
 //! It is made by [`Region::create`] or [`Region::recover`]; then calls come in any order, one at a time.
 
@@ -139,14 +145,14 @@ impl Region {
         Ok(())
     }
 
-    /// From here on a request asks for what is committed: the next commit carries it, and that one alone. Returns the one
-    /// before.
+    /// From here on a request asks for what is committed: the next commit carries it, and that one alone. Returns the
+    /// one before.
     pub fn asked_by(&mut self, origin: Option<Origin>) -> Option<Origin> {
         std::mem::replace(&mut self.store.origin, origin)
     }
 
-    /// What a request has done here, if it is one of the last of its session and was carried out: in this run or before, as
-    /// long as the log of what it was about is there.
+    /// What a request has done here, if it is one of the last of its session and was carried out: in this run or
+    /// before, as long as the log of what it was about is there.
     pub fn done_before(&self, origin: Origin) -> Option<Done> {
         self.store.origins.find(origin)
     }
@@ -296,7 +302,8 @@ impl Region {
         Ok(())
     }
 
-    /// The DRAM side of freeing an inode, which was just looked at: its space goes to quarantine, its slot can be used again.
+    /// The DRAM side of freeing an inode, which was just looked at: its space goes to quarantine, its slot can be used
+    /// again.
     pub(crate) fn forget(&mut self, slot: u64) {
         let inode = self.cache.take(slot).expect("what was just looked at is in the cache");
         debug_assert!(!self.sessions.is_held(slot), "nobody holds slot {slot}");

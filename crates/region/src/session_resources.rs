@@ -44,8 +44,8 @@ impl Region {
         Ok(())
     }
 
-    /// As [`Region::open`], and notes that the session writes to the inode. `number` grows with each call of a session. Returns
-    /// whether the session has the right to map the file shared and writable.
+    /// As [`Region::open`], and notes that the session writes to the inode. `number` grows with each call of a session.
+    /// Returns whether the session has the right to map the file shared and writable.
     ///
     /// # Errors
     /// As [`Region::open`].
@@ -220,8 +220,8 @@ impl Region {
         }
     }
 
-    /// Recovered while processes may still have the pool mapped that had space of an earlier run: the data pages that are free
-    /// now are not given out until [`Region::give_out_held_back`]. New data goes to fresh segments meanwhile.
+    /// Recovered while processes may still have the pool mapped that had space of an earlier run: the data pages that
+    /// are free now are not given out until [`Region::give_out_held_back`]. New data goes to fresh segments meanwhile.
     pub fn hold_back_free_data(&mut self) {
         self.store.space.hold_back_free_data();
     }

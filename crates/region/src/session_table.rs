@@ -111,7 +111,8 @@ impl Sessions {
     }
 }
 
-/// Pages taken out of what is delegated to a session, for a commit: they come back when this ends, unless it has happened.
+/// Pages taken out of what is delegated to a session, for a commit: they come back when this ends, unless it has
+/// happened.
 #[must_use]
 pub(crate) struct Consumed<'a> {
     delegated: &'a mut PageSet,

@@ -231,7 +231,8 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Puts the request that asks for all this into the log of an inode that stays; returns what it will have done there.
+    /// Puts the request that asks for all this into the log of an inode that stays; returns what it will have done
+    /// there.
     pub fn asked_by(&mut self, origin: Option<Origin>) -> Option<(Origin, Done)> {
         let origin = origin?;
         let stays = |staged: &&mut Staged| !staged.fresh && !staged.dies && !staged.entries.is_empty();

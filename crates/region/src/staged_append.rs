@@ -1,7 +1,7 @@
 //! An append to one inode's log that is staged, and what was taken for it: log pages, a data page.
 //!
-//! As with [`crate::staged_change`], either it happens, and then all of that is in use; or the guard gives it back when it ends,
-//! on whichever path that is.
+//! As with [`crate::staged_change`], either it happens, and then all of that is in use; or the guard gives it back when
+//! it ends, on whichever path that is.
 
 use crate::RegionError;
 use crate::dram_inode::Inode;
@@ -21,7 +21,8 @@ pub(crate) struct AppendMemory {
     units: Vec<u8>,
 }
 
-/// An append before it has happened: [`StagedAppend::take_page`] if its bytes need a page, then [`StagedAppend::commit`].
+/// An append before it has happened: [`StagedAppend::take_page`] if its bytes need a page, then
+/// [`StagedAppend::commit`].
 pub(crate) struct StagedAppend<'a> {
     pub store: &'a mut Store,
     /// there until the end
@@ -59,7 +60,8 @@ impl<'a> StagedAppend<'a> {
         }
     }
 
-    /// Takes a data page that the entries will map, right after another one (by its number) where that is free. Gives its offset.
+    /// Takes a data page that the entries will map, right after another one (by its number) where that is free. Gives
+    /// its offset.
     pub fn take_page(&mut self, after: Option<u64>) -> Result<u64, RegionError> {
         debug_assert!(self.page.is_none(), "one page is enough for a small write");
         let run = match after.and_then(|page| self.store.space.take_after(page)) {
@@ -75,9 +77,9 @@ impl<'a> StagedAppend<'a> {
         Ok(self.store.space.offset(run))
     }
 
-    /// Appends entries, at least one, to an inode's log and moves its tail: durable on return, in DRAM and on the media. The
-    /// request that asks for the next commit has got this one. On error (no space for a log page) nothing changed. `data` stores
-    /// what the entries map, streaming or with flushes, once nothing can fail any more.
+    /// Appends entries, at least one, to an inode's log and moves its tail: durable on return, in DRAM and on the
+    /// media. The request that asks for the next commit has got this one. On error (no space for a log page) nothing
+    /// changed. `data` stores what the entries map, streaming or with flushes, once nothing can fail any more.
     pub fn commit(
         mut self,
         inode: &mut Inode,
@@ -130,8 +132,8 @@ impl Store {
     }
 }
 
-/// Entries, of which the first may have an origin, at the places that [`Store::lay_out`] gives them behind a position: none
-/// crosses the end of a page.
+/// Entries, of which the first may have an origin, at the places that [`Store::lay_out`] gives them behind a position:
+/// none crosses the end of a page.
 fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>], mut origin: bool) -> impl Iterator<Item = Record<'a>> {
     entries.iter().map(move |entry| {
         let (units, room) = match std::mem::take(&mut origin) {

@@ -1,7 +1,7 @@
 //! A change that is staged on a region, and what was taken for it: slots of new inodes, log pages.
 //!
-//! Either it happens, and then all of that is in use ([`StagedChange::happened`] is set once the media say so); or the guard
-//! gives it back when it ends, on whichever path that is.
+//! Either it happens, and then all of that is in use ([`StagedChange::happened`] is set once the media say so); or the
+//! guard gives it back when it ends, on whichever path that is.
 
 use crate::layout::{Layout, LogEnd, read_back};
 use crate::region::{freed_head, raised};
@@ -16,8 +16,9 @@ use polvo_proto::{Intent, Outcome};
 type Heads = Vec<(u64, [u8; INODE_HEAD_SIZE])>;
 
 /// Intents staged on a region and laid out. In this order: [`StagedChange::of`], [`StagedChange::lay_out`], then one of
-/// [`StagedChange::commit_single`], [`StagedChange::commit_logged`], or what a participant does. A log that is written anew is
-/// one without intents: [`StagedChange::nothing`], [`StagedChange::lay_out_log`], [`StagedChange::replace_log`].
+/// [`StagedChange::commit_single`], [`StagedChange::commit_logged`], or what a participant does. A log that is written
+/// anew is one without intents: [`StagedChange::nothing`], [`StagedChange::lay_out_log`],
+/// [`StagedChange::replace_log`].
 pub(crate) struct StagedChange<'a> {
     pub region: &'a mut Region,
     pub stage: Stage,
@@ -93,8 +94,8 @@ impl<'a> StagedChange<'a> {
         Ok(())
     }
 
-    /// Lays out the entries of a log that is to take the place of another one. A repair or a collection of garbage is what asks
-    /// for it: it frees in the end.
+    /// Lays out the entries of a log that is to take the place of another one. A repair or a collection of garbage is
+    /// what asks for it: it frees in the end.
     pub fn lay_out_log(&mut self, end: LogEnd<'_>, entries: &[u8]) -> Result<(), RegionError> {
         assert!(self.stage.inodes.is_empty() && end.pages.is_empty(), "a log by itself");
         if self.layouts.is_empty() {
@@ -158,8 +159,8 @@ impl<'a> StagedChange<'a> {
         true
     }
 
-    /// Logs a redo record with this and the remote parts, and puts this in place, on the media and in DRAM. Gives the record
-    /// when a remote part remains.
+    /// Logs a redo record with this and the remote parts, and puts this in place, on the media and in DRAM. Gives the
+    /// record when a remote part remains.
     pub fn commit_logged(&mut self, txn: TxnId, remote: &[RemotePart]) -> Result<Option<RedoId>, RegionError> {
         assert!(!self.happened, "a change happens once");
         let mut writes = std::mem::take(&mut self.region.store.writes);

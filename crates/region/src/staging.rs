@@ -1,7 +1,7 @@
 //! Staging: what a list of intents would do to this region's inodes, worked out without changing anything.
 //!
-//! Checks look at each inode as it would be after the intents before. Slots of new inodes are taken; [`crate::staged_change`]
-//! gives them back when nothing comes of it.
+//! Checks look at each inode as it would be after the intents before. Slots of new inodes are taken;
+//! [`crate::staged_change`] gives them back when nothing comes of it.
 
 use crate::change::check_xattrs;
 use crate::directory::Dentry;
@@ -298,7 +298,8 @@ impl Region {
         Ok(stage.inodes.len() - 1)
     }
 
-    /// Takes a slot. Gives the inode that it is to hold, of a generation that it has not had, and the version of its log.
+    /// Takes a slot. Gives the inode that it is to hold, of a generation that it has not had, and the version of its
+    /// log.
     fn new_inode(&mut self) -> Result<(InodeRef, u32), RegionError> {
         let slot = self.store.take_slot()?;
         let ino = self.store.ino(slot);

@@ -1,9 +1,9 @@
 //! Every interleaving of some waits, the poller, the peer and the kernel, up to a bound: is anybody forgotten?
 //!
-//! The code that runs is that of production: waits, budgets, channel, poller. Its edges are played: a provider with a ring or a
-//! socket, a clock, an executor. Wherever something else could happen in between, all that could is tried, depth first: a
-//! run follows the choices made so far and takes the first of each new one; the next run takes another at the last point
-//! where there is one. A point whose state has been seen before is not branched at again.
+//! The code that runs is that of production: waits, budgets, channel, poller. Its edges are played: a provider with a
+//! ring or a socket, a clock, an executor. Wherever something else could happen in between, all that could is tried,
+//! depth first: a run follows the choices made so far and takes the first of each new one; the next run takes another
+//! at the last point where there is one. A point whose state has been seen before is not branched at again.
 //!
 //! What a processor may do to the order of loads and stores is not played: the fences of `shm/ring` are not its matter.
 
@@ -50,7 +50,8 @@ pub(super) fn is_planted(planted: Planted) -> bool {
     PLANTED.get() == Some(planted)
 }
 
-/// The clock of the run on this thread, if there is one: whoever reads it is told that some time has passed, once in a run much.
+/// The clock of the run on this thread, if there is one: whoever reads it is told that some time has passed, once in a
+/// run much.
 pub(super) fn now() -> Option<Instant> {
     let run = CLOCK.with_borrow(Clone::clone)?;
     let is_long = !run.was_long.get() && run.choose(2) == 1;
@@ -64,8 +65,8 @@ pub(super) fn now() -> Option<Instant> {
 /// The busy-poll budget of waits that have one.
 const BUDGET_US: u64 = 20;
 
-/// What passes at least from one look at the clock to the next, longer than a wait's share of its thread; and what is longer than
-/// the budget.
+/// What passes at least from one look at the clock to the next, longer than a wait's share of its thread; and what is
+/// longer than the budget.
 const SHORT_US: u64 = 9;
 const LONG_US: u64 = 30;
 

@@ -22,7 +22,8 @@ pub struct Checked {
     pub inodes: u64,
 }
 
-/// Checks the pools of a cluster. What a crash has left is finished in them. `data`: file data is compared with its checksums, too.
+/// Checks the pools of a cluster. What a crash has left is finished in them. `data`: file data is compared with its
+/// checksums, too.
 ///
 /// # Errors
 /// [`RegionError::Pool`] when a pool is none, or they do not belong together.

@@ -1,5 +1,5 @@
-//! The tree of names over all regions, put right: every name leads to an inode, every inode has as many names as it says,
-//! every directory one, and all hangs below the root. What has lost its name goes to `/lost+found`.
+//! The tree of names over all regions, put right: every name leads to an inode, every inode has as many names as it
+//! says, every directory one, and all hangs below the root. What has lost its name goes to `/lost+found`.
 //!
 //! Each step is a commit of one log, and each leaves a tree that is no worse, so that a repair which is cut short is
 //! repeated by the next one.
