@@ -79,6 +79,22 @@ struct Greeted {
     checksums: bool,
 }
 
+impl SessionContext {
+    /// Links of the calling thread.
+    pub fn links(self: &Arc<Self>) -> Rc<Links> {
+        Rc::new(Links {
+            context: self.clone(),
+            number: self.map.number_link_set(),
+            hasty: Cell::new(false),
+            next_request: Cell::new(0),
+            next_serial: Cell::new(0),
+            peers: RefCell::default(),
+            segments: RefCell::default(),
+            counters: self.counters.join(),
+        })
+    }
+}
+
 impl Links {
     /// Links of a session of their own; `name`, `home`: see `Request::Attach`. Threads of one session share counters
     /// and more when they take theirs from one [`SessionContext`].
@@ -91,19 +107,6 @@ impl Links {
         timeouts: Timeouts,
     ) -> Rc<Links> {
         SessionContext::new(map, me, session, name, home, timeouts, None).links()
-    }
-
-    pub(crate) fn of(context: &Arc<SessionContext>) -> Rc<Links> {
-        Rc::new(Links {
-            context: context.clone(),
-            number: context.map.number_link_set(),
-            hasty: Cell::new(false),
-            next_request: Cell::new(0),
-            next_serial: Cell::new(0),
-            peers: RefCell::default(),
-            segments: RefCell::default(),
-            counters: context.counters.join(),
-        })
     }
 
     /// What all threads of the session share.

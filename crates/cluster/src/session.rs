@@ -1,12 +1,11 @@
 //! What all threads of one session share.
 
 use crate::absences::Absences;
-use crate::{CounterSet, LinkTotals, Links, MapCell, PoolsSeen, Timeouts, host_identity};
+use crate::{CounterSet, LinkTotals, MapCell, PoolsSeen, Timeouts, host_identity};
 use parking_lot::{Mutex, RwLock};
 use polvo_fabric::{Identity, MemoryRegions};
 use polvo_format::{NodeId, SessionId};
 use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -92,11 +91,6 @@ impl SessionContext {
             patience: RwLock::new(timeouts.away),
             on_reset: RwLock::new(None),
         })
-    }
-
-    /// Links of the calling thread.
-    pub fn links(self: &Arc<Self>) -> Rc<Links> {
-        Links::of(self)
     }
 
     /// Called with each node that turns out not to know the session (any more): all that was held there is gone. Also
