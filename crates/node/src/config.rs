@@ -1,11 +1,10 @@
 //! What a node is started with.
 
-use crate::housekeeping::scrub::ScrubPace;
-use crate::transactions::commit_protocol::Transactions;
 use polvo_cluster::Timeouts;
 use polvo_fabric::{Address, Identity};
 use polvo_format::NodeId;
 use polvo_proto::ClusterMap;
+use std::time::Duration;
 
 /// To whom a node gives one-sided access to file data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -13,8 +12,35 @@ pub enum OneSided {
     /// To all who know the cluster's secret.
     #[default]
     All,
-    /// To nodes (and what lives in them); for clients the node moves the data itself.
+    /// To nodes and colocated clients; for remote clients the node moves the data itself.
     Nodes,
+}
+
+/// How transactions that concern several nodes are carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transactions {
+    /// The coordinator alone logs, and writes the participants' bytes by one-sided operations (Octopus 3.3.2).
+    #[default]
+    CollectDispatch,
+    /// Every participant logs its own part and is asked twice.
+    #[cfg(feature = "two-phase")]
+    TwoPhaseCommit,
+}
+
+impl Transactions {
+    /// Participants have to act before the caller may be answered.
+    pub(crate) fn is_awaited(self) -> bool {
+        self != Transactions::CollectDispatch
+    }
+}
+
+/// When and how fast a node scrubs unasked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScrubPace {
+    /// From the end of one scrub to the beginning of the next, and from the start to the first.
+    pub every: Duration,
+    /// Bytes a second.
+    pub rate: u64,
 }
 
 /// What a node is started with.

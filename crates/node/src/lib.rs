@@ -37,9 +37,7 @@ pub mod sim;
 mod transactions;
 
 pub use clock::{Clock, SystemClock};
-pub use config::{NodeConfig, OneSided};
-pub use housekeeping::scrub::ScrubPace;
+pub use config::{NodeConfig, OneSided, ScrubPace, Transactions};
 pub use node::Node;
-pub use transactions::commit_protocol::Transactions;
 #[cfg(feature = "testing")]
 pub use transactions::probe::Phase;

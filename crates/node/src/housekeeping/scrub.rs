@@ -19,15 +19,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Damaged places that the log names in one scrub of a region.
 const LOGGED_MAX: usize = 20;
 
-/// When and how fast a node scrubs unasked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ScrubPace {
-    /// From the end of one scrub to the beginning of the next, and from the start to the first.
-    pub every: Duration,
-    /// Bytes a second.
-    pub rate: u64,
-}
-
 /// What scrubs have found since the node was started.
 #[derive(Default)]
 pub(crate) struct ScrubCounters {

@@ -1,6 +1,7 @@
 //! How nodes agree on a transaction: what the coordinator has of a participant on another node, and how that node learns of the
 //! end. Nodes collect and dispatch; two-phase commit is a feature of this crate, for comparison.
 
+use crate::config::Transactions;
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::transactions::dispatch::{Arrival, CollectDispatch};
@@ -12,17 +13,6 @@ use polvo_proto::{FsError, Intent, Outcome};
 use polvo_region::RemotePart;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// How transactions that concern several nodes are carried out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Transactions {
-    /// The coordinator alone logs, and writes the participants' bytes by one-sided operations (Octopus 3.3.2).
-    #[default]
-    CollectDispatch,
-    /// Every participant logs its own part and is asked twice.
-    #[cfg(feature = "two-phase")]
-    TwoPhaseCommit,
-}
 
 /// What a protocol does with a participant on another node. A participant that hears nothing asks how the transaction ended
 /// (`Node::resolve`), so that none of this has to succeed for the cluster to come to rest.
@@ -56,32 +46,24 @@ pub(crate) trait CommitProtocol {
     async fn abort(ctx: &RequestContext<'_>, txn: TxnId, part: &Self::Part) -> Result<(), FsError>;
 }
 
-impl Transactions {
-    /// [`CommitProtocol::join`] by the node's protocol.
-    pub(crate) async fn join(
-        self,
-        ctx: &RequestContext<'_>,
-        txn: TxnId,
-        region: RegionId,
-        intents: &[Intent],
-        open: bool,
-    ) -> Result<(RemotePart, Vec<Outcome>), FsError> {
-        match self {
-            Transactions::CollectDispatch => {
-                let (part, outcomes) = Box::pin(CollectDispatch::join(ctx, txn, region, intents, open)).await?;
-                Ok((RemotePart::Collected(part), outcomes))
-            }
-            #[cfg(feature = "two-phase")]
-            Transactions::TwoPhaseCommit => {
-                let (part, outcomes) = Box::pin(TwoPhaseCommit::join(ctx, txn, region, intents, open)).await?;
-                Ok((RemotePart::Prepared(part), outcomes))
-            }
+/// [`CommitProtocol::join`] by the node's protocol.
+pub(crate) async fn join(
+    ctx: &RequestContext<'_>,
+    txn: TxnId,
+    region: RegionId,
+    intents: &[Intent],
+    open: bool,
+) -> Result<(RemotePart, Vec<Outcome>), FsError> {
+    match ctx.node.config.transactions {
+        Transactions::CollectDispatch => {
+            let (part, outcomes) = Box::pin(CollectDispatch::join(ctx, txn, region, intents, open)).await?;
+            Ok((RemotePart::Collected(part), outcomes))
         }
-    }
-
-    /// Participants have to act before the caller may be answered.
-    pub(crate) fn is_awaited(self) -> bool {
-        self != Transactions::CollectDispatch
+        #[cfg(feature = "two-phase")]
+        Transactions::TwoPhaseCommit => {
+            let (part, outcomes) = Box::pin(TwoPhaseCommit::join(ctx, txn, region, intents, open)).await?;
+            Ok((RemotePart::Prepared(part), outcomes))
+        }
     }
 }
 

@@ -334,7 +334,7 @@ async fn collect(
         let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
         return Ok((RemotePart::Collected(part), outcomes));
     }
-    ctx.node.config.transactions.join(ctx, txn, region, intents, open).await
+    commit_protocol::join(ctx, txn, region, intents, open).await
 }
 
 /// Own intents with what only the participants could say: which inode was made, of what type the linked one is.
