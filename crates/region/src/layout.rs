@@ -30,6 +30,14 @@ pub(crate) struct Layout {
     pub tail: Tail,
 }
 
+/// Memory of an append that is under way, kept from one to the next. (Boxed where it changes hands.)
+#[derive(Default)]
+pub(crate) struct AppendMemory {
+    pub layout: Layout,
+    /// the entries, unsealed
+    pub units: Vec<u8>,
+}
+
 impl Layout {
     pub fn clear(&mut self) {
         self.bytes.clear();

@@ -5,21 +5,13 @@
 
 use crate::RegionError;
 use crate::dram_inode::Inode;
-use crate::layout::{Layout, LogEnd};
+use crate::layout::{AppendMemory, LogEnd};
 use crate::origins::Done;
 use crate::space::Run;
 use crate::store::{Store, Urgency};
 use polvo_format::{Entry, Record, UnitPlace};
 
 const HAS_MEMORY: &str = "an append has memory until it ends";
-
-/// Memory of an append that is under way, kept from one to the next. (Boxed where it changes hands.)
-#[derive(Default)]
-pub(crate) struct AppendMemory {
-    pub layout: Layout,
-    /// the entries, unsealed
-    units: Vec<u8>,
-}
 
 /// An append before it has happened: [`StagedAppend::take_page`] if its bytes need a page, then
 /// [`StagedAppend::commit`].
@@ -156,7 +148,7 @@ fn at_places<'a>(mut position: u64, entries: &'a [Entry<'a>], mut origin: bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::read_back;
+    use crate::layout::{Layout, read_back};
     use crate::testing::*;
     use polvo_format::{Ino, Origin, PAGE_UNITS, SessionId, Tail};
 

@@ -5,11 +5,10 @@
 
 use crate::extents::Mapped;
 use crate::hash::NumberMap;
-use crate::layout::Layout;
+use crate::layout::{AppendMemory, Layout};
 use crate::origins::{Done, Origins};
 use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
-use crate::staged_append::AppendMemory;
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
 use polvo_format::{Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
