@@ -1,0 +1,101 @@
+//! A mounted file system, from the kernel's first request to the last thread's end.
+
+use crate::abi::{InitIn, MAJOR, MINOR, OLDEST_MINOR, OutHeader};
+use crate::filesystem::{Connection, FileSystem};
+use crate::mount::{MountParameters, mount};
+use crate::notify::Notifier;
+use crate::readers::Readers;
+use crate::request::{Operation, Request};
+use crate::transport::Transport;
+use rustix::io::Errno;
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Bytes that every kernel's INIT fits.
+const INIT_BUFFER: usize = 8192;
+
+/// A file system that is served on threads of its own until it is unmounted. Dropping this does not unmount.
+pub struct Session {
+    readers: Arc<Readers>,
+    transport: Arc<dyn Transport>,
+}
+
+impl Session {
+    /// Mounts a file system at a directory, and serves it. `path`: absolute, without symbolic links. `most`: threads that serve the
+    /// kernel, at most; they are started when they are needed.
+    ///
+    /// # Errors
+    /// What the system, or the program that mounts for users, says of it; a kernel that is too old.
+    pub fn mount(
+        mut filesystem: impl FileSystem,
+        path: &Path,
+        parameters: &MountParameters,
+        most: NonZeroUsize,
+    ) -> io::Result<Session> {
+        let transport: Arc<dyn Transport> = Arc::new(mount(path, parameters)?);
+        shake_hands(&mut filesystem, &*transport)?;
+        let readers = Readers::start(filesystem, transport.clone(), most)?;
+        Ok(Session { readers, transport })
+    }
+
+    /// Waits until it has been unmounted (by whomever), and all of its threads have ended.
+    ///
+    /// # Errors
+    /// It has ended in another way.
+    pub fn join(self) -> io::Result<()> {
+        self.readers.join()
+    }
+
+    /// By which the kernel is told that something has changed.
+    pub fn notifier(&self) -> Notifier {
+        Notifier(self.transport.clone())
+    }
+}
+
+/// Answers INIT, the first request. A kernel with a newer major version asks again with ours.
+fn shake_hands(filesystem: &mut impl FileSystem, transport: &dyn Transport) -> io::Result<()> {
+    let mut buffer = [0u64; INIT_BUFFER / size_of::<u64>()];
+    loop {
+        let len = rustix::io::retry_on_intr(|| transport.receive(buffer.as_mut_bytes()))?;
+        let decoded = Request::decode(&buffer.as_bytes()[..len]);
+        let Ok(Request {
+            header,
+            operation: Operation::Init(init),
+        }) = decoded
+        else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the kernel's first request is not INIT",
+            ));
+        };
+        let is_old = init.major < MAJOR || init.major == MAJOR && init.minor < OLDEST_MINOR;
+        if is_old {
+            answer(transport, header.unique, Err(Errno::PROTO))?;
+            let (major, minor) = (init.major, init.minor);
+            let why = format!("this kernel speaks FUSE {major}.{minor}; {MAJOR}.{OLDEST_MINOR} (Linux 4.20) is needed");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let mut connection = Connection::offered(init);
+        if init.major == MAJOR {
+            filesystem.init(&mut connection);
+        }
+        answer(transport, header.unique, Ok((&connection, init)))?;
+        if init.major == MAJOR {
+            tracing::debug!(kernel = init.minor, own = MINOR, ?connection, "FUSE");
+            return Ok(());
+        }
+    }
+}
+
+fn answer(transport: &dyn Transport, unique: u64, answer: Result<(&Connection, &InitIn), Errno>) -> Result<(), Errno> {
+    let out = answer.map(|(connection, init)| connection.answer(init));
+    let (error, body) = match &out {
+        Ok(out) => (0, out.as_bytes()),
+        Err(errno) => (-errno.raw_os_error(), &[][..]),
+    };
+    let len = (size_of::<OutHeader>() + body.len()) as u32;
+    transport.send(&OutHeader { len, error, unique }, body)
+}
