@@ -1,25 +1,24 @@
-//! Attributes and times between our terms and those of the FUSE library.
+//! Attributes and times between our terms and the kernel's.
 
 use crate::inodes::node_id_of;
-use fuser::{FileAttr, FileType, TimeOrNow};
 use polvo_format::{Attr, FileKind};
+use polvo_fusedev::abi::{self, SetTime};
 use polvo_proto::TimeChange;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Preferred I/O size shown by `stat`. Files are read and written without the page cache, so buffered programs
 /// (stdio, cp, tar) should come in larger steps than a page.
 const IO_SIZE: u32 = 64 * 1024;
 
-/// The kernel's name of a type.
-pub(crate) fn file_type(kind: FileKind) -> FileType {
+/// The `S_IFMT` bits of a mode.
+pub(crate) fn type_bits(kind: FileKind) -> u32 {
     match kind {
-        FileKind::File | FileKind::Object => FileType::RegularFile,
-        FileKind::Directory => FileType::Directory,
-        FileKind::Symlink => FileType::Symlink,
-        FileKind::Fifo => FileType::NamedPipe,
-        FileKind::Socket => FileType::Socket,
-        FileKind::CharDevice => FileType::CharDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::File | FileKind::Object => libc::S_IFREG,
+        FileKind::Directory => libc::S_IFDIR,
+        FileKind::Symlink => libc::S_IFLNK,
+        FileKind::Fifo => libc::S_IFIFO,
+        FileKind::Socket => libc::S_IFSOCK,
+        FileKind::CharDevice => libc::S_IFCHR,
+        FileKind::BlockDevice => libc::S_IFBLK,
     }
 }
 
@@ -39,58 +38,47 @@ pub(crate) fn kind_of_mode(mode: u32) -> Option<FileKind> {
 }
 
 /// Attributes for a reply.
-pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
-    FileAttr {
+pub(crate) fn file_attr(attr: &Attr) -> abi::Attr {
+    let (atime, atimensec) = seconds(attr.atime_ns);
+    let (mtime, mtimensec) = seconds(attr.mtime_ns);
+    let (ctime, ctimensec) = seconds(attr.ctime_ns);
+    abi::Attr {
         ino: node_id_of(attr),
         size: attr.size,
         blocks: attr.blocks,
-        atime: system_time(attr.atime_ns),
-        mtime: system_time(attr.mtime_ns),
-        ctime: system_time(attr.ctime_ns),
-        crtime: system_time(attr.btime_ns),
-        kind: file_type(attr.kind),
-        perm: (attr.mode & 0o7777) as u16,
+        atime,
+        mtime,
+        ctime,
+        atimensec,
+        mtimensec,
+        ctimensec,
+        mode: type_bits(attr.kind) | attr.mode & 0o7777,
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
         // The kernel speaks 32-bit device numbers here (12 bits major, 20 minor), and gave us one.
         rdev: attr.rdev as u32,
         blksize: IO_SIZE,
-        flags: 0,
+        _flags: 0,
     }
 }
 
-/// Nanoseconds since the UNIX epoch as a system time.
-fn system_time(ns: i64) -> SystemTime {
-    let distance = Duration::from_nanos(ns.unsigned_abs());
-    if ns < 0 {
-        UNIX_EPOCH - distance
-    } else {
-        UNIX_EPOCH + distance
-    }
+const NS_PER_S: i64 = 1_000_000_000;
+
+/// Nanoseconds since the UNIX epoch as the kernel has them: seconds, negative before the epoch, and nanoseconds forward from there.
+fn seconds(ns: i64) -> (i64, u32) {
+    (ns.div_euclid(NS_PER_S), ns.rem_euclid(NS_PER_S) as u32)
 }
 
-/// A time that the FUSE library parsed from a request, in nanoseconds since the UNIX epoch; times that 64 bits cannot
-/// hold (before 1677, after 2262) become the nearest one they can.
-///
-/// The library (0.18) takes a time before the epoch, which the kernel sends as negative seconds plus nanoseconds, as
-/// seconds *minus* nanoseconds; this undoes it (`times_before_the_epoch` in `tests/` watches that it stays so).
-pub(crate) fn nanoseconds(time: SystemTime) -> i64 {
-    let ns = match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => after.as_nanos() as i128,
-        Err(before) => {
-            let before = before.duration();
-            i128::from(before.subsec_nanos()) - i128::from(before.as_secs()) * 1_000_000_000
-        }
-    };
-    ns.clamp(i64::MIN.into(), i64::MAX.into()) as i64
-}
-
-/// A time as `setattr` sets it.
-pub(crate) fn time_change(time: TimeOrNow) -> TimeChange {
+/// A time as `setattr` sets it; those that 64 bits of nanoseconds cannot hold (before 1677, after 2262) become the nearest one
+/// they can.
+pub(crate) fn time_change(time: SetTime) -> TimeChange {
     match time {
-        TimeOrNow::Now => TimeChange::Now,
-        TimeOrNow::SpecificTime(time) => TimeChange::To(nanoseconds(time)),
+        SetTime::Now => TimeChange::Now,
+        SetTime::To { seconds, nanoseconds } => {
+            let ns = i128::from(seconds) * i128::from(NS_PER_S) + i128::from(nanoseconds);
+            TimeChange::To(ns.clamp(i64::MIN.into(), i64::MAX.into()) as i64)
+        }
     }
 }
 
@@ -99,21 +87,32 @@ mod tests {
     use super::*;
     use polvo_format::{Generation, Ino};
 
+    fn nanoseconds(seconds: i64, nanoseconds: u32) -> i64 {
+        match time_change(SetTime::To { seconds, nanoseconds }) {
+            TimeChange::To(ns) => ns,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn times_on_both_sides_of_the_epoch() {
-        assert_eq!(system_time(1_500_000_000), UNIX_EPOCH + Duration::from_millis(1500));
-        assert_eq!(system_time(-1_500_000_000), UNIX_EPOCH - Duration::from_millis(1500));
-        assert_eq!(system_time(i64::MIN), UNIX_EPOCH - Duration::from_nanos(1 << 63));
-        assert_eq!(nanoseconds(UNIX_EPOCH + Duration::from_nanos(7)), 7);
-        // What the kernel means by -2 s + 0.25 s arrives as -(2 s + 0.25 s).
-        assert_eq!(nanoseconds(UNIX_EPOCH - Duration::from_millis(2250)), -1_750_000_000);
-        assert_eq!(nanoseconds(UNIX_EPOCH - Duration::from_secs(2)), -2_000_000_000);
+        for (ns, expected) in [
+            (1_500_000_000, (1, 500_000_000)),
+            (-1_750_000_000, (-2, 250_000_000)),
+            (-2_000_000_000, (-2, 0)),
+            (7, (0, 7)),
+        ] {
+            assert_eq!(seconds(ns), expected);
+            assert_eq!(nanoseconds(expected.0, expected.1), ns);
+        }
+        let (earliest, rest) = seconds(i64::MIN);
+        assert_eq!(nanoseconds(earliest, rest), i64::MIN);
     }
 
     #[test]
     fn times_out_of_range_become_the_nearest() {
-        assert_eq!(nanoseconds(UNIX_EPOCH + Duration::from_secs(1 << 40)), i64::MAX);
-        assert_eq!(nanoseconds(UNIX_EPOCH - Duration::from_secs(1 << 40)), i64::MIN);
+        assert_eq!(nanoseconds(1 << 40, 0), i64::MAX);
+        assert_eq!(nanoseconds(-(1 << 40), 5), i64::MIN);
     }
 
     #[test]
@@ -152,14 +151,11 @@ mod tests {
             btime_ns: 4,
         };
         let shown = file_attr(&attr);
-        assert_eq!(
-            (shown.ino.0, shown.kind, shown.perm),
-            (3 << 40 | 5, FileType::CharDevice, 0o4751)
-        );
+        assert_eq!((shown.ino.0, shown.mode), (3 << 40 | 5, libc::S_IFCHR | 0o4751));
         assert_eq!(
             (shown.rdev, shown.nlink, shown.size, shown.blocks),
             (0x0010_3203, 2, 9, 8)
         );
-        assert_eq!(shown.mtime, UNIX_EPOCH - Duration::from_nanos(2));
+        assert_eq!((shown.mtime, shown.mtimensec), (-1, 999_999_998));
     }
 }

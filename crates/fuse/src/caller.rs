@@ -5,7 +5,7 @@
 //! outside: the thread sleeps in a system call until it is answered, and `/proc` shows which one, and the signals that
 //! are waiting for it. Supplementary groups and capabilities are no part of a request either. Where `/proc` does not know the thread (another pid namespace), the questions stay open.
 
-use fuser::Request;
+use polvo_fusedev::abi::Header;
 use polvo_proto::LockKind;
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ pub(crate) struct Caller {
     thread: u32,
 }
 
-impl From<&Request> for Caller {
-    fn from(request: &Request) -> Caller {
+impl From<&Header> for Caller {
+    fn from(request: &Header) -> Caller {
         Caller {
-            uid: request.uid(),
-            gid: request.gid(),
-            thread: request.pid(),
+            uid: request.uid,
+            gid: request.gid,
+            thread: request.pid,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Errors that a user of the mount sees as EIO, for the log: with their reason, but not by the thousand.
 
-use fuser::INodeNo;
+use polvo_fusedev::abi::INodeNo;
 use polvo_proto::FsError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

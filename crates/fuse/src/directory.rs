@@ -6,9 +6,11 @@
 //! the kernel's buffer, and where the listing ends: new names have greater cookies, so a listing that followed them would
 //! chase whoever renames files away and back. POSIX leaves open whether names made since `opendir` or `rewinddir` are shown.
 
+use crate::attr::type_bits;
 use crate::inodes::node_id;
-use fuser::{Errno, FileType, INodeNo};
 use parking_lot::Mutex;
+use polvo_fusedev::Errno;
+use polvo_fusedev::abi::INodeNo;
 use polvo_proto::{DirEntry, DirPage, FsError, InodeRef};
 use std::collections::VecDeque;
 
@@ -49,11 +51,11 @@ pub(crate) enum Listed<'e> {
 }
 
 impl Listed<'_> {
-    /// Type, where it is that of a directory for certain.
-    pub(crate) fn file_type(&self) -> FileType {
+    /// The bits of a mode that are its type.
+    pub(crate) fn type_bits(&self) -> u32 {
         match self {
-            Listed::Dot(..) => FileType::Directory,
-            Listed::Entry(entry) => crate::attr::file_type(entry.kind),
+            Listed::Dot(..) => libc::S_IFDIR,
+            Listed::Entry(entry) => type_bits(entry.kind),
         }
     }
 }
@@ -160,9 +162,9 @@ impl ListError {
     pub(crate) fn errno(&self) -> Errno {
         match self {
             // removed (on another mount) since it was opened: what programs take for the end of the listing
-            ListError::File(FsError::NotFound | FsError::Stale) => Errno::ENOENT,
+            ListError::File(FsError::NotFound | FsError::Stale) => Errno::NOENT,
             ListError::File(error) => crate::error::errno(error),
-            ListError::Position(_) => Errno::EOVERFLOW,
+            ListError::Position(_) => Errno::OVERFLOW,
         }
     }
 }
@@ -325,7 +327,7 @@ mod tests {
         let error = directory
             .list(3, fetch, |_, _| Ok(Taken::Yes))
             .expect_err("now it is due");
-        assert_eq!(error.errno(), Errno::EIO);
+        assert_eq!(error.errno(), Errno::IO);
     }
 
     #[test]

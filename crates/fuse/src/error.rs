@@ -1,6 +1,6 @@
 //! Why something could not be mounted or unmounted, and the errno of a file operation that failed.
 
-use fuser::Errno;
+use polvo_fusedev::Errno;
 use polvo_proto::FsError;
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub enum MountError {
 
 /// The errno the kernel is told.
 pub(crate) fn errno(error: &FsError) -> Errno {
-    Errno::from_i32(error.errno())
+    Errno::from_raw_os_error(error.errno())
 }
 
 /// An error of an operation addressed by inode number alone. "Not found" then means that the inode is gone, not a
@@ -72,7 +72,7 @@ pub(crate) fn errno(error: &FsError) -> Errno {
 /// the kernel's lookup and this request is found under its name again.
 pub(crate) fn errno_of_inode(error: &FsError) -> Errno {
     match error {
-        FsError::NotFound => Errno::ESTALE,
+        FsError::NotFound => Errno::STALE,
         other => errno(other),
     }
 }
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn a_vanished_inode_is_stale_but_a_missing_name_is_not_found() {
-        assert_eq!(errno(&FsError::NotFound).code(), libc::ENOENT);
-        assert_eq!(errno_of_inode(&FsError::NotFound).code(), libc::ESTALE);
-        assert_eq!(errno_of_inode(&FsError::NoSpace).code(), libc::ENOSPC);
+        assert_eq!(errno(&FsError::NotFound).raw_os_error(), libc::ENOENT);
+        assert_eq!(errno_of_inode(&FsError::NotFound).raw_os_error(), libc::ESTALE);
+        assert_eq!(errno_of_inode(&FsError::NoSpace).raw_os_error(), libc::ENOSPC);
     }
 }

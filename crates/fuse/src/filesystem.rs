@@ -1,7 +1,7 @@
 //! A mounted client: what it knows between requests, and how a request is carried out.
 //!
-//! Every request runs on the thread that read it, with that thread's client. A panic in one is
-//! caught: the request is answered with EIO (the reply object does that when it is dropped) and the mount goes on.
+//! Every request runs on the thread that read it, with that thread's client. Where it has to wait, it says so to `fusedev`, which
+//! has another thread read the next request.
 
 use crate::MountOptions;
 use crate::attr::file_attr;
@@ -9,22 +9,23 @@ use crate::caller::Caller;
 use crate::complaints::Complaints;
 use crate::directory::{FETCH, ListError, Listed, OpenDirectory, Taken};
 use crate::error::errno;
-use crate::flags::{owner_may_open, without_privileges};
+use crate::flags::{Access, access, owner_may_open, without_privileges};
 use crate::handles::Handles;
 use crate::inodes::{Inodes, ino_of, node_id};
 use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
 use crate::mappings::{Mappings, Opened, SharedMappings};
 use crate::open_file::OpenHandle;
-use fuser::{BackingId, Errno, FileHandle, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyEntry};
 use polvo_client::{AccessTimeRule, Client, LocalClient, OpenFile};
 use polvo_format::Attr;
+use polvo_fusedev::abi::{EntryOut, FileHandle, INodeNo};
+use polvo_fusedev::{BackingId, Errno, Reply, will_wait};
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,6 +78,24 @@ pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, node: INodeNo) 
     Ok(inode)
 }
 
+/// What the kernel is told of an inode under a name.
+pub(crate) fn entry(attr: &Attr) -> EntryOut {
+    EntryOut::new(file_attr(attr), attr.generation.0.into(), NO_CACHING)
+}
+
+async fn saying_when_it_waits<T>(calls: impl Future<Output = T>) -> T {
+    let mut calls = pin!(calls);
+    let mut said = false;
+    std::future::poll_fn(|context| {
+        let polled = calls.as_mut().poll(context);
+        if polled.is_pending() && !std::mem::replace(&mut said, true) {
+            will_wait();
+        }
+        polled
+    })
+    .await
+}
+
 impl PolvoFilesystem {
     pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
         if options.access_times && !options.read_only {
@@ -102,15 +121,9 @@ impl PolvoFilesystem {
         }
     }
 
-    /// Runs a handler; a panic in it is logged and ends only this request.
-    pub(crate) fn guard(&self, operation: &'static str, handler: impl FnOnce()) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(handler)) {
-            let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-            let text = text
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_default();
-            tracing::error!(operation, panic = text, "a request panicked; answered EIO");
-        }
+    /// Runs client calls to their end on this thread. Where they have to wait, the kernel's next request is for another one.
+    pub(crate) fn run<T, F: Future<Output = T>>(&self, calls: impl FnOnce(Rc<LocalClient>) -> F) -> T {
+        self.client.run(|client| saying_when_it_waits(calls(client)))
     }
 
     /// Runs client calls about an inode to their end on this thread.
@@ -123,7 +136,7 @@ impl PolvoFilesystem {
     where
         F: Future<Output = Result<T, FsError>>,
     {
-        let result = self.client.run(|client| async move {
+        let result = self.run(|client| async move {
             let inode = known(&self.inodes, &client, ino).await?;
             calls(client, inode).await
         });
@@ -155,18 +168,18 @@ impl PolvoFilesystem {
     {
         let handle = self.files.get(handle)?;
         let node = node_id(handle.file.inode());
-        self.client.run(|client| calls(client, handle)).map_err(|error| {
+        self.run(|client| calls(client, handle)).map_err(|error| {
             self.complaints.failed(operation, node, &error);
             errno(&error)
         })
     }
 
     /// Tells the kernel of an inode under a directory.
-    pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: ReplyEntry) {
+    pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: Reply<EntryOut>) {
         match attr {
             Ok(attr) => {
                 self.inodes.remember(&attr, parent);
-                reply.entry(&NO_CACHING, &file_attr(&attr), Generation(attr.generation.0.into()));
+                reply.ok(&entry(&attr));
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -179,7 +192,7 @@ impl PolvoFilesystem {
         parent: INodeNo,
         name: &OsStr,
         file: NewFile,
-        reply: ReplyEntry,
+        reply: Reply<EntryOut>,
     ) {
         let made = self.with_inode(operation, parent, |client, dir| async move {
             client.create(dir, name.as_bytes(), file).await
@@ -220,13 +233,13 @@ impl PolvoFilesystem {
     pub(crate) async fn open_file(
         client: &LocalClient,
         inode: InodeRef,
-        flags: OpenFlags,
+        flags: i32,
         allowed: SharedMappings,
     ) -> Result<Arc<OpenFile>, FsError> {
-        match flags.acc_mode() {
-            OpenAccMode::O_RDONLY => client.open(inode).await,
-            OpenAccMode::O_WRONLY => client.open_to_write(inode, false).await,
-            OpenAccMode::O_RDWR => client.open_to_write(inode, allowed == SharedMappings::One).await,
+        match access(flags) {
+            Access::Read => client.open(inode).await,
+            Access::Write => client.open_to_write(inode, false).await,
+            Access::ReadWrite => client.open_to_write(inode, allowed == SharedMappings::One).await,
         }
     }
 
@@ -235,15 +248,15 @@ impl PolvoFilesystem {
     pub(crate) fn begin_open(
         &self,
         file: &OpenFile,
-        flags: OpenFlags,
+        flags: i32,
         register: impl FnOnce(&File) -> io::Result<BackingId>,
     ) -> Result<Opened, Errno> {
-        let only_read_or_written = flags.acc_mode() != OpenAccMode::O_RDWR;
+        let only_read_or_written = access(flags) != Access::ReadWrite;
         let may_be_mapped = only_read_or_written || file.may_map();
         let may_be_mapped = may_be_mapped || self.mappings.backing(register).is_none();
-        let direct = flags.0 & libc::O_DIRECT != 0;
+        let direct = flags & libc::O_DIRECT != 0;
         match self.mappings.open(file.inode(), may_be_mapped, direct) {
-            Opened::NotDirectly => Err(Errno::EINVAL),
+            Opened::NotDirectly => Err(Errno::INVAL),
             opened => Ok(opened),
         }
     }
@@ -254,12 +267,12 @@ impl PolvoFilesystem {
         dir: InodeRef,
         name: &[u8],
         file: NewFile,
-        flags: OpenFlags,
+        flags: i32,
         caller: Caller,
         allowed: SharedMappings,
     ) -> Result<(Attr, Arc<OpenFile>), FsError> {
         match client.create_open(dir, name, file).await {
-            Err(FsError::Exists) if flags.0 & libc::O_EXCL == 0 => {}
+            Err(FsError::Exists) if flags & libc::O_EXCL == 0 => {}
             result => return result,
         }
         // The kernel has checked nothing of this file. Where the answer is not plain, ESTALE makes it look again
@@ -274,7 +287,7 @@ impl PolvoFilesystem {
         };
         let open = Self::open_file(client, inode, flags, allowed).await;
         let open = open.map_err(|_| FsError::Stale)?;
-        if flags.0 & libc::O_TRUNC != 0 {
+        if flags & libc::O_TRUNC != 0 {
             Self::truncate_at_open(client, inode, caller).await?;
         }
         Ok((client.get_attr(inode).await?, open))
@@ -289,10 +302,7 @@ impl PolvoFilesystem {
     ) -> Result<(), Errno> {
         let directory = self.directories.get(handle)?;
         let inode = directory.inode;
-        let fetch = |after| {
-            self.client
-                .run(|client| async move { client.read_dir(inode, after, FETCH).await })
-        };
+        let fetch = |after| self.run(|client| async move { client.read_dir(inode, after, FETCH).await });
         directory.list(offset, fetch, take).map_err(|error| {
             if let ListError::File(error) = &error {
                 self.complaints.failed("readdir", node_id(inode), error);

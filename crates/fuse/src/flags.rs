@@ -1,6 +1,5 @@
 //! What the bits of a request mean: open, fallocate and rename flags, and the privilege bits of modes.
 
-use fuser::{OpenAccMode, OpenFlags, RenameFlags};
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{FallocateMode, RenameMode};
 
@@ -10,6 +9,23 @@ const SUID: u32 = 0o4000;
 pub(crate) const SGID: u32 = 0o2000;
 /// The group's execute bit.
 const GROUP_EXECUTE: u32 = 0o010;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    ReadWrite,
+}
+
+/// What the flags of `open(2)` ask for. (Both bits of `O_ACCMODE`, which Linux takes too, are for the right to do both.)
+pub(crate) fn access(flags: i32) -> Access {
+    match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => Access::Read,
+        libc::O_WRONLY => Access::Write,
+        _ => Access::ReadWrite,
+    }
+}
 
 /// Mode of a file after someone without the right to keep them has changed its contents; `None` when it stays. Without the
 /// group's execute bit set-group-id goes as well, unless the caller is of the file's group; `is_member` is asked only then.
@@ -22,23 +38,23 @@ pub(crate) fn without_privileges(attr: &Attr, is_member: impl FnOnce() -> bool) 
 }
 
 /// Whether the owner of an existing file may surely open it as asked; for anybody else the kernel has to look.
-pub(crate) fn owner_may_open(attr: &Attr, uid: u32, flags: OpenFlags) -> bool {
-    let wanted = match flags.acc_mode() {
-        OpenAccMode::O_RDONLY => 0o400,
-        OpenAccMode::O_WRONLY => 0o200,
-        OpenAccMode::O_RDWR => 0o600,
+pub(crate) fn owner_may_open(attr: &Attr, uid: u32, flags: i32) -> bool {
+    let wanted = match access(flags) {
+        Access::Read => 0o400,
+        Access::Write => 0o200,
+        Access::ReadWrite => 0o600,
     };
-    let truncates = if flags.0 & libc::O_TRUNC != 0 { 0o200 } else { 0 };
+    let truncates = if flags & libc::O_TRUNC != 0 { 0o200 } else { 0 };
     let wanted = wanted | truncates;
     attr.kind == FileKind::File && attr.uid == uid && (uid == 0 || attr.mode & wanted == wanted)
 }
 
 /// What `fallocate(2)` asks for; `None` for modes that are not supported. To reserve space is none of ours: who is told so writes
 /// zeros, as `posix_fallocate(3)` does, and finds out whether there is room.
-pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
+pub(crate) fn fallocate_mode(mode: u32) -> Option<FallocateMode> {
     const PUNCH_KEEP: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     const ZERO_KEEP: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-    Some(match mode {
+    Some(match mode as i32 {
         PUNCH_KEEP => FallocateMode::PunchHole,
         libc::FALLOC_FL_ZERO_RANGE => FallocateMode::ZeroRange { keep_size: false },
         ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
@@ -48,20 +64,16 @@ pub(crate) fn fallocate_mode(mode: i32) -> Option<FallocateMode> {
 
 /// What `renameat2(2)` asks for; `None` for flags that are not supported or contradict each other.
 /// `owner`: user and group of the caller, whose a whiteout is.
-pub(crate) fn rename_mode(flags: RenameFlags, owner: (u32, u32)) -> Option<RenameMode> {
-    if flags.is_empty() {
-        Some(RenameMode::Replace)
-    } else if flags == RenameFlags::RENAME_NOREPLACE {
-        Some(RenameMode::NoReplace)
-    } else if flags == RenameFlags::RENAME_EXCHANGE {
-        Some(RenameMode::Exchange)
-    } else if flags == RenameFlags::RENAME_WHITEOUT {
-        Some(RenameMode::Whiteout { replace: true, owner })
-    } else if flags == RenameFlags::RENAME_WHITEOUT | RenameFlags::RENAME_NOREPLACE {
-        Some(RenameMode::Whiteout { replace: false, owner })
-    } else {
-        None
-    }
+pub(crate) fn rename_mode(flags: u32, owner: (u32, u32)) -> Option<RenameMode> {
+    const WHITEOUT_NOREPLACE: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
+    Some(match flags {
+        0 => RenameMode::Replace,
+        libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+        libc::RENAME_EXCHANGE => RenameMode::Exchange,
+        libc::RENAME_WHITEOUT => RenameMode::Whiteout { replace: true, owner },
+        WHITEOUT_NOREPLACE => RenameMode::Whiteout { replace: false, owner },
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -106,20 +118,12 @@ mod tests {
     #[test]
     fn only_the_plain_cases_of_a_lost_race_to_create_are_opened_here() {
         let file = |mode, uid| attr(FileKind::File, mode, uid);
-        assert!(owner_may_open(&file(0o600, 5), 5, OpenFlags(libc::O_RDWR)));
-        assert!(!owner_may_open(&file(0o400, 5), 5, OpenFlags(libc::O_RDWR)));
-        assert!(!owner_may_open(
-            &file(0o400, 5),
-            5,
-            OpenFlags(libc::O_RDONLY | libc::O_TRUNC)
-        ));
-        assert!(!owner_may_open(&file(0o666, 5), 6, OpenFlags(libc::O_RDONLY)));
-        assert!(owner_may_open(&file(0o000, 0), 0, OpenFlags(libc::O_WRONLY)));
-        assert!(!owner_may_open(
-            &attr(FileKind::Symlink, 0o777, 5),
-            5,
-            OpenFlags(libc::O_RDONLY)
-        ));
+        assert!(owner_may_open(&file(0o600, 5), 5, libc::O_RDWR));
+        assert!(!owner_may_open(&file(0o400, 5), 5, libc::O_RDWR));
+        assert!(!owner_may_open(&file(0o400, 5), 5, libc::O_RDONLY | libc::O_TRUNC));
+        assert!(!owner_may_open(&file(0o666, 5), 6, libc::O_RDONLY));
+        assert!(owner_may_open(&file(0o000, 0), 0, libc::O_WRONLY));
+        assert!(!owner_may_open(&attr(FileKind::Symlink, 0o777, 5), 5, libc::O_RDONLY));
     }
 
     #[test]
@@ -130,18 +134,15 @@ mod tests {
         for unsupported in [0, 1, 2, 8, 32, 64, 18] {
             assert_eq!(fallocate_mode(unsupported), None);
         }
-        let (owner, whiteout) = ((5, 6), RenameFlags::RENAME_WHITEOUT);
+        let (owner, whiteout) = ((5, 6), libc::RENAME_WHITEOUT);
         let rename_mode = |flags| rename_mode(flags, owner);
-        assert_eq!(rename_mode(RenameFlags::empty()), Some(RenameMode::Replace));
-        assert_eq!(rename_mode(RenameFlags::RENAME_NOREPLACE), Some(RenameMode::NoReplace));
-        assert_eq!(rename_mode(RenameFlags::RENAME_EXCHANGE), Some(RenameMode::Exchange));
-        for (flags, replace) in [(whiteout, true), (whiteout | RenameFlags::RENAME_NOREPLACE, false)] {
+        assert_eq!(rename_mode(0), Some(RenameMode::Replace));
+        assert_eq!(rename_mode(libc::RENAME_NOREPLACE), Some(RenameMode::NoReplace));
+        assert_eq!(rename_mode(libc::RENAME_EXCHANGE), Some(RenameMode::Exchange));
+        for (flags, replace) in [(whiteout, true), (whiteout | libc::RENAME_NOREPLACE, false)] {
             assert_eq!(rename_mode(flags), Some(RenameMode::Whiteout { replace, owner }));
         }
-        assert_eq!(rename_mode(whiteout | RenameFlags::RENAME_EXCHANGE), None);
-        assert_eq!(
-            rename_mode(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE),
-            None
-        );
+        assert_eq!(rename_mode(whiteout | libc::RENAME_EXCHANGE), None);
+        assert_eq!(rename_mode(libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE), None);
     }
 }

@@ -1,7 +1,8 @@
 //! Open file handles: the numbers given to the kernel, and what they stand for.
 
-use fuser::{Errno, FileHandle};
 use parking_lot::RwLock;
+use polvo_fusedev::Errno;
+use polvo_fusedev::abi::FileHandle;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -66,7 +67,7 @@ impl<T> Handles<T> {
     pub(crate) fn get(&self, handle: FileHandle) -> Result<Arc<T>, Errno> {
         let (shard_at, index) = Self::place(handle);
         let shard = self.shards[shard_at].read();
-        shard.slots.get(index).and_then(Clone::clone).ok_or(Errno::EBADF)
+        shard.slots.get(index).and_then(Clone::clone).ok_or(Errno::BADF)
     }
 
     /// Ends a handle.
@@ -76,7 +77,7 @@ impl<T> Handles<T> {
     pub(crate) fn remove(&self, handle: FileHandle) -> Result<Arc<T>, Errno> {
         let (shard_at, index) = Self::place(handle);
         let mut shard = self.shards[shard_at].write();
-        let open = shard.slots.get_mut(index).and_then(Option::take).ok_or(Errno::EBADF)?;
+        let open = shard.slots.get_mut(index).and_then(Option::take).ok_or(Errno::BADF)?;
         shard.free.push(index);
         debug_assert!(shard.free.len() <= shard.slots.len(), "a slot is free once");
         Ok(open)
@@ -95,9 +96,9 @@ mod tests {
             assert_eq!(*handles.get(*handle).expect("open"), n);
         }
         assert_eq!(handles.remove(open[33]).map(|n| *n).ok(), Some(33));
-        assert_eq!(handles.get(open[33]).err(), Some(Errno::EBADF));
-        assert_eq!(handles.remove(open[33]).err(), Some(Errno::EBADF));
-        assert_eq!(handles.get(FileHandle(u64::MAX)).err(), Some(Errno::EBADF));
+        assert_eq!(handles.get(open[33]).err(), Some(Errno::BADF));
+        assert_eq!(handles.remove(open[33]).err(), Some(Errno::BADF));
+        assert_eq!(handles.get(FileHandle(u64::MAX)).err(), Some(Errno::BADF));
         let later: Vec<_> = (100..116).map(|n| handles.insert(Arc::new(n))).collect();
         assert!(later.contains(&open[33]), "its slot is used again");
     }

@@ -9,9 +9,9 @@
 //! both arrive under the one id, so one entry counts both.
 
 use foldhash::HashMap;
-use fuser::INodeNo;
 use parking_lot::Mutex;
 use polvo_format::{Attr, FileKind, Generation, Ino};
+use polvo_fusedev::abi::INodeNo;
 use polvo_proto::InodeRef;
 use std::collections::hash_map::Entry;
 

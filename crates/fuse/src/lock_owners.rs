@@ -13,8 +13,8 @@
 //! be seen, both keep one key, and what was locked by way of the first handle may last until the second one ends.
 
 use foldhash::HashMap;
-use fuser::FileHandle;
 use parking_lot::Mutex;
+use polvo_fusedev::abi::FileHandle;
 use polvo_proto::InodeRef;
 use std::sync::atomic::{AtomicU64, Ordering};
 

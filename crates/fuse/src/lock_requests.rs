@@ -7,11 +7,11 @@ use crate::inodes::node_id;
 use crate::lock_owners::Entered;
 use crate::lock_waits::{LockWait, keep_for_owner};
 use crate::open_file::OpenHandle;
-use fuser::{Errno, FileHandle, LockOwner, ReplyEmpty};
 use polvo_client::LockAnswer;
+use polvo_fusedev::abi::{FileHandle, FileLock, LockOwner};
+use polvo_fusedev::{Errno, Reply};
 use polvo_proto::{FsError, InodeRef, LockAsk, LockKind, LockMode, LockRange, LockTicket};
 use std::cell::LazyCell;
-use std::ops::RangeInclusive;
 
 /// Who asks for a lock.
 pub(crate) struct LockCaller {
@@ -23,16 +23,16 @@ pub(crate) struct LockCaller {
     pub(crate) thread: u32,
 }
 
-fn range_of(bytes: &RangeInclusive<u64>) -> LockRange {
+fn range_of(lock: &FileLock) -> LockRange {
     LockRange {
-        first: *bytes.start(),
-        last: *bytes.end(),
+        first: lock.start,
+        last: lock.end,
     }
 }
 
 /// `None` for what is no lock.
-fn mode_of(typ: i32) -> Option<LockMode> {
-    match typ {
+fn mode_of(typ: u32) -> Option<LockMode> {
+    match typ as i32 {
         libc::F_RDLCK => Some(LockMode::Shared),
         libc::F_WRLCK => Some(LockMode::Exclusive),
         _ => None,
@@ -41,38 +41,28 @@ fn mode_of(typ: i32) -> Option<LockMode> {
 
 impl PolvoFilesystem {
     /// Takes a lock, or lets go of it. When it is to be waited for, somebody else does that.
-    pub(crate) fn set_lock(
-        &self,
-        fh: FileHandle,
-        caller: LockCaller,
-        bytes: RangeInclusive<u64>,
-        typ: i32,
-        wait: bool,
-        reply: ReplyEmpty,
-    ) {
+    pub(crate) fn set_lock(&self, fh: FileHandle, caller: LockCaller, lock: &FileLock, wait: bool, reply: Reply<()>) {
         let handle = match self.files.get(fh) {
             Ok(handle) => handle,
             Err(errno) => return reply.error(errno),
         };
-        let (inode, name, range) = (handle.file.inode(), caller.owner.0, range_of(&bytes));
+        let (inode, name, range) = (handle.file.inode(), caller.owner.0, range_of(lock));
         let complain = |error: &FsError| self.complaints.failed("lock", node_id(inode), error);
-        if typ == libc::F_UNLCK {
+        if lock.kind == libc::F_UNLCK as u32 {
             let Some(owner) = self.lock_owners.key(inode, name) else {
-                return reply.ok();
+                return reply.ok(&());
             };
-            let unlocked = self
-                .client
-                .run(|client| async move { client.unlock(inode, owner, range).await });
+            let unlocked = self.run(|client| async move { client.unlock(inode, owner, range).await });
             return match unlocked {
-                Ok(()) => reply.ok(),
+                Ok(()) => reply.ok(&()),
                 Err(error) => {
                     complain(&error);
                     reply.error(errno(&error));
                 }
             };
         }
-        let Some(mode) = mode_of(typ) else {
-            return reply.error(Errno::EINVAL);
+        let Some(mode) = mode_of(lock.kind) else {
+            return reply.error(Errno::INVAL);
         };
         let call = LazyCell::new(|| lock_call(caller.thread));
         let kind = if range == LockRange::ALL {
@@ -96,7 +86,7 @@ impl PolvoFilesystem {
             number: self.client.next_lock_ticket(),
             wait_ms: 0,
         });
-        let asked = self.client.run(|client| async move {
+        let asked = self.run(|client| async move {
             let answer = client.lock(inode, ask, ticket).await?;
             if answer == LockAnswer::Granted {
                 keep_for_owner(&client, &self.lock_owners, &ask, inode, name).await?;
@@ -104,7 +94,7 @@ impl PolvoFilesystem {
             Ok(answer)
         });
         match (asked, ticket) {
-            (Ok(LockAnswer::Granted), _) => reply.ok(),
+            (Ok(LockAnswer::Granted), _) => reply.ok(&()),
             (Ok(LockAnswer::Queued), Some(ticket)) => self.lock_waits.begin(LockWait {
                 file: handle.file.clone(),
                 ask,
@@ -113,7 +103,7 @@ impl PolvoFilesystem {
                 thread: caller.thread,
                 reply,
             }),
-            (Ok(LockAnswer::Queued), None) => reply.error(Errno::EIO),
+            (Ok(LockAnswer::Queued), None) => reply.error(Errno::IO),
             (Err(error), _) => {
                 complain(&error);
                 reply.error(errno(&error));
@@ -121,32 +111,32 @@ impl PolvoFilesystem {
         }
     }
 
-    /// The first lock in the way of another: bytes, type and process.
+    /// The first lock in the way of another.
     pub(crate) fn test_lock(
         &self,
         fh: FileHandle,
         owner: LockOwner,
-        bytes: RangeInclusive<u64>,
-        typ: i32,
-        pid: u32,
-    ) -> Result<Option<(RangeInclusive<u64>, i32, u32)>, Errno> {
+        lock: &FileLock,
+    ) -> Result<Option<FileLock>, Errno> {
         let inode = self.files.get(fh)?.file.inode();
         let ask = LockAsk {
             owner: self.lock_owners.key(inode, owner.0).unwrap_or(owner.0),
             kind: LockKind::Range,
-            mode: mode_of(typ).ok_or(Errno::EINVAL)?,
-            range: range_of(&bytes),
-            pid,
+            mode: mode_of(lock.kind).ok_or(Errno::INVAL)?,
+            range: range_of(lock),
+            pid: lock.pid,
         };
         let seen = self.with_file("getlk", fh, |client, file| async move {
             client.test_lock(file.inode(), ask).await
         })?;
-        Ok(seen.map(|seen| {
-            let typ = match seen.mode {
-                LockMode::Shared => libc::F_RDLCK,
-                LockMode::Exclusive => libc::F_WRLCK,
-            };
-            (seen.range.first..=seen.range.last, typ, seen.pid)
+        Ok(seen.map(|seen| FileLock {
+            start: seen.range.first,
+            end: seen.range.last,
+            kind: match seen.mode {
+                LockMode::Shared => libc::F_RDLCK as u32,
+                LockMode::Exclusive => libc::F_WRLCK as u32,
+            },
+            pid: seen.pid,
         }))
     }
 
@@ -177,9 +167,7 @@ impl PolvoFilesystem {
 
     /// Lets go of all locks of an open file that has ended.
     fn let_go(&self, inode: InodeRef, owner: u64) {
-        let released = self
-            .client
-            .run(|client| async move { client.release_locks(inode, owner).await });
+        let released = self.run(|client| async move { client.release_locks(inode, owner).await });
         if let Err(error) = released {
             self.complaints.failed("release", node_id(inode), &error);
         }

@@ -9,9 +9,9 @@
 use crate::caller::is_signalled;
 use crate::error::errno;
 use crate::lock_owners::LockOwners;
-use fuser::{Errno, ReplyEmpty};
 use parking_lot::Mutex;
 use polvo_client::{Client, LocalClient, LockAnswer, OpenFile};
+use polvo_fusedev::{Errno, Reply};
 use polvo_proto::{FsError, InodeRef, LOCK_WAIT_MAX_MS, LockAsk, LockRange, LockTicket};
 use std::pin::pin;
 use std::rc::Rc;
@@ -38,7 +38,7 @@ pub(crate) struct LockWait {
     pub(crate) ticket: u64,
     /// The thread that waits.
     pub(crate) thread: u32,
-    pub(crate) reply: ReplyEmpty,
+    pub(crate) reply: Reply<()>,
 }
 
 /// All waits of a mount.
@@ -66,12 +66,12 @@ impl LockWaits {
                 Ok(sender) => begin.insert(sender),
                 Err(error) => {
                     tracing::error!(%error, "no thread to wait for locks on");
-                    return wait.reply.error(Errno::ENOLCK);
+                    return wait.reply.error(Errno::NOLCK);
                 }
             },
         };
         if let Err(unsent) = sender.send(wait) {
-            unsent.0.reply.error(Errno::EIO);
+            unsent.0.reply.error(Errno::IO);
         }
     }
 
@@ -79,8 +79,7 @@ impl LockWaits {
     fn start(&self) -> std::io::Result<UnboundedSender<LockWait>> {
         let (sender, mut begun) = unbounded_channel::<LockWait>();
         let (client, owners) = (self.client.clone(), self.owners.clone());
-        let thread = std::thread::Builder::new().name("polvo-lockwait".into());
-        thread.spawn(move || {
+        polvo_fusedev::spawn("polvo-lockwait", move || {
             client.run(|local| async move {
                 let long_asks = Rc::new(Semaphore::new(LONG_ASKS));
                 let mut waits = tokio::task::JoinSet::new();
@@ -100,7 +99,7 @@ async fn wait_for_lock(client: Rc<LocalClient>, owners: Arc<LockOwners>, wait: L
         ended = keep_for_owner(&client, &owners, &wait.ask, wait.file.inode(), wait.owner).await;
     }
     match ended {
-        Ok(()) => wait.reply.ok(),
+        Ok(()) => wait.reply.ok(&()),
         Err(error) => wait.reply.error(errno(&error)),
     }
 }

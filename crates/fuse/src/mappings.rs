@@ -11,8 +11,8 @@
 //! answered just before have surely ended.
 
 use foldhash::HashMap;
-use fuser::BackingId;
 use parking_lot::Mutex;
+use polvo_fusedev::{BackingId, will_wait};
 use polvo_proto::InodeRef;
 use rustix::fs::fstatfs;
 use std::collections::hash_map::Entry;
@@ -54,7 +54,7 @@ pub enum SharedMappings {
 struct OpenInode {
     mappable: usize,
     unmappable: usize,
-    /// Opens that may be mapped and whose answers are being sent.
+    /// Opens that may be mapped and whose answers are being sent; such a file may be closed before that is known here.
     answering: usize,
     /// When the last of those was sent.
     answered: Instant,
@@ -64,6 +64,10 @@ impl OpenInode {
     /// Everybody who was told that the file may be mapped has it open.
     fn all_are_open(&self) -> bool {
         self.mappable == 0 || self.answering == 0 && self.answered.elapsed() >= OPENED
+    }
+
+    fn is_unused(&self) -> bool {
+        self.mappable == 0 && self.unmappable == 0 && self.answering == 0
     }
 }
 
@@ -157,8 +161,8 @@ impl Mappings {
             open.answering += 1;
             return Opened::Mappable;
         }
-        debug_assert!(open.answering <= open.mappable, "who is being answered may map");
         open.unmappable += 1;
+        will_wait();
         // from here on nobody is told that it may be mapped
         while inodes.get(&inode).is_some_and(|open| !open.all_are_open()) {
             drop(inodes);
@@ -168,12 +172,19 @@ impl Mappings {
         Opened::Unmappable
     }
 
-    /// The kernel has been told that the file may be mapped.
-    pub(crate) fn answered(&self, inode: InodeRef) {
-        if let Some(open) = self.shard(inode).lock().get_mut(&inode) {
-            debug_assert!(open.answering > 0, "an answer is given once");
-            open.answering = open.answering.saturating_sub(1);
-            open.answered = Instant::now();
+    /// The kernel has been told so.
+    pub(crate) fn answered(&self, inode: InodeRef, opened: Opened) {
+        if opened != Opened::Mappable {
+            return;
+        }
+        if let Entry::Occupied(mut open) = self.shard(inode).lock().entry(inode) {
+            let counted = open.get_mut();
+            debug_assert!(counted.answering > 0, "an answer is given once");
+            counted.answering = counted.answering.saturating_sub(1);
+            counted.answered = Instant::now();
+            if counted.is_unused() {
+                open.remove();
+            }
         }
     }
 
@@ -192,7 +203,7 @@ impl Mappings {
                 }
                 Opened::NotDirectly => {}
             }
-            if counted.mappable == 0 && counted.unmappable == 0 {
+            if counted.is_unused() {
                 open.remove();
             }
         }
@@ -233,7 +244,7 @@ mod tests {
     fn opened_and_answered(mappings: &Mappings, may_be_mapped: bool) -> Opened {
         let opened = mappings.open(FILE, may_be_mapped, false);
         if opened == Opened::Mappable {
-            mappings.answered(FILE);
+            mappings.answered(FILE, opened);
         }
         opened
     }
@@ -255,7 +266,7 @@ mod tests {
             Opened::Mappable,
             "direct I/O maps nothing"
         );
-        mappings.answered(FILE);
+        mappings.answered(FILE, Opened::Mappable);
         for _ in 0..3 {
             mappings.closed(FILE, Opened::Mappable);
         }
@@ -277,9 +288,23 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(!unmappable.is_finished());
-            mappings.answered(FILE);
+            mappings.answered(FILE, Opened::Mappable);
             assert_eq!(unmappable.join().expect("no panic"), Opened::Unmappable);
         });
+    }
+
+    #[test]
+    fn a_file_may_be_closed_before_it_is_known_that_it_was_opened() {
+        let mappings = Mappings::new(SharedMappings::One);
+        assert_eq!(mappings.open(FILE, true, false), Opened::Mappable);
+        mappings.closed(FILE, Opened::Mappable);
+        assert_eq!(mappings.open(FILE, true, false), Opened::Mappable);
+        for _ in 0..2 {
+            mappings.answered(FILE, Opened::Mappable);
+        }
+        assert!(!mappings.shard(FILE).lock().is_empty(), "the second one has it open");
+        mappings.closed(FILE, Opened::Mappable);
+        assert!(mappings.shard(FILE).lock().is_empty());
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use crate::filesystem::PolvoFilesystem;
 use crate::mount_point::{self, Detach};
 use crate::{MountError, MountOptions};
-use fuser::BackgroundSession;
 use parking_lot::Mutex;
 use polvo_client::Client;
+use polvo_fusedev::Session;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct Mount {
     /// Cleared when the last thread of the session is done with the file system.
     alive: Arc<AtomicBool>,
     /// Taken by whoever waits for the end; the lock is held while waiting, so that all who wait see the same end.
-    session: Mutex<Option<BackgroundSession>>,
+    session: Mutex<Option<Session>>,
 }
 
 impl Mount {
@@ -30,10 +30,9 @@ impl Mount {
     /// What is wrong with the mount point or this machine; see [`MountError`].
     pub fn new(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mount, MountError> {
         let mountpoint = mount_point::check(mountpoint)?;
-        let config = options.session_config();
         let alive = Arc::new(AtomicBool::new(true));
         let filesystem = PolvoFilesystem::new(client, &options, alive.clone());
-        match fuser::spawn_mount(filesystem, &mountpoint, &config) {
+        match Session::mount(filesystem, &mountpoint, &options.parameters(), options.threads) {
             Ok(session) => Ok(Mount {
                 mountpoint,
                 alive,
@@ -89,7 +88,7 @@ impl Mount {
         let Some(running) = session.take() else {
             return Ok(());
         };
-        end(running).map_err(|source| MountError::System {
+        running.join().map_err(|source| MountError::System {
             what: "the session with the kernel broke at",
             path: self.mountpoint.clone(),
             source,
@@ -103,26 +102,6 @@ impl Drop for Mount {
             tracing::error!(path = %self.mountpoint.display(), %error, "could not unmount");
         }
     }
-}
-
-/// Waits for the session's threads. A session that ended in good order ended because it was unmounted. The library would
-/// unmount once more, by path, whatever is mounted there by now (0.18 takes a connection that has ended for one that is
-/// mounted); so it is kept from cleaning up, at the price of a descriptor.
-fn end(mut running: BackgroundSession) -> io::Result<()> {
-    let nothing = std::thread::Builder::new().spawn(|| Ok(()))?;
-    let threads = std::mem::replace(&mut running.guard, nothing);
-    let ended = threads
-        .join()
-        .unwrap_or_else(|_| Err(io::Error::other("a thread of the mount panicked")));
-    // what the kernel says of a mount that was taken away just when it was handing a request over
-    let ended = ended.or_else(|error| match error.kind() {
-        io::ErrorKind::ConnectionAborted => Ok(()),
-        _ => Err(error),
-    });
-    if ended.is_ok() {
-        std::mem::forget(running);
-    }
-    ended
 }
 
 fn is_root() -> bool {

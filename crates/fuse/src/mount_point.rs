@@ -3,15 +3,13 @@
 use crate::MountError;
 use crate::mount_table::mounted_at;
 use crate::options::FSTYPE;
+use polvo_fusedev::find_helper;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Names of the program that mounts on behalf of users.
-const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Checks that a file system can be mounted at a directory, and resolves its path. A mount of ours whose process has died
 /// is taken away.
@@ -125,17 +123,6 @@ fn detach_by_helper(path: &Path, how: Detach) -> Result<(), MountError> {
         false if message.contains("busy") => Err(MountError::Busy(path.to_owned())),
         false => Err(system(io::Error::other(message.trim().to_owned()))),
     }
-}
-
-/// The helper's path, from `PATH` and the usual places.
-fn find_helper() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    directories.extend(["/bin", "/usr/bin", "/sbin"].map(PathBuf::from));
-    HELPERS
-        .iter()
-        .flat_map(|name| directories.iter().map(move |d| d.join(name)))
-        .find(|file| file.is_file())
 }
 
 /// The FUSE device must be there; who is not root need not be able to open it (the helper does).

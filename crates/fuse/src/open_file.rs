@@ -1,7 +1,6 @@
 //! A file as a program has it open: the client's open file, and who has locked something by way of it.
 
 use crate::mappings::Opened;
-use fuser::OpenFlags;
 use parking_lot::Mutex;
 use polvo_client::OpenFile;
 use std::sync::Arc;
@@ -22,10 +21,10 @@ pub(crate) struct OpenHandle {
 }
 
 impl OpenHandle {
-    pub(crate) fn new(file: Arc<OpenFile>, flags: OpenFlags, opened: Opened) -> Arc<OpenHandle> {
+    pub(crate) fn new(file: Arc<OpenFile>, flags: i32, opened: Opened) -> Arc<OpenHandle> {
         Arc::new(OpenHandle {
             file,
-            leaves_access_time: flags.0 & libc::O_NOATIME != 0,
+            leaves_access_time: flags & libc::O_NOATIME != 0,
             opened,
             flushed: AtomicBool::new(false),
             lockers: Mutex::default(),

@@ -2,7 +2,7 @@
 
 use crate::MountError;
 use crate::mappings::SharedMappings;
-use fuser::{Config, MountOption, SessionACL};
+use polvo_fusedev::MountParameters;
 use std::num::NonZeroUsize;
 use std::thread::available_parallelism;
 
@@ -127,42 +127,18 @@ impl MountOptions {
         Ok(())
     }
 
-    /// The same for the FUSE library.
-    pub(crate) fn session_config(&self) -> Config {
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(self.fsname.clone()),
-            // Told to the kernel as its own parameter: the library passes `Subtype` to fusermount only.
-            MountOption::CUSTOM(format!("subtype={}", FSTYPE.trim_start_matches("fuse."))),
-            MountOption::DefaultPermissions,
-            if self.read_only {
-                MountOption::RO
-            } else {
-                MountOption::RW
-            },
-            if self.suid {
-                MountOption::Suid
-            } else {
-                MountOption::NoSuid
-            },
-            if self.dev { MountOption::Dev } else { MountOption::NoDev },
-            if self.exec {
-                MountOption::Exec
-            } else {
-                MountOption::NoExec
-            },
-        ];
-        if !self.access_times {
-            config.mount_options.push(MountOption::NoAtime);
+    /// The part of it that the kernel is told at the mount.
+    pub(crate) fn parameters(&self) -> MountParameters {
+        MountParameters {
+            fsname: self.fsname.clone(),
+            subtype: FSTYPE.trim_start_matches("fuse.").to_owned(),
+            allow_other: self.allow_other,
+            read_only: self.read_only,
+            suid: self.suid,
+            dev: self.dev,
+            exec: self.exec,
+            noatime: !self.access_times,
         }
-        config.acl = if self.allow_other {
-            SessionACL::All
-        } else {
-            SessionACL::Owner
-        };
-        config.n_threads = Some(self.threads.get());
-        config.clone_fd = true;
-        config
     }
 }
 

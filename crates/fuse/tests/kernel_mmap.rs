@@ -10,12 +10,16 @@
 
 mod common;
 use common::mounted;
-use fuser::*;
+use polvo_fusedev::abi::*;
+use polvo_fusedev::{Connection, FileSystem, MountParameters, Reply, Session};
+use rustix::mount::{UnmountFlags, unmount};
 use std::ffi::OsStr;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
+use zerocopy::FromZeros;
 
 /// One process stores through a mapping, another writes other bytes of the page and reads them back. Says how many of how
 /// many writes were lost.
@@ -57,83 +61,46 @@ struct OneFile {
     bytes: Mutex<[u8; PAGE]>,
 }
 
-fn attributes(ino: INodeNo) -> FileAttr {
-    let is_file = ino == FILE;
-    FileAttr {
+fn attributes(ino: INodeNo) -> Attr {
+    Attr {
         ino,
         size: PAGE as u64,
-        blocks: 8,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: if is_file {
-            FileType::RegularFile
-        } else {
-            FileType::Directory
-        },
-        perm: 0o755,
+        mode: if ino == FILE { 0o100755 } else { 0o040755 },
         nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
         blksize: PAGE as u32,
-        flags: 0,
+        ..Attr::new_zeroed()
     }
 }
 
-impl Filesystem for OneFile {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let wanted = InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-        config
-            .add_capabilities(wanted)
-            .map_err(|_| std::io::ErrorKind::Unsupported.into())
+impl FileSystem for OneFile {
+    fn init(&mut self, connection: &mut Connection) {
+        let missing = connection.want(init::DIRECT_IO_ALLOW_MMAP);
+        assert_eq!(missing, 0, "this kernel is too old");
     }
 
-    fn lookup(&self, _req: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEntry) {
-        reply.entry(&Duration::ZERO, &attributes(FILE), Generation(1));
+    fn lookup(&self, _req: &Header, _name: &OsStr, reply: Reply<EntryOut>) {
+        reply.ok(&EntryOut::new(attributes(FILE), 1, Duration::ZERO));
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::ZERO, &attributes(ino));
+    fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
+        reply.ok(&AttrOut::new(attributes(req.node), Duration::ZERO));
     }
 
-    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(1), FopenFlags::FOPEN_DIRECT_IO);
+    fn open(&self, _req: &Header, _asked: &OpenIn, reply: Reply<OpenOut>) {
+        reply.ok(&OpenOut::new(FileHandle(1), fopen::DIRECT_IO));
     }
 
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let start = (offset as usize).min(PAGE);
-        let end = (start + size as usize).min(PAGE);
-        reply.data(&self.bytes.lock().expect("whole")[start..end]);
+    fn read(&self, _req: &Header, asked: &ReadIn, reply: Reply<[u8]>) {
+        let start = (asked.offset as usize).min(PAGE);
+        let end = (start + asked.size as usize).min(PAGE);
+        reply.ok(&self.bytes.lock().expect("whole")[start..end]);
     }
 
-    fn write(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let start = (offset as usize).min(PAGE);
+    fn write(&self, _req: &Header, asked: &WriteIn, data: &[u8], reply: Reply<WriteOut>) {
+        let start = (asked.offset as usize).min(PAGE);
         let end = (start + data.len()).min(PAGE);
         self.bytes.lock().expect("whole")[start..end].copy_from_slice(&data[..end - start]);
-        reply.written(data.len() as u32);
+        reply.ok(&WriteOut::new(data.len() as u32));
     }
 }
 
@@ -141,14 +108,18 @@ impl Filesystem for OneFile {
 #[ignore = "fails on every kernel so far: shows what its FUSE does"]
 fn the_smallest_file_system_keeps_what_is_written_beside_a_mapping() {
     let home = tempfile::tempdir().expect("a directory for the test");
-    let mut config = Config::default();
-    config.n_threads = Some(2);
     let filesystem = OneFile {
         bytes: Mutex::new([0; PAGE]),
     };
-    let session = spawn_mount(filesystem, home.path(), &config).expect("mounted");
+    let parameters = MountParameters {
+        fsname: "one-file".to_owned(),
+        subtype: "one-file".to_owned(),
+        ..MountParameters::default()
+    };
+    let session = Session::mount(filesystem, home.path(), &parameters, NonZeroUsize::MIN).expect("mounted");
     let said = lost(&home.path().join("file"));
-    drop(session);
+    unmount(home.path(), UnmountFlags::DETACH).expect("mounted");
+    session.join().expect("a good end");
     assert!(said.starts_with("0 of"), "{said}");
 }
 

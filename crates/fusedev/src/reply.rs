@@ -80,11 +80,11 @@ impl<T: ?Sized + IntoBytes + Immutable> Reply<T> {
     }
 }
 
-impl Reply<()> {
-    /// Answers with nothing but success, or an error.
-    pub fn done(self, result: Result<(), Errno>) {
-        match result {
-            Ok(()) => self.ok(&()),
+impl<T: IntoBytes + Immutable> Reply<T> {
+    /// The request succeeded, or failed.
+    pub fn give(self, answer: Result<T, Errno>) {
+        match answer {
+            Ok(answer) => self.ok(&answer),
             Err(errno) => self.error(errno),
         }
     }
@@ -166,7 +166,7 @@ mod tests {
         let recorder = Arc::new(Recorder::default());
         let transport: Arc<dyn Transport> = recorder.clone();
         Reply::<WriteOut>::new(&transport, 2).ok(&WriteOut::new(7));
-        Reply::<()>::new(&transport, 4).done(Ok(()));
+        Reply::<()>::new(&transport, 4).give(Ok(()));
         Reply::<[u8]>::new(&transport, 6).error(Errno::NOENT);
         drop(Reply::<[u8]>::new(&transport, 8));
         let elsewhere = Reply::<[u8]>::new(&transport, 10);

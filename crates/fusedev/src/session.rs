@@ -55,6 +55,12 @@ impl Session {
     }
 }
 
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
 /// Answers INIT, the first request. A kernel with a newer major version asks again with ours.
 fn shake_hands(filesystem: &mut impl FileSystem, transport: &dyn Transport) -> io::Result<()> {
     let mut buffer = [0u64; INIT_BUFFER / size_of::<u64>()];

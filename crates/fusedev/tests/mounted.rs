@@ -113,7 +113,7 @@ impl FileSystem for Small {
 
     fn setlk(&self, _: &Header, asked: &LkIn, wait: bool, reply: Reply<()>) {
         if !wait {
-            return reply.done(if asked.is_flock() { Ok(()) } else { Err(Errno::AGAIN) });
+            return reply.give(if asked.is_flock() { Ok(()) } else { Err(Errno::AGAIN) });
         }
         self.shared.waits.lock().unwrap().insert(reply.unique(), reply);
         if let Some(waiting) = &*self.shared.waiting.lock().unwrap() {
