@@ -22,6 +22,7 @@ mod busy_polling;
 mod cores;
 mod crowd;
 mod echo;
+mod null_mount;
 mod requester;
 mod samples;
 

@@ -65,6 +65,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::carns::BANDWIDTH,
     &experiments::carns::LATENCY,
     &experiments::thresholds::EXPERIMENT,
+    &experiments::null_mount::EXPERIMENT,
     &experiments::mount::EXPERIMENT,
     &experiments::memory::EXPERIMENT,
     &experiments::flat::EXPERIMENT,

@@ -10,6 +10,7 @@ pub mod log_garbage;
 pub mod memory;
 pub mod mount;
 pub mod network;
+pub mod null_mount;
 pub mod octopus_fig12;
 pub mod octopus_fig13;
 #[cfg(feature = "two-phase")]

@@ -120,6 +120,12 @@ const GOALS: &[Goal] = &[
         rows: &[""],
     },
     Goal {
+        what: "a mounted file system that does nothing, 4 KiB reads of one job",
+        target: "at least 1.5 times the library used before (fuser, 4 threads)",
+        experiment: "null-mount",
+        rows: &["null mount 4 KiB read, 1 job"],
+    },
+    Goal {
         what: "an empty file not open",
         target: "at most 400 bytes of persistent memory and 200 of DRAM",
         experiment: "memory",
