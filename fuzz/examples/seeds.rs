@@ -123,6 +123,19 @@ fn main() {
         all.extend(frame);
     }
     keep("tcp_frames", "all", &all);
+    for opcode in 1..54u32 {
+        // room for any struct, then names, with zeros that say that no data follows
+        let arguments = [&[0; 88][..], b"name\0other\0"].concat();
+        let used = match opcode {
+            1 | 6 | 10 | 11 | 24 => &arguments[88..],
+            13 | 9 | 12 | 21 | 22 => &arguments[80..],
+            8 | 35 | 45 => &arguments[72..],
+            _ => &arguments[..],
+        };
+        let len = 40 + used.len() as u32;
+        let header = [len.to_ne_bytes(), opcode.to_ne_bytes()].concat();
+        keep("fuse_request", &format!("opcode-{opcode}"), &[&header, &[2; 32][..], used].concat());
+    }
     keep(
         "configuration",
         "template",
