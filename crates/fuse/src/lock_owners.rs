@@ -9,7 +9,7 @@
 //! The requests do not say which of the two an owner is, but their order does. Every process has sent `FLUSH` for a handle
 //! before the handle's `RELEASE`, so who still owns locks by way of it then is the open file itself. And an owner that
 //! comes by way of another handle than before is either a process that has the file open twice, or an open file that has
-//! the address of one that is gone: only then the thread's system call is looked at (see `caller`). Where that cannot
+//! the address of one that is gone: only then it is asked which (`flock` says it, for `fcntl` see `caller`). Where that cannot
 //! be seen, both keep one key, and what was locked by way of the first handle may last until the second one ends.
 
 use foldhash::HashMap;

@@ -1,6 +1,6 @@
 //! Requests of the kernel about locks.
 
-use crate::caller::lock_call;
+use crate::caller::locks_open_file;
 use crate::error::errno;
 use crate::filesystem::PolvoFilesystem;
 use crate::inodes::node_id;
@@ -8,20 +8,9 @@ use crate::lock_owners::Entered;
 use crate::lock_waits::{LockWait, keep_for_owner};
 use crate::open_file::OpenHandle;
 use polvo_client::LockAnswer;
-use polvo_fusedev::abi::{FileHandle, FileLock, LockOwner};
+use polvo_fusedev::abi::{FileHandle, FileLock, LkIn, LockOwner};
 use polvo_fusedev::{Errno, Reply};
 use polvo_proto::{FsError, InodeRef, LockAsk, LockKind, LockMode, LockRange, LockTicket};
-use std::cell::LazyCell;
-
-/// Who asks for a lock.
-pub(crate) struct LockCaller {
-    /// A process, or an open file.
-    pub(crate) owner: LockOwner,
-    /// The process, as others are told.
-    pub(crate) pid: u32,
-    /// The thread that waits for the answer.
-    pub(crate) thread: u32,
-}
 
 fn range_of(lock: &FileLock) -> LockRange {
     LockRange {
@@ -40,13 +29,14 @@ fn mode_of(typ: u32) -> Option<LockMode> {
 }
 
 impl PolvoFilesystem {
-    /// Takes a lock, or lets go of it. When it is to be waited for, somebody else does that.
-    pub(crate) fn set_lock(&self, fh: FileHandle, caller: LockCaller, lock: &FileLock, wait: bool, reply: Reply<()>) {
+    /// Takes a lock, or lets go of it. When it is to be waited for, somebody else does that. `thread`: who waits for the answer.
+    pub(crate) fn set_lock(&self, thread: u32, asked: &LkIn, wait: bool, reply: Reply<()>) {
+        let (fh, lock) = (asked.handle, &asked.lock);
         let handle = match self.files.get(fh) {
             Ok(handle) => handle,
             Err(errno) => return reply.error(errno),
         };
-        let (inode, name, range) = (handle.file.inode(), caller.owner.0, range_of(lock));
+        let (inode, name, range) = (handle.file.inode(), asked.owner.0, range_of(lock));
         let complain = |error: &FsError| self.complaints.failed("lock", node_id(inode), error);
         if lock.kind == libc::F_UNLCK as u32 {
             let Some(owner) = self.lock_owners.key(inode, name) else {
@@ -64,23 +54,22 @@ impl PolvoFilesystem {
         let Some(mode) = mode_of(lock.kind) else {
             return reply.error(Errno::INVAL);
         };
-        let call = LazyCell::new(|| lock_call(caller.thread));
-        let kind = if range == LockRange::ALL {
-            call.kind()
-        } else {
-            LockKind::Range
-        };
         handle.note_locker(name);
-        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, || call.is_open_file());
+        let is_open_file = || asked.is_flock() || locks_open_file(thread);
+        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, is_open_file);
         if let Some(ended) = ended {
             self.let_go(inode, ended);
         }
         let ask = LockAsk {
             owner,
-            kind,
+            kind: if asked.is_flock() {
+                LockKind::Whole
+            } else {
+                LockKind::Range
+            },
             mode,
             range,
-            pid: caller.pid,
+            pid: lock.pid,
         };
         let ticket = wait.then(|| LockTicket {
             number: self.client.next_lock_ticket(),
@@ -100,7 +89,6 @@ impl PolvoFilesystem {
                 ask,
                 owner: name,
                 ticket: ticket.number,
-                thread: caller.thread,
                 reply,
             }),
             (Ok(LockAnswer::Queued), None) => reply.error(Errno::IO),

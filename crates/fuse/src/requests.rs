@@ -7,7 +7,6 @@ use crate::error::{errno, errno_of_inode};
 use crate::filesystem::{NO_CACHING, PolvoFilesystem, entry, known};
 use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
 use crate::inodes::{node_id, node_id_of};
-use crate::lock_requests::LockCaller;
 use crate::mappings::{Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::xattr;
@@ -145,6 +144,10 @@ impl FileSystem for PolvoFilesystem {
 
     fn forget(&self, node: INodeNo, lookups: u64) {
         self.inodes.forget(node, lookups);
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.lock_waits.interrupt(unique);
     }
 
     fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
@@ -378,12 +381,7 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn setlk(&self, req: &Header, asked: &LkIn, wait: bool, reply: Reply<()>) {
-        let caller = LockCaller {
-            owner: asked.owner,
-            pid: asked.lock.pid,
-            thread: req.pid,
-        };
-        self.set_lock(asked.handle, caller, &asked.lock, wait, reply);
+        self.set_lock(req.pid, asked, wait, reply);
     }
 
     fn fsync(&self, _req: &Header, asked: &FsyncIn, reply: Reply<()>) {
