@@ -15,6 +15,7 @@ POLVO := $(BIN)/polvo
 # by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
 	idle \
+	upcalls \
 	limits:FILES=250000 \
 	three-mounts \
 	locks:ROUNDS=100 \

@@ -19,7 +19,7 @@ use crate::open_file::OpenHandle;
 use polvo_client::{AccessTimeRule, Client, LocalClient, OpenFile};
 use polvo_format::Attr;
 use polvo_fusedev::abi::{EntryOut, FileHandle, INodeNo};
-use polvo_fusedev::{BackingId, Errno, Reply, will_wait};
+use polvo_fusedev::{BackingId, Errno, Reply, Upcalls, will_wait};
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -49,6 +49,8 @@ pub(crate) struct PolvoFilesystem {
     pub(crate) mappings: Mappings,
     pub(crate) lock_owners: Arc<LockOwners>,
     pub(crate) lock_waits: LockWaits,
+    /// What the kernel has asked for so far.
+    pub(crate) upcalls: Arc<Upcalls>,
     /// Cleared at the end of the session.
     alive: Arc<AtomicBool>,
 }
@@ -117,6 +119,7 @@ impl PolvoFilesystem {
             locks: options.locks,
             acl: options.acl,
             mappings: Mappings::new(options.shared_mappings),
+            upcalls: Arc::default(),
             alive,
         }
     }

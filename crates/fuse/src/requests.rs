@@ -114,6 +114,7 @@ impl FileSystem for PolvoFilesystem {
         if connection.want(wanted) & init::DIRECT_IO_ALLOW_MMAP != 0 {
             tracing::warn!("this kernel (older than 6.6) refuses shared memory mappings of files on this mount");
         }
+        self.upcalls = connection.upcalls.clone();
         connection.max_write = MAX_WRITE;
         connection.max_readahead = MAX_WRITE;
         connection.max_background = MAX_BACKGROUND;
@@ -514,7 +515,7 @@ impl FileSystem for PolvoFilesystem {
             return reply.error(Errno::OPNOTSUPP);
         };
         if name == xattr::COUNTERS && req.node == INodeNo::ROOT {
-            let counters = xattr::counters(&self.client.counters());
+            let counters = xattr::counters(&self.client.counters(), self.upcalls.counts());
             return reply_xattr(Ok(counters.into_bytes()), room, reply);
         }
         let value = self.with_inode("getxattr", req.node, |client, inode| async move {

@@ -53,8 +53,10 @@ pub(crate) fn list<'n>(names: impl IntoIterator<Item = &'n [u8]>, root: bool, ac
     list
 }
 
-/// The value of [`COUNTERS`]: a JSON object.
-pub(crate) fn counters(counters: &Counters) -> String {
+/// The value of [`COUNTERS`]: a JSON object. `upcalls`: requests of the kernel by name.
+pub(crate) fn counters(counters: &Counters, upcalls: impl Iterator<Item = (&'static str, u64)>) -> String {
+    let upcalls: Vec<_> = upcalls.map(|(name, count)| format!("\"{name}\":{count}")).collect();
+    let upcalls = upcalls.join(",");
     let Counters {
         rpcs,
         one_sided_batches,
@@ -64,7 +66,7 @@ pub(crate) fn counters(counters: &Counters) -> String {
     } = counters;
     format!(
         "{{\"rpcs\":{rpcs},\"one_sided_batches\":{one_sided_batches},\"one_sided_bytes\":{one_sided_bytes},\
-         \"eager_bytes\":{eager_bytes}}}"
+         \"eager_bytes\":{eager_bytes},\"upcalls\":{{{upcalls}}}}}"
     )
 }
 
@@ -104,7 +106,9 @@ mod tests {
             one_sided_bytes: 3,
             eager_bytes: 4,
         };
-        let expected = r#"{"rpcs":1,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4}"#;
-        assert_eq!(counters(&counted), expected);
+        let expected =
+            r#"{"rpcs":1,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"upcalls":{"LOOKUP":5,"READ":6}}"#;
+        let upcalls = [("LOOKUP", 5), ("READ", 6)];
+        assert_eq!(counters(&counted, upcalls.into_iter()), expected);
     }
 }

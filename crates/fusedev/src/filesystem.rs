@@ -9,6 +9,7 @@ use crate::abi::*;
 use crate::reply::Reply;
 use crate::request::{Operation, Request};
 use crate::transport::Transport;
+use crate::upcalls::Upcalls;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 pub struct Connection {
     offered: u64,
     wanted: u64,
+    /// Counts the requests that come.
+    pub upcalls: Arc<Upcalls>,
     /// Largest write at once, bytes: a multiple of the page size, at most [`MOST_WRITTEN`].
     pub max_write: u32,
     /// Most bytes read ahead; the kernel's own limit holds, too.
@@ -45,6 +48,7 @@ impl Connection {
         Connection {
             offered,
             wanted: offered & Connection::BASE,
+            upcalls: Arc::default(),
             max_write: MOST_WRITTEN,
             max_readahead: init.max_readahead,
             max_background: 16,

@@ -26,6 +26,7 @@ mod request;
 mod session;
 mod supervisor;
 mod transport;
+mod upcalls;
 
 pub use filesystem::{Connection, FileSystem, MOST_WRITTEN};
 pub use mount::{MountParameters, find_helper};
@@ -36,3 +37,4 @@ pub use request::{Malformed, Operation, Request};
 pub use rustix::io::Errno;
 pub use session::Session;
 pub use transport::BackingId;
+pub use upcalls::Upcalls;

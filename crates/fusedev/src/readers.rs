@@ -26,6 +26,7 @@ use crate::filesystem::{MOST_WRITTEN, serve};
 use crate::request::{Malformed, Request};
 use crate::supervisor;
 use crate::transport::{Device, Transport};
+use crate::upcalls::Upcalls;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 use std::cell::OnceCell;
@@ -101,6 +102,7 @@ pub(crate) struct Readers {
     woken: Condvar,
     /// Most readers.
     most: usize,
+    upcalls: Arc<Upcalls>,
     /// The CPUs that this process may use.
     pub(crate) anywhere: CpuSet,
 }
@@ -125,6 +127,7 @@ impl Readers {
         filesystem: impl FileSystem,
         transport: Arc<dyn Transport>,
         most: NonZeroUsize,
+        upcalls: Arc<Upcalls>,
     ) -> io::Result<Arc<Readers>> {
         let readers = Arc::new(Readers {
             word: AtomicU64::new(0),
@@ -143,6 +146,7 @@ impl Readers {
             }),
             woken: Condvar::new(),
             most: most.get(),
+            upcalls,
             anywhere: sched_getaffinity(None)?,
         });
         let (device, supervised) = (transport.clone(), readers.clone());
@@ -314,6 +318,7 @@ fn serve_bytes(filesystem: &impl FileSystem, readers: &Readers, transport: &Arc<
         Ok(request) => {
             readers.last_caller.store(request.header.pid, Ordering::Relaxed);
             let opcode = request.header.opcode;
+            readers.upcalls.count(opcode);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| serve(filesystem, request, transport))) {
                 let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
                 let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

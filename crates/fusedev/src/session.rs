@@ -7,6 +7,7 @@ use crate::notify::Notifier;
 use crate::readers::Readers;
 use crate::request::{Operation, Request};
 use crate::transport::Transport;
+use crate::upcalls::Upcalls;
 use rustix::io::Errno;
 use std::io;
 use std::num::NonZeroUsize;
@@ -36,8 +37,8 @@ impl Session {
         most: NonZeroUsize,
     ) -> io::Result<Session> {
         let transport: Arc<dyn Transport> = Arc::new(mount(path, parameters)?);
-        shake_hands(&mut filesystem, &*transport)?;
-        let readers = Readers::start(filesystem, transport.clone(), most)?;
+        let upcalls = shake_hands(&mut filesystem, &*transport)?;
+        let readers = Readers::start(filesystem, transport.clone(), most, upcalls)?;
         Ok(Session { readers, transport })
     }
 
@@ -62,7 +63,7 @@ impl std::fmt::Debug for Session {
 }
 
 /// Answers INIT, the first request. A kernel with a newer major version asks again with ours.
-fn shake_hands(filesystem: &mut impl FileSystem, transport: &dyn Transport) -> io::Result<()> {
+fn shake_hands(filesystem: &mut impl FileSystem, transport: &dyn Transport) -> io::Result<Arc<Upcalls>> {
     let mut buffer = [0u64; INIT_BUFFER / size_of::<u64>()];
     loop {
         let len = rustix::io::retry_on_intr(|| transport.receive(buffer.as_mut_bytes()))?;
@@ -91,7 +92,7 @@ fn shake_hands(filesystem: &mut impl FileSystem, transport: &dyn Transport) -> i
         answer(transport, header.unique, Ok((&connection, init)))?;
         if init.major == MAJOR {
             tracing::debug!(kernel = init.minor, own = MINOR, ?connection, "FUSE");
-            return Ok(());
+            return Ok(connection.upcalls);
         }
     }
 }
