@@ -53,9 +53,9 @@ thread_local! {
 /// reads what the kernel asks meanwhile. Nothing happens on threads that serve no requests.
 pub fn will_wait() {
     READERS.with(|readers| {
-        if let Some(readers) = readers.get()
-            && readers.reading() == 0
-        {
+        let Some(readers) = readers.get() else { return };
+        readers.waits.fetch_add(1, Ordering::Relaxed);
+        if readers.reading() == 0 {
             // It is like this with each request, or never; `supervisor` looks later.
             readers.target.fetch_max(2, Ordering::Relaxed);
             readers.wake();
@@ -91,6 +91,8 @@ type Body = Arc<dyn Fn(&Arc<Readers>) + Send + Sync>;
 pub(crate) struct Readers {
     /// See [`SERVED`].
     word: AtomicU64,
+    /// How often handlers have waited.
+    waits: AtomicU64,
     /// So many may wait in `receive`; the others park.
     target: AtomicUsize,
     /// The thread whose request was received last, as the kernel names it.
@@ -131,6 +133,7 @@ impl Readers {
     ) -> io::Result<Arc<Readers>> {
         let readers = Arc::new(Readers {
             word: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             target: AtomicUsize::new(1),
             last_caller: AtomicU32::new(0),
             supervisor_asleep: AtomicBool::new(false),
@@ -173,6 +176,11 @@ impl Readers {
     /// How many requests were received so far.
     pub(crate) fn served(&self) -> u64 {
         self.word.load(Ordering::SeqCst) / SERVED
+    }
+
+    /// How often handlers have waited so far.
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
     }
 
     pub(crate) fn target(&self) -> usize {

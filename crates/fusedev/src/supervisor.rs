@@ -1,7 +1,7 @@
 //! The thread that looks after the readers, 100 times a second while there are requests, not at all while there are none.
 //!
 //! It does what would cost a system call with each request otherwise: it has the hot reader follow its caller to the caller's CPU,
-//! and sees when there should be more readers, or fewer.
+//! and sees when there should be more readers, or fewer. Where handlers wait for other machines, readers go where they like.
 
 use crate::readers::Readers;
 use crate::transport::Transport;
@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// How often it looks.
 const TICK: Duration = Duration::from_millis(10);
+/// Handlers wait often where one of so many requests does.
+const WAITING: u64 = 8;
 /// Below so many requests a tick it makes no difference on which CPU they are served.
 const WORTH_FOLLOWING: u64 = 20;
 /// One reader more is tried when requests have waited at so many looks more than not.
@@ -31,10 +33,20 @@ const CALM: u32 = 30;
 struct Seen {
     /// Requests since the last look.
     served: u64,
+    /// Handlers have waited in so many of them.
+    waits: u64,
     /// Threads that wait for one.
     reading: usize,
     /// There is one, which nobody has received.
     pending: bool,
+}
+
+impl Seen {
+    /// Handlers wait often: then it does not matter on which CPU they run, and who wakes them should choose; and two readers
+    /// take turns without being woken by each other.
+    fn is_of_waiting_handlers(&self) -> bool {
+        self.waits * WAITING > self.served
+    }
 }
 
 /// What is to be done.
@@ -91,6 +103,9 @@ impl Policy {
         if seen.reading == 0 && seen.pending && seen.served == 0 {
             return Advice::Rescue;
         }
+        if seen.is_of_waiting_handlers() {
+            (self.calm, self.starved) = (0, 0);
+        }
         if let Some(trial) = &mut self.trial {
             trial.looks += 1;
             return if trial.looks < TRIAL {
@@ -129,7 +144,7 @@ impl Policy {
 /// Looks after readers until they have ended.
 pub(crate) fn run(readers: &Arc<Readers>, device: &dyn Transport) {
     let mut policy = Policy::new();
-    let mut served = 0;
+    let (mut served, mut waits) = (0, 0);
     loop {
         std::thread::park_timeout(TICK);
         if readers.has_ended() {
@@ -137,10 +152,12 @@ pub(crate) fn run(readers: &Arc<Readers>, device: &dyn Transport) {
         }
         let seen = Seen {
             served: readers.served() - served,
+            waits: readers.waits() - waits,
             reading: readers.reading(),
             pending: is_readable(device),
         };
         served += seen.served;
+        waits += seen.waits;
         if seen.served == 0 && seen.reading > 0 {
             sleep_until_needed(readers, served);
             continue;
@@ -154,7 +171,7 @@ pub(crate) fn run(readers: &Arc<Readers>, device: &dyn Transport) {
             }
             Advice::Fewer => readers.set_target(readers.target() - 1),
         }
-        if readers.target() > 1 {
+        if readers.target() > 1 || seen.is_of_waiting_handlers() {
             readers.gather(None);
         } else if seen.served >= WORTH_FOLLOWING {
             readers.gather(cpu_of(readers.last_caller()));
@@ -197,6 +214,7 @@ mod tests {
 
     const BUSY: Seen = Seen {
         served: 50,
+        waits: 0,
         reading: 0,
         pending: true,
     };
@@ -236,6 +254,17 @@ mod tests {
         let mut policy = Policy::new();
         assert_eq!(next(&mut policy, CALM_ENOUGH, CALM - 1), None);
         assert_eq!(next(&mut policy, CALM_ENOUGH, 1), Some(Advice::Fewer));
+    }
+
+    #[test]
+    fn readers_stay_where_handlers_wait() {
+        let mut policy = Policy::new();
+        let waiting = Seen {
+            waits: 25,
+            ..CALM_ENOUGH
+        };
+        assert_eq!(next(&mut policy, waiting, CALM * 10), None);
+        assert_eq!(next(&mut policy, Seen { waits: 25, ..BUSY }, STARVED * 10), None);
     }
 
     #[test]
