@@ -2,8 +2,9 @@
 
 use crate::inodes::node_id_of;
 use polvo_format::{Attr, FileKind};
-use polvo_fusedev::abi::{self, SetTime};
+use polvo_fusedev::abi::{self, SetTime, StatxOut, StatxTime};
 use polvo_proto::TimeChange;
+use zerocopy::FromZeros;
 
 /// Preferred I/O size shown by `stat`. Files are read and written without the page cache, so buffered programs
 /// (stdio, cp, tar) should come in larger steps than a page.
@@ -60,6 +61,40 @@ pub(crate) fn file_attr(attr: &Attr) -> abi::Attr {
         rdev: attr.rdev as u32,
         blksize: IO_SIZE,
         _flags: 0,
+    }
+}
+
+/// The same and the time of birth, for `statx`.
+pub(crate) fn statx(attr: &Attr) -> StatxOut {
+    /// STATX_BASIC_STATS and STATX_BTIME.
+    const ALL: u32 = 0xfff;
+    let time = |ns| {
+        let (seconds, nanoseconds) = seconds(ns);
+        StatxTime {
+            seconds,
+            nanoseconds,
+            _reserved: 0,
+        }
+    };
+    let shown = file_attr(attr);
+    StatxOut {
+        mask: ALL,
+        blksize: shown.blksize,
+        nlink: shown.nlink,
+        uid: shown.uid,
+        gid: shown.gid,
+        mode: shown.mode as u16,
+        ino: shown.ino,
+        size: shown.size,
+        blocks: shown.blocks,
+        atime: time(attr.atime_ns),
+        btime: time(attr.btime_ns),
+        ctime: time(attr.ctime_ns),
+        mtime: time(attr.mtime_ns),
+        // 12 bits of the major number between the lower 8 and the upper 12 of the minor one
+        rdev_major: shown.rdev >> 8 & 0xfff,
+        rdev_minor: shown.rdev & 0xff | shown.rdev >> 12 & 0xfff00,
+        ..StatxOut::new_zeroed()
     }
 }
 
@@ -157,5 +192,9 @@ mod tests {
             (0x0010_3203, 2, 9, 8)
         );
         assert_eq!((shown.mtime, shown.mtimensec), (-1, 999_999_998));
+        let shown = statx(&attr);
+        assert_eq!((shown.rdev_major, shown.rdev_minor), (0x32, 0x103));
+        assert_eq!((shown.btime.seconds, shown.btime.nanoseconds), (0, 4));
+        assert_eq!(u32::from(shown.mode), libc::S_IFCHR | 0o4751);
     }
 }

@@ -10,9 +10,8 @@
 //! (`FUSE_DIRECT_IO_ALLOW_MMAP`); pages of a mapping are as fresh as the last open, stat or fault. That is why one mount at a
 //! time may map a file shared and writable (`mappings`).
 //!
-//! What FUSE cannot do here: `O_TMPFILE` (the library does not know the request and answers ENOSYS; the kernel then says
-//! EOPNOTSUPP and programs fall back to a named file), birth times through `statx` (same reason), and the file position
-//! after an `O_APPEND` write that met another mount's append (the bytes are right, `lseek(SEEK_CUR)` is what this kernel
+//! What a mount cannot do: `O_TMPFILE` (nodes make no files without names; the kernel says EOPNOTSUPP and programs fall back to
+//! a named file), and the file position after an `O_APPEND` write that met another mount's append (the bytes are right, `lseek(SEEK_CUR)` is what this kernel
 //! thought).
 //!
 //! Locks (`fcntl`, `flock`) are those of the whole cluster, unless the mount is told to keep them to itself (`nolock`).

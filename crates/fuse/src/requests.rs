@@ -1,6 +1,6 @@
 //! One method a request of the kernel: a client call and a reply.
 
-use crate::attr::{file_attr, kind_of_mode, time_change};
+use crate::attr::{file_attr, kind_of_mode, statx, time_change};
 use crate::caller::Caller;
 use crate::directory::{Listed, OpenDirectory, Taken};
 use crate::error::{errno, errno_of_inode};
@@ -11,7 +11,7 @@ use crate::mappings::{Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::xattr;
 use polvo_client::Whence;
-use polvo_format::{FileKind, NAME_MAX, PAGE};
+use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr, WriteAt, XattrMode};
@@ -44,6 +44,18 @@ impl PolvoFilesystem {
         } else {
             Err("this kernel (older than 6.9, or built without FUSE_PASSTHROUGH) cannot refuse those of single files")
         }
+    }
+
+    fn attributes(&self, node: INodeNo) -> Result<Attr, Errno> {
+        let got = self.with_inode(
+            "getattr",
+            node,
+            |client, inode| async move { client.get_attr(inode).await },
+        );
+        got.or_else(|error| match self.inodes.removed_directory(node) {
+            Some(attr) if error == FsError::Stale => Ok(attr),
+            _ => Err(errno_of_inode(&error)),
+        })
     }
 
     /// How the kernel opens a file: one that may not be mapped for passthrough to something that cannot be.
@@ -152,14 +164,13 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
-        let got = self.with_inode("getattr", req.node, |client, inode| async move {
-            client.get_attr(inode).await
-        });
-        let attr = got.or_else(|error| match self.inodes.removed_directory(req.node) {
-            Some(attr) if error == FsError::Stale => Ok(attr),
-            _ => Err(errno_of_inode(&error)),
-        });
+        let attr = self.attributes(req.node);
         reply.give(attr.map(|attr| AttrOut::new(file_attr(&attr), NO_CACHING)));
+    }
+
+    /// The kernel asks so where a program wants to know the time of birth.
+    fn statx(&self, req: &Header, _asked: &StatxIn, reply: Reply<StatxOut>) {
+        reply.give(self.attributes(req.node).map(|attr| statx(&attr)));
     }
 
     fn setattr(&self, req: &Header, asked: &SetattrIn, reply: Reply<AttrOut>) {

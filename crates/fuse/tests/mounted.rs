@@ -207,6 +207,21 @@ fn extended_attributes() {
 }
 
 #[test]
+fn files_have_a_time_of_birth() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("f");
+    fs::write(&path, "x").expect("written");
+    let born = fs::metadata(&path).expect("there").created().expect("statx tells");
+    let long_ago = fs::FileTimes::new().set_modified(UNIX_EPOCH);
+    let file = File::options().write(true).open(&path).expect("opened");
+    file.set_times(long_ago).expect("set");
+    let after = fs::metadata(&path).expect("there");
+    assert_eq!(after.created().expect("statx tells"), born, "it stays");
+    assert_eq!(after.modified().expect("there"), UNIX_EPOCH);
+    assert!(born.elapsed().is_ok_and(|age| age < Duration::from_secs(600)));
+}
+
+#[test]
 fn placement_and_counters_are_attributes() {
     let Some(m) = mounted("") else { return };
     let dir = m.dir.join("local");
