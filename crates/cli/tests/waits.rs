@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates that serve users; the others measure and simulate.
-const CRATES: [&str; 7] = ["pmem", "fabric", "rpc", "cluster", "node", "client", "fuse"];
+const CRATES: [&str; 8] = ["pmem", "fabric", "rpc", "cluster", "node", "client", "fusedev", "fuse"];
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).expect("sources are there") {
