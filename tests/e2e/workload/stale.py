@@ -57,8 +57,15 @@ def enter(top):
     """Paths begin here, so that they lead into the mount or, when that is gone, nowhere."""
     try:
         os.chdir(top)
+        return True
     except OSError:
-        pass
+        return False
+
+
+def enter_first(top, board):
+    """There may be a fault from the first moment on."""
+    while not enter(top) and not board.stopped():
+        time.sleep(0.02)
 
 
 def size_of(number):
@@ -150,7 +157,7 @@ class Writer:
 
 def write(top, writer, seed, board):
     rng = random.Random(seed)
-    os.chdir(top)
+    enter_first(top, board)
     writer_of = Writer(writer)
     changes = 0
     failed = {}
@@ -276,7 +283,7 @@ def exists(path, rng):
 
 def watch(top, writers, seed, board, watcher, faults):
     rng = random.Random(seed)
-    os.chdir(top)
+    enter_first(top, board)
     watching = Watcher(rng)
     observations = 0
     refused = {}
