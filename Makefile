@@ -27,6 +27,7 @@ E2E := \
 	posix-letter \
 	overlay \
 	mounting \
+	ordinary-user \
 	disjoint-writers:OPERATIONS=3000 \
 	client-active \
 	kill9:ROUNDS=10 \

@@ -197,8 +197,22 @@ pub fn own_cred() -> Cred {
     }
 }
 
-/// Connects, runs one command with a client, and ends the session.
+/// Connects, runs one command with a client that may do what the caller may, and ends the session.
 pub fn with_client<T, F>(
+    args: &ClusterArgs,
+    authority: Option<String>,
+    command: &str,
+    work: impl FnOnce(Arc<Client>, Rc<LocalClient>) -> F,
+) -> Result<T, CliError>
+where
+    F: Future<Output = Result<T, CliError>>,
+{
+    with_client_as(own_cred(), args, authority, command, work)
+}
+
+/// The same with other credentials.
+pub fn with_client_as<T, F>(
+    cred: Cred,
     args: &ClusterArgs,
     authority: Option<String>,
     command: &str,
@@ -213,7 +227,7 @@ where
         .build()
         .doing(|| "starting the asynchronous runtime".into())?;
     let result = LocalSet::new().block_on(&runtime, async {
-        let config = reach.client_config(format!("polvo {command}"), own_cred());
+        let config = reach.client_config(format!("polvo {command}"), cred);
         let client = Client::connect(config)
             .await
             .doing(|| format!("connecting to {}", shown(&reach.addresses)))?;

@@ -7,6 +7,7 @@ mod on_fuser;
 use crate::BenchError;
 use crate::samples::{ns_per_op, rate};
 use rustix::mount::{UnmountFlags, unmount};
+use std::any::Any;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -22,14 +23,8 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// One such file system, mounted. Unmounted when it is dropped.
 pub struct NullMount {
     dir: PathBuf,
-    /// Serves it.
-    _session: Session,
-}
-
-#[allow(dead_code)] // each is held until the end
-enum Session {
-    Fusedev(polvo_fusedev::Session),
-    Fuser(fuser::BackgroundSession),
+    /// Serves it, until it is dropped.
+    _session: Box<dyn Any>,
 }
 
 impl NullMount {
@@ -38,7 +33,7 @@ impl NullMount {
         std::fs::create_dir(dir)?;
         Ok(NullMount {
             dir: dir.to_owned(),
-            _session: Session::Fusedev(on_fusedev::mount(dir)?),
+            _session: Box::new(on_fusedev::mount(dir)?),
         })
     }
 
@@ -47,7 +42,7 @@ impl NullMount {
         std::fs::create_dir(dir)?;
         Ok(NullMount {
             dir: dir.to_owned(),
-            _session: Session::Fuser(on_fuser::mount(dir, threads)?),
+            _session: Box::new(on_fuser::mount(dir, threads)?),
         })
     }
 

@@ -3,9 +3,10 @@
 use super::down::{remove_all, stop_nodes};
 use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_file, running};
 use super::ports::free_ports;
-use crate::args::{DevMedium, Provider, UpArgs};
+use crate::args::{ClusterArgs, DevMedium, Provider, UpArgs};
 use crate::cluster_dir::ClusterDir;
 use crate::config::parse_persistence;
+use crate::connect::with_client_as;
 use crate::daemon::READY;
 use crate::detached::Detached;
 use crate::format::{FormatJob, format};
@@ -16,6 +17,7 @@ use crate::size::Size;
 use crate::{CliError, ClusterId, Context, Exit, progress};
 use polvo_fabric::Address;
 use polvo_format::NodeId;
+use polvo_proto::{Cred, InodeRef, SetAttr};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -176,10 +178,42 @@ fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<(Vec<(u1
                 cluster.write(dir)?;
             }
             Err(e) => return Err(e.error),
-            Ok(started) => return Ok(started),
+            Ok(started) => {
+                give_root_to_user(dir)?;
+                return Ok(started);
+            }
         }
     }
     unreachable!("the loop ends by returning")
+}
+
+/// The root directory of a new cluster is the superuser's. It becomes the user's who makes the cluster: nobody else could.
+fn give_root_to_user(dir: &Path) -> Result<(), CliError> {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    if uid.is_root() {
+        return Ok(());
+    }
+    let args = ClusterArgs {
+        cluster_dir: Some(dir.to_path_buf()),
+        ..ClusterArgs::default()
+    };
+    let owner = SetAttr {
+        uid: Some(uid.as_raw()),
+        gid: Some(gid.as_raw()),
+        ..SetAttr::default()
+    };
+    with_client_as(Cred::Kernel, &args, None, "up", async |_, local| {
+        let root = local.walk(b"/", true).await.doing(|| "the root directory".into())?;
+        let root = InodeRef {
+            ino: root.ino,
+            generation: root.generation,
+        };
+        local
+            .set_attr(root, owner)
+            .await
+            .doing(|| "giving you the root directory".into())?;
+        Ok(())
+    })
 }
 
 /// What can be seen before anything is made; the node checks more when it mounts.
