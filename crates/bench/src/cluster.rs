@@ -155,6 +155,7 @@ impl ClusterPlan<'_> {
             held: Duration::from_secs(2),
             // who measures renews nothing meanwhile
             lease: Duration::from_secs(600),
+            token: Duration::from_secs(1),
             away: Duration::from_secs(2),
         };
         let pool = self.dir.join(match id {

@@ -62,6 +62,8 @@ pub struct ConfigTimeouts {
     pub held: Duration,
     /// Session lease.
     pub lease: Duration,
+    /// Lease on tokens.
+    pub token: Duration,
     /// A node that is away.
     pub away: Duration,
     /// Clean end of the daemon.
@@ -76,6 +78,7 @@ impl ConfigTimeouts {
             rpc: self.rpc,
             held: self.held,
             lease: self.lease,
+            token: self.token,
             away: self.away,
         }
     }
@@ -88,6 +91,7 @@ impl Default for ConfigTimeouts {
             rpc,
             held,
             lease,
+            token,
             away,
         } = Timeouts::default();
         ConfigTimeouts {
@@ -95,6 +99,7 @@ impl Default for ConfigTimeouts {
             rpc,
             held,
             lease,
+            token,
             away,
             stop: Duration::from_secs(10),
         }
@@ -200,6 +205,7 @@ struct RawTimeouts {
     rpc_ms: Option<Spanned<u64>>,
     held_ms: Option<Spanned<u64>>,
     lease_ms: Option<Spanned<u64>>,
+    token_ms: Option<Spanned<u64>>,
     away_ms: Option<Spanned<u64>>,
     stop_ms: Option<Spanned<u64>>,
 }
@@ -379,25 +385,32 @@ impl Config {
     fn timeouts(source: &Source<'_>, t: &RawTimeouts) -> Result<ConfigTimeouts, ConfigProblem> {
         let defaults = ConfigTimeouts::default();
         let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
+        let token_at = t.token_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
+        let held = source.wait(&t.held_ms, defaults.held)?;
         let timeouts = ConfigTimeouts {
             connect: source.wait(&t.connect_ms, defaults.connect)?,
             rpc: source.wait(&t.rpc_ms, defaults.rpc)?,
-            held: source.wait(&t.held_ms, defaults.held)?,
+            held,
             lease: source.wait(&t.lease_ms, defaults.lease)?,
+            token: source.wait(&t.token_ms, defaults.token.min(held / 2))?,
             away: source.wait(&t.away_ms, defaults.away)?,
             stop: source.wait(&t.stop_ms, defaults.stop)?,
         };
+        let problem = |at: Option<usize>, key: &str, what: String| ConfigProblem {
+            file: source.file.into(),
+            line: at.filter(|at| *at > 0).map_or(0, |at| line_of(source.text, at)),
+            key: key.into(),
+            what,
+        };
+        let held = timeouts.held.as_millis();
         if timeouts.rpc <= timeouts.held {
-            let at = rpc_at.unwrap_or(0);
-            return Err(ConfigProblem {
-                file: source.file.into(),
-                line: if at == 0 { 0 } else { line_of(source.text, at) },
-                key: "timeouts.rpc_ms".into(),
-                what: format!(
-                    "must be more than held_ms ({}), so that a node that waits for an inode can still say so",
-                    timeouts.held.as_millis()
-                ),
-            });
+            let what =
+                format!("must be more than held_ms ({held}), so that a node that waits for an inode can still say so");
+            return Err(problem(rpc_at, "timeouts.rpc_ms", what));
+        }
+        if timeouts.token >= timeouts.held {
+            let what = format!("must be less than held_ms ({held}), so that a change can wait for who has a token");
+            return Err(problem(token_at, "timeouts.token_ms", what));
         }
         Ok(timeouts)
     }

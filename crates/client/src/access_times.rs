@@ -191,7 +191,12 @@ impl LocalClient {
             inodes: noted.iter().map(|(inode, note)| (*inode, note.read_at)).collect(),
             strict: times.strict.load(Ordering::Relaxed),
         };
+        let own: Vec<_> = noted
+            .iter()
+            .map(|(inode, _)| self.client.tokens.changing(inode.ino))
+            .collect();
         let answer = self.call_node(node, accessed).await;
+        drop(own);
         times.forget(noted);
         let tails = match answer {
             Ok(tails) => tails,

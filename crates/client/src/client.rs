@@ -1,19 +1,22 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
 use crate::access_times::AccessTimes;
-use crate::cache::name_cache::NameCache;
+use crate::cache::name_cache::{Known, NameCache};
 use crate::colocated::ColocatedNode;
 use crate::io::extent_pool::ExtentPool;
 use crate::io::transfers::Transfers;
 use crate::local_client::LocalClient;
 use crate::locks::Locks;
 use crate::open_table::OpenTable;
+use crate::tokens::{Keeper, Kept, Tokens};
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
-use polvo_format::{NodeId, RegionId, SessionId};
-use polvo_proto::{ClusterMap, Cred, FsError};
+use polvo_format::{Attr, NodeId, RegionId, SessionId};
+use polvo_proto::{ClusterMap, Cred, FsError, InodeRef};
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -68,11 +71,12 @@ pub struct Client {
     pub(crate) open_table: OpenTable,
     pub(crate) locks: Locks,
     pub(crate) access_times: AccessTimes,
+    pub(crate) tokens: Tokens,
     pub(crate) extent_pool: ExtentPool,
     pub(crate) eager_bytes: AtomicU64,
     incarnations: Incarnations,
     pub(crate) stop: Stop,
-    maintenance: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<BTreeMap<&'static str, JoinHandle<()>>>,
 }
 
 /// How often the session was lost at each node. What was obtained in an earlier incarnation (holds, space) is gone.
@@ -87,12 +91,23 @@ struct Incarnations {
 pub(crate) struct Stop {
     asked: AtomicBool,
     pub(crate) changed: Notify,
+    all: Notify,
 }
 
 impl Stop {
     pub(crate) fn ask(&self) {
         self.asked.store(true, Ordering::Release);
         self.changed.notify_one();
+        self.all.notify_waiters();
+    }
+
+    /// Waits for it, beside the maintenance.
+    pub(crate) async fn is_there(&self) {
+        let mut told = pin!(self.all.notified());
+        told.as_mut().enable();
+        if !self.is_asked() {
+            told.await;
+        }
     }
 
     pub(crate) fn is_asked(&self) -> bool {
@@ -176,11 +191,12 @@ impl Client {
             open_table: OpenTable::new(),
             locks: Locks::default(),
             access_times: AccessTimes::default(),
+            tokens: Tokens::new(),
             extent_pool: ExtentPool::default(),
             eager_bytes: AtomicU64::new(0),
             incarnations: Incarnations::default(),
             stop: Stop::default(),
-            maintenance: Mutex::new(None),
+            threads: Mutex::default(),
         });
         let weak = Arc::downgrade(&client);
         context.on_reset(move |node| {
@@ -200,16 +216,59 @@ impl Client {
     /// Starts the maintenance thread (heartbeats, recalls, returns). Not used in the simulator, which spawns
     /// [`LocalClient::maintain`]. Does nothing when there is one already.
     pub fn start_maintenance(self: &Arc<Self>) {
-        let mut maintenance = self.maintenance.lock();
-        if maintenance.is_some() || self.stop.is_asked() {
-            return;
+        let started = self.start_thread("polvo-lease", |local| local.maintain());
+        if let Err(error) = started {
+            tracing::error!(%error, "no thread for the lease: the session will expire when idle");
+        }
+    }
+
+    /// Starts the thread that takes tokens and answers for them, and from then on they are used ([`Client::use_tokens`]). Not used
+    /// in the simulator, which spawns [`LocalClient::watch_tokens`].
+    pub fn start_tokens(self: &Arc<Self>, keeper: Option<Arc<dyn Keeper>>) {
+        match self.start_thread("polvo-tokens", |local| local.watch_tokens()) {
+            Ok(()) => self.use_tokens(keeper),
+            Err(error) => tracing::error!(%error, "no thread for tokens: everything is looked up each time"),
+        }
+    }
+
+    fn start_thread<F: Future<Output = ()> + 'static>(
+        self: &Arc<Self>,
+        name: &'static str,
+        work: impl FnOnce(Rc<LocalClient>) -> F + Send + 'static,
+    ) -> std::io::Result<()> {
+        let mut threads = self.threads.lock();
+        if threads.contains_key(name) || self.stop.is_asked() {
+            return Ok(());
         }
         let client = self.clone();
-        let thread = std::thread::Builder::new().name("polvo-lease".into());
-        match thread.spawn(move || client.run(|local| local.maintain())) {
-            Ok(thread) => *maintenance = Some(thread),
-            Err(error) => tracing::error!(%error, "no thread for the lease: the session will expire when idle"),
-        }
+        let thread = std::thread::Builder::new().name(name.into());
+        threads.insert(name, thread.spawn(move || client.run(work))?);
+        Ok(())
+    }
+
+    /// From now on tokens are taken for what is used again and again, and what is known by them is used without asking. To be
+    /// called before anything is changed, and [`LocalClient::watch_tokens`] has to run. `keeper`: who is passed on what is known by
+    /// them.
+    pub fn use_tokens(&self, keeper: Option<Arc<dyn Keeper>>) {
+        self.tokens.use_them(keeper);
+    }
+
+    /// Attributes as this client has just been told of them: as long as what this returns is there, nobody else changes them
+    /// unless [`Keeper::forget`] is called after it has gone. `None`: that is not known.
+    pub fn keep_attr(&self, attr: &Attr) -> Option<Kept<'_>> {
+        self.tokens.keep(attr)
+    }
+
+    /// The same for a name: that it stands for that inode, or for none.
+    pub fn keep_name(&self, dir: InodeRef, name: &[u8], is: Option<InodeRef>) -> Option<Kept<'_>> {
+        self.tokens.keep_names(dir, |now| {
+            let known = self.names.find(dir, name).filter(|(log, _)| log.tail == now.log.tail);
+            match (known, is) {
+                (Some((_, Known::Child(child))), Some(inode)) => child.target() == inode,
+                (Some((_, Known::Absent)), None) => true,
+                _ => false,
+            }
+        })
     }
 
     /// Ends the session; everything it holds is returned. Waits (bounded) unless called inside a runtime: there, whoever
@@ -219,11 +278,14 @@ impl Client {
         if tokio::runtime::Handle::try_current().is_ok() {
             return;
         }
-        let thread = self.maintenance.lock().take();
-        match thread.map(JoinHandle::join) {
-            None => self.run(|local| async move { local.end().await }),
-            Some(Ok(())) => {}
-            Some(Err(_)) => tracing::error!("the lease thread had panicked"),
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if threads.is_empty() {
+            self.run(|local| async move { local.end().await });
+        }
+        for (name, thread) in threads {
+            if thread.join().is_err() {
+                tracing::error!("thread {name} had panicked");
+            }
         }
     }
 
@@ -287,6 +349,7 @@ impl Client {
         self.extent_pool.forget_where(there);
         self.open_table.lost(node);
         self.locks.lost(node);
+        self.tokens.drop_of(node);
         self.names.forget_where(|dir| there(dir.ino.region()));
     }
 }

@@ -4,7 +4,8 @@
 //! - [`Client`] is what all threads share: session, caches, open files, space in hand. [`LocalClient`] is one thread's part of
 //!   it, with connections of its own; [`Client::run`] runs an operation on the calling thread.
 //! - Nothing cached is used without validation: names are valid while the directory's log tail is the one they were
-//!   learnt at, extents while the file's is. So whatever has returned to anybody is seen by everybody at once.
+//!   learnt at, extents while the file's is. So whatever has returned to anybody is seen by everybody at once. What a token
+//!   says has not changed needs none (`tokens`).
 //! - Data never passes through an RPC unless it is small: reads are one-sided reads of data and tail in one batch
 //!   (`io/read`), writes go one-sided into delegated space and are committed with one RPC (`io/write`).
 //! - Where a client has no one-sided access to data, or is told not to use it, the node moves the data (`io/transfers`).
@@ -29,6 +30,7 @@ mod metadata;
 mod open;
 mod open_table;
 mod remote_inode;
+mod tokens;
 
 pub use access_times::AccessTimeRule;
 pub use client::{Client, ClientConfig, Counters};
@@ -38,3 +40,4 @@ pub use io::transfers::{Buffer, Thresholds, Transfers};
 pub use local_client::LocalClient;
 pub use open::OpenFile;
 pub use polvo_proto::LockAnswer;
+pub use tokens::{Keeper, Kept};

@@ -93,7 +93,8 @@ impl LocalClient {
                 Known::Absent => None,
                 Known::Child(child) => Some(child.target()),
             };
-            let (validity, seen) = self.validate_with(dir, log, child.map(|c| c.ino)).await?;
+            let look = child.map(|child| self.client.tokens.look(child));
+            let (validity, seen) = self.validate_with(dir, log, child).await?;
             match validity {
                 Validity::Ask => break,
                 Validity::CaughtUp => continue,
@@ -105,7 +106,14 @@ impl LocalClient {
                 return Err(FsError::NotFound);
             };
             let found = match seen {
-                Seen::Inode(view) => self.accept(Current::from(&view), Some(child.generation)),
+                Seen::Inode(view) => {
+                    let seen = self.accept(Current::from(&view), Some(child.generation));
+                    if let (Ok(current), Some(look)) = (&seen, look) {
+                        self.client.tokens.seen(current, look);
+                    }
+                    seen
+                }
+                Seen::ByToken(current) => Ok(current),
                 Seen::Torn | Seen::Locked => Box::pin(self.current(child.ino, Some(child.generation))).await,
                 Seen::Nothing => Err(FsError::Stale),
             };
@@ -191,9 +199,15 @@ impl LocalClient {
 
     /// Compares a cached directory with its inode, and reads the inode of a child along with it: in one batch where
     /// both lie at one node, else in two at a time.
-    async fn validate_with(&self, dir: InodeRef, log: DirLog, child: Option<Ino>) -> Result<(Validity, Seen), FsError> {
-        if self.client.cred != Cred::Kernel {
-            // permissions may have changed without the names: look at the whole inode
+    async fn validate_with(
+        &self,
+        dir: InodeRef,
+        log: DirLog,
+        child: Option<InodeRef>,
+    ) -> Result<(Validity, Seen), FsError> {
+        let tokens = &self.client.tokens;
+        if self.client.cred != Cred::Kernel || tokens.has(dir) {
+            // permissions may have changed without the names: look at the whole inode, which may be known by a token
             let dir_now = self.current(dir.ino, Some(dir.generation)).await?;
             if !may_search(&self.client.cred, &dir_now.attr) {
                 return Err(FsError::Access);
@@ -204,12 +218,16 @@ impl LocalClient {
             };
             let validity = self.catch_up_names(dir, log, state).await?;
             let seen = match (&validity, child) {
-                (Validity::Valid, Some(child)) => self.see(child).await?,
+                (Validity::Valid, Some(child)) => match tokens.known(child) {
+                    Some(current) => Seen::ByToken(current),
+                    None => self.see(child.ino).await?,
+                },
                 _ => Seen::Nothing,
             };
             return Ok((validity, seen));
         }
-        let (state, seen) = match child {
+        tokens.used(dir);
+        let (state, seen) = match child.map(|child| child.ino) {
             Some(child) if self.client.together(child.region(), dir.ino.region()) => {
                 let (Some(at), Some(child_at)) = (tail_at(dir.ino), inode_at(child)) else {
                     return Err(FsError::Stale);
@@ -315,7 +333,7 @@ impl LocalClient {
                         generation: view.parent_generation,
                     }
                 }
-                Seen::Inode(_) | Seen::Nothing => return Err(FsError::Stale),
+                Seen::Inode(_) | Seen::ByToken(_) | Seen::Nothing => return Err(FsError::Stale),
                 // the primary waits for the transaction that holds it
                 Seen::Torn | Seen::Locked => {
                     self.current(dir.ino, Some(dir.generation)).await?;

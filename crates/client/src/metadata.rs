@@ -21,6 +21,7 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`] when the inode is gone, and what the node says of permissions and values.
     pub async fn set_attr(&self, inode: InodeRef, set: SetAttr) -> Result<Attr, FsError> {
+        let _own = self.client.tokens.changing(inode.ino);
         self.attr_of(inode.ino.region(), ask::SetAttr { inode, set }).await
     }
 
@@ -83,6 +84,7 @@ impl LocalClient {
                 return Err(FsError::NameTooLong);
             }
         }
+        let _own = self.client.tokens.changing(dir.ino);
         let basis = self.client.names.basis(dir);
         let kind = file.kind;
         let request = || ask::Create {
@@ -176,6 +178,7 @@ impl LocalClient {
         ask: impl Fn() -> A,
     ) -> Result<(), FsError> {
         check_name(name)?;
+        let _own = self.client.tokens.changing_any(); // what loses the name may be another inode than is known
         let victim = self.cached(dir, name);
         let basis = self.client.names.basis(dir);
         let reply::Attr { tail, .. } = self.call_anew(dir.ino.region(), ask).await?;
@@ -210,6 +213,10 @@ impl LocalClient {
     /// [`FsError::Exists`], [`FsError::NotPermitted`] for a directory, [`FsError::TooManyLinks`].
     pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
+        let _own = (
+            self.client.tokens.changing(dir.ino),
+            self.client.tokens.changing(inode.ino),
+        );
         let basis = self.client.names.basis(dir);
         let attr = self
             .attr_of(
@@ -243,6 +250,7 @@ impl LocalClient {
     ) -> Result<(), FsError> {
         check_name(old)?;
         check_name(new)?;
+        let _own = self.client.tokens.changing_any();
         let victim = if mode.replaces() {
             self.cached(new_dir, new)
         } else {
@@ -339,6 +347,7 @@ impl LocalClient {
             value: value.to_vec(),
             mode,
         };
+        let _own = self.client.tokens.changing(inode.ino);
         self.attr_of(inode.ino.region(), request).await.map(drop)
     }
 
@@ -351,6 +360,7 @@ impl LocalClient {
             inode,
             name: name.to_vec(),
         };
+        let _own = self.client.tokens.changing(inode.ino);
         self.attr_of(inode.ino.region(), request).await.map(drop)
     }
 

@@ -18,6 +18,8 @@ pub(crate) const STATE_SIZE: usize = 16;
 pub(crate) enum Seen {
     /// It is well and nobody changes it.
     Inode(InodeView),
+    /// The same, known by a token.
+    ByToken(Current),
     /// It was read while it changed: read it again.
     Torn,
     /// A transaction holds it (or it is damaged): the primary knows more.
@@ -125,6 +127,22 @@ impl LocalClient {
     /// Attributes and log of an inode as they are now: one one-sided read, or an RPC where a transaction holds it.
     /// Another generation than the one asked for is `Stale`.
     pub(crate) async fn current(&self, ino: Ino, generation: Option<Generation>) -> Result<Current, FsError> {
+        let tokens = &self.client.tokens;
+        let Some(generation) = generation.filter(|_| tokens.is_in_use()) else {
+            return self.look(ino, generation).await;
+        };
+        let inode = InodeRef { ino, generation };
+        if let Some(current) = tokens.known(inode) {
+            return Ok(current);
+        }
+        let look = tokens.look(inode);
+        let current = self.look(ino, Some(generation)).await?;
+        tokens.seen(&current, look);
+        Ok(current)
+    }
+
+    /// The same, by a look.
+    async fn look(&self, ino: Ino, generation: Option<Generation>) -> Result<Current, FsError> {
         for _ in 0..TORN_TRIES {
             match self.see(ino).await? {
                 Seen::Inode(view) => {
@@ -135,6 +153,7 @@ impl LocalClient {
                     }
                     return self.accept(current, generation);
                 }
+                Seen::ByToken(current) => return self.accept(current, generation),
                 Seen::Nothing => return Err(gone(generation)),
                 Seen::Torn => {}
                 Seen::Locked => break,

@@ -14,6 +14,8 @@ pub struct Timeouts {
     pub held: Duration,
     /// Session lease.
     pub lease: Duration,
+    /// Lease on tokens: how long a change waits for a session that has one and does not answer. Less than `held`.
+    pub token: Duration,
     /// How long the operations of a client wait for a node that is away, from when that was first noticed.
     pub away: Duration,
 }
@@ -34,6 +36,9 @@ impl Timeouts {
     /// A wait for a lock that its program has not asked after for so long is forgotten (it asks every second).
     pub const LOCK_FORGOTTEN: Duration = Duration::from_secs(10);
 
+    /// A session that has tokens asks so often what is asked of it, and so renews their lease.
+    pub const WATCH: Duration = Duration::from_millis(500);
+
     /// The rename lock of the cluster is granted for so long: its holder waits for at most `held` in all.
     pub fn rename_grant(&self) -> Duration {
         self.held + Duration::from_secs(1)
@@ -52,6 +57,7 @@ impl Default for Timeouts {
             rpc: Duration::from_secs(8),
             held: Duration::from_secs(4),
             lease: Duration::from_secs(30),
+            token: Duration::from_secs(2),
             away: Duration::from_secs(10),
         }
     }

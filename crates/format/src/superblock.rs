@@ -40,6 +40,9 @@ pub const REDO_SLOTS_MAX: u64 = 64;
 /// Fewest redo log slots.
 pub const REDO_SLOTS_MIN: u64 = 8;
 
+/// Flag: see [`Superblock::tokens_given`].
+const TOKENS_GIVEN: u32 = 1;
+
 /// The bytes on the media. The rest of the superblock's page is not used.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -60,7 +63,7 @@ struct Raw {
     redo_slot_size: U32,
     segments_offset: U64,
     segments: U32,
-    reserved2: U32,
+    flags: U32,
     sequence: U64,
     era: U64,
     marks: [U64; ERAS_KEPT as usize],
@@ -275,6 +278,8 @@ pub struct Superblock {
     pub sequence: u64,
     /// The latest eras of the pool.
     pub history: History,
+    /// The run that has the pool, or the last one, has given tokens: until their leases are over nothing may change.
+    pub tokens_given: bool,
 }
 
 impl Superblock {
@@ -305,7 +310,7 @@ impl Superblock {
             redo_slot_size: U32::new(REDO_SLOT_SIZE),
             segments_offset: U64::new(self.layout.segments_offset),
             segments: U32::new(self.layout.segments),
-            reserved2: U32::ZERO,
+            flags: U32::new(if self.tokens_given { TOKENS_GIVEN } else { 0 }),
             sequence: U64::new(self.sequence),
             era: U64::new(self.history.era),
             marks: self.history.marks.map(U64::new),
@@ -366,6 +371,7 @@ impl Superblock {
                 era: raw.era.get(),
                 marks: raw.marks.map(U64::get),
             },
+            tokens_given: raw.flags.get() & TOKENS_GIVEN != 0,
         };
         superblock
             .layout
@@ -386,6 +392,9 @@ impl Superblock {
         }
         if superblock.sequence == 0 || superblock.sequence >> 48 != 0 {
             return Err(FormatError::invalid(WHAT, format!("sequence {}", superblock.sequence)));
+        }
+        if raw.flags.get() & !TOKENS_GIVEN != 0 {
+            return Err(FormatError::invalid(WHAT, format!("flags {:#x}", raw.flags.get())));
         }
         if superblock.history.era >> 48 != 0 {
             return Err(FormatError::invalid(WHAT, format!("era {}", superblock.history.era)));
@@ -410,6 +419,7 @@ mod tests {
                 era: 3,
                 marks: [8, 1, 2, 3, 4, 5, 6, 7],
             },
+            tokens_given: true,
         }
     }
 
@@ -448,6 +458,15 @@ mod tests {
             assert!(matches!(refused, Err(FormatError::Version { found, .. }) if found == u32::from(version)));
         }
         assert!(matches!(Superblock::decode(&good, 0), Err(FormatError::Invalid { .. })));
+        let mut flagged = good;
+        flagged[108] |= 2;
+        let crc = crc32c::crc32c(&flagged[..SUPERBLOCK_USED - 4]).to_le_bytes();
+        flagged[SUPERBLOCK_USED - 4..].copy_from_slice(&crc);
+        let refused = Superblock::decode(&flagged, s.offset());
+        assert!(
+            matches!(refused, Err(FormatError::Invalid { .. })),
+            "a flag of another version"
+        );
     }
 
     #[test]

@@ -12,11 +12,12 @@ use crate::error::errno;
 use crate::flags::{Access, access, owner_may_open, without_privileges};
 use crate::handles::Handles;
 use crate::inodes::{Inodes, ino_of, node_id};
+use crate::kernel_cache::{NAME_LASTS, Shared};
 use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
 use crate::mappings::{Mappings, Opened, SharedMappings};
 use crate::open_file::OpenHandle;
-use polvo_client::{AccessTimeRule, Client, LocalClient, OpenFile};
+use polvo_client::{AccessTimeRule, Client, Kept, LocalClient, OpenFile};
 use polvo_format::Attr;
 use polvo_fusedev::abi::{EntryOut, FileHandle, INodeNo};
 use polvo_fusedev::{BackingId, Errno, Reply, Upcalls, will_wait};
@@ -31,13 +32,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The kernel may keep nothing: other mounts change names and attributes at any time.
+/// What nothing is known of by a token the kernel may not keep: other mounts change names and attributes at any time.
 pub(crate) const NO_CACHING: Duration = Duration::ZERO;
 
 /// A mounted client.
 pub(crate) struct PolvoFilesystem {
     pub(crate) client: Arc<Client>,
-    pub(crate) inodes: Inodes,
+    pub(crate) kernel: Shared,
     pub(crate) files: Handles<OpenHandle>,
     pub(crate) directories: Handles<OpenDirectory>,
     pub(crate) complaints: Complaints,
@@ -80,9 +81,17 @@ pub(crate) async fn known(inodes: &Inodes, client: &LocalClient, node: INodeNo) 
     Ok(inode)
 }
 
-/// What the kernel is told of an inode under a name.
-pub(crate) fn entry(attr: &Attr) -> EntryOut {
-    EntryOut::new(file_attr(attr), attr.generation.0.into(), NO_CACHING)
+/// What the kernel is told of an inode under a name, and for how long it may believe in the name, and in the attributes.
+pub(crate) fn entry(attr: &Attr, name_valid: Duration, attr_valid: Duration) -> EntryOut {
+    EntryOut::new(file_attr(attr), attr.generation.0.into(), name_valid, attr_valid)
+}
+
+/// Which inode attributes are of.
+fn inode_of(attr: &Attr) -> InodeRef {
+    InodeRef {
+        ino: attr.ino,
+        generation: attr.generation,
+    }
 }
 
 async fn saying_when_it_waits<T>(calls: impl Future<Output = T>) -> T {
@@ -99,7 +108,12 @@ async fn saying_when_it_waits<T>(calls: impl Future<Output = T>) -> T {
 }
 
 impl PolvoFilesystem {
-    pub(crate) fn new(client: Arc<Client>, options: &MountOptions, alive: Arc<AtomicBool>) -> PolvoFilesystem {
+    pub(crate) fn new(
+        client: Arc<Client>,
+        options: &MountOptions,
+        kernel: Shared,
+        alive: Arc<AtomicBool>,
+    ) -> PolvoFilesystem {
         if options.access_times && !options.read_only {
             client.keep_access_times(AccessTimeRule {
                 of_directories: options.directory_access_times,
@@ -111,7 +125,7 @@ impl PolvoFilesystem {
             lock_waits: LockWaits::new(&client, &lock_owners),
             lock_owners,
             client,
-            inodes: Inodes::new(),
+            kernel,
             files: Handles::new(),
             directories: Handles::new(),
             complaints: Complaints::new(),
@@ -140,7 +154,7 @@ impl PolvoFilesystem {
         F: Future<Output = Result<T, FsError>>,
     {
         let result = self.run(|client| async move {
-            let inode = known(&self.inodes, &client, ino).await?;
+            let inode = known(&self.kernel.inodes, &client, ino).await?;
             calls(client, inode).await
         });
         result.inspect_err(|error| self.complaints.failed(operation, ino, error))
@@ -177,15 +191,63 @@ impl PolvoFilesystem {
         })
     }
 
-    /// Tells the kernel of an inode under a directory.
+    /// Tells the kernel of an inode under a directory that it has just got.
     pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: Reply<EntryOut>) {
         match attr {
             Ok(attr) => {
-                self.inodes.remember(&attr, parent);
-                reply.ok(&entry(&attr));
+                self.kernel.inodes.remember(&attr, parent);
+                reply.ok(&entry(&attr, NO_CACHING, NO_CACHING));
             }
             Err(error) => reply.error(errno(&error)),
         }
+    }
+
+    /// Tells the kernel what a look-up has found; it may keep what is known by tokens.
+    pub(crate) fn reply_found(
+        &self,
+        parent: INodeNo,
+        name: &[u8],
+        found: Result<Attr, FsError>,
+        reply: Reply<EntryOut>,
+    ) {
+        let attr = match found {
+            Ok(attr) => attr,
+            Err(FsError::NotFound) => {
+                return match self.kept_name(parent, name, None) {
+                    Some(_kept) => reply.ok(&EntryOut::absent(NAME_LASTS)),
+                    None => reply.error(Errno::NOENT),
+                };
+            }
+            Err(error) => return reply.error(errno(&error)),
+        };
+        self.kernel.inodes.remember(&attr, parent);
+        let name = self.kept_name(parent, name, Some(inode_of(&attr)));
+        let attributes = self.kept_attr(&attr);
+        let name_lasts = name.as_ref().map_or(NO_CACHING, |_| NAME_LASTS);
+        let attr_lasts = attributes.as_ref().map_or(NO_CACHING, Kept::lasts);
+        reply.ok(&entry(&attr, name_lasts, attr_lasts));
+    }
+
+    /// Keeps the token by which attributes are true, if there is one; the kernel may be told so meanwhile.
+    pub(crate) fn kept_attr(&self, attr: &Attr) -> Option<Kept<'_>> {
+        match self.kernel.is_there() {
+            true => self.client.keep_attr(attr),
+            false => None,
+        }
+    }
+
+    /// The same for a name of a directory, which the kernel is going to be told of now.
+    fn kept_name(&self, dir: INodeNo, name: &[u8], is: Option<InodeRef>) -> Option<Kept<'_>> {
+        if !self.kernel.is_there() || matches!(name, b"." | b"..") {
+            return None;
+        }
+        let dir = self.kernel.inodes.get(dir)?;
+        let kept = self.client.keep_name(dir, name, is)?;
+        if kept.lasts() < NAME_LASTS {
+            return None;
+        }
+        self.kernel.tells_name(dir.ino);
+        Some(kept)
     }
 
     /// Makes an inode and tells the kernel of it.

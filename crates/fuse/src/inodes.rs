@@ -64,17 +64,12 @@ struct FoundDirectory {
 }
 
 /// The table. All methods may be called from any thread.
+#[derive(Default)]
 pub(crate) struct Inodes {
     shards: [Mutex<HashMap<INodeNo, Known>>; SHARDS],
 }
 
 impl Inodes {
-    pub(crate) fn new() -> Inodes {
-        Inodes {
-            shards: std::array::from_fn(|_| Mutex::new(HashMap::default())),
-        }
-    }
-
     fn shard(&self, node: INodeNo) -> &Mutex<HashMap<INodeNo, Known>> {
         // Region and slot both vary; fold them.
         let folded = node.0 ^ node.0 >> 48 ^ node.0 >> 7;
@@ -210,7 +205,7 @@ mod tests {
 
     #[test]
     fn known_until_every_lookup_is_forgotten() {
-        let inodes = Inodes::new();
+        let inodes = Inodes::default();
         inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT);
         inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT);
         inodes.forget(node(7, 2), 1);
@@ -229,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_node_id_used_again_shows_its_new_file_even_when_replies_overtake() {
-        let inodes = Inodes::new();
+        let inodes = Inodes::default();
         let generation_of_7 = || inodes.get(node(7, 2)).map(|i| i.generation);
         inodes.remember(&attr(7, 258, FileKind::File), INodeNo::ROOT);
         inodes.remember(&attr(7, 2, FileKind::Directory), INodeNo(9));
@@ -242,7 +237,7 @@ mod tests {
 
     #[test]
     fn directories_know_where_they_were_found() {
-        let inodes = Inodes::new();
+        let inodes = Inodes::default();
         let (eight, nine, unknown) = (node(8, 1), node(9, 1), INodeNo(1000));
         inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(5));
         inodes.remember(&attr(9, 1, FileKind::File), INodeNo(5));
@@ -257,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_root_outlives_any_forget_a_kernel_sends() {
-        let inodes = Inodes::new();
+        let inodes = Inodes::default();
         let root = InodeRef {
             ino: Ino::ROOT,
             generation: Generation(1),

@@ -5,8 +5,8 @@
 //! end by the thread that read it, without a hand-off. The client may be one of its own (over the fabric) or one inside
 //! a node; this crate does not know the difference.
 //!
-//! What the kernel may cache: nothing. Attribute and entry timeouts are 0 and files are opened for direct I/O, so an
-//! operation that has returned on one mount is seen at once on all others. Memory mappings work nevertheless
+//! What the kernel may keep: attributes and names of which the client has tokens (`kernel_cache`). Files are opened for direct
+//! I/O. So an operation that has returned on one mount is seen at once on all others. Memory mappings work nevertheless
 //! (`FUSE_DIRECT_IO_ALLOW_MMAP`); pages of a mapping are as fresh as the last open, stat or fault. That is why one mount at a
 //! time may map a file shared and writable (`mappings`).
 //!
@@ -27,6 +27,7 @@ mod filesystem;
 mod flags;
 mod handles;
 mod inodes;
+mod kernel_cache;
 mod lock_owners;
 mod lock_requests;
 mod lock_waits;
@@ -44,5 +45,5 @@ pub use error::MountError;
 pub use mappings::SharedMappings;
 pub use mount::Mount;
 pub use mount_point::unmount;
-pub use options::MountOptions;
+pub use options::{CacheMode, MountOptions};
 pub use remount::remount;

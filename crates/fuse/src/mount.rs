@@ -1,7 +1,9 @@
 //! A mounted client: starting, ending and waiting for the session with the kernel.
 
 use crate::filesystem::PolvoFilesystem;
+use crate::kernel_cache::Shared;
 use crate::mount_point::{self, Detach};
+use crate::options::CacheMode;
 use crate::{MountError, MountOptions};
 use parking_lot::Mutex;
 use polvo_client::Client;
@@ -31,13 +33,20 @@ impl Mount {
     pub fn new(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mount, MountError> {
         let mountpoint = mount_point::check(mountpoint)?;
         let alive = Arc::new(AtomicBool::new(true));
-        let filesystem = PolvoFilesystem::new(client, &options, alive.clone());
+        let kernel = Shared::default();
+        if options.cache == CacheMode::Strict {
+            client.start_tokens(Some(kernel.clone()));
+        }
+        let filesystem = PolvoFilesystem::new(client, &options, kernel.clone(), alive.clone());
         match Session::mount(filesystem, &mountpoint, &options.parameters(), options.threads) {
-            Ok(session) => Ok(Mount {
-                mountpoint,
-                alive,
-                session: Mutex::new(Some(session)),
-            }),
+            Ok(session) => {
+                kernel.is_reached_by(session.notifier());
+                Ok(Mount {
+                    mountpoint,
+                    alive,
+                    session: Mutex::new(Some(session)),
+                })
+            }
             Err(source) if source.kind() == io::ErrorKind::PermissionDenied && is_root() => {
                 Err(MountError::DeviceDenied)
             }

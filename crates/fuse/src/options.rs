@@ -13,6 +13,16 @@ pub(crate) const FSTYPE: &str = "fuse.polvo";
 /// there are some more than a small machine has cores; sleeping ones cost nothing.
 const THREADS: (usize, usize) = (4, 16);
 
+/// What the kernel may keep between two uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CacheMode {
+    /// Nothing: it asks each time.
+    None,
+    /// Attributes and names of which the mount has tokens: nobody changes them before the kernel has forgotten them.
+    #[default]
+    Strict,
+}
+
 /// How to mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountOptions {
@@ -41,6 +51,8 @@ pub struct MountOptions {
     pub acl: bool,
     /// What programs may map shared (`MAP_SHARED`); the rest fails with ENODEV.
     pub shared_mappings: SharedMappings,
+    /// What the kernel may keep.
+    pub cache: CacheMode,
     /// Operations fail at once while a node is known to be away, instead of waiting for it for a while.
     pub soft: bool,
     /// All data that is read is compared with its checksums; what is damaged is EIO.
@@ -68,6 +80,7 @@ impl Default for MountOptions {
             directory_access_times: true,
             acl: false,
             shared_mappings: SharedMappings::One,
+            cache: CacheMode::Strict,
             soft: false,
             verify: false,
             fsname: "polvo".to_owned(),
@@ -110,6 +123,7 @@ impl MountOptions {
                 "lock" => self.locks = true,
                 "nolock" => self.locks = false,
                 "mmap" => self.shared_mappings = parse_mmap(name, value)?,
+                "cache" => self.cache = parse_cache(name, value)?,
                 "soft" => self.soft = true,
                 "hard" => self.soft = false,
                 "verify" => self.verify = true,
@@ -197,6 +211,14 @@ fn parse_mmap(option: &str, value: &str) -> Result<SharedMappings, MountError> {
     }
 }
 
+fn parse_cache(option: &str, value: &str) -> Result<CacheMode, MountError> {
+    match value {
+        "none" => Ok(CacheMode::None),
+        "strict" => Ok(CacheMode::Strict),
+        _ => Err(bad(option, format!("{value:?} is neither \"none\" nor \"strict\""))),
+    }
+}
+
 fn parse_threads(option: &str, value: &str) -> Result<NonZeroUsize, MountError> {
     match value.parse::<NonZeroUsize>() {
         Ok(threads) if threads.get() <= 256 => Ok(threads),
@@ -233,6 +255,10 @@ mod tests {
         assert_eq!(options.shared_mappings, SharedMappings::None);
         options.apply("mmap=shared").expect("known");
         assert_eq!(options.shared_mappings, SharedMappings::All);
+        options.apply("cache=none").expect("known");
+        assert_eq!(options.cache, CacheMode::None);
+        options.apply("cache=strict").expect("known");
+        assert_eq!(options.cache, CacheMode::Strict);
         options.apply("mmap=one").expect("known");
         assert_eq!(options.shared_mappings, SharedMappings::One);
     }
@@ -263,6 +289,8 @@ mod tests {
         for list in [
             "mmap",
             "mmap=none",
+            "cache",
+            "cache=loose",
             "threads=0",
             "threads=x",
             "threads",

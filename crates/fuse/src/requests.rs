@@ -10,7 +10,7 @@ use crate::inodes::{node_id, node_id_of};
 use crate::mappings::{Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::xattr;
-use polvo_client::Whence;
+use polvo_client::{Kept, Whence};
 use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
@@ -52,7 +52,7 @@ impl PolvoFilesystem {
             node,
             |client, inode| async move { client.get_attr(inode).await },
         );
-        got.or_else(|error| match self.inodes.removed_directory(node) {
+        got.or_else(|error| match self.kernel.inodes.removed_directory(node) {
             Some(attr) if error == FsError::Stale => Ok(attr),
             _ => Err(errno_of_inode(&error)),
         })
@@ -150,13 +150,13 @@ impl FileSystem for PolvoFilesystem {
             Ok((attr, parent))
         });
         match found {
-            Ok((attr, parent)) => self.reply_entry(parent, Ok(attr), reply),
-            Err(error) => self.reply_entry(req.node, Err(error), reply),
+            Ok((attr, parent)) => self.reply_found(parent, name, Ok(attr), reply),
+            Err(error) => self.reply_found(req.node, name, Err(error), reply),
         }
     }
 
     fn forget(&self, node: INodeNo, lookups: u64) {
-        self.inodes.forget(node, lookups);
+        self.kernel.inodes.forget(node, lookups);
     }
 
     fn interrupt(&self, unique: u64) {
@@ -164,8 +164,15 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
-        let attr = self.attributes(req.node);
-        reply.give(attr.map(|attr| AttrOut::new(file_attr(&attr), NO_CACHING)));
+        let attr = match self.attributes(req.node) {
+            Ok(attr) => attr,
+            Err(errno) => return reply.error(errno),
+        };
+        let kept = self.kept_attr(&attr);
+        reply.ok(&AttrOut::new(
+            file_attr(&attr),
+            kept.as_ref().map_or(NO_CACHING, Kept::lasts),
+        ));
     }
 
     /// The kernel asks so where a program wants to know the time of birth.
@@ -247,7 +254,7 @@ impl FileSystem for PolvoFilesystem {
         };
         let (old, new) = (name.as_bytes(), new_name.as_bytes());
         let done = self.with_inode("rename", req.node, |client, old_dir| async move {
-            let new_dir = known(&self.inodes, &client, new_parent).await?;
+            let new_dir = known(&self.kernel.inodes, &client, new_parent).await?;
             client.rename(old_dir, old, new_dir, new, mode).await
         });
         reply.give(done.map_err(|error| errno(&error)));
@@ -255,7 +262,7 @@ impl FileSystem for PolvoFilesystem {
 
     fn link(&self, req: &Header, node: INodeNo, name: &OsStr, reply: Reply<EntryOut>) {
         let linked = self.with_inode("link", node, |client, inode| async move {
-            let dir = known(&self.inodes, &client, req.node).await?;
+            let dir = known(&self.kernel.inodes, &client, req.node).await?;
             client.link(inode, dir, name.as_bytes()).await
         });
         match linked {
@@ -301,10 +308,10 @@ impl FileSystem for PolvoFilesystem {
             Ok(opened) => (file.inode(), opened),
             Err(errno) => return reply.error(errno),
         };
-        self.inodes.remember(&attr, req.node);
+        self.kernel.inodes.remember(&attr, req.node);
         let handle = self.files.insert(OpenHandle::new(file, flags, opened));
         reply.ok(&CreateOut {
-            entry: entry(&attr),
+            entry: entry(&attr, NO_CACHING, NO_CACHING),
             open: self.open_out(handle, opened),
         });
         self.mappings.answered(inode, opened);
@@ -406,7 +413,7 @@ impl FileSystem for PolvoFilesystem {
     fn opendir(&self, req: &Header, _asked: &OpenIn, reply: Reply<OpenOut>) {
         let inode = self.with_inode("opendir", req.node, |_, inode| async move { Ok(inode) });
         let opened = inode.map(|inode| {
-            let directory = OpenDirectory::new(inode, self.inodes.parent(node_id(inode)));
+            let directory = OpenDirectory::new(inode, self.kernel.inodes.parent(node_id(inode)));
             OpenOut::new(self.directories.insert(Arc::new(directory)), 0)
         });
         reply.give(opened.map_err(|error| errno_of_inode(&error)));
@@ -445,11 +452,11 @@ impl FileSystem for PolvoFilesystem {
                         Err(FsError::NotFound | FsError::Stale) => return Ok(Taken::Yes),
                         Err(error) => return Err(error),
                     };
-                    if !listing.add_plus(&entry(&attr), next, name) {
+                    if !listing.add_plus(&entry(&attr, NO_CACHING, NO_CACHING), next, name) {
                         return Ok(Taken::Full);
                     }
                     if counted {
-                        self.inodes.remember(&attr, node_id(dir));
+                        self.kernel.inodes.remember(&attr, node_id(dir));
                     }
                     Ok(Taken::Yes)
                 })

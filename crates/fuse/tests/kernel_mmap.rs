@@ -79,7 +79,7 @@ impl FileSystem for OneFile {
     }
 
     fn lookup(&self, _req: &Header, _name: &OsStr, reply: Reply<EntryOut>) {
-        reply.ok(&EntryOut::new(attributes(FILE), 1, Duration::ZERO));
+        reply.ok(&EntryOut::new(attributes(FILE), 1, Duration::ZERO, Duration::ZERO));
     }
 
     fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {

@@ -5,7 +5,7 @@
 //! [`LockOwner`].
 
 use std::time::Duration;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the interface that is spoken here.
 pub const MAJOR: u32 = 7;
@@ -669,16 +669,25 @@ impl AttrOut {
 }
 
 impl EntryOut {
-    /// A name and attributes that the kernel may keep for a while.
-    pub fn new(attr: Attr, generation: u64, valid: Duration) -> EntryOut {
+    /// A name and attributes, and for how long the kernel may keep either.
+    pub fn new(attr: Attr, generation: u64, name_valid: Duration, attr_valid: Duration) -> EntryOut {
         EntryOut {
             node: attr.ino,
             generation,
-            entry_valid: valid.as_secs(),
-            attr_valid: valid.as_secs(),
-            entry_valid_nsec: valid.subsec_nanos(),
-            attr_valid_nsec: valid.subsec_nanos(),
+            entry_valid: name_valid.as_secs(),
+            attr_valid: attr_valid.as_secs(),
+            entry_valid_nsec: name_valid.subsec_nanos(),
+            attr_valid_nsec: attr_valid.subsec_nanos(),
             attr,
+        }
+    }
+
+    /// There is no such name, which the kernel may keep for so long.
+    pub fn absent(valid: Duration) -> EntryOut {
+        EntryOut {
+            entry_valid: valid.as_secs(),
+            entry_valid_nsec: valid.subsec_nanos(),
+            ..EntryOut::new_zeroed()
         }
     }
 }

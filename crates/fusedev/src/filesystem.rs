@@ -19,6 +19,7 @@ use std::sync::Arc;
 pub struct Connection {
     offered: u64,
     wanted: u64,
+
     /// Counts the requests that come.
     pub upcalls: Arc<Upcalls>,
     /// Largest write at once, bytes: a multiple of the page size, at most [`MOST_WRITTEN`].

@@ -26,9 +26,11 @@ pub struct Notifier(pub(crate) Arc<dyn Transport>);
 impl Notifier {
     /// Attributes of an inode have changed; with `bytes`, which begin at an offset and are so many (0: up to the end), those, too.
     ///
+    /// False: the kernel does not know the inode, or does not yet, where an answer that tells of it is under way.
+    ///
     /// # Errors
-    /// What the kernel says. That it does not know the inode is no error.
-    pub fn inval_inode(&self, node: INodeNo, bytes: Option<(u64, u64)>) -> Result<(), Errno> {
+    /// What the kernel says.
+    pub fn inval_inode(&self, node: INodeNo, bytes: Option<(u64, u64)>) -> Result<bool, Errno> {
         let (offset, len) = bytes.map_or((-1, 0), |(offset, len)| (offset as i64, len as i64));
         let body = InvalInodeOut { node, offset, len };
         self.send(notify_code::INVAL_INODE, body.as_bytes())
@@ -36,9 +38,11 @@ impl Notifier {
 
     /// A name of a directory, present or absent, has changed.
     ///
+    /// False: the kernel does not know the name, or does not yet.
+    ///
     /// # Errors
-    /// What the kernel says. That it does not know the name is no error.
-    pub fn inval_entry(&self, parent: INodeNo, name: &[u8], entry: Entry) -> Result<(), Errno> {
+    /// What the kernel says.
+    pub fn inval_entry(&self, parent: INodeNo, name: &[u8], entry: Entry) -> Result<bool, Errno> {
         let head = InvalEntryOut {
             parent,
             namelen: name.len() as u32,
@@ -53,18 +57,18 @@ impl Notifier {
     /// # Errors
     /// INVAL: the kernel is older than 6.16.
     pub fn inc_epoch(&self) -> Result<(), Errno> {
-        self.send(notify_code::INC_EPOCH, &[])
+        self.send(notify_code::INC_EPOCH, &[]).map(drop)
     }
 
-    fn send(&self, code: i32, body: &[u8]) -> Result<(), Errno> {
+    fn send(&self, code: i32, body: &[u8]) -> Result<bool, Errno> {
         let header = OutHeader {
             len: (size_of::<OutHeader>() + body.len()) as u32,
             error: code,
             unique: 0,
         };
         match self.0.send(&header, body) {
-            Err(Errno::NOENT) => Ok(()),
-            sent => sent,
+            Err(Errno::NOENT) => Ok(false),
+            sent => sent.map(|()| true),
         }
     }
 }

@@ -76,7 +76,12 @@ impl FileSystem for Small {
 
     fn lookup(&self, _: &Header, name: &OsStr, reply: Reply<EntryOut>) {
         match NAMES.iter().position(|known| name == *known) {
-            Some(at) => reply.ok(&EntryOut::new(attributes(INodeNo(at as u64 + 2)), 1, Duration::ZERO)),
+            Some(at) => reply.ok(&EntryOut::new(
+                attributes(INodeNo(at as u64 + 2)),
+                1,
+                Duration::ZERO,
+                Duration::ZERO,
+            )),
             None => reply.error(Errno::NOENT),
         }
     }

@@ -8,7 +8,7 @@ use polvo_region::RegionError;
 pub(crate) fn to_fs(error: RegionError) -> FsError {
     match error {
         RegionError::Fs(error) => error,
-        RegionError::Locked { .. } => FsError::Retry,
+        RegionError::Locked { .. } | RegionError::Watched(_) => FsError::Retry,
         damage @ (RegionError::Corrupt { .. } | RegionError::Pool(_)) => {
             tracing::error!(%damage, "damaged pool");
             FsError::Io(damage.to_string())

@@ -9,6 +9,7 @@
 //!      |          names/        create, unlink, link, rename; who may
 //!   handle ----   data/         attributes, bytes, transfers that the node directs
 //!                 locks/        advisory locks
+//!                 tokens/       who is asked before an inode changes
 //!                    |
 //!               transactions/   collect, decide, dispatch
 //!                    |
@@ -34,6 +35,7 @@ mod region_service;
 mod request;
 #[cfg(feature = "testing")]
 pub mod sim;
+mod tokens;
 mod transactions;
 
 pub use clock::{Clock, SystemClock};

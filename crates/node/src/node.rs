@@ -11,6 +11,7 @@ use crate::opening::{self, Opening};
 use crate::region_service::{PoolKeys, RegionService};
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
+use crate::tokens::Tokens;
 use crate::transactions::coordinator::Undecided;
 use crate::transactions::dispatch::Dispatch;
 use crate::transactions::probe::Probe;
@@ -43,6 +44,7 @@ pub struct Node {
     pub(crate) keys: PoolKeys,
     pub(crate) sessions: Sessions,
     pub(crate) locks: Locks,
+    pub(crate) tokens: Tokens,
     pub(crate) utilization: Utilization,
     pub(crate) undecided: Undecided,
     /// Decided transactions that nobody is at, of which it is not known that every participant has its part.
@@ -111,6 +113,7 @@ impl Node {
             keys,
             sessions: Sessions::default(),
             locks: Locks::default(),
+            tokens: Tokens::default(),
             utilization: Utilization::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),
@@ -135,6 +138,7 @@ impl Node {
             space,
             config,
         });
+        node.mistrust_tokens_of_before();
         node.utilization.learn(node.id(), node.usage());
         Ok(node)
     }
@@ -316,6 +320,7 @@ impl Node {
         if self.sessions.end(id).is_some() {
             self.checks.forget(id);
             self.locks.end_session(id);
+            self.end_tokens_of(id);
             for service in self.regions.values() {
                 service.enter(|region| region.end_session(id));
             }

@@ -56,6 +56,14 @@ impl Places {
     }
 }
 
+/// For whom a participant does its part.
+#[derive(Clone, Copy)]
+pub(crate) struct OnBehalf {
+    pub session: SessionId,
+    /// It has the inode that is made open, from before anybody can see it.
+    pub opens: bool,
+}
+
 /// A region served here.
 pub(crate) struct RegionService {
     pub id: RegionId,
@@ -104,16 +112,16 @@ impl RegionService {
         f(&mut self.region.lock())
     }
 
-    /// Participant's part of a transaction. With `open_for`, that session holds the inode that the intents make, from
-    /// before anybody can see it.
+    /// Participant's part of a transaction.
     pub fn collect(
         &self,
         txn: TxnId,
         intents: &[Intent],
-        open_for: Option<SessionId>,
+        on_behalf: OnBehalf,
         now_ns: i64,
     ) -> Result<Collected, RegionError> {
         let mut region = self.region.lock();
+        region.entered_for(on_behalf.session);
         let collected = region.collect(txn, intents, now_ns)?;
         debug_assert!(collected.outcomes.len() == intents.len(), "an outcome for each intent");
         debug_assert!(
@@ -124,12 +132,12 @@ impl RegionService {
             .iter()
             .position(Intent::makes_inode)
             .and_then(|i| collected.outcomes.get(i));
-        if let (Some(session), Some(outcome)) = (open_for, made) {
+        if let (true, Some(outcome)) = (on_behalf.opens, made) {
             let inode = InodeRef {
                 ino: outcome.attr.ino,
                 generation: outcome.attr.generation,
             };
-            if let Err(error) = region.open_made(session, inode) {
+            if let Err(error) = region.open_made(on_behalf.session, inode) {
                 region.abort(txn);
                 return Err(error);
             }

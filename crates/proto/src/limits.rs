@@ -1,6 +1,6 @@
 //! Limits of messages, and which requests change something.
 
-use crate::{Call, Cred, DecodeError, Intent, Request};
+use crate::{Call, Cred, DecodeError, InodeRef, Intent, Request};
 
 /// Largest write whose bytes travel in the request, in bytes.
 pub const EAGER_MAX: usize = 4096;
@@ -39,6 +39,10 @@ pub const CLIENT_NAME_MAX: usize = 256;
 pub const LOCKS_MAX: usize = 1 << 16;
 /// Most waits for locks of a session at a node.
 pub const LOCK_WAITS_MAX: usize = 1 << 12;
+/// Most tokens in one `TakeTokens`, in one `Watch`, and in the answer to either.
+pub const TOKENS_PAGE: usize = 256;
+/// Most tokens of a session at a node.
+pub const TOKENS_MAX: usize = 1 << 16;
 /// Longest wait for a lock in one request, in milliseconds.
 pub const LOCK_WAIT_MAX_MS: u32 = 1000;
 
@@ -71,6 +75,8 @@ impl Call {
             Request::Release { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::Accessed { inodes, .. } => at_most("inodes", inodes.len(), RELEASE_MAX),
             Request::EndWriting { inodes } => at_most("inodes", inodes.len(), RELEASE_MAX),
+            Request::TakeTokens { inodes } => at_most("inodes", inodes.len(), TOKENS_PAGE),
+            Request::Watch { answered, .. } => at_most("tokens", answered.len(), TOKENS_PAGE),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
                 at_most("intents", intents.len(), INTENTS_MAX)
@@ -84,6 +90,22 @@ impl Intent {
     /// True when the intent makes an inode (and so needs space where it goes).
     pub fn makes_inode(&self) -> bool {
         matches!(self, Intent::NewInode { .. })
+    }
+
+    /// The inode that it is about; `None`: the one that it makes.
+    pub fn inode(&self) -> Option<InodeRef> {
+        match self {
+            Intent::NewInode { .. } => None,
+            Intent::AddName { dir, .. } | Intent::RemoveName { dir, .. } | Intent::ReplaceName { dir, .. } => {
+                Some(*dir)
+            }
+            Intent::AddLink { inode }
+            | Intent::DropLink { inode }
+            | Intent::DropDirectory { inode }
+            | Intent::SetParent { inode, .. }
+            | Intent::Touch { inode }
+            | Intent::Pin { inode } => Some(*inode),
+        }
     }
 
     /// The name that is made, removed or pointed at something else.
@@ -161,7 +183,9 @@ impl Request {
             | Request::Conclude { .. }
             | Request::FollowLog { .. }
             | Request::OpenToWrite { .. }
-            | Request::EndWriting { .. } => false,
+            | Request::EndWriting { .. }
+            | Request::TakeTokens { .. }
+            | Request::Watch { .. } => false,
         }
     }
 }

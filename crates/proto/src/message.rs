@@ -429,6 +429,17 @@ pub enum Intent {
     },
 }
 
+/// A token of an inode, and what the inode is as of when it was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Token {
+    /// No other one of this node has it; later ones have greater ones.
+    pub number: u64,
+    /// Attributes.
+    pub attr: Attr,
+    /// Where the log ends.
+    pub tail: Tail,
+}
+
 /// Result of one intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Outcome {

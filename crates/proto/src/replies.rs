@@ -5,7 +5,7 @@
 
 use crate::{
     CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LockSeen, LockWait, LogSequel, Made, Outcome,
-    PageRun, Scrubbed, SegmentMap, TxnState, Usage, Written,
+    PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
 };
 use polvo_format::{Epoch, NodeId, PoolPast, Tail};
 use serde::{Deserialize, Serialize};
@@ -198,6 +198,23 @@ replies! {
         may_map: bool,
         /// the file's map, if it was asked for
         map: Option<FileMap>,
+    },
+    /// To `TakeTokens`.
+    Taken {
+        /// the lease on tokens, in milliseconds
+        lease_ms: u64,
+        /// another than before: tokens of the one before are no more
+        term: u64,
+        /// one for each inode that was named; `None`: not now
+        tokens: Vec<Option<Token>>,
+    },
+    /// To `Watch`.
+    Asked {
+        /// another than before: tokens of the one before are no more
+        term: u64,
+        /// tokens that somebody else's change waits for: whatever is believed by them is to go, then they are to be given back.
+        /// At most [`crate::TOKENS_PAGE`], the others later
+        asked: Vec<(InodeRef, u64)>,
     },
 }
 

@@ -617,4 +617,20 @@ requests! {
         /// none came after the `Create`
         inodes: Vec<(InodeRef, u64)>,
     } -> Done,
+    /// Takes tokens: nothing of these inodes changes from now on before the session was asked and has answered, for as long as
+    /// its lease on tokens at this node lasts. That lease ends [`crate::reply::Taken::lease_ms`] after this request was
+    /// received, or the last [`Request::Watch`]; who asks counts from when he sent it.
+    TakeTokens {
+        /// at most [`crate::TOKENS_PAGE`]
+        inodes: Vec<InodeRef>,
+    } -> Taken,
+    /// Answers what was asked for, renews the lease on tokens, and waits a while for more to be asked for.
+    Watch {
+        /// what the answer to the request before said; 0: nothing is known of it
+        term: u64,
+        /// tokens that are given back, by number: nothing is believed by them any more. At most [`crate::TOKENS_PAGE`]
+        answered: Vec<u64>,
+        /// all others go back too, and nothing is waited for
+        end: bool,
+    } -> Asked,
 }

@@ -65,7 +65,7 @@ impl Region {
         now_ns: i64,
     ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
-            let (store, inode) = region.inode(inode)?;
+            let (store, inode) = region.inode_to_change(inode)?;
             let mut entries = Vec::new();
             let mut urgency = Urgency::Normal;
             if let Some(size) = set.size {
@@ -179,7 +179,7 @@ impl Region {
     /// the tail moves); other small ones travel in the log entry; the rest gets a fresh page.
     pub fn store(&mut self, inode: InodeRef, at: WriteAt, bytes: &[u8], now_ns: i64) -> Result<Stored, RegionError> {
         self.with_space(now_ns, |region| {
-            let (store, inode) = region.inode(inode)?;
+            let (store, inode) = region.inode_to_change(inode)?;
             let size = inode.attr.size;
             let offset = at.in_file(size);
             inode.file_body()?;
@@ -255,7 +255,7 @@ impl Region {
                 return Err(invalid(format!("commit of {} runs", runs.len())));
             }
             let slot = {
-                let (_, inode) = region.inode(inode)?;
+                let (_, inode) = region.inode_to_change(inode)?;
                 inode.file_body()?;
                 inode.slot
             };
@@ -298,7 +298,7 @@ impl Region {
         now_ns: i64,
     ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
-            let (store, inode) = region.inode(inode)?;
+            let (store, inode) = region.inode_to_change(inode)?;
             inode.file_body()?;
             if len == 0 {
                 return Err(invalid("fallocate of no bytes"));
@@ -341,7 +341,7 @@ impl Region {
         now_ns: i64,
     ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
-            let (store, inode) = region.inode(inode)?;
+            let (store, inode) = region.inode_to_change(inode)?;
             let mut entries = Vec::new();
             if name == PLACEMENT_XATTR {
                 inode.directory_body()?;
@@ -380,7 +380,7 @@ impl Region {
     /// ENODATA.
     pub fn remove_xattr(&mut self, inode: InodeRef, name: &[u8], now_ns: i64) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
-            let (store, inode) = region.inode(inode)?;
+            let (store, inode) = region.inode_to_change(inode)?;
             check_xattr_name(name)?;
             if !inode.xattrs.contains_key(name) {
                 return Err(FsError::NoAttribute.into());

@@ -17,6 +17,9 @@ pub enum RegionError {
         /// by
         txn: TxnId,
     },
+    /// another session has a token of the inode: it is to be asked, and waited for, then try again
+    #[error("inode {0} is watched by another session")]
+    Watched(Ino),
     /// media damage
     #[error("{what} at pool offset {at:#x}: {why}")]
     Corrupt {

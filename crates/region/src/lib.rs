@@ -50,6 +50,7 @@ mod survey;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod transaction;
 mod txn_locks;
 mod writers;
@@ -68,4 +69,5 @@ pub use recovery::Recovery;
 pub use region::Region;
 pub use region_check::CheckReport;
 pub use snapshot::{Piece, Snapshot};
+pub use tokens::Held;
 pub use transaction::Decided;

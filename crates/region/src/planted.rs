@@ -59,6 +59,18 @@ pub enum Planted {
     /// A session that has ended still gets what it was waiting for.
     EndedSessionServed,
 
+    /// A token is given while somebody asks for those that there are.
+    GivenWhileAsked,
+    /// A node that was started anew changes what tokens of the run before are believed about.
+    ChangedTooEarly,
+
+    /// A client answers for its tokens and goes on using them.
+    AnsweredBeforeForgotten,
+    /// A client believes what it knows by tokens after their lease.
+    BelievedAfterLease,
+    /// A client's own changes leave what it knows by tokens as it is.
+    OwnChangesOverlooked,
+
     /// The tail is switched to a new log that is not durable yet.
     SwitchedBeforeDurable,
     /// A log's old pages are free before the new log is in place.

@@ -12,7 +12,8 @@
 //! - [`txn_locks`](crate::txn_locks): inodes in the hands of transactions. [`transaction`](crate::transaction)
 //!   collects, decides, reaps and aborts;
 //! - [`session_table`](crate::session_table): inodes open, pages delegated.
-//!   [`session_resources`](crate::session_resources) opens, releases, delegates and takes back.
+//!   [`session_resources`](crate::session_resources) opens, releases, delegates and takes back;
+//! - [`tokens`](crate::tokens): which sessions are to be asked before an inode changes.
 //!
 //! It is made by [`Region::create`] or [`Region::recover`]; then calls come in any order, one at a time.
 
@@ -23,6 +24,7 @@ use crate::planted::{Planted, planted};
 use crate::session_table::Sessions;
 use crate::stage::Stage;
 use crate::store::{Store, Urgency};
+use crate::tokens::Tokens;
 use crate::txn_locks::TxnLocks;
 use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
@@ -48,6 +50,7 @@ pub struct Region {
     pub(crate) stage: Stage,
     pub(crate) locked: TxnLocks,
     pub(crate) sessions: Sessions,
+    pub(crate) tokens: Tokens,
     /// inodes in use
     pub(crate) inodes: u64,
     /// inodes without a name that are kept for those who hold them open
@@ -108,6 +111,7 @@ impl Region {
             stage: Stage::default(),
             locked: TxnLocks::default(),
             sessions: Sessions::default(),
+            tokens: Tokens::default(),
             inodes: 0,
             dead: BTreeSet::new(),
         }
@@ -217,6 +221,16 @@ impl Region {
         Ok((&mut self.store, found))
     }
 
+    /// The same, to change it. `Watched` while another session has a token of it.
+    #[inline]
+    pub(crate) fn inode_to_change(&mut self, inode: InodeRef) -> Result<(&mut Store, &mut Inode), RegionError> {
+        if self.tokens.is_armed() {
+            self.reach(inode.ino)?; // locked comes first: whoever has it locked has asked
+            self.tokens.check(self.store.ino(inode.ino.slot()))?;
+        }
+        self.inode(inode)
+    }
+
     /// The slot of an inode that may be looked at: not damaged, and not (or no more) held by a transaction.
     pub(crate) fn reach(&mut self, ino: Ino) -> Result<u64, RegionError> {
         let slot = self.store.slot_of(ino).ok_or(FsError::Stale)?;
@@ -308,6 +322,7 @@ impl Region {
         let inode = self.cache.take(slot).expect("what was just looked at is in the cache");
         debug_assert!(!self.sessions.is_held(slot), "nobody holds slot {slot}");
         assert!(!self.locked.contains(slot), "no transaction has slot {slot}");
+        self.tokens.forget(slot);
         self.dead.remove(&slot);
         self.store.garbage.remove(&slot);
         self.inodes = self.inodes.checked_sub(1).expect("an inode in use is counted");

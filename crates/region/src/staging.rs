@@ -213,7 +213,7 @@ impl Region {
             let known = stage.inodes[at].inode == inode;
             return if known { Ok(at) } else { Err(FsError::Stale.into()) };
         }
-        let (_, found) = self.inode(inode)?;
+        let (_, found) = self.inode_to_change(inode)?;
         debug_assert_eq!(found.inode_ref(), inode, "the inode that was meant");
         let buffers = stage.spare.pop().unwrap_or_default();
         stage.inodes.push(Staged::of(found, buffers));

@@ -99,6 +99,8 @@ pub struct Schedule {
     pub verifying: Vec<bool>,
     /// By which rule the reads of each client move access times; `None`: they do not.
     pub access_times: Vec<Option<AccessTimeRule>>,
+    /// Which clients use tokens.
+    pub tokens: Vec<bool>,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -179,6 +181,8 @@ impl Schedule {
         });
         let mut reading = Rng::new(seed, 7);
         let access_times = homes.iter().map(|_| access_times(&mut reading)).collect();
+        let mut watching = Rng::new(seed, 8);
+        let tokens = homes.iter().map(|_| watching.percent(60)).collect();
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -194,6 +198,7 @@ impl Schedule {
             scrub,
             verifying,
             access_times,
+            tokens,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -262,6 +267,8 @@ impl fmt::Display for Schedule {
                 Some(rule) if rule.strict => client + ", strictatime",
                 Some(_) => client + ", relatime",
             })
+            .zip(&self.tokens)
+            .map(|(client, tokens)| if *tokens { client + ", tokens" } else { client })
             .collect();
         write!(
             f,

@@ -29,6 +29,8 @@ struct Incarnation {
     client: Arc<Client>,
     work: JoinHandle<()>,
     maintenance: JoinHandle<()>,
+    /// What answers for its tokens, if it uses any.
+    watch: Option<JoinHandle<()>>,
 }
 
 /// All of them.
@@ -110,6 +112,10 @@ impl Workload {
         if let Some(rule) = self.shared.schedule.access_times[number] {
             client.client().keep_access_times(rule);
         }
+        let watch = self.shared.schedule.tokens[number].then(|| {
+            client.client().use_tokens(None);
+            spawn_local(client.client().local().watch_tokens())
+        });
         let rng = Rng::new(
             self.shared.schedule.seed,
             1000 + 100 * number as u64 + u64::from(member.incarnations),
@@ -125,6 +131,7 @@ impl Workload {
             client: shared_client,
             work,
             maintenance,
+            watch,
         });
     }
 
@@ -134,6 +141,7 @@ impl Workload {
         self.shared.history.note(&format!("{} dies", incarnation.host));
         incarnation.work.abort();
         incarnation.maintenance.abort();
+        incarnation.watch.iter().for_each(JoinHandle::abort);
         Some(Corpse { incarnation })
     }
 
@@ -167,7 +175,11 @@ impl Workload {
             if let Some(incarnation) = member.running.take() {
                 let ended = incarnation.work.await;
                 incarnation.client.shutdown();
-                if ended.is_err_and(|error| error.is_panic()) || incarnation.maintenance.await.is_err() {
+                let watched = match incarnation.watch {
+                    Some(watch) => watch.await.is_err(),
+                    None => false,
+                };
+                if ended.is_err_and(|error| error.is_panic()) || incarnation.maintenance.await.is_err() || watched {
                     let mut wrong = self.shared.wrong.borrow_mut();
                     wrong.push(format!("{} has panicked", incarnation.host));
                 }
@@ -193,5 +205,8 @@ impl Corpse {
         // both were aborted: how they ended does not matter, and panics are collected elsewhere
         drop(self.incarnation.work.await);
         drop(self.incarnation.maintenance.await);
+        if let Some(watch) = self.incarnation.watch {
+            drop(watch.await);
+        }
     }
 }

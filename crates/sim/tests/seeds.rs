@@ -30,9 +30,10 @@ fn a_segment_that_goes_hides_no_other() {
     as_promised(8653);
 }
 
-/// As it ran then: no client kept access times.
+/// As it ran then: no client kept access times or used tokens.
 fn as_promised(seed: u64) {
     let mut schedule = Schedule::of(seed, &Limits::default());
     schedule.access_times.fill(None);
+    schedule.tokens.fill(false);
     assert_eq!(simulate(&schedule).failure, None);
 }

@@ -29,7 +29,12 @@ impl FileSystem for Null {
     }
 
     fn lookup(&self, _req: &Header, _name: &OsStr, reply: Reply<EntryOut>) {
-        reply.ok(&EntryOut::new(attributes(INodeNo(FILE)), 1, Duration::ZERO));
+        reply.ok(&EntryOut::new(
+            attributes(INodeNo(FILE)),
+            1,
+            Duration::ZERO,
+            Duration::ZERO,
+        ));
     }
 
     fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {

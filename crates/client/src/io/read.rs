@@ -307,6 +307,7 @@ impl LocalClient {
         }
         let open_inode = &*file.open_inode;
         self.check_file(open_inode).await?;
+        let _own = self.client.tokens.changing(open_inode.inode.ino);
         let fallocate = ask::Fallocate {
             inode: open_inode.inode,
             mode,

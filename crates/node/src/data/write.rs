@@ -115,7 +115,12 @@ impl RequestContext<'_> {
     /// before, or to be refused, and nothing was done.
     pub fn write_colocated_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         let service = self.service(inode.ino.region()).ok()?;
-        service.enter(|r| self.store(r, inode, at, bytes)).ok()
+        service
+            .enter(|r| {
+                r.entered_for(self.session.id);
+                self.store(r, inode, at, bytes)
+            })
+            .ok()
     }
 
     fn store(&self, region: &mut Region, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, RegionError> {

@@ -45,6 +45,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
         }
         connections.close_late();
         node.locks.sweep();
+        node.sweep_tokens();
         node.give_out_held_back();
         node.advance_tick();
         let resolved = resolve_left_over(&node, &links, &mut open_since);

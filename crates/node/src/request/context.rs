@@ -5,9 +5,10 @@ use crate::error::to_fs;
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::request::sessions::Session;
+use crate::tokens::Quieted;
 use polvo_cluster::{Links, Timeouts};
 use polvo_fabric::QueuePair;
-use polvo_format::{Attr, Epoch, Origin, RegionId, Tail, TxnId};
+use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, Tail, TxnId};
 use polvo_proto::{Ask, Cred, DirEntry, FsError, InodeRef, ask, reply};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
@@ -25,11 +26,22 @@ pub(crate) fn call_limit(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()) + Timeouts::CALL_SLACK
 }
 
-/// The transaction that is in the way for a moment, where it is one; else what the caller gets to see.
-fn waits_for(error: RegionError) -> Result<Option<TxnId>, FsError> {
+/// What is in the way for a moment.
+enum Obstacle {
+    /// A transaction that has locked the inode.
+    Transaction(TxnId),
+    /// A full redo log.
+    Moment,
+    /// Tokens of other sessions.
+    Tokens(Ino),
+}
+
+/// That, or else what the caller gets to see.
+fn obstacle(error: RegionError) -> Result<Obstacle, FsError> {
     match error {
-        RegionError::Locked { txn, .. } => Ok(Some(txn)),
-        RegionError::Fs(FsError::Retry) => Ok(None),
+        RegionError::Locked { txn, .. } => Ok(Obstacle::Transaction(txn)),
+        RegionError::Fs(FsError::Retry) => Ok(Obstacle::Moment),
+        RegionError::Watched(ino) => Ok(Obstacle::Tokens(ino)),
         error => Err(to_fs(error)),
     }
 }
@@ -86,8 +98,9 @@ impl<'a> RequestContext<'a> {
         self.origin
     }
 
-    /// Lets the request be found in what is committed meanwhile.
+    /// What `f` changes is the session's doing, and the request is found in what it commits.
     pub fn in_its_name<T>(&self, region: &mut Region, f: impl FnOnce(&mut Region) -> T) -> T {
+        region.entered_for(self.session.id);
         if self.origin.is_none() {
             return f(region);
         }
@@ -126,8 +139,8 @@ impl<'a> RequestContext<'a> {
         service.ok_or(FsError::WrongEpoch)
     }
 
-    /// Does something in a region served here. While an inode it needs is locked by a transaction, or the redo log is full,
-    /// waits (bounded) and does it anew.
+    /// Does something in a region served here. While an inode it needs is locked by a transaction, or watched by another session,
+    /// or the redo log is full, waits (bounded) and does it anew.
     pub async fn on<T>(
         &self,
         region: RegionId,
@@ -167,12 +180,19 @@ impl<'a> RequestContext<'a> {
         error: RegionError,
         mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
     ) -> Result<T, FsError> {
-        let mut by = waits_for(error)?;
+        let mut in_the_way = obstacle(error)?;
         let mut backoff = Backoff::short(self.node.next_jitter(), self.deadline());
         let mut ask_at = Instant::now() + ASK_AFTER;
+        let mut quieted = Vec::new();
         loop {
-            backoff.wait().await?;
-            if let Some(txn) = by
+            match in_the_way {
+                Obstacle::Tokens(ino) => {
+                    let quiet = self.node.quiet(service, ino, self.session.id, self.deadline());
+                    quieted.push(quiet.await?);
+                }
+                Obstacle::Transaction(_) | Obstacle::Moment => backoff.wait().await?,
+            }
+            if let Obstacle::Transaction(txn) = in_the_way
                 && Instant::now() >= ask_at
             {
                 self.node.resolve(self.links, service, txn).await;
@@ -180,8 +200,20 @@ impl<'a> RequestContext<'a> {
             }
             match self.node.enter_with_room(service, &mut f) {
                 Ok(done) => return Ok(done),
-                Err(error) => by = waits_for(error)?,
+                Err(error) => in_the_way = obstacle(error)?,
             }
+        }
+    }
+
+    /// Before an inode that is served here is locked, or others are locked for what is done to it: asks for its tokens.
+    pub async fn quiet(&self, inode: InodeRef) -> Result<Option<Quieted<'a>>, FsError> {
+        let service = self.service(inode.ino.region())?;
+        let session = self.session.id;
+        match service.enter(|region| region.is_watched(inode.ino, session)) {
+            false => Ok(None),
+            true => Box::pin(self.node.quiet(service, inode.ino, session, self.deadline()))
+                .await
+                .map(Some),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What nodes ask of each other.
 
-use crate::region_service::RegionService;
+use crate::region_service::{OnBehalf, RegionService};
 use crate::request::context::RequestContext;
 use crate::request::sessions::Party;
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
@@ -33,8 +33,8 @@ impl RequestContext<'_> {
         open: bool,
         intents: &[Intent],
     ) -> Result<Collected, FsError> {
-        let (service, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
-        self.node.collect_here(service, txn, intents, open_for).await
+        let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
+        self.node.collect_here(service, txn, intents, on_behalf).await
     }
 
     #[cfg(feature = "two-phase")]
@@ -46,26 +46,27 @@ impl RequestContext<'_> {
         open: bool,
         intents: &[Intent],
     ) -> Result<Vec<polvo_proto::Outcome>, FsError> {
-        let (service, open_for) = self.participant(txn, region, open.then_some(on_behalf))?;
-        self.node.prepare_here(service, txn, intents, open_for).await
+        let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
+        self.node.prepare_here(service, txn, intents, on_behalf).await
     }
 
-    /// The region that takes part in a transaction of the node that asks, and the session that is to hold the new inode,
+    /// The region that takes part in a transaction of the node that asks, and for whom: a session that is to hold the new inode is
     /// made known here.
     fn participant(
         &self,
         txn: TxnId,
         region: RegionId,
-        open_for: Option<SessionId>,
-    ) -> Result<(&Arc<RegionService>, Option<SessionId>), FsError> {
+        session: SessionId,
+        opens: bool,
+    ) -> Result<(&Arc<RegionService>, OnBehalf), FsError> {
         if self.asking_node()? != txn.node() {
             return Err(FsError::NotPermitted);
         }
         let service = self.service(region)?;
-        if let Some(session) = open_for {
+        if opens {
             self.node.sessions.ensure(session, self.node.tick.load(Relaxed))?;
         }
-        Ok((service, open_for))
+        Ok((service, OnBehalf { session, opens }))
     }
 
     #[cfg(feature = "two-phase")]

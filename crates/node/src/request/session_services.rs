@@ -147,6 +147,8 @@ impl RequestContext<'_> {
             FollowLog { dir, known } => self.follow_log(dir, known).await,
             OpenToWrite { inode, claim, number, want_map } => self.open_to_write(inode, claim, number, want_map).await,
             EndWriting { inodes } => self.end_writing(&inodes),
+            TakeTokens { inodes } => self.take_tokens(&inodes),
+            Watch { term, answered, end } => Box::pin(self.watch(term, &answered, end)).await,
         )
     }
 

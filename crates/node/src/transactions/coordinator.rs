@@ -4,17 +4,19 @@
 use crate::error::to_fs;
 use crate::names::rename_lease::RenameLease;
 use crate::node::Node;
-use crate::region_service::RegionService;
+use crate::region_service::{OnBehalf, RegionService};
 use crate::request::context::RequestContext;
 use crate::transactions::commit_protocol;
 use crate::transactions::dispatch::{self, Dispatch};
 use crate::transactions::probe::Phase;
 use foldhash::HashSet;
 use parking_lot::Mutex;
-use polvo_format::{Ino, NodeId, RegionId, SessionId, TxnId};
+use polvo_format::{Ino, NodeId, RegionId, TxnId};
 use polvo_proto::{Collected, FsError, InodeRef, Intent, Outcome, TxnState};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, RedoId, Region, RegionError, RemotePart};
+use std::sync::Arc;
+use tokio::time::Instant;
 
 /// How often a participant tries an inode that is locked again before it says so: whoever collects holds others.
 const COLLECT_TRIES: u32 = 8;
@@ -144,18 +146,28 @@ impl Node {
         }
     }
 
-    /// Stages a participant's part in a region of this node; waits only for moments.
+    /// Stages a participant's part in a region of this node. Waits only for moments, and for sessions that have tokens of what
+    /// is to change: they are asked before it is locked.
     pub(crate) async fn collect_here(
         &self,
-        service: &RegionService,
+        service: &Arc<RegionService>,
         txn: TxnId,
         intents: &[Intent],
-        open_for: Option<SessionId>,
+        on_behalf: OnBehalf,
     ) -> Result<Collected, FsError> {
-        for _ in 0..COLLECT_TRIES {
-            let collect = || service.collect(txn, intents, open_for, self.clock.now_ns());
+        let mut quieted = Vec::new();
+        let mut tries = 0;
+        while tries < COLLECT_TRIES {
+            let collect = || service.collect(txn, intents, on_behalf, self.clock.now_ns());
             match self.with_room(collect) {
-                Err(RegionError::Locked { .. }) => tokio::task::yield_now().await,
+                Err(RegionError::Locked { .. }) => {
+                    tries += 1;
+                    tokio::task::yield_now().await;
+                }
+                Err(RegionError::Watched(ino)) => {
+                    let deadline = Instant::now() + self.config.timeouts.held;
+                    quieted.push(Box::pin(self.quiet(service, ino, on_behalf.session, deadline)).await?);
+                }
                 other => return other.map_err(to_fs),
             }
         }
@@ -194,6 +206,11 @@ async fn distributed(
     open: bool,
     lease: Option<&RenameLease>,
 ) -> Result<Outcomes, Failure> {
+    // asked before anything is locked elsewhere; what is staged here later finds nobody in the way
+    let mut quieted = Vec::new();
+    for inode in own_intents.iter().filter_map(Intent::inode) {
+        quieted.extend(ctx.quiet(inode).await?);
+    }
     let txn = ctx.node.next_txn();
     let mut running = Some(ctx.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(others.len());
@@ -329,8 +346,11 @@ async fn collect(
 ) -> Result<(RemotePart, Vec<Outcome>), FsError> {
     let open = open && intents.iter().any(Intent::makes_inode);
     if let Some(service) = ctx.node.service(region) {
-        let open_for = open.then_some(ctx.session.id);
-        let collected = ctx.node.collect_here(service, txn, intents, open_for).await?;
+        let on_behalf = OnBehalf {
+            session: ctx.session.id,
+            opens: open,
+        };
+        let collected = ctx.node.collect_here(service, txn, intents, on_behalf).await?;
         let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
         return Ok((RemotePart::Collected(part), outcomes));
     }

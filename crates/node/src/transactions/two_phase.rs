@@ -8,13 +8,13 @@
 
 use crate::error::to_fs;
 use crate::node::Node;
-use crate::region_service::RegionService;
+use crate::region_service::{OnBehalf, RegionService};
 use crate::request::context::RequestContext;
 use crate::transactions::commit_protocol::CommitProtocol;
 use crate::transactions::dispatch::Arrival;
 use parking_lot::Mutex;
 use polvo_cluster::Links;
-use polvo_format::{RegionId, SessionId, TxnId};
+use polvo_format::{RegionId, TxnId};
 use polvo_proto::{Cred, FsError, Intent, Outcome, ask};
 use polvo_region::{CollectedPart, PreparedPart};
 use std::collections::BTreeMap;
@@ -57,12 +57,12 @@ impl Node {
     /// Its vote against; nothing is held then.
     pub(crate) async fn prepare_here(
         &self,
-        service: &RegionService,
+        service: &Arc<RegionService>,
         txn: TxnId,
         intents: &[Intent],
-        open_for: Option<SessionId>,
+        on_behalf: OnBehalf,
     ) -> Result<Vec<Outcome>, FsError> {
-        let collected = self.collect_here(service, txn, intents, open_for).await?;
+        let collected = self.collect_here(service, txn, intents, on_behalf).await?;
         let (part, outcomes) = CollectedPart::new(service.id, collected, intents.len())?;
         match self.space.log_prepared(txn, part) {
             Ok(prepared) => {

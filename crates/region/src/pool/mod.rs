@@ -177,6 +177,17 @@ impl PoolSpace {
         });
     }
 
+    /// Has the run that has the pool, or else the last one, given tokens? Then nothing may change before their leases are over.
+    pub fn tokens_given(&self) -> bool {
+        self.sequence.tokens_given()
+    }
+
+    /// Notes whether it has: before the first one is given, and once none of an earlier run can be believed any more.
+    /// Durable on return.
+    pub fn note_tokens_given(&self, given: bool) {
+        self.sequence.note_tokens_given(&self.pmem, given);
+    }
+
     /// Where its zones lie.
     pub fn layout(&self) -> &PoolLayout {
         &self.layout

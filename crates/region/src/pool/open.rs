@@ -62,6 +62,7 @@ impl PoolSpace {
             layout,
             sequence: 1,
             history: History::default(),
+            tokens_given: false,
         };
         write_superblock(pmem, &superblock);
         superblock.generation = 2;

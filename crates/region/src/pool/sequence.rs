@@ -69,6 +69,24 @@ impl Sequence {
         }
     }
 
+    /// Has the run that has the pool, or else the last one, given tokens?
+    pub fn tokens_given(&self) -> bool {
+        self.superblock.lock().tokens_given
+    }
+
+    /// Notes whether it has. Durable on return, in both copies.
+    pub fn note_tokens_given(&self, pmem: &Pmem, given: bool) {
+        let mut superblock = self.superblock.lock();
+        if superblock.tokens_given == given {
+            return;
+        }
+        superblock.tokens_given = given;
+        for _copy in 0..SUPERBLOCKS {
+            superblock.generation += 1;
+            write_superblock(pmem, &superblock);
+        }
+    }
+
     fn reserve(&self, pmem: &Pmem) {
         let mut superblock = self.superblock.lock();
         if self.next.load(Relaxed) < self.limit.load(Relaxed) {

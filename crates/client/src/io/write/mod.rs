@@ -83,6 +83,7 @@ impl LocalClient {
     /// [`FsError::NoSpace`] when nothing could be written, [`FsError::FileTooLarge`], [`FsError::Stale`].
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
         let at = WriteAt::Offset(offset);
+        let _own = self.client.tokens.changing(file.inode().ino);
         match self.write_colocated_at_once(&file.open_inode, at, bytes) {
             Some(_) => Ok(bytes.len()),
             None => Ok(self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await?.1),
@@ -103,6 +104,7 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`].
     pub async fn write_at(&self, file: &OpenFile, at: WriteAt, bytes: &[u8]) -> Result<(u64, usize), FsError> {
+        let _own = self.client.tokens.changing(file.inode().ino);
         match self.write_colocated_at_once(&file.open_inode, at, bytes) {
             Some(first) => Ok((first, bytes.len())),
             None => self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await,
@@ -114,6 +116,7 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`]; EIO when the right is lost.
     pub async fn write_pages(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
+        let _own = self.client.tokens.changing(file.inode().ino);
         let new = NewBytes {
             of_mapping: true,
             ..NewBytes::new(WriteAt::Offset(offset), bytes)
@@ -135,6 +138,7 @@ impl LocalClient {
         len: usize,
     ) -> Result<usize, FsError> {
         assert!(at <= from.len() && len <= from.len() - at, "outside the buffer");
+        let _own = self.client.tokens.changing(file.inode().ino);
         let new = NewBytes {
             at: WriteAt::Offset(offset),
             source: Source::Buffer { buffer: from, at, len },

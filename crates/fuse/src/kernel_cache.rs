@@ -1,0 +1,138 @@
+//! What the kernel may keep, and how it is made to let go of it.
+//!
+//! The kernel is told of attributes and names with the time for which it may believe them: none, unless this client has a token by
+//! which they are true ([`polvo_client::Kept`]). An answer that says so is written while the token is kept, and whoever calls the
+//! token back waits for that: so the kernel is told to forget after it was told.
+//!
+//! - **Attributes** last no longer than the token's lease, less a quarter: a mount whose process stands still serves nothing stale,
+//!   since by the time a change elsewhere no longer waits for its answer, the kernel asks again. Called back, they are invalidated.
+//!   What comes in with an answer from before that, the kernel drops by itself: it counts versions of attributes. As long as it does
+//!   not know an inode of which it was told (`inodes` knows), it has not taken in the answer yet, and is told again.
+//! - **Names** last for [`NAME_LASTS`], and a directory is given back only when that is over for the last one that was told. There
+//!   is no other way that is right: to expire a name the kernel takes the directory's lock, which a request may hold that waits for
+//!   the very change that waits for us, and does not reach an answer that is not taken in yet; a new epoch (Linux 6.16) detaches
+//!   whatever is mounted below, in all containers. A name that is used all the time is asked for 25 times a second.
+//!
+//! All of this is done by the thread that answers for the tokens, which serves no requests.
+
+use crate::inodes::{Inodes, node_id};
+use parking_lot::RwLock;
+use polvo_client::Keeper;
+use polvo_format::Ino;
+use polvo_fusedev::{Errno, Notifier};
+use polvo_proto::InodeRef;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// The kernel is told that a name lasts for so long,
+pub(crate) const NAME_LASTS: Duration = Duration::from_millis(40);
+/// and may believe so for this much longer: it counts in ticks of up to 10 ms, rounded up twice, from when it takes in the answer.
+const NAME_MARGIN: Duration = Duration::from_millis(60);
+/// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
+const NOT_YET: Duration = Duration::from_millis(1);
+
+/// Directories share a place by number.
+const PLACES: usize = 1024;
+
+/// The kernel's caches.
+pub(crate) struct KernelCache {
+    pub(crate) inodes: Inodes,
+    /// There once the mount is.
+    notifier: RwLock<Option<Notifier>>,
+    began: Instant,
+    /// Until when the kernel may believe in names of directories, in microseconds from then.
+    names: Box<[AtomicU64]>,
+}
+
+impl Default for KernelCache {
+    fn default() -> KernelCache {
+        KernelCache {
+            inodes: Inodes::default(),
+            notifier: RwLock::default(),
+            began: Instant::now(),
+            names: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+impl KernelCache {
+    /// The mount is there: from now on it can be told.
+    pub(crate) fn is_reached_by(&self, notifier: Notifier) {
+        *self.notifier.write() = Some(notifier);
+    }
+
+    /// Whether something may be passed on that can be called back.
+    pub(crate) fn is_there(&self) -> bool {
+        self.notifier.read().is_some()
+    }
+
+    fn names_of(&self, dir: Ino) -> &AtomicU64 {
+        &self.names[(dir.0 ^ dir.0 >> 48) as usize % PLACES]
+    }
+
+    /// The kernel is about to be told of a name of a directory.
+    pub(crate) fn tells_name(&self, dir: Ino) {
+        let until = self.began.elapsed() + NAME_LASTS + NAME_MARGIN;
+        self.names_of(dir).fetch_max(until.as_micros() as u64, SeqCst);
+    }
+
+    /// For how much longer it may believe in names of a directory.
+    fn names_last(&self, dir: Ino) -> Duration {
+        let until = Duration::from_micros(self.names_of(dir).load(SeqCst));
+        until.saturating_sub(self.began.elapsed())
+    }
+
+    /// Invalidates attributes. False: the kernel does not know the inode, of which it was told.
+    fn forget_attributes(&self, inode: InodeRef) -> bool {
+        let Some(notifier) = self.notifier.read().clone() else {
+            return true; // nothing was passed on
+        };
+        let node = node_id(inode);
+        match notifier.inval_inode(node, None) {
+            Ok(is_known) => is_known || self.inodes.get(node).is_none(),
+            // it is not mounted any more
+            Err(Errno::NODEV | Errno::NOTCONN | Errno::BADF) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the kernel could not be told what has changed");
+                false
+            }
+        }
+    }
+}
+
+impl Keeper for KernelCache {
+    fn forget(&self, inode: InodeRef) -> Result<(), Duration> {
+        if !self.forget_attributes(inode) {
+            return Err(NOT_YET);
+        }
+        match self.names_last(inode.ino) {
+            Duration::ZERO => Ok(()),
+            left => Err(left),
+        }
+    }
+}
+
+/// A mount's file system, and who tells its kernel, share it.
+pub(crate) type Shared = Arc<KernelCache>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::Generation;
+
+    #[test]
+    fn a_directory_is_given_back_when_its_last_name_is_over() {
+        let cache = KernelCache::default();
+        let dir = |n| InodeRef {
+            ino: Ino(n),
+            generation: Generation(1),
+        };
+        cache.tells_name(Ino(7));
+        assert_eq!(cache.forget(dir(8)), Ok(()), "another directory");
+        let left = cache.forget(dir(7)).expect_err("a name was just told");
+        assert!(left > NAME_LASTS && left <= NAME_LASTS + NAME_MARGIN);
+        std::thread::sleep(left);
+        assert_eq!(cache.forget(dir(7)), Ok(()));
+    }
+}

@@ -1,0 +1,183 @@
+//! Tokens, as a node gives them and asks for them back (`region/tokens` has who has which).
+//!
+//! A session's tokens at this node share one lease, which each request about tokens renews, and one *term*: a lease that has run
+//! out ends the term, and with it all tokens of it. So a change waits for a holder that is silent or dead until the holder's
+//! lease is over, and no longer; the holder counts from when it sent what was answered, the node from when it received that, so
+//! that the holder has stopped believing before the node stops waiting. What a holder is asked for it hears by a request that
+//! waits here (`Watch`) and answers with its next one; an answer that is lost is only asked for again.
+//!
+//! Order of locks: a region, then a holder.
+
+mod asking;
+mod services;
+
+pub(crate) use asking::Quieted;
+
+use crate::node::Node;
+use parking_lot::Mutex;
+use polvo_format::SessionId;
+use polvo_proto::{InodeRef, TOKENS_MAX, TOKENS_PAGE};
+use polvo_region::Held;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Most tokens of all sessions at a node.
+const ALL_MAX: usize = 1 << 20;
+
+/// A session's tokens at this node.
+pub(crate) struct Holder {
+    session: SessionId,
+    state: Mutex<HolderState>,
+    /// Something is asked for.
+    asked: Notify,
+}
+
+struct HolderState {
+    /// Grows with each lease that has run out; never 0.
+    term: u64,
+    lease_until: Instant,
+    held: BTreeMap<u64, InodeRef>,
+    /// Of these.
+    asked: BTreeSet<u64>,
+    /// The session is gone: whoever still has this gives nothing more.
+    is_ended: bool,
+}
+
+impl HolderState {
+    /// Begins another term. What was held is no more.
+    fn lapse(&mut self) -> BTreeMap<u64, InodeRef> {
+        self.term += 1;
+        self.asked.clear();
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// All tokens of a node.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    holders: Mutex<BTreeMap<SessionId, Arc<Holder>>>,
+    numbers: AtomicU64,
+    count: AtomicUsize,
+    /// It is on the media that this run has given some.
+    is_noted: AtomicBool,
+    /// A token is no more that somebody waits for, or a lease has run out.
+    changed: Notify,
+    /// Tokens of the run before may be believed until then.
+    believed_until: Mutex<Option<Instant>>,
+}
+
+impl Tokens {
+    fn holder(&self, session: SessionId) -> Arc<Holder> {
+        let mut holders = self.holders.lock();
+        let new = || {
+            Arc::new(Holder {
+                session,
+                state: Mutex::new(HolderState {
+                    term: 1 + self.numbers.fetch_add(1, Relaxed),
+                    lease_until: Instant::now(),
+                    held: BTreeMap::new(),
+                    asked: BTreeSet::new(),
+                    is_ended: false,
+                }),
+                asked: Notify::new(),
+            })
+        };
+        holders.entry(session).or_insert_with(new).clone()
+    }
+
+    fn known_holder(&self, session: SessionId) -> Option<Arc<Holder>> {
+        self.holders.lock().get(&session).cloned()
+    }
+
+    fn next_number(&self) -> u64 {
+        1 + self.numbers.fetch_add(1, Relaxed)
+    }
+
+    /// How many tokens sessions have.
+    pub fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    fn has_room(&self, state: &HolderState) -> bool {
+        state.held.len() < TOKENS_MAX && self.count() < ALL_MAX
+    }
+}
+
+impl Node {
+    /// Milliseconds since the start.
+    fn token_clock_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The run before has given tokens: nothing changes until their lease is over.
+    pub(crate) fn mistrust_tokens_of_before(&self) {
+        if !self.space.tokens_given() {
+            return;
+        }
+        *self.tokens.believed_until.lock() = Some(self.started + self.config.timeouts.token);
+        for service in self.regions.values() {
+            service.enter(|region| region.close_to_changes());
+        }
+    }
+
+    /// Takes tokens out of the regions; whoever waits for one of them goes on.
+    fn end_tokens(&self, session: SessionId, ended: impl IntoIterator<Item = (u64, InodeRef)>) {
+        let mut is_asked = false;
+        for (number, inode) in ended {
+            let before = self.tokens.count.fetch_sub(1, Relaxed);
+            debug_assert!(before > 0, "a token is counted");
+            if let Some(service) = self.service(inode.ino.region()) {
+                let held = Held { session, number };
+                is_asked |= service.enter(|region| region.end_token(inode.ino, held));
+            }
+        }
+        if is_asked {
+            self.tokens.changed.notify_waiters();
+        }
+    }
+
+    /// A session has ended, and with it its tokens.
+    pub(crate) fn end_tokens_of(&self, session: SessionId) {
+        let holder = self.tokens.holders.lock().remove(&session);
+        if let Some(holder) = holder {
+            let ended = {
+                let mut state = holder.state.lock();
+                state.is_ended = true;
+                state.lapse()
+            };
+            self.end_tokens(session, ended);
+            holder.asked.notify_waiters();
+        }
+    }
+
+    /// Now and then: leases that have run out end, and what is of no use is forgotten.
+    pub(crate) fn sweep_tokens(&self) {
+        let now = Instant::now();
+        let all: Vec<Arc<Holder>> = self.tokens.holders.lock().values().cloned().collect();
+        for holder in all {
+            self.lapse_late(&holder, now);
+        }
+        let now_ms = self.token_clock_ms();
+        for service in self.regions.values() {
+            service.enter(|region| region.sweep_tokens(now_ms));
+        }
+    }
+
+    /// Ends a holder's term if its lease has run out.
+    fn lapse_late(&self, holder: &Holder, now: Instant) {
+        let ended = {
+            let mut state = holder.state.lock();
+            match state.lease_until <= now && !state.held.is_empty() {
+                true => state.lapse(),
+                false => return,
+            }
+        };
+        tracing::debug!(session = %holder.session, tokens = ended.len(), "the lease on tokens is over");
+        self.end_tokens(holder.session, ended);
+    }
+}
+
+const _: () = assert!(TOKENS_PAGE < TOKENS_MAX && TOKENS_MAX < ALL_MAX);

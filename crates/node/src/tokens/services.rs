@@ -1,0 +1,132 @@
+//! Tokens, as clients ask for them.
+
+use crate::request::context::RequestContext;
+use crate::tokens::{Holder, HolderState};
+use polvo_cluster::Timeouts;
+use polvo_proto::{FsError, InodeRef, TOKENS_PAGE, Token, reply};
+use polvo_region::Held;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::time::Instant;
+
+impl RequestContext<'_> {
+    /// The session's tokens, their lease renewed. What had run out is over.
+    fn token_holder(&self) -> Result<Arc<Holder>, FsError> {
+        let holder = self.node.tokens.holder(self.session.id);
+        let now = Instant::now();
+        self.node.lapse_late(&holder, now);
+        holder.state.lock().lease_until = now + self.node.config.timeouts.token;
+        // whoever ends the session ends what is here by now; what comes later is not given
+        match self.session.is_ended() {
+            true => {
+                self.node.end_tokens_of(self.session.id);
+                Err(FsError::SessionExpired)
+            }
+            false => Ok(holder),
+        }
+    }
+
+    /// See [`polvo_proto::Request::TakeTokens`].
+    pub fn take_tokens(&self, inodes: &[InodeRef]) -> Result<reply::Taken, FsError> {
+        let tokens = &self.node.tokens;
+        if !tokens.is_noted.load(Relaxed) {
+            self.node.open_to_changes_if_due();
+            if tokens.believed_until.lock().is_none() {
+                self.node.space.note_tokens_given(true);
+                tokens.is_noted.store(true, Relaxed);
+            }
+        }
+        let holder = self.token_holder()?;
+        let now_ms = self.node.token_clock_ms();
+        let taken = inodes.iter().map(|inode| self.take_token(&holder, *inode, now_ms));
+        let taken = taken.collect();
+        let lease_ms = self.node.config.timeouts.token.as_millis();
+        Ok(reply::Taken {
+            lease_ms: u64::try_from(lease_ms).unwrap_or(u64::MAX),
+            term: holder.state.lock().term,
+            tokens: taken,
+        })
+    }
+
+    /// One of them, unless there is something in the way just now.
+    fn take_token(&self, holder: &Holder, inode: InodeRef, now_ms: u64) -> Option<Token> {
+        let tokens = &self.node.tokens;
+        let service = self.service(inode.ino.region()).ok()?;
+        service.enter(|region| {
+            let mut state = holder.state.lock();
+            if state.is_ended || !tokens.is_noted.load(Relaxed) || !tokens.has_room(&state) {
+                return None;
+            }
+            let number = tokens.next_number();
+            let held = Held {
+                session: holder.session,
+                number,
+            };
+            let (attr, tail, before) = region.give_token(inode, held, now_ms).ok()??;
+            state.held.insert(number, inode);
+            match before.and_then(|before| state.held.remove(&before)) {
+                Some(_) => state.asked.retain(|asked| Some(*asked) != before),
+                None => _ = tokens.count.fetch_add(1, Relaxed),
+            }
+            Some(Token { number, attr, tail })
+        })
+    }
+
+    /// See [`polvo_proto::Request::Watch`].
+    pub async fn watch(&self, term: u64, answered: &[u64], end: bool) -> Result<reply::Asked, FsError> {
+        let holder = self.token_holder()?;
+        let ended: Vec<(u64, InodeRef)> = {
+            let mut state = holder.state.lock();
+            match (state.term == term, end) {
+                (true, true) => state.lapse().into_iter().collect(),
+                (true, false) => {
+                    let ended = answered.iter().filter_map(|number| {
+                        state.asked.remove(number);
+                        Some((*number, state.held.remove(number)?))
+                    });
+                    ended.collect()
+                }
+                (false, _) => Vec::new(),
+            }
+        };
+        self.node.end_tokens(holder.session, ended);
+        let mut stopping = self.node.stopping.subscribe();
+        let until = Instant::now() + Timeouts::WATCH;
+        loop {
+            let mut more = pin!(holder.asked.notified());
+            more.as_mut().enable();
+            {
+                let state = holder.state.lock();
+                if state.is_ended {
+                    return Err(FsError::SessionExpired);
+                }
+                let now_asked = what_is_asked(&state);
+                if !now_asked.is_empty() || state.term != term || end || Instant::now() >= until {
+                    return Ok(reply::Asked {
+                        term: state.term,
+                        asked: now_asked,
+                    });
+                }
+            }
+            tokio::select! {
+                biased;
+                () = more => {}
+                () = tokio::time::sleep_until(until) => {}
+                // an error means that the node is gone
+                _ = stopping.wait_for(|stop| *stop) => return Err(FsError::Unreachable {
+                    node: self.node.id().0,
+                    why: "it is stopping".into(),
+                }),
+            }
+        }
+    }
+}
+
+fn what_is_asked(state: &HolderState) -> Vec<(InodeRef, u64)> {
+    let asked = state
+        .asked
+        .iter()
+        .filter_map(|number| Some((*state.held.get(number)?, *number)));
+    asked.take(TOKENS_PAGE).collect()
+}
