@@ -7,7 +7,7 @@
 //! id = "3f3f3f3f-3f3f-4f3f-bf3f-3f3f3f3f3f3f"     # may be left out when the secret file names it
 //! secret_file = "secret"
 //! addresses = ["tcp://10.0.0.1:7400", "tcp://10.0.0.2:7400"]
-//! # connect_ms = 2000, rpc_ms = 8000, held_ms = 4000, lease_ms = 30000, away_ms = 10000, stop_ms = 10000
+//! # connect_ms = 2000, rpc_ms = 8000, held_ms = 4000, lease_ms = 30000, token_ms = 2000, away_ms = 10000, stop_ms = 10000
 //! ```
 
 use crate::config::ConfigTimeouts;
@@ -35,6 +35,7 @@ struct ClusterFile {
     rpc_ms: Option<u64>,
     held_ms: Option<u64>,
     lease_ms: Option<u64>,
+    token_ms: Option<u64>,
     away_ms: Option<u64>,
     stop_ms: Option<u64>,
 }
@@ -61,8 +62,7 @@ impl ClusterDir {
     pub fn read(dir: &Path) -> Result<ClusterDir, CliError> {
         let file = dir.join(CLUSTER_FILE);
         let text = std::fs::read_to_string(&file).doing(|| format!("cluster file {}", file.display()))?;
-        let known =
-            "known keys: id, secret_file, security, addresses, connect_ms, rpc_ms, held_ms, lease_ms, away_ms, stop_ms";
+        let known = "known keys: id, secret_file, security, addresses, connect_ms, rpc_ms, held_ms, lease_ms, token_ms, away_ms, stop_ms";
         let raw: ClusterFile = toml::from_str(&text).map_err(|e| explain(&file, &text, &e, known))?;
         let problem = |why: String| CliError::Usage(format!("{}: {why}", file.display()));
         let id = raw.id.map(|id| id.parse()).transpose().map_err(problem)?;
@@ -77,6 +77,7 @@ impl ClusterDir {
             (raw.rpc_ms, &mut timeouts.rpc),
             (raw.held_ms, &mut timeouts.held),
             (raw.lease_ms, &mut timeouts.lease),
+            (raw.token_ms, &mut timeouts.token),
             (raw.away_ms, &mut timeouts.away),
             (raw.stop_ms, &mut timeouts.stop),
         ] {
@@ -120,6 +121,7 @@ impl ClusterDir {
             rpc_ms: None,
             held_ms: None,
             lease_ms: None,
+            token_ms: None,
             away_ms: None,
             stop_ms: None,
         };

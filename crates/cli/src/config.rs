@@ -511,7 +511,7 @@ mod tests {
     #[test]
     fn every_wait_is_in_the_template_the_manual_and_the_file_of_clients() {
         let keys = known_keys(&toml::from_str::<RawTimeouts>("nonsense = 1").err().unwrap().to_string());
-        assert_eq!(keys.len(), 6, "{keys:?}");
+        assert_eq!(keys.len(), 7, "{keys:?}");
         let manual = include_str!("../../../docs/operations.md");
         let of_clients = include_str!("cluster_dir.rs");
         for key in keys {

@@ -3,7 +3,6 @@
 //! Every request runs on the thread that read it, with that thread's client. Where it has to wait, it says so to `fusedev`, which
 //! has another thread read the next request.
 
-use crate::MountOptions;
 use crate::attr::file_attr;
 use crate::caller::Caller;
 use crate::complaints::Complaints;
@@ -17,10 +16,11 @@ use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
 use crate::mappings::{Mappings, Opened, SharedMappings};
 use crate::open_file::OpenHandle;
+use crate::{CacheMode, MountOptions};
 use polvo_client::{AccessTimeRule, Client, Kept, LocalClient, OpenFile};
 use polvo_format::Attr;
 use polvo_fusedev::abi::{EntryOut, FileHandle, INodeNo};
-use polvo_fusedev::{BackingId, Errno, Reply, Upcalls, will_wait};
+use polvo_fusedev::{BackingId, Errno, Listing, Reply, Upcalls, will_wait};
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -94,6 +94,22 @@ fn inode_of(attr: &Attr) -> InodeRef {
     }
 }
 
+/// For how long the kernel may believe in a name and in attributes, by the tokens that are kept meanwhile.
+pub(crate) fn valid_for(name: &Option<Kept<'_>>, attributes: &Option<Kept<'_>>) -> (Duration, Duration) {
+    (
+        name.as_ref().map_or(NO_CACHING, |_| NAME_LASTS),
+        attributes.as_ref().map_or(NO_CACHING, Kept::lasts),
+    )
+}
+
+/// An entry of a directory that is listed with its attributes.
+pub(crate) struct Shown {
+    pub(crate) name: Vec<u8>,
+    /// Offset after it.
+    pub(crate) next: u64,
+    pub(crate) attr: Attr,
+}
+
 async fn saying_when_it_waits<T>(calls: impl Future<Output = T>) -> T {
     let mut calls = pin!(calls);
     let mut said = false;
@@ -129,7 +145,7 @@ impl PolvoFilesystem {
             files: Handles::new(),
             directories: Handles::new(),
             complaints: Complaints::new(),
-            readdirplus: options.readdirplus,
+            readdirplus: options.readdirplus.unwrap_or(options.cache == CacheMode::Strict),
             locks: options.locks,
             acl: options.acl,
             mappings: Mappings::new(options.shared_mappings),
@@ -221,11 +237,9 @@ impl PolvoFilesystem {
             Err(error) => return reply.error(errno(&error)),
         };
         self.kernel.inodes.remember(&attr, parent);
-        let name = self.kept_name(parent, name, Some(inode_of(&attr)));
-        let attributes = self.kept_attr(&attr);
-        let name_lasts = name.as_ref().map_or(NO_CACHING, |_| NAME_LASTS);
-        let attr_lasts = attributes.as_ref().map_or(NO_CACHING, Kept::lasts);
-        reply.ok(&entry(&attr, name_lasts, attr_lasts));
+        let (name, attributes) = self.kept_entry(parent, name, &attr);
+        let (name_valid, attr_valid) = valid_for(&name, &attributes);
+        reply.ok(&entry(&attr, name_valid, attr_valid));
     }
 
     /// Keeps the token by which attributes are true, if there is one; the kernel may be told so meanwhile.
@@ -234,6 +248,11 @@ impl PolvoFilesystem {
             true => self.client.keep_attr(attr),
             false => None,
         }
+    }
+
+    /// Keeps the tokens by which a name stands for an inode, and by which its attributes are true, as far as there are any.
+    pub(crate) fn kept_entry(&self, dir: INodeNo, name: &[u8], attr: &Attr) -> (Option<Kept<'_>>, Option<Kept<'_>>) {
+        (self.kept_name(dir, name, Some(inode_of(attr))), self.kept_attr(attr))
     }
 
     /// The same for a name of a directory, which the kernel is going to be told of now.
@@ -356,6 +375,69 @@ impl PolvoFilesystem {
             Self::truncate_at_open(client, inode, caller).await?;
         }
         Ok((client.get_attr(inode).await?, open))
+    }
+
+    /// What of an open directory fits so many bytes together with the attributes, from an offset on. Tokens are taken of all of it:
+    /// who lists so looks at each entry next.
+    pub(crate) fn list_with_attributes(
+        &self,
+        handle: FileHandle,
+        mut offset: u64,
+        size: u32,
+    ) -> Result<(InodeRef, Vec<Shown>), Errno> {
+        let dir = self.directories.get(handle)?.inode;
+        // before its entries come: what they say is known by it from then on
+        self.run(|client| async move { client.take_tokens(&[dir]).await });
+        loop {
+            let mut room = size as usize;
+            let mut entries: Vec<(InodeRef, Vec<u8>, u64)> = Vec::new();
+            self.list(handle, offset, |listed, next| {
+                let (inode, name) = match listed {
+                    Listed::Dot(_, name) => (dir, name.as_bytes()),
+                    Listed::Entry(e) => (e.target, &e.name[..]),
+                };
+                let Some(left) = room.checked_sub(Listing::len_plus(name.len())) else {
+                    return Ok(Taken::Full);
+                };
+                room = left;
+                entries.push((inode, name.to_vec(), next));
+                Ok(Taken::Yes)
+            })?;
+            let Some((_, _, last)) = entries.last() else {
+                return Ok((dir, Vec::new()));
+            };
+            offset = *last;
+            let shown = self.run(|client| async move { Self::attributes_of(&client, entries).await });
+            match shown {
+                // all were deleted since they were listed
+                Ok(shown) if shown.is_empty() => {}
+                Ok(shown) => return Ok((dir, shown)),
+                Err(error) => {
+                    self.complaints.failed("readdirplus", node_id(dir), &error);
+                    return Err(errno(&error));
+                }
+            }
+        }
+    }
+
+    async fn attributes_of(
+        client: &LocalClient,
+        entries: Vec<(InodeRef, Vec<u8>, u64)>,
+    ) -> Result<Vec<Shown>, FsError> {
+        let inodes: Vec<InodeRef> = entries.iter().map(|(inode, ..)| *inode).collect();
+        client.take_tokens(&inodes).await;
+        let mut shown = Vec::with_capacity(entries.len());
+        for (inode, name, next) in entries {
+            match client.get_attr(inode).await {
+                Ok(attr) => shown.push(Shown { name, next, attr }),
+                // deleted since it was listed
+                Err(FsError::NotFound | FsError::Stale) => {}
+                // the kernel comes back for the rest
+                Err(_) if !shown.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(shown)
     }
 
     /// Lists an open directory into the kernel's buffer.

@@ -36,9 +36,9 @@ pub struct MountOptions {
     pub dev: bool,
     /// Let programs be executed.
     pub exec: bool,
-    /// Answer readdirplus. Off: as long as the kernel may cache nothing, it asks for every entry's attributes again
+    /// Answer readdirplus; `None`: where the kernel may keep what it is told so. Else it asks for every entry's attributes again
     /// anyway, and listing a directory would need every node that holds one of its inodes.
-    pub readdirplus: bool,
+    pub readdirplus: Option<bool>,
     /// Locks of files are those of the whole cluster; off: each mount has its own, and closing a file asks nothing.
     pub locks: bool,
     /// Reading moves access times by the rule of `relatime`; off: only setting them does.
@@ -73,7 +73,7 @@ impl Default for MountOptions {
             suid: false,
             dev: false,
             exec: true,
-            readdirplus: false,
+            readdirplus: None,
             locks: true,
             access_times: true,
             strict_access_times: false,
@@ -108,8 +108,8 @@ impl MountOptions {
                 "nodev" => self.dev = false,
                 "exec" => self.exec = true,
                 "noexec" => self.exec = false,
-                "readdirplus" => self.readdirplus = true,
-                "noreaddirplus" => self.readdirplus = false,
+                "readdirplus" => self.readdirplus = Some(true),
+                "noreaddirplus" => self.readdirplus = Some(false),
                 "relatime" | "atime" | "strictatime" => {
                     self.access_times = true;
                     self.strict_access_times = name == "strictatime";

@@ -4,7 +4,7 @@ use crate::attr::{file_attr, kind_of_mode, statx, time_change};
 use crate::caller::Caller;
 use crate::directory::{Listed, OpenDirectory, Taken};
 use crate::error::{errno, errno_of_inode};
-use crate::filesystem::{NO_CACHING, PolvoFilesystem, entry, known};
+use crate::filesystem::{NO_CACHING, PolvoFilesystem, Shown, entry, known, valid_for};
 use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
 use crate::inodes::{node_id, node_id_of};
 use crate::mappings::{Opened, SharedMappings};
@@ -435,33 +435,27 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn readdirplus(&self, _req: &Header, asked: &ReadIn, reply: Reply<[u8]>) {
+        let (dir, shown) = match self.list_with_attributes(asked.handle, asked.offset, asked.size) {
+            Ok(listed) => listed,
+            Err(errno) => return reply.error(errno),
+        };
         BUFFER.with_borrow_mut(|buffer| {
             let mut listing = Listing::new(buffer, asked.size);
-            let get_attr = |inode| self.run(|client| async move { client.get_attr(inode).await });
-            let directory = self.directories.get(asked.handle).map(|directory| directory.inode);
-            let listed = directory.and_then(|dir| {
-                self.list(asked.handle, asked.offset, |listed, next| {
-                    // The kernel does not count `.` and `..` as looked up, nor use their attributes.
-                    let (inode, name, counted) = match listed {
-                        Listed::Dot(_, name) => (dir, name.as_bytes(), false),
-                        Listed::Entry(e) => (e.target, &e.name[..], true),
-                    };
-                    let attr = match get_attr(inode) {
-                        Ok(attr) => attr,
-                        // Deleted since it was listed.
-                        Err(FsError::NotFound | FsError::Stale) => return Ok(Taken::Yes),
-                        Err(error) => return Err(error),
-                    };
-                    if !listing.add_plus(&entry(&attr, NO_CACHING, NO_CACHING), next, name) {
-                        return Ok(Taken::Full);
-                    }
-                    if counted {
-                        self.kernel.inodes.remember(&attr, node_id(dir));
-                    }
-                    Ok(Taken::Yes)
-                })
-            });
-            reply_bytes(listed.map(|()| listing.bytes()), reply);
+            let mut kept = Vec::new();
+            for Shown { name, next, attr } in &shown {
+                // The kernel does not count `.` and `..` as looked up, nor use their attributes.
+                let is_dot = matches!(&name[..], b"." | b"..");
+                let mut lasts = (NO_CACHING, NO_CACHING);
+                if !is_dot {
+                    self.kernel.inodes.remember(attr, node_id(dir));
+                    let (name, attributes) = self.kept_entry(node_id(dir), name, attr);
+                    lasts = valid_for(&name, &attributes);
+                    kept.extend([name, attributes].into_iter().flatten());
+                }
+                let fits = listing.add_plus(&entry(attr, lasts.0, lasts.1), *next, name);
+                assert!(fits, "it was counted before");
+            }
+            reply.ok(listing.bytes());
         });
     }
 

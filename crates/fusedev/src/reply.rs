@@ -128,6 +128,11 @@ impl<'b> Listing<'b> {
         self.put(entry.as_bytes(), ino, next, mode, name)
     }
 
+    /// Bytes that an entry of a name of that length takes with what LOOKUP would say of it.
+    pub const fn len_plus(name_len: usize) -> usize {
+        size_of::<Direntplus>() + name_len.next_multiple_of(8)
+    }
+
     fn put(&mut self, before: &[u8], ino: INodeNo, offset: u64, mode: u32, name: &[u8]) -> bool {
         let dirent = Dirent {
             ino,

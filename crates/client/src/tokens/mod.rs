@@ -64,14 +64,39 @@ pub(crate) struct Look(Option<(u64, Seal)>);
 /// All tokens of a node share a lease.
 struct AtNode {
     node: NodeId,
+    /// 0 before the first one.
     term: AtomicU64,
     /// How long it is, and when it ends.
     lease: Mutex<(Duration, Instant)>,
     /// Some were used since it was last asked.
     used: AtomicBool,
+    requests: Mutex<Requests>,
+}
+
+/// What is being asked of a node.
+#[derive(Default)]
+struct Requests {
+    /// Requests for tokens that are under way.
+    taking: u32,
+    /// All tokens are about to go back: no others are asked for.
+    is_ending: bool,
+    /// A task hears what the node asks for.
+    is_watched: bool,
+    /// Tokens of these were asked for, up to that number, some of which may still come.
+    early: HashMap<InodeRef, u64>,
 }
 
 impl AtNode {
+    fn new(node: NodeId) -> AtNode {
+        AtNode {
+            node,
+            term: AtomicU64::new(0),
+            lease: Mutex::new((Duration::ZERO, Instant::now())),
+            used: AtomicBool::new(false),
+            requests: Mutex::default(),
+        }
+    }
+
     fn left(&self) -> Duration {
         self.lease.lock().1.saturating_duration_since(Instant::now())
     }
@@ -84,6 +109,8 @@ type Shard = HashMap<InodeRef, Held>;
 struct Wanted {
     inodes: HashSet<InodeRef>,
     in_order: Vec<InodeRef>,
+    /// Nodes that gave some, and are to be heard.
+    to_watch: Vec<Arc<AtNode>>,
 }
 
 /// The tokens of a client.
@@ -101,7 +128,7 @@ pub(crate) struct Tokens {
 
 /// What is passed on by tokens is not called back while this lasts.
 pub struct Kept<'a> {
-    _tokens: Vec<RwLockReadGuard<'a, Shard>>,
+    _token: RwLockReadGuard<'a, Shard>,
     lasts: Duration,
 }
 
@@ -253,10 +280,7 @@ impl Tokens {
         let (current, lasts) = self.current_of(inode.ino, shard.get(&inode)?)?;
         // a quarter is for clocks that do not go alike
         let lasts = lasts - lasts / 4;
-        (current.attr == *attr).then(|| Kept {
-            _tokens: vec![shard],
-            lasts,
-        })
+        (current.attr == *attr).then_some(Kept { _token: shard, lasts })
     }
 
     /// The same for what is so of a directory.
@@ -264,10 +288,7 @@ impl Tokens {
         let shard = self.shard(dir.ino).read_recursive();
         let (current, lasts) = self.current_of(dir.ino, shard.get(&dir)?)?;
         let lasts = lasts - lasts / 4;
-        is_so(&current).then(|| Kept {
-            _tokens: vec![shard],
-            lasts,
-        })
+        is_so(&current).then_some(Kept { _token: shard, lasts })
     }
 
     /// How many there are.

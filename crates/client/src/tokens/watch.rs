@@ -3,117 +3,107 @@
 use crate::local_client::LocalClient;
 use crate::remote_inode::Current;
 use crate::tokens::{AtNode, Held, Shard, Tokens, Wanted};
-use foldhash::HashMap;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
+use polvo_cluster::join_all;
 use polvo_format::NodeId;
 use polvo_proto::{FsError, InodeRef, TOKENS_MAX, TOKENS_PAGE, ask, reply};
 use polvo_region::planted::{Planted, planted};
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// What is wanted in a moment is taken together.
-const GATHER: Duration = Duration::from_millis(1);
+const WANTS_GATHER: Duration = Duration::from_millis(1);
+/// Tokens that do not come for so long are done without.
+const TAKING: Duration = Duration::from_secs(1);
 /// After a request that failed.
-const PAUSE: Duration = Duration::from_millis(50);
+const WATCH_PAUSE: Duration = Duration::from_millis(50);
 /// Whoever keeps what he was passed on, and has not forgotten it yet, is asked again so soon at the latest.
 const FORGETTING: Duration = Duration::from_millis(5);
-
-/// What goes on at one node.
-#[derive(Default)]
-struct Watching {
-    /// Requests for tokens that are under way.
-    taking: Cell<u32>,
-    /// All of them are about to go back.
-    ending: Cell<bool>,
-    /// Tokens of these were asked for, up to that number, some of which may still come.
-    early: RefCell<HashMap<InodeRef, u64>>,
-}
 
 impl LocalClient {
     /// Takes tokens as they are wanted, and answers for them, until the client is shut down.
     pub async fn watch_tokens(self: Rc<Self>) {
         self.links.never_wait();
         let tokens = &self.client.tokens;
-        let stop = &self.client.stop;
-        let mut watches: JoinSet<NodeId> = JoinSet::new();
-        let mut watching: BTreeMap<NodeId, Rc<Watching>> = BTreeMap::new();
+        let mut watches = JoinSet::new();
         loop {
             tokio::select! {
                 biased;
-                () = stop.is_there() => break,
+                () = self.client.stop.is_there() => break,
                 Some(ended) = watches.join_next() => {
-                    let node = ended.expect("a watch at a node does not panic");
-                    watching.remove(&node);
+                    ended.expect("a watch at a node does not panic");
                     continue;
                 }
                 () = tokens.work.notified() => {}
             }
-            tokio::time::sleep(GATHER).await;
-            for (node, inodes) in self.wanted_by_node() {
-                let at_node = watching.get(&node).cloned();
-                let is_new = at_node.is_none();
-                let at_node = at_node.unwrap_or_default();
-                for some in inodes.chunks(TOKENS_PAGE) {
-                    if let Err(error) = self.take_tokens(node, some, &at_node).await {
-                        tracing::debug!(%node, %error, "no tokens");
-                    }
-                }
-                if let Some(at) = tokens.at(node).filter(|_| is_new && !tokens.has_none_of(node)) {
-                    watching.insert(node, at_node.clone());
-                    watches.spawn_local(self.clone().watch_node(at, at_node));
-                }
+            tokio::time::sleep(WANTS_GATHER).await;
+            let Wanted { in_order, to_watch, .. } = std::mem::take(&mut *tokens.wanted.lock());
+            for at in to_watch {
+                watches.spawn_local(self.clone().watch_node(at));
             }
+            // a node that does not answer is not to keep the others from being heard
+            drop(tokio::time::timeout(TAKING, self.take_tokens(&in_order)).await);
         }
         watches.shutdown().await;
     }
 
-    fn wanted_by_node(&self) -> BTreeMap<NodeId, Vec<InodeRef>> {
-        let Wanted { in_order, .. } = std::mem::take(&mut *self.client.tokens.wanted.lock());
+    /// Takes tokens of inodes, in as few requests as it takes; some may not be given. Who wants several at once asks for them here
+    /// and need not use them twice.
+    pub async fn take_tokens(&self, inodes: &[InodeRef]) {
+        let tokens = &self.client.tokens;
+        if !tokens.is_in_use() {
+            return;
+        }
         let mut by_node: BTreeMap<NodeId, Vec<InodeRef>> = BTreeMap::new();
-        for inode in in_order {
+        for inode in inodes.iter().filter(|inode| !tokens.has(**inode)) {
             if let Ok(node) = self.client.primary(inode.ino.region()) {
-                by_node.entry(node).or_default().push(inode);
+                by_node.entry(node).or_default().push(*inode);
             }
         }
-        by_node
+        let mut requests = Vec::new();
+        for (node, inodes) in by_node {
+            let at = tokens.at(node);
+            let pages: Vec<Vec<InodeRef>> = inodes.chunks(TOKENS_PAGE).map(<[_]>::to_vec).collect();
+            requests.extend(pages.into_iter().map(|page| (at.clone(), page)));
+        }
+        join_all(requests.into_iter().map(|(at, page)| async move {
+            if let Err(error) = self.take_page(&at, &page).await {
+                tracing::debug!(node = %at.node, %error, "no tokens");
+            }
+        }))
+        .await;
     }
 
     /// Takes tokens of inodes of one node, in one request.
-    async fn take_tokens(&self, node: NodeId, inodes: &[InodeRef], watching: &Watching) -> Result<(), FsError> {
-        if watching.ending.get() {
-            return Ok(()); // what is used again is wanted again
-        }
+    async fn take_page(&self, at: &Arc<AtNode>, inodes: &[InodeRef]) -> Result<(), FsError> {
         let tokens = &self.client.tokens;
+        let Some(_taking) = Taking::begin(at) else {
+            return Ok(()); // what is used again is wanted again
+        };
         let seals: Vec<_> = inodes.iter().map(|inode| tokens.own.seal(inode.ino)).collect();
         let sent = Instant::now();
         let request = ask::TakeTokens {
             inodes: inodes.to_vec(),
         };
-        watching.taking.set(watching.taking.get() + 1);
-        let answer = self.call_node(node, request).await;
-        watching.taking.set(watching.taking.get() - 1);
-        let taken: reply::Taken = answer?;
+        let taken: reply::Taken = self.call_node(at.node, request).await?;
         if taken.tokens.len() != inodes.len() {
+            let node = at.node.0;
             return Err(FsError::Io(format!(
-                "node {} gave other tokens than were asked for",
-                node.0
+                "node {node} gave other tokens than were asked for"
             )));
         }
-        let Some(at) = tokens.renewed(node, taken.term, sent, Duration::from_millis(taken.lease_ms)) else {
+        if !tokens.renewed(at, taken.term, sent, Duration::from_millis(taken.lease_ms)) {
             return Ok(()); // of a term that is over
-        };
-        let early = watching.early.borrow();
+        }
         for ((inode, seal), token) in inodes.iter().zip(seals).zip(taken.tokens) {
             let Some(token) = token else { continue };
             let current = Current::new(token.attr, token.tail);
-            let was_asked_for = early.get(inode).is_some_and(|number| *number >= token.number);
-            if was_asked_for || current.inode() != *inode {
+            if current.inode() != *inode {
                 continue;
             }
             self.note(&current);
@@ -123,30 +113,40 @@ impl LocalClient {
                 known: seal.map(|seal| (current, seal)),
                 used: AtomicU64::new(tokens.now_ms()),
             };
-            tokens.shard(inode.ino).write().insert(*inode, held);
+            // what was asked for before it has come is not kept
+            let requests = at.requests.lock();
+            if requests.early.get(inode).is_none_or(|number| *number < token.number) {
+                tokens.shard(inode.ino).write().insert(*inode, held);
+            }
+        }
+        let mut requests = at.requests.lock();
+        if !std::mem::replace(&mut requests.is_watched, true) {
+            tokens.wanted.lock().to_watch.push(at.clone());
+            tokens.work.notify_one();
         }
         Ok(())
     }
 
     /// Hears what a node asks for, until no tokens of it are left or used.
-    async fn watch_node(self: Rc<Self>, at: Arc<AtNode>, watching: Rc<Watching>) -> NodeId {
+    async fn watch_node(self: Rc<Self>, at: Arc<AtNode>) {
         let (tokens, node) = (&self.client.tokens, at.node);
         let mut answered: Vec<u64> = Vec::new();
         let mut last_used = Instant::now();
+        // tokens were dropped of which the node does not know yet that they are
+        let mut owes_end = false;
         loop {
-            let is_used = at.used.swap(false, Relaxed);
-            if is_used || watching.taking.get() > 0 {
+            if at.used.swap(false, Relaxed) {
                 last_used = Instant::now();
             }
             // what was passed on by them is not believed for longer than a lease
-            if last_used.elapsed() > at.lease() {
-                watching.ending.set(true);
+            let end = last_used.elapsed() > at.lease() && at.begin_ending();
+            if end {
                 tokens.drop_of(node);
-                // used in between after all: what was passed on by them is asked for one by one
-                watching.ending.set(!at.used.load(Relaxed));
+                owes_end = true;
             }
-            let end = watching.ending.get();
             let (sent, term) = (Instant::now(), at.term.load(Relaxed));
+            // used in between after all: what was passed on by them is asked for one by one
+            let end = end && !at.used.load(Relaxed);
             let request = ask::Watch {
                 term,
                 answered: std::mem::take(&mut answered),
@@ -154,48 +154,45 @@ impl LocalClient {
             };
             let asked = tokio::select! {
                 biased;
-                () = self.client.stop.is_there() => return node,
+                () = self.client.stop.is_there() => return,
                 asked = self.call_node(node, request) => asked,
             };
+            owes_end &= !end;
             match asked {
                 Ok(asked) if asked.term == term => {
                     at.renewed(sent);
-                    if watching.taking.get() == 0 {
-                        watching.early.borrow_mut().clear();
-                    }
-                    answered = self.answer(&asked.asked, &watching).await;
+                    at.forget_early();
+                    answered = self.answer(&asked.asked, &at).await;
                     answered.extend(tokens.give_back_some(node));
                 }
                 Ok(asked) => {
                     tokens.drop_of(node);
-                    at.term.store(asked.term, Relaxed);
+                    at.term.fetch_max(asked.term, Relaxed);
                 }
                 Err(error) => {
                     tracing::debug!(%node, %error, "tokens are not watched");
-                    if at.left().is_zero() {
-                        tokens.drop_of(node);
-                        return node;
+                    match at.left().is_zero() {
+                        true => tokens.drop_of(node),
+                        false => tokio::time::sleep(WATCH_PAUSE).await,
                     }
-                    tokio::time::sleep(PAUSE).await;
                 }
             }
-            let is_left = !answered.is_empty() || watching.taking.get() > 0 || !tokens.has_none_of(node);
-            if end || !is_left {
-                return node;
+            if answered.is_empty() && !owes_end && at.ends_if(|| tokens.has_none_of(node)) {
+                return;
             }
         }
     }
 
     /// Somebody's change waits for these: what is known by them is forgotten, here and where it was passed on. Gives the numbers
     /// to answer with.
-    async fn answer(&self, asked: &[(InodeRef, u64)], watching: &Watching) -> Vec<u64> {
+    async fn answer(&self, asked: &[(InodeRef, u64)], at: &AtNode) -> Vec<u64> {
         if asked.is_empty() {
             return Vec::new();
         }
         let tokens = &self.client.tokens;
         if !planted(Planted::AnsweredBeforeForgotten) {
             for (inode, number) in asked {
-                watching.early.borrow_mut().insert(*inode, *number);
+                at.requests.lock().early.insert(*inode, *number);
                 let mut shard = tokens.shard(inode.ino).write();
                 if shard.get(inode).is_some_and(|held| held.number <= *number) {
                     shard.remove(inode);
@@ -217,6 +214,27 @@ impl LocalClient {
     }
 }
 
+/// A request for tokens, until it is answered.
+struct Taking<'a>(&'a AtNode);
+
+impl<'a> Taking<'a> {
+    fn begin(at: &'a AtNode) -> Option<Taking<'a>> {
+        let mut requests = at.requests.lock();
+        if requests.is_ending {
+            return None;
+        }
+        requests.taking += 1;
+        Some(Taking(at))
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        let mut requests = self.0.requests.lock();
+        requests.taking = requests.taking.checked_sub(1).expect("a request is counted");
+    }
+}
+
 impl AtNode {
     fn lease(&self) -> Duration {
         self.lease.lock().0
@@ -226,36 +244,54 @@ impl AtNode {
         let mut lease = self.lease.lock();
         lease.1 = lease.1.max(sent + lease.0);
     }
+
+    /// From now on no tokens are asked for; false while some are.
+    fn begin_ending(&self) -> bool {
+        let mut requests = self.requests.lock();
+        requests.is_ending |= requests.taking == 0;
+        requests.is_ending
+    }
+
+    /// The watch ends here, if nothing is left of it; tokens may be asked for again.
+    fn ends_if(&self, is_left_nothing: impl FnOnce() -> bool) -> bool {
+        let mut requests = self.requests.lock();
+        let ends = requests.taking == 0 && is_left_nothing();
+        if ends {
+            requests.is_watched = false;
+        }
+        requests.is_ending = false;
+        ends
+    }
+
+    /// Whatever was asked for early has come, or will not.
+    fn forget_early(&self) {
+        let mut requests = self.requests.lock();
+        if requests.taking == 0 {
+            requests.early.clear();
+        }
+    }
 }
 
 impl Tokens {
-    fn at(&self, node: NodeId) -> Option<Arc<AtNode>> {
-        self.nodes.lock().get(&node).cloned()
+    fn at(&self, node: NodeId) -> Arc<AtNode> {
+        let new = || Arc::new(AtNode::new(node));
+        self.nodes.lock().entry(node).or_insert_with(new).clone()
     }
 
-    /// The lease at a node was renewed, by what was sent then. Tokens of an earlier term are no more; `None`: it is of such a one
+    /// The lease at a node was renewed, by what was sent then. Tokens of an earlier term are no more; false: it is of such a one
     /// itself.
-    fn renewed(&self, node: NodeId, term: u64, sent: Instant, lease: Duration) -> Option<Arc<AtNode>> {
-        let new = || {
-            Arc::new(AtNode {
-                node,
-                term: AtomicU64::new(term),
-                lease: Mutex::new((lease, sent + lease)),
-                used: AtomicBool::new(true),
-            })
-        };
-        let at = self.nodes.lock().entry(node).or_insert_with(new).clone();
-        let known = at.term.load(Relaxed);
+    fn renewed(&self, at: &AtNode, term: u64, sent: Instant, lease: Duration) -> bool {
+        let known = at.term.fetch_max(term, Relaxed);
         if term < known {
-            return None;
+            return false;
         }
         if term > known {
-            self.drop_of(node);
-            at.term.store(term, Relaxed);
+            self.drop_of(at.node);
         }
+        at.used.store(true, Relaxed);
         at.lease.lock().0 = lease;
         at.renewed(sent);
-        Some(at)
+        true
     }
 
     /// Nothing is known by tokens of a node any more. What was passed on ends by itself.
