@@ -80,6 +80,11 @@ impl AccessTimes {
         self.noted.lock().get(&inode).copied()
     }
 
+    /// A read of it is to be told of.
+    pub(crate) fn awaits(&self, inode: InodeRef) -> bool {
+        self.is_noted(inode).is_some()
+    }
+
     /// These have been delivered (or could not be); what was noted again meanwhile stays.
     fn forget(&self, delivered: &[(InodeRef, Note)]) {
         let mut noted = self.noted.lock();

@@ -8,7 +8,7 @@ use crate::io::transfers::Transfers;
 use crate::local_client::LocalClient;
 use crate::locks::Locks;
 use crate::open_table::OpenTable;
-use crate::tokens::{Keeper, Kept, Tokens};
+use crate::tokens::{Keeper, Kept, Tokens, inode_of};
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
@@ -256,7 +256,11 @@ impl Client {
     /// Attributes as this client has just been told of them: as long as what this returns is there, nobody else changes them
     /// unless [`Keeper::forget`] is called after it has gone. `None`: that is not known.
     pub fn keep_attr(&self, attr: &Attr) -> Option<Kept<'_>> {
-        self.tokens.keep(attr)
+        // a read that its access time does not tell of yet is to be seen here
+        match self.access_times.awaits(inode_of(attr)) {
+            false => self.tokens.keep(attr),
+            true => None,
+        }
     }
 
     /// The same for a name: that it stands for that inode, or for none.

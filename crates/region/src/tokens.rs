@@ -20,10 +20,11 @@ use crate::{Region, RegionError};
 use polvo_format::{Attr, Ino, SessionId, Tail};
 use polvo_proto::InodeRef;
 
-/// After its tokens were asked for, an inode gives none for so long: at first, and at most. It doubles each time until it is left
-/// alone for as long.
+/// After its tokens were asked for, an inode gives none for so long: at first, and at most. It doubles each time, until nobody asks
+/// for [`CALM_MS`].
 const QUIET_MIN_MS: u64 = 10;
 const QUIET_MAX_MS: u64 = 1000;
+const CALM_MS: u64 = 1000;
 
 /// A session's token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,7 +52,11 @@ impl Watched {
     }
 
     fn is_idle(&self, now_ms: u64) -> bool {
-        self.holders.is_empty() && self.asking == 0 && self.quiet_until_ms + self.quiet_ms <= now_ms
+        self.holders.is_empty() && self.asking == 0 && self.is_calm(now_ms)
+    }
+
+    fn is_calm(&self, now_ms: u64) -> bool {
+        self.quiet_until_ms + CALM_MS <= now_ms
     }
 }
 
@@ -151,7 +156,7 @@ impl Region {
             _ => return false,
         }
         let is_asked = watched.asking > 0;
-        if watched.is_idle(u64::MAX) && watched.quiet_ms == 0 {
+        if watched.holders.is_empty() && watched.asking == 0 && watched.quiet_ms == 0 {
             self.tokens.by_slot.remove(&ino.slot());
         }
         is_asked
@@ -177,7 +182,7 @@ impl Region {
         let watched = self.tokens.by_slot.get_mut(&ino.slot());
         let watched = watched.expect("what is asked for is kept");
         watched.asking = watched.asking.checked_sub(1).expect("who asks is counted");
-        if now_ms >= watched.quiet_until_ms + watched.quiet_ms {
+        if watched.is_calm(now_ms) {
             watched.quiet_ms = 0;
         }
         watched.quiet_ms = (watched.quiet_ms * 2).clamp(QUIET_MIN_MS, QUIET_MAX_MS);
@@ -314,9 +319,13 @@ mod tests {
         assert!(!give(&mut region, file, OTHER, 6, 130), "twice as long");
         assert!(give(&mut region, file, OTHER, 7, 131));
         end(&mut region, file, OTHER, 7);
-        region.sweep_tokens(131);
+        region.begin_asking(file.ino);
+        region.end_asking(file.ino, 1131);
+        assert!(give(&mut region, file, OTHER, 8, 1141), "it was left alone for a while");
+        end(&mut region, file, OTHER, 8);
+        region.sweep_tokens(2140);
         assert!(region.tokens.is_armed());
-        region.sweep_tokens(151);
+        region.sweep_tokens(2141);
         assert!(!region.tokens.is_armed(), "nothing is kept of what nobody has");
     }
 
