@@ -38,6 +38,7 @@ impl Requester {
             name: "requester".into(),
             home: Some(NodeId(home)),
             fence: 0,
+            syncs: true,
         };
         requester.ask(attach).await?;
         Ok(requester)

@@ -57,6 +57,8 @@ pub struct Counters {
     pub one_sided_bytes: u64,
     /// File bytes that travelled inside an RPC (eager writes).
     pub eager_bytes: u64,
+    /// Tokens that it has just now.
+    pub tokens: u64,
 }
 
 /// State shared by all threads of a client. `Send + Sync`.
@@ -307,6 +309,7 @@ impl Client {
             one_sided_batches: totals.one_sided_batches,
             one_sided_bytes: totals.one_sided_bytes,
             eager_bytes: self.eager_bytes.load(Ordering::Relaxed),
+            tokens: self.tokens.count() as u64,
         }
     }
 

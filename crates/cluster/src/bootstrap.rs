@@ -45,6 +45,7 @@ async fn ask(
         name: name.to_string(),
         home: None,
         fence: 0,
+        syncs: true,
     };
     let mut call = Call {
         again: false,

@@ -27,6 +27,9 @@ pub trait Colocated: Send + Sync {
     /// [`Colocated::caller`], beginning with `Attach`.
     fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext>;
 
+    /// True when durability against power loss needs `Sync`; it stays as it is while the node runs.
+    fn needs_sync(&self) -> bool;
+
     /// The pool, to read what was located: as with a one-sided read, the file's tail tells whether the bytes were its.
     fn pool(&self) -> &Arc<Pmem>;
 

@@ -158,6 +158,14 @@ impl Links {
         self.reach(node, self.patience()).await
     }
 
+    /// As `to`, without waiting for a node that is away.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`].
+    pub async fn at_once(&self, node: NodeId) -> Result<Rc<Link>, FsError> {
+        self.reach(node, Duration::ZERO).await
+    }
+
     /// As `to`, with a patience of its own. Whatever that is, a node that is not known to be away is tried once.
     async fn reach(&self, node: NodeId, patience: Duration) -> Result<Rc<Link>, FsError> {
         let peer = self.peer(node);
@@ -276,6 +284,7 @@ impl Links {
             name: context.name.clone(),
             home: context.home,
             fence: link.fence,
+            syncs: context.syncs(),
         };
         let call = self.make_call(Cred::Kernel, attach);
         let reply::Attached {

@@ -7,7 +7,7 @@ use polvo_fabric::{Identity, MemoryRegions};
 use polvo_format::{NodeId, SessionId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 type ResetHook = Box<dyn Fn(NodeId) + Send + Sync>;
@@ -34,6 +34,7 @@ pub struct SessionContext {
     /// How long operations wait for a node that is away.
     patience: RwLock<Duration>,
     on_reset: RwLock<Option<ResetHook>>,
+    syncs: AtomicBool,
 }
 
 /// What is known of the session at a node.
@@ -90,6 +91,7 @@ impl SessionContext {
             absences: Absences::default(),
             patience: RwLock::new(timeouts.away),
             on_reset: RwLock::new(None),
+            syncs: AtomicBool::new(true),
         })
     }
 
@@ -138,6 +140,17 @@ impl SessionContext {
     /// Sets [`SessionContext::patience`]; zero: operations fail at once while a node is known to be away.
     pub fn set_patience(&self, patience: Duration) {
         *self.patience.write() = patience;
+    }
+
+    /// Whether nodes are asked to make durable what needs it.
+    pub fn syncs(&self) -> bool {
+        self.syncs.load(Ordering::Acquire)
+    }
+
+    /// Nodes that connections are made to from now on hear that they are asked for `Sync`, or that they are not and have to make
+    /// each change durable by themselves.
+    pub fn set_syncs(&self, syncs: bool) {
+        self.syncs.store(syncs, Ordering::Release);
     }
 
     /// What all threads' links sent so far.

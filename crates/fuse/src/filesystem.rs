@@ -176,6 +176,28 @@ impl PolvoFilesystem {
         result.inspect_err(|error| self.complaints.failed(operation, ino, error))
     }
 
+    /// As [`PolvoFilesystem::with_inode`], of calls that change the inode.
+    pub(crate) fn changing_inode<T, F>(
+        &self,
+        operation: &'static str,
+        ino: INodeNo,
+        calls: impl FnOnce(Rc<LocalClient>, InodeRef) -> F,
+    ) -> Result<T, FsError>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        let result = self.with_inode(operation, ino, calls);
+        self.changed_here(ino);
+        result
+    }
+
+    /// A request has changed an inode that the kernel keeps attributes of.
+    pub(crate) fn changed_here(&self, ino: INodeNo) {
+        if let Some(inode) = self.kernel.inodes.get(ino) {
+            self.kernel.changed_here(inode);
+        }
+    }
+
     /// Runs client calls about an open file to their end on this thread.
     pub(crate) fn with_file<T, F>(
         &self,
@@ -244,10 +266,12 @@ impl PolvoFilesystem {
 
     /// Keeps the token by which attributes are true, if there is one; the kernel may be told so meanwhile.
     pub(crate) fn kept_attr(&self, attr: &Attr) -> Option<Kept<'_>> {
-        match self.kernel.is_there() {
-            true => self.client.keep_attr(attr),
-            false => None,
+        if !self.kernel.is_there() {
+            return None;
         }
+        let kept = self.client.keep_attr(attr)?;
+        self.kernel.tells_attributes(attr.ino);
+        Some(kept)
     }
 
     /// Keeps the tokens by which a name stands for an inode, and by which its attributes are true, as far as there are any.
@@ -278,7 +302,7 @@ impl PolvoFilesystem {
         file: NewFile,
         reply: Reply<EntryOut>,
     ) {
-        let made = self.with_inode(operation, parent, |client, dir| async move {
+        let made = self.changing_inode(operation, parent, |client, dir| async move {
             client.create(dir, name.as_bytes(), file).await
         });
         self.reply_entry(parent, made, reply);

@@ -13,7 +13,11 @@
 //!   the very change that waits for us, and does not reach an answer that is not taken in yet; a new epoch (Linux 6.16) detaches
 //!   whatever is mounted below, in all containers. A name that is used all the time is asked for 25 times a second.
 //!
-//! All of this is done by the thread that answers for the tokens, which serves no requests.
+//! What this mount changes itself the kernel knows to be changed, but for one thing: an answer from before that it takes in only
+//! after it would make it believe again in the attributes of a directory from before. So they are invalidated once more
+//! ([`KernelCache::changed_here`]), which the kernel counts.
+//!
+//! All else of this is done by the thread that answers for the tokens, which serves no requests.
 
 use crate::inodes::{Inodes, node_id};
 use parking_lot::RwLock;
@@ -29,6 +33,8 @@ use std::time::{Duration, Instant};
 pub(crate) const NAME_LASTS: Duration = Duration::from_millis(40);
 /// and may believe so for this much longer: it counts in ticks of up to 10 ms, rounded up twice, from when it takes in the answer.
 const NAME_MARGIN: Duration = Duration::from_millis(60);
+/// An answer that was written so long ago the kernel has taken in.
+const TAKEN_IN: Duration = Duration::from_secs(1);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
 const NOT_YET: Duration = Duration::from_millis(1);
 
@@ -43,6 +49,8 @@ pub(crate) struct KernelCache {
     began: Instant,
     /// Until when the kernel may believe in names of directories, in microseconds from then.
     names: Box<[AtomicU64]>,
+    /// When it was last told of attributes that last, in the same way.
+    attributes: Box<[AtomicU64]>,
 }
 
 impl Default for KernelCache {
@@ -52,6 +60,7 @@ impl Default for KernelCache {
             notifier: RwLock::default(),
             began: Instant::now(),
             names: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            attributes: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 }
@@ -68,7 +77,23 @@ impl KernelCache {
     }
 
     fn names_of(&self, dir: Ino) -> &AtomicU64 {
-        &self.names[(dir.0 ^ dir.0 >> 48) as usize % PLACES]
+        &self.names[place_of(dir)]
+    }
+
+    /// The kernel is about to be told of attributes that it may keep.
+    pub(crate) fn tells_attributes(&self, of: Ino) {
+        let now = self.began.elapsed().as_micros() as u64;
+        self.attributes[place_of(of)].fetch_max(now.max(1), SeqCst);
+    }
+
+    /// This mount has changed an inode, and is about to say so: what the kernel was told of its attributes before, and has not
+    /// taken in yet, is not to be believed.
+    pub(crate) fn changed_here(&self, inode: InodeRef) {
+        let told = self.attributes[place_of(inode.ino)].load(SeqCst);
+        if told > 0 && self.began.elapsed() < Duration::from_micros(told) + TAKEN_IN {
+            // it need not know the inode: then it keeps nothing of it, and asks for it anew
+            self.forget_attributes(inode);
+        }
     }
 
     /// The kernel is about to be told of a name of a directory.
@@ -111,6 +136,10 @@ impl Keeper for KernelCache {
             left => Err(left),
         }
     }
+}
+
+fn place_of(ino: Ino) -> usize {
+    (ino.0 ^ ino.0 >> 48) as usize % PLACES
 }
 
 /// A mount's file system, and who tells its kernel, share it.

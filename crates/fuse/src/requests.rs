@@ -229,14 +229,14 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn unlink(&self, req: &Header, name: &OsStr, reply: Reply<()>) {
-        let done = self.with_inode("unlink", req.node, |client, dir| async move {
+        let done = self.changing_inode("unlink", req.node, |client, dir| async move {
             client.unlink(dir, name.as_bytes()).await
         });
         reply.give(done.map_err(|error| errno(&error)));
     }
 
     fn rmdir(&self, req: &Header, name: &OsStr, reply: Reply<()>) {
-        let done = self.with_inode("rmdir", req.node, |client, dir| async move {
+        let done = self.changing_inode("rmdir", req.node, |client, dir| async move {
             client.rmdir(dir, name.as_bytes()).await
         });
         reply.give(done.map_err(|error| errno(&error)));
@@ -253,10 +253,11 @@ impl FileSystem for PolvoFilesystem {
             return reply.error(Errno::INVAL);
         };
         let (old, new) = (name.as_bytes(), new_name.as_bytes());
-        let done = self.with_inode("rename", req.node, |client, old_dir| async move {
+        let done = self.changing_inode("rename", req.node, |client, old_dir| async move {
             let new_dir = known(&self.kernel.inodes, &client, new_parent).await?;
             client.rename(old_dir, old, new_dir, new, mode).await
         });
+        self.changed_here(new_parent);
         reply.give(done.map_err(|error| errno(&error)));
     }
 
@@ -265,6 +266,7 @@ impl FileSystem for PolvoFilesystem {
             let dir = known(&self.kernel.inodes, &client, req.node).await?;
             client.link(inode, dir, name.as_bytes()).await
         });
+        self.changed_here(req.node);
         match linked {
             Err(FsError::NotFound) => reply.error(Errno::STALE),
             linked => self.reply_entry(req.node, linked, reply),
@@ -297,7 +299,7 @@ impl FileSystem for PolvoFilesystem {
         let file = new_file(req, FileKind::File, asked.mode, asked.umask);
         let (name, flags, caller) = (name.as_bytes(), asked.flags, Caller::from(req));
         let allowed = self.mappings.allowed();
-        let made = self.with_inode("create", req.node, |client, dir| async move {
+        let made = self.changing_inode("create", req.node, |client, dir| async move {
             Self::create_or_open(&client, dir, name, file, flags, caller, allowed).await
         });
         let (attr, file) = match made {
@@ -403,7 +405,11 @@ impl FileSystem for PolvoFilesystem {
         self.set_lock(req.pid, asked, wait, reply);
     }
 
+    /// Where nothing has to be made durable, ENOSYS keeps the kernel from asking again.
     fn fsync(&self, _req: &Header, asked: &FsyncIn, reply: Reply<()>) {
+        if self.run(|client| async move { client.needs_no_sync().await }) {
+            return reply.error(Errno::NOSYS);
+        }
         let done = self.with_file("fsync", asked.handle, |client, file| async move {
             client.sync(Some(&file)).await.map(drop)
         });
@@ -464,6 +470,9 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn fsyncdir(&self, req: &Header, _asked: &FsyncIn, reply: Reply<()>) {
+        if self.run(|client| async move { client.needs_no_sync().await }) {
+            return reply.error(Errno::NOSYS);
+        }
         let done = self.with_inode("fsyncdir", req.node, |client, _| async move { client.sync(None).await });
         reply.give(done.map_err(|error| errno(&error)));
     }
@@ -505,7 +514,7 @@ impl FileSystem for PolvoFilesystem {
             return reply.error(Errno::OPNOTSUPP);
         };
         let caller = Caller::from(req);
-        let done = self.with_inode("setxattr", req.node, |client, inode| async move {
+        let done = self.changing_inode("setxattr", req.node, |client, inode| async move {
             // the permission bits follow a list; chmod would take the bit from who is not of the group
             if name == xattr::ACCESS_LIST {
                 let attr = client.get_attr(inode).await?;
@@ -548,7 +557,7 @@ impl FileSystem for PolvoFilesystem {
         let Some(name) = xattr::stored_name(name.as_bytes(), self.acl) else {
             return reply.error(Errno::OPNOTSUPP);
         };
-        let done = self.with_inode("removexattr", req.node, |client, inode| async move {
+        let done = self.changing_inode("removexattr", req.node, |client, inode| async move {
             client.remove_xattr(inode, name).await
         });
         reply.give(done.map_err(|error| errno_of_inode(&error)));
@@ -565,6 +574,7 @@ impl FileSystem for PolvoFilesystem {
             }
             client.fallocate(&file, mode, asked.offset, asked.length).await
         });
+        self.changed_here(req.node);
         reply.give(done);
     }
 

@@ -95,6 +95,10 @@ impl Colocated for ThisNode {
         self.0.client_context(session, name)
     }
 
+    fn needs_sync(&self) -> bool {
+        self.0.needs_sync()
+    }
+
     fn pool(&self) -> &Arc<Pmem> {
         &self.0.pmem
     }

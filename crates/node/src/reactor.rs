@@ -222,6 +222,7 @@ async fn attach(
         name,
         home,
         fence,
+        syncs,
     } = call.request
     else {
         return Err(FsError::Invalid("not a request to attach".into()));
@@ -238,6 +239,7 @@ async fn attach(
         session.number == reply.number,
         "the answer says what number the session has"
     );
+    session.set_syncs(syncs);
     *connection.session.borrow_mut() = Some(session.clone());
     connection.link_set.set(link_set);
     connection.fence.set(fence);
@@ -264,7 +266,7 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     let answer = match (request, done) {
         (request, Some(done)) => Box::pin(ctx.answer_again(&request, done)).await,
         (Request::Withdraw, None) => Ok(Reply::Withdrawn),
-        (request, None) => ctx.perform(request).await,
+        (request, None) => durable(ctx, ctx.perform(request).await),
     };
     let encoded = encode(&answer);
     // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
@@ -272,6 +274,14 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
         running.finish(&encoded);
     }
     encoded
+}
+
+/// A session that does not ask for `Sync` is answered when its change is durable against power loss.
+fn durable(ctx: &RequestContext<'_>, answer: Answer) -> Answer {
+    if answer.is_ok() && !ctx.session.syncs() && ctx.node.needs_sync() {
+        ctx.node.sync()?;
+    }
+    answer
 }
 
 fn encode(answer: &Answer) -> Vec<u8> {

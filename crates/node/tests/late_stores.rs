@@ -82,6 +82,7 @@ impl Life {
                 name,
                 home,
                 fence,
+                syncs: true,
             })
             .await
             .unwrap();

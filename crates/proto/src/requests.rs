@@ -217,6 +217,8 @@ requests! {
         /// connections that were attached with a smaller number, and older ones of the same set of links, are closed,
         /// and their requests have ended before this one is answered
         fence: u64,
+        /// the session asks for `Sync` where that is needed; else the node makes each of its changes durable before it answers
+        syncs: bool,
     } -> Attached,
     /// Renews the lease, and says that no one-sided read of this session that began before that tick is still under way
     /// (quarantine).

@@ -205,7 +205,8 @@ impl LocalClient {
             version: PROTOCOL_VERSION,
             name: self.client.context.name().to_string(),
             home: Some(here.node.id()),
-            fence: 0, // nothing is ever on its way to the node one is in
+            fence: 0,    // nothing is ever on its way to the node one is in
+            syncs: true, // where that is needed here, it always was
         };
         let attached = ask::Attach::answered(self.call_once(here, attach).await, here.node.id())?;
         self.client.context.map().offer(attached.map);

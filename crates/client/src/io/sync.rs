@@ -22,6 +22,36 @@ impl LocalClient {
         Ok(())
     }
 
+    /// Whether no node has to be asked: then none is any more, and one that joins later and would have to be makes each change of
+    /// this client's durable by itself. False also while a node cannot be reached.
+    pub async fn needs_no_sync(&self) -> bool {
+        if !self.is_durable_everywhere().await {
+            return false;
+        }
+        // a node may have been started anew since, and have heard that it is asked
+        self.client.context.set_syncs(false);
+        let is_so = self.is_durable_everywhere().await;
+        self.client.context.set_syncs(!is_so);
+        is_so
+    }
+
+    async fn is_durable_everywhere(&self) -> bool {
+        let map = self.client.map();
+        for node in map.nodes.iter().map(|node| node.id) {
+            let needs_sync = match self.colocated_in(node) {
+                Some(here) => here.node.needs_sync(),
+                None => match self.links.at_once(node).await {
+                    Ok(link) => link.needs_sync,
+                    Err(_) => true,
+                },
+            };
+            if needs_sync {
+                return false;
+            }
+        }
+        true
+    }
+
     async fn sync_at(&self, node: NodeId) -> Result<(), FsError> {
         let needed = match self.colocated_in(node) {
             Some(_) => true, // it knows best, and asking costs nothing

@@ -31,6 +31,8 @@ struct Status {
     sessions: Vec<Session>,
     transactions: Transactions,
     locks: Locks,
+    /// Tokens that sessions have of inodes here.
+    tokens: usize,
     rpc: Rpc,
     links: Links,
     scrubbed: Scrubbed,
@@ -138,6 +140,7 @@ impl Node {
                 .map(|session| self.session_status(session))
                 .collect(),
             locks: Locks { held, waits },
+            tokens: self.tokens.count(),
             transactions: Transactions {
                 undecided: self.undecided.count(),
                 undispatched: self.in_doubt(),

@@ -37,6 +37,8 @@ pub struct Session {
     tick: AtomicU64,
     seen: Mutex<Instant>,
     ended: AtomicBool,
+    /// It asks for `Sync` where that is needed.
+    syncs: AtomicBool,
 }
 
 impl Session {
@@ -54,6 +56,7 @@ impl Session {
             tick: AtomicU64::new(tick),
             seen: Mutex::new(now),
             ended: AtomicBool::new(false),
+            syncs: AtomicBool::new(true),
         }
     }
 
@@ -71,6 +74,15 @@ impl Session {
     /// What is left of a lease of that length.
     pub(crate) fn lease_left(&self, lease: Duration) -> Duration {
         lease.saturating_sub(self.seen.lock().elapsed())
+    }
+
+    /// Whether it asks for `Sync`, as its latest connection has said.
+    pub(crate) fn syncs(&self) -> bool {
+        self.syncs.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_syncs(&self, syncs: bool) {
+        self.syncs.store(syncs, Ordering::Release);
     }
 
     /// True once it has been detached or has expired: it gets nothing any more.

@@ -70,6 +70,7 @@ impl Caller {
             name: name.into(),
             home: Some(node.id()),
             fence: 0,
+            syncs: true,
         };
         let answer = node.handle(&links, links.make_call(Cred::Kernel, attach)).await;
         ask::Attach::answered(answer, node.id()).unwrap();

@@ -50,6 +50,7 @@ fn attach() -> Request {
         name: "stranger".into(),
         home: None,
         fence: 0,
+        syncs: true,
     }
 }
 
@@ -155,6 +156,7 @@ fn the_session_of_a_node_and_session_0_and_another_version() {
                     name,
                     home,
                     fence,
+                    syncs: true,
                 },
             )
             .await;

@@ -267,6 +267,7 @@ fn absurd_counts() {
                 name: "x".repeat(CLIENT_NAME_MAX + 1),
                 home: None,
                 fence: 0,
+                syncs: true,
             },
         ];
         for request in over {
@@ -299,7 +300,8 @@ fn absurd_counts() {
                 version,
                 name,
                 home,
-                fence
+                fence,
+                syncs: false,
             })
             .await
             .is_ok()

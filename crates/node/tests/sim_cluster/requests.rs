@@ -210,6 +210,7 @@ fn a_client_inside_a_node_calls_it_directly() {
             name: "mount".into(),
             home: Some(NodeId(1)),
             fence: 0,
+            syncs: true,
         };
         assert!(matches!(ask(attach).await, Ok(Reply::Attached { node: NodeId(1), .. })));
         let elsewhere = ask(Request::GetAttr {
