@@ -11,7 +11,7 @@
 //! - **Names** last for [`NAME_LASTS`], and a directory is given back only when that is over for the last one that was told. There
 //!   is no other way that is right: to expire a name the kernel takes the directory's lock, which a request may hold that waits for
 //!   the very change that waits for us, and does not reach an answer that is not taken in yet; a new epoch (Linux 6.16) detaches
-//!   whatever is mounted below, in all containers. A name that is used all the time is asked for 25 times a second.
+//!   whatever is mounted below, in all containers. A name that is used all the time is asked for 50 times a second.
 //!
 //! What this mount changes itself the kernel knows to be changed, but for one thing: an answer from before that it takes in only
 //! after it would make it believe again in the attributes of a directory from before. So they are invalidated once more
@@ -25,18 +25,23 @@ use polvo_client::Keeper;
 use polvo_format::Ino;
 use polvo_fusedev::{Errno, Notifier};
 use polvo_proto::InodeRef;
+use rustix::time::{ClockId, clock_getres};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// The kernel is told that a name lasts for so long,
-pub(crate) const NAME_LASTS: Duration = Duration::from_millis(40);
-/// and may believe so for this much longer: it counts in ticks of up to 10 ms, rounded up twice, from when it takes in the answer.
-const NAME_MARGIN: Duration = Duration::from_millis(60);
+pub(crate) const NAME_LASTS: Duration = Duration::from_millis(20);
+/// and may believe so for this much longer, since it counts from when it takes in the answer; and for two of its ticks, to which it
+/// rounds up.
+const NAME_MARGIN: Duration = Duration::from_millis(30);
 /// An answer that was written so long ago the kernel has taken in.
 const TAKEN_IN: Duration = Duration::from_secs(1);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
 const NOT_YET: Duration = Duration::from_millis(1);
+
+/// A tick is not shorter, whatever the clock says.
+const TICK_MIN_NS: u64 = 1_000_000;
 
 /// Directories share a place by number.
 const PLACES: usize = 1024;
@@ -47,6 +52,8 @@ pub(crate) struct KernelCache {
     /// There once the mount is.
     notifier: RwLock<Option<Notifier>>,
     began: Instant,
+    /// Of the kernel's clock by which names are over.
+    tick: Duration,
     /// Until when the kernel may believe in names of directories, in microseconds from then.
     names: Box<[AtomicU64]>,
     /// When it was last told of attributes that last, in the same way.
@@ -59,6 +66,7 @@ impl Default for KernelCache {
             inodes: Inodes::default(),
             notifier: RwLock::default(),
             began: Instant::now(),
+            tick: tick(),
             names: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
             attributes: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
         }
@@ -98,7 +106,7 @@ impl KernelCache {
 
     /// The kernel is about to be told of a name of a directory.
     pub(crate) fn tells_name(&self, dir: Ino) {
-        let until = self.began.elapsed() + NAME_LASTS + NAME_MARGIN;
+        let until = self.began.elapsed() + NAME_LASTS + NAME_MARGIN + 2 * self.tick;
         self.names_of(dir).fetch_max(until.as_micros() as u64, SeqCst);
     }
 
@@ -138,6 +146,13 @@ impl Keeper for KernelCache {
     }
 }
 
+/// Length of a tick (1 to 10 ms): the coarse clock moves with it.
+fn tick() -> Duration {
+    let resolution = clock_getres(ClockId::MonotonicCoarse);
+    let nanos = u64::try_from(resolution.tv_nsec).unwrap_or(0).max(TICK_MIN_NS);
+    Duration::from_nanos(nanos)
+}
+
 fn place_of(ino: Ino) -> usize {
     (ino.0 ^ ino.0 >> 48) as usize % PLACES
 }
@@ -160,7 +175,7 @@ mod tests {
         cache.tells_name(Ino(7));
         assert_eq!(cache.forget(dir(8)), Ok(()), "another directory");
         let left = cache.forget(dir(7)).expect_err("a name was just told");
-        assert!(left > NAME_LASTS && left <= NAME_LASTS + NAME_MARGIN);
+        assert!(left > NAME_LASTS && left <= NAME_LASTS + NAME_MARGIN + 2 * cache.tick);
         std::thread::sleep(left);
         assert_eq!(cache.forget(dir(7)), Ok(()));
     }
