@@ -232,8 +232,11 @@ mod tests {
         matches!(result, Err(RegionError::Watched(_)))
     }
 
+    /// Whether a change is refused because somebody watches.
+    type IsRefused = Box<dyn Fn(&mut Region) -> bool>;
+
     /// Each kind of change, by name.
-    fn changes(dir: InodeRef, file: InodeRef) -> Vec<(&'static str, Box<dyn Fn(&mut Region) -> bool>)> {
+    fn changes(dir: InodeRef, file: InodeRef) -> Vec<(&'static str, IsRefused)> {
         let set = SetAttr {
             mode: Some(0o600),
             ..SetAttr::default()
