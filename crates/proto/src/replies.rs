@@ -212,6 +212,8 @@ replies! {
     Asked {
         /// another than before: tokens of the one before are no more
         term: u64,
+        /// the lease is; not where an answer is overdue
+        renewed: bool,
         /// tokens that somebody else's change waits for: whatever is believed by them is to go, then they are to be given back.
         /// At most [`crate::TOKENS_PAGE`], the others later
         asked: Vec<(InodeRef, u64)>,

@@ -626,7 +626,8 @@ requests! {
         /// at most [`crate::TOKENS_PAGE`]
         inodes: Vec<InodeRef>,
     } -> Taken,
-    /// Answers what was asked for, renews the lease on tokens, and waits a while for more to be asked for.
+    /// Answers what was asked for, renews the lease on tokens (unless an answer is overdue), and waits a while for more to be asked
+    /// for.
     Watch {
         /// what the answer to the request before said; 0: nothing is known of it
         term: u64,

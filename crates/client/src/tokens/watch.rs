@@ -160,7 +160,9 @@ impl LocalClient {
             owes_end &= !end;
             match asked {
                 Ok(asked) if asked.term == term => {
-                    at.renewed(sent);
+                    if asked.renewed {
+                        at.renewed(sent);
+                    }
                     at.forget_early();
                     answered = self.answer(&asked.asked, &at).await;
                     answered.extend(tokens.give_back_some(node));

@@ -73,7 +73,8 @@ impl Node {
             };
             let lease_until = {
                 let mut state = holder.state.lock();
-                if state.lease_until > now && state.asked.insert(held.number) {
+                if state.lease_until > now && !state.asked.contains_key(&held.number) {
+                    state.asked.insert(held.number, now);
                     holder.asked.notify_waiters();
                 }
                 state.lease_until

@@ -4,7 +4,8 @@
 //! out ends the term, and with it all tokens of it. So a change waits for a holder that is silent or dead until the holder's
 //! lease is over, and no longer; the holder counts from when it sent what was answered, the node from when it received that, so
 //! that the holder has stopped believing before the node stops waiting. What a holder is asked for it hears by a request that
-//! waits here (`Watch`) and answers with its next one; an answer that is lost is only asked for again.
+//! waits here (`Watch`) and answers with its next one; an answer that is lost is only asked for again. Who is there and does not
+//! answer for half a lease has its lease renewed no more.
 //!
 //! Order of locks: a region, then a holder.
 
@@ -18,9 +19,10 @@ use parking_lot::Mutex;
 use polvo_format::SessionId;
 use polvo_proto::{InodeRef, TOKENS_MAX, TOKENS_PAGE};
 use polvo_region::Held;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -40,13 +42,23 @@ struct HolderState {
     term: u64,
     lease_until: Instant,
     held: BTreeMap<u64, InodeRef>,
-    /// Of these.
-    asked: BTreeSet<u64>,
+    /// Which of them are asked for, and since when.
+    asked: BTreeMap<u64, Instant>,
     /// The session is gone: whoever still has this gives nothing more.
     is_ended: bool,
 }
 
 impl HolderState {
+    /// Renews the lease, unless something is asked for since longer ago than `patience`: who does not answer is not believed in
+    /// for ever.
+    fn renew(&mut self, now: Instant, lease: Duration, patience: Duration) -> bool {
+        let is_overdue = self.asked.values().any(|since| now.duration_since(*since) > patience);
+        if !is_overdue {
+            self.lease_until = now + lease;
+        }
+        !is_overdue
+    }
+
     /// Begins another term. What was held is no more.
     fn lapse(&mut self) -> BTreeMap<u64, InodeRef> {
         self.term += 1;
@@ -79,7 +91,7 @@ impl Tokens {
                     term: 1 + self.numbers.fetch_add(1, Relaxed),
                     lease_until: Instant::now(),
                     held: BTreeMap::new(),
-                    asked: BTreeSet::new(),
+                    asked: BTreeMap::new(),
                     is_ended: false,
                 }),
                 asked: Notify::new(),

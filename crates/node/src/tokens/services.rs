@@ -11,12 +11,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
 impl RequestContext<'_> {
-    /// The session's tokens, their lease renewed. What had run out is over.
+    /// The session's tokens. What had run out is over.
     fn token_holder(&self) -> Result<Arc<Holder>, FsError> {
         let holder = self.node.tokens.holder(self.session.id);
-        let now = Instant::now();
-        self.node.lapse_late(&holder, now);
-        holder.state.lock().lease_until = now + self.node.config.timeouts.token;
+        self.node.lapse_late(&holder, Instant::now());
         // whoever ends the session ends what is here by now; what comes later is not given
         match self.session.is_ended() {
             true => {
@@ -38,6 +36,9 @@ impl RequestContext<'_> {
             }
         }
         let holder = self.token_holder()?;
+        if !self.renew_tokens(&holder) {
+            return Err(FsError::Busy); // an answer is overdue
+        }
         let now_ms = self.node.token_clock_ms();
         let taken = inodes.iter().map(|inode| self.take_token(&holder, *inode, now_ms));
         let taken = taken.collect();
@@ -47,6 +48,12 @@ impl RequestContext<'_> {
             term: holder.state.lock().term,
             tokens: taken,
         })
+    }
+
+    /// Renews the lease, unless an answer is overdue.
+    fn renew_tokens(&self, holder: &Holder) -> bool {
+        let lease = self.node.config.timeouts.token;
+        holder.state.lock().renew(Instant::now(), lease, lease / 2)
     }
 
     /// One of them, unless there is something in the way just now.
@@ -66,7 +73,7 @@ impl RequestContext<'_> {
             let (attr, tail, before) = region.give_token(inode, held, now_ms).ok()??;
             state.held.insert(number, inode);
             match before.and_then(|before| state.held.remove(&before)) {
-                Some(_) => state.asked.retain(|asked| Some(*asked) != before),
+                Some(_) => state.asked.retain(|asked, _| Some(*asked) != before),
                 None => _ = tokens.count.fetch_add(1, Relaxed),
             }
             Some(Token { number, attr, tail })
@@ -91,6 +98,7 @@ impl RequestContext<'_> {
             }
         };
         self.node.end_tokens(holder.session, ended);
+        let renewed = self.renew_tokens(&holder);
         let mut stopping = self.node.stopping.subscribe();
         let until = Instant::now() + Timeouts::WATCH;
         loop {
@@ -105,6 +113,7 @@ impl RequestContext<'_> {
                 if !now_asked.is_empty() || state.term != term || end || Instant::now() >= until {
                     return Ok(reply::Asked {
                         term: state.term,
+                        renewed,
                         asked: now_asked,
                     });
                 }
@@ -126,7 +135,7 @@ impl RequestContext<'_> {
 fn what_is_asked(state: &HolderState) -> Vec<(InodeRef, u64)> {
     let asked = state
         .asked
-        .iter()
+        .keys()
         .filter_map(|number| Some((*state.held.get(number)?, *number)));
     asked.take(TOKENS_PAGE).collect()
 }

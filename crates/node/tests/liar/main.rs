@@ -14,5 +14,6 @@ mod nodes;
 mod scene;
 mod sessions;
 mod space;
+mod tokens;
 mod transfers;
 mod values;
