@@ -356,7 +356,7 @@ impl Client {
         self.extent_pool.forget_where(there);
         self.open_table.lost(node);
         self.locks.lost(node);
-        self.tokens.drop_of(node);
+        self.tokens.lost(node);
         self.names.forget_where(|dir| there(dir.ino.region()));
     }
 }

@@ -148,6 +148,7 @@ impl LocalClient {
     /// Ends the session at all nodes; what it holds is returned. Later operations would begin a new one.
     pub async fn end(&self) {
         self.client.stop.ask();
+        self.client.tokens.end();
         if let Some(here) = &self.client.colocated {
             self.detach_colocated(here).await;
         }

@@ -58,6 +58,7 @@ pub(crate) struct PolvoFilesystem {
 
 impl Drop for PolvoFilesystem {
     fn drop(&mut self) {
+        self.kernel.is_gone();
         self.alive.store(false, Ordering::Release);
     }
 }

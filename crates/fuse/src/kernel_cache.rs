@@ -79,6 +79,11 @@ impl KernelCache {
         *self.notifier.write() = Some(notifier);
     }
 
+    /// The mount is no more, and with it all that was kept.
+    pub(crate) fn is_gone(&self) {
+        *self.notifier.write() = None;
+    }
+
     /// Whether something may be passed on that can be called back.
     pub(crate) fn is_there(&self) -> bool {
         self.notifier.read().is_some()

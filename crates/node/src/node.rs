@@ -113,7 +113,7 @@ impl Node {
             keys,
             sessions: Sessions::default(),
             locks: Locks::default(),
-            tokens: Tokens::default(),
+            tokens: Tokens::new(incarnation),
             utilization: Utilization::default(),
             undecided: Undecided::default(),
             undispatched: Mutex::new(undispatched),

@@ -296,6 +296,18 @@ impl Tokens {
         true
     }
 
+    /// The session was lost at a node, and with it its tokens.
+    pub(crate) fn lost(&self, node: NodeId) {
+        self.at(node).term.store(0, Relaxed);
+        self.drop_of(node);
+    }
+
+    /// The session ends: nothing is known by tokens any more, nor will be.
+    pub(crate) fn end(&self) {
+        self.in_use.store(false, Relaxed);
+        self.shards.iter().for_each(|shard| shard.write().clear());
+    }
+
     /// Nothing is known by tokens of a node any more. What was passed on ends by itself.
     pub(crate) fn drop_of(&self, node: NodeId) {
         for shard in &self.shards {

@@ -26,6 +26,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+/// Numbers of a run begin with that of the run, which is below 2^48, and at least 2^20 above that of the run before.
+const NUMBERS_SHIFT: u32 = 16;
 /// Most tokens of all sessions at a node.
 const ALL_MAX: usize = 1 << 20;
 
@@ -38,7 +40,7 @@ pub(crate) struct Holder {
 }
 
 struct HolderState {
-    /// Grows with each lease that has run out; never 0.
+    /// Another, and greater, after each lease that has run out; never 0.
     term: u64,
     lease_until: Instant,
     held: BTreeMap<u64, InodeRef>,
@@ -60,17 +62,18 @@ impl HolderState {
     }
 
     /// Begins another term. What was held is no more.
-    fn lapse(&mut self) -> BTreeMap<u64, InodeRef> {
-        self.term += 1;
+    fn lapse(&mut self, term: u64) -> BTreeMap<u64, InodeRef> {
+        assert!(term > self.term, "terms grow");
+        self.term = term;
         self.asked.clear();
         std::mem::take(&mut self.held)
     }
 }
 
 /// All tokens of a node.
-#[derive(Default)]
 pub(crate) struct Tokens {
     holders: Mutex<BTreeMap<SessionId, Arc<Holder>>>,
+    /// Of tokens and terms. Those of a later run are greater.
     numbers: AtomicU64,
     count: AtomicUsize,
     /// It is on the media that this run has given some.
@@ -82,13 +85,25 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
+    /// Nobody has one yet. `incarnation`: of this run of the node.
+    pub fn new(incarnation: u64) -> Tokens {
+        Tokens {
+            holders: Mutex::default(),
+            numbers: AtomicU64::new(incarnation << NUMBERS_SHIFT),
+            count: AtomicUsize::new(0),
+            is_noted: AtomicBool::new(false),
+            changed: Notify::new(),
+            believed_until: Mutex::default(),
+        }
+    }
+
     fn holder(&self, session: SessionId) -> Arc<Holder> {
         let mut holders = self.holders.lock();
         let new = || {
             Arc::new(Holder {
                 session,
                 state: Mutex::new(HolderState {
-                    term: 1 + self.numbers.fetch_add(1, Relaxed),
+                    term: self.next_number(),
                     lease_until: Instant::now(),
                     held: BTreeMap::new(),
                     asked: BTreeMap::new(),
@@ -158,7 +173,7 @@ impl Node {
             let ended = {
                 let mut state = holder.state.lock();
                 state.is_ended = true;
-                state.lapse()
+                state.lapse(self.tokens.next_number())
             };
             self.end_tokens(session, ended);
             holder.asked.notify_waiters();
@@ -183,7 +198,7 @@ impl Node {
         let ended = {
             let mut state = holder.state.lock();
             match state.lease_until <= now && !state.held.is_empty() {
-                true => state.lapse(),
+                true => state.lapse(self.tokens.next_number()),
                 false => return,
             }
         };

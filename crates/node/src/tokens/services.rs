@@ -13,6 +13,8 @@ use tokio::time::Instant;
 impl RequestContext<'_> {
     /// The session's tokens. What had run out is over.
     fn token_holder(&self) -> Result<Arc<Holder>, FsError> {
+        // as long as its tokens are believed in, the session does not end
+        self.session.renew(0);
         let holder = self.node.tokens.holder(self.session.id);
         self.node.lapse_late(&holder, Instant::now());
         // whoever ends the session ends what is here by now; what comes later is not given
@@ -86,7 +88,7 @@ impl RequestContext<'_> {
         let ended: Vec<(u64, InodeRef)> = {
             let mut state = holder.state.lock();
             match (state.term == term, end) {
-                (true, true) => state.lapse().into_iter().collect(),
+                (true, true) => state.lapse(self.node.tokens.next_number()).into_iter().collect(),
                 (true, false) => {
                     let ended = answered.iter().filter_map(|number| {
                         state.asked.remove(number);
