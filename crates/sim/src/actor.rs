@@ -50,6 +50,8 @@ pub struct Shared {
     tags: Cell<Tag>,
     /// Faults that occurred.
     pub faults: RefCell<BTreeMap<Fault, u64>>,
+    /// All clients but the readers have done what they had to.
+    pub is_work_over: Cell<bool>,
     /// What a client noticed by itself.
     pub wrong: RefCell<Vec<String>>,
 }
@@ -65,6 +67,7 @@ impl Shared {
             files: RefCell::default(),
             tags: Cell::new(0),
             faults: RefCell::default(),
+            is_work_over: Cell::new(false),
             wrong: RefCell::default(),
         })
     }
@@ -127,8 +130,8 @@ fn xattr_value(value: u32) -> Vec<u8> {
 pub struct Actor {
     name: String,
     client: Rc<LocalClient>,
-    shared: Rc<Shared>,
-    rng: Rng,
+    pub(crate) shared: Rc<Shared>,
+    pub(crate) rng: Rng,
     open: Vec<Arc<OpenFile>>,
     space_hog: Option<SpaceHog>,
 }
@@ -198,7 +201,7 @@ impl Actor {
         }
     }
 
-    fn directory(&mut self) -> InodeRef {
+    pub(crate) fn directory(&mut self) -> InodeRef {
         if self.rng.percent(50) {
             return ROOT;
         }
@@ -206,7 +209,7 @@ impl Actor {
         self.rng.pick(&dirs)
     }
 
-    fn name(&mut self) -> Name {
+    pub(crate) fn name(&mut self) -> Name {
         self.rng.below(u64::from(self.shared.schedule.names)) as Name
     }
 
@@ -215,7 +218,7 @@ impl Actor {
         (!files.is_empty()).then(|| self.rng.pick(&files))
     }
 
-    fn any_inode(&mut self) -> Option<InodeRef> {
+    pub(crate) fn any_inode(&mut self) -> Option<InodeRef> {
         if self.rng.percent(25) {
             let dirs = self.shared.dirs.borrow();
             let dir = self.rng.pick(&dirs);

@@ -19,6 +19,11 @@ enum Remedy {
     Revive(usize),
     Heal(String, String),
     Hasten(String),
+    /// No remedy: the other half of a fault, a node that dies and starts again soon.
+    Crash {
+        node: u16,
+        restart: Instant,
+    },
 }
 
 struct Faults<'a> {
@@ -26,6 +31,8 @@ struct Faults<'a> {
     workload: &'a mut Workload,
     shared: Rc<Shared>,
     rng: Rng,
+    /// Of cuts.
+    cutting: Rng,
     remedies: Vec<(Instant, Remedy)>,
 }
 
@@ -40,6 +47,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         workload,
         shared: shared.clone(),
         rng: Rng::new(schedule.seed, 2),
+        cutting: Rng::new(schedule.seed, 10),
         remedies: Vec::new(),
     };
     if let Some(delay) = &schedule.delay {
@@ -50,6 +58,8 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
     let span_us = u64::from(schedule.operations) * (schedule.pause_us / 2 + 3_000);
     let mut left = schedule.faults;
     let mut next = faults.later(span_us / 3);
+    let mut cuts_left = schedule.cuts;
+    let mut next_cut = later(&mut faults.cutting, span_us / 3);
     loop {
         let now = Instant::now();
         faults.remedy(now).await?;
@@ -61,9 +71,17 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
             faults.make().await;
             next = faults.later(span_us / 3);
         }
+        if cuts_left > 0 && now >= next_cut {
+            cuts_left -= 1;
+            faults.cut_reader_off();
+            next_cut = later(&mut faults.cutting, span_us / 3);
+        }
         let mut wake = now + LOOK;
         if left > 0 {
             wake = wake.min(next);
+        }
+        if cuts_left > 0 {
+            wake = wake.min(next_cut);
         }
         for (at, _) in &faults.remedies {
             wake = wake.min(*at);
@@ -73,9 +91,17 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
     faults.heal().await
 }
 
+fn later(rng: &mut Rng, at_most_us: u64) -> Instant {
+    Instant::now() + Duration::from_micros(rng.below(at_most_us + 1))
+}
+
+fn after(rng: &mut Rng, low_ms: u64, high_ms: u64) -> Instant {
+    Instant::now() + Duration::from_millis(rng.between(low_ms, high_ms))
+}
+
 impl Faults<'_> {
     fn later(&mut self, at_most_us: u64) -> Instant {
-        Instant::now() + Duration::from_micros(self.rng.below(at_most_us + 1))
+        later(&mut self.rng, at_most_us)
     }
 
     fn note(&self, what: &str) {
@@ -176,10 +202,41 @@ impl Faults<'_> {
         self.remedies.push((until, Remedy::Heal(from, to)));
     }
 
+    /// A reader goes on believing what it knows by tokens, while others change it.
+    fn cut_reader_off(&mut self) {
+        let readers = self.workload.readers();
+        let nodes = self.shared.schedule.nodes;
+        if readers.is_empty() {
+            return;
+        }
+        let host = self.workload.members[self.cutting.pick(&readers)].host();
+        let node = self.cutting.below(u64::from(nodes)) as u16;
+        if host == format!("node-{node}") || !self.cluster.is_running(node) {
+            return;
+        }
+        self.note(&format!("{host}, a reader, and node {node} are cut off from each other"));
+        let to = format!("node-{node}");
+        self.cluster.network().partition(&host, &to);
+        self.shared.count(Fault::ReaderCutOff);
+        let until = after(&mut self.cutting, 2_500, 9_000);
+        self.remedies.push((until, Remedy::Heal(host, to)));
+        if self.cutting.percent(60) {
+            let at = after(&mut self.cutting, 0, 400);
+            let restart = at + Duration::from_millis(self.cutting.below(300));
+            self.remedies.push((at, Remedy::Crash { node, restart }));
+        }
+    }
+
     async fn node_dies(&mut self, node: u16, power: bool) {
         if !self.cluster.is_running(node) {
             return;
         }
+        self.kill_node(node, power).await;
+        let until = self.duration();
+        self.remedies.push((until, Remedy::Restart(node)));
+    }
+
+    async fn kill_node(&mut self, node: u16, power: bool) {
         let colocated = self.workload.colocated(node);
         let corpses: Vec<_> = colocated
             .iter()
@@ -198,8 +255,6 @@ impl Faults<'_> {
         for corpse in corpses {
             corpse.gone().await;
         }
-        let until = self.duration();
-        self.remedies.push((until, Remedy::Restart(node)));
     }
 
     async fn client_dies(&mut self) {
@@ -227,6 +282,12 @@ impl Faults<'_> {
             let (_, remedy) = self.remedies.remove(due);
             match remedy {
                 Remedy::Restart(node) => self.restart(node).await?,
+                Remedy::Crash { node, restart } if self.cluster.is_running(node) => {
+                    self.kill_node(node, false).await;
+                    self.shared.count(Fault::CrashBehindCut);
+                    self.remedies.push((restart, Remedy::Restart(node)));
+                }
+                Remedy::Crash { .. } => {}
                 Remedy::Revive(number) => self.workload.begin(self.cluster, number),
                 Remedy::Heal(a, b) => {
                     self.note(&format!("{a} and {b} hear each other again"));
@@ -261,7 +322,7 @@ impl Faults<'_> {
             match remedy {
                 Remedy::Restart(node) => self.restart(node).await?,
                 Remedy::Hasten(host) => self.set_delay(&host, self.usual_delay()),
-                Remedy::Revive(_) | Remedy::Heal(..) => {}
+                Remedy::Revive(_) | Remedy::Heal(..) | Remedy::Crash { .. } => {}
             }
         }
         Ok(())

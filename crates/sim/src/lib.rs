@@ -30,6 +30,7 @@ pub mod operation;
 pub mod panics;
 pub mod pattern;
 pub mod plant;
+pub mod reader;
 pub mod report;
 pub mod rng;
 pub mod schedule;

@@ -53,6 +53,12 @@ pub enum Fault {
     /// A pool has no room left.
     #[strum(to_string = "full pools")]
     FullPool,
+    /// A reader and a node are cut off from each other for longer than the lease on tokens.
+    #[strum(to_string = "readers cut off")]
+    ReaderCutOff,
+    /// The node is killed meanwhile, and started anew before that lease is over.
+    #[strum(to_string = "crashes behind a cut")]
+    CrashBehindCut,
 }
 
 /// What is set from outside, to make a run smaller or to show that the simulator is not blind.
@@ -101,6 +107,10 @@ pub struct Schedule {
     pub access_times: Vec<Option<AccessTimeRule>>,
     /// Which clients use tokens.
     pub tokens: Vec<bool>,
+    /// Which clients only look, at few things again and again. They use tokens.
+    pub readers: Vec<bool>,
+    /// How often a reader is cut off from a node.
+    pub cuts: u32,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -135,6 +145,14 @@ fn access_times(rng: &mut Rng) -> Option<AccessTimeRule> {
         of_directories: rng.percent(50),
         strict: rng.percent(50),
     })
+}
+
+/// In half of the runs some of the clients are readers; the first one never is.
+fn readers(rng: &mut Rng, clients: usize) -> Vec<bool> {
+    let any = rng.percent(50);
+    let mut readers: Vec<bool> = (0..clients).map(|_| any && rng.percent(50)).collect();
+    readers[0] = false;
+    readers
 }
 
 impl Schedule {
@@ -182,7 +200,14 @@ impl Schedule {
         let mut reading = Rng::new(seed, 7);
         let access_times = homes.iter().map(|_| access_times(&mut reading)).collect();
         let mut watching = Rng::new(seed, 8);
-        let tokens = homes.iter().map(|_| watching.percent(60)).collect();
+        let tokens: Vec<bool> = homes.iter().map(|_| watching.percent(60)).collect();
+        let mut looking = Rng::new(seed, 9);
+        let readers = readers(&mut looking, homes.len());
+        let cuts = match readers.contains(&true) && limits.faults != Some(0) {
+            true => looking.below(3) as u32,
+            false => 0,
+        };
+        let tokens = tokens.iter().zip(&readers).map(|(drawn, reads)| *drawn || *reads).collect();
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -199,6 +224,8 @@ impl Schedule {
             verifying,
             access_times,
             tokens,
+            readers,
+            cuts,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -269,10 +296,12 @@ impl fmt::Display for Schedule {
             })
             .zip(&self.tokens)
             .map(|(client, tokens)| if *tokens { client + ", tokens" } else { client })
+            .zip(&self.readers)
+            .map(|(client, reads)| if *reads { client + ", reader" } else { client })
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults, {} cuts; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -280,6 +309,7 @@ impl fmt::Display for Schedule {
             homes.join(", "),
             self.operations,
             self.faults,
+            self.cuts,
             self.lease.as_secs(),
             self.delay,
             self.one_sided,

@@ -1,6 +1,7 @@
 //! The clients of a run: where they live, their tasks, and how they die and are replaced.
 
 use crate::actor::{Actor, Shared};
+use crate::reader::LOOKS_MAX;
 use crate::rng::Rng;
 use crate::schedule::Home;
 use polvo_client::{Client, LocalClient, Transfers};
@@ -78,7 +79,10 @@ impl Workload {
         let members = homes.map(|(number, home)| Member {
             number,
             home: *home,
-            quota: Rc::new(Cell::new(shared.schedule.operations)),
+            quota: Rc::new(Cell::new(match shared.schedule.readers[number] {
+                true => LOOKS_MAX,
+                false => shared.schedule.operations,
+            })),
             incarnations: 0,
             running: None,
         });
@@ -123,7 +127,13 @@ impl Workload {
         let shared_client = client.client().clone();
         let mut actor = Actor::new(&host, client, &self.shared, rng);
         let quota = member.quota.clone();
-        let work = spawn_local(async move { actor.work(&quota).await });
+        let reads = self.shared.schedule.readers[number];
+        let work = spawn_local(async move {
+            match reads {
+                true => actor.read_on(&quota).await,
+                false => actor.work(&quota).await,
+            }
+        });
         self.shared.history.note(&format!("{host} begins"));
         member.incarnations += 1;
         member.running = Some(Incarnation {
@@ -161,12 +171,22 @@ impl Workload {
         running.map(|member| member.number).collect()
     }
 
-    /// All have done what they had to, except those that are dead for good.
+    /// All have done what they had to, except those that are dead for good. Readers end with the others.
     pub fn is_done(&self) -> bool {
-        self.members.iter().all(|member| match &member.running {
+        let is_done = |member: &Member| match &member.running {
             Some(incarnation) => incarnation.work.is_finished(),
             None => member.quota.get() == 0,
-        })
+        };
+        let readers = &self.shared.schedule.readers;
+        let mut others = self.members.iter().filter(|member| !readers[member.number]);
+        self.shared.is_work_over.set(others.all(is_done));
+        self.members.iter().all(is_done)
+    }
+
+    /// Readers that run.
+    pub fn readers(&self) -> Vec<usize> {
+        let running = self.running().into_iter();
+        running.filter(|number| self.shared.schedule.readers[*number]).collect()
     }
 
     /// Ends all in good order, once their work is done.
