@@ -44,10 +44,15 @@ impl Node {
         service.enter(|region| region.begin_asking(ino));
         let node = self;
         let quieted = Quieted { node, service, ino };
+        let mut asked: Option<Vec<Held>> = None;
         loop {
             let mut changed = pin!(self.tokens.changed.notified());
             changed.as_mut().enable();
             let holders = service.enter(|region| region.token_holders(ino, session));
+            debug_assert!(
+                asked.is_none_or(|asked| holders.iter().all(|held| asked.contains(held))),
+                "while it is asked for nobody gets one"
+            );
             if holders.is_empty() {
                 return Ok(quieted);
             }
@@ -58,6 +63,7 @@ impl Node {
             if let Some(until) = self.ask_for(&holders, now) {
                 drop(tokio::time::timeout_at(until.min(deadline), changed).await);
             }
+            asked = cfg!(debug_assertions).then_some(holders);
         }
     }
 
