@@ -2,6 +2,8 @@
 //! down what it was told.
 
 use crate::history::History;
+use crate::kernel::Mount;
+use crate::kernel::caches::{inode_of, shown};
 use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
 use crate::pattern::{self, Tag};
 use crate::plant::{Instead, Planted};
@@ -9,7 +11,7 @@ use crate::rng::Rng;
 use crate::schedule::{Fault, Schedule};
 use crate::space_hog::{Grown, SpaceHog};
 use polvo_client::{LocalClient, OpenFile};
-use polvo_format::{FileKind, Generation, Ino};
+use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_proto::{
     EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XATTR_VALUE_MAX, XattrMode,
 };
@@ -130,6 +132,10 @@ fn xattr_value(value: u32) -> Vec<u8> {
 pub struct Actor {
     name: String,
     client: Rc<LocalClient>,
+    /// The kernel between this program and its client, if there is one.
+    mount: Option<Rc<Mount>>,
+    /// What the last operation has made or linked.
+    made: Option<Attr>,
     pub(crate) shared: Rc<Shared>,
     pub(crate) rng: Rng,
     open: Vec<Arc<OpenFile>>,
@@ -142,11 +148,18 @@ impl Actor {
         Actor {
             name: name.to_string(),
             client,
+            mount: None,
+            made: None,
             shared: shared.clone(),
             rng,
             open: Vec::new(),
             space_hog: None,
         }
+    }
+
+    /// From now on it works on a mount.
+    pub fn works_on(&mut self, mount: Mount) {
+        self.mount = Some(Rc::new(mount));
     }
 
     /// Works until the quota is used up.
@@ -393,6 +406,24 @@ impl Actor {
     }
 
     async fn act(&mut self, operation: &Operation) -> Outcome {
+        let Some(mount) = self.mount.clone() else {
+            return self.ask(operation).await;
+        };
+        match operation {
+            Operation::Lookup { dir, name } => mount.lookup(*dir, *name).await,
+            Operation::GetAttr { inode } => mount.get_attr(*inode).await,
+            _ => {
+                mount.before(operation).await?;
+                self.made = None;
+                let outcome = mount.served(self.ask(operation)).await;
+                mount.after(operation, self.made.as_ref(), &outcome).await;
+                outcome
+            }
+        }
+    }
+
+    /// Asks the client, which has told of an inode that it has made when this returns.
+    async fn ask(&mut self, operation: &Operation) -> Outcome {
         let client = self.client.clone();
         let done = |()| Answer::Done;
         match operation {
@@ -444,7 +475,9 @@ impl Actor {
                 client.rename(*old_dir, &old, *new_dir, &new, *mode).await.map(done)
             }
             Operation::Link { inode, dir, name } => {
-                client.link(*inode, *dir, &spelled(*name)).await.map(|_| Answer::Done)
+                let attr = client.link(*inode, *dir, &spelled(*name)).await?;
+                self.has_made(attr);
+                Ok(Answer::Done)
             }
             Operation::ReadDir { dir } => self.read_dir(*dir).await,
             Operation::GetAttr { inode } => self.get_attr(*inode).await,
@@ -481,17 +514,19 @@ impl Actor {
                 attr
             }
         };
+        self.has_made(attr);
         Ok(Answer::Inode(inode_of(&attr), attr.kind))
     }
 
+    fn has_made(&mut self, attr: Attr) {
+        if let Some(mount) = &self.mount {
+            mount.tells(&attr);
+        }
+        self.made = Some(attr);
+    }
+
     async fn get_attr(&self, inode: InodeRef) -> Outcome {
-        let attr = self.client.get_attr(inode).await?;
-        Ok(Answer::Attr {
-            size: attr.size,
-            nlink: attr.nlink,
-            mode: attr.mode,
-            kind: attr.kind,
-        })
+        Ok(shown(&self.client.get_attr(inode).await?))
     }
 
     async fn open(&mut self, inode: InodeRef) -> Outcome {
@@ -578,12 +613,5 @@ impl Actor {
         }
         seen.sort_unstable_by_key(|entry| entry.0);
         Ok(Answer::Entries(seen))
-    }
-}
-
-fn inode_of(attr: &polvo_format::Attr) -> InodeRef {
-    InodeRef {
-        ino: attr.ino,
-        generation: attr.generation,
     }
 }

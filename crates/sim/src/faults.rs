@@ -33,6 +33,8 @@ struct Faults<'a> {
     rng: Rng,
     /// Of cuts.
     cutting: Rng,
+    /// Of mounts that stand still.
+    stilling: Rng,
     remedies: Vec<(Instant, Remedy)>,
 }
 
@@ -48,6 +50,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         shared: shared.clone(),
         rng: Rng::new(schedule.seed, 2),
         cutting: Rng::new(schedule.seed, 10),
+        stilling: Rng::new(schedule.seed, 12),
         remedies: Vec::new(),
     };
     if let Some(delay) = &schedule.delay {
@@ -60,6 +63,8 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
     let mut next = faults.later(span_us / 3);
     let mut cuts_left = schedule.cuts;
     let mut next_cut = later(&mut faults.cutting, span_us / 3);
+    let mut stills_left = schedule.stills;
+    let mut next_still = later(&mut faults.stilling, span_us / 3);
     loop {
         let now = Instant::now();
         faults.remedy(now).await?;
@@ -76,12 +81,20 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
             faults.cut_reader_off();
             next_cut = later(&mut faults.cutting, span_us / 3);
         }
+        if stills_left > 0 && now >= next_still {
+            stills_left -= 1;
+            faults.mount_stands_still();
+            next_still = later(&mut faults.stilling, span_us / 3);
+        }
         let mut wake = now + LOOK;
         if left > 0 {
             wake = wake.min(next);
         }
         if cuts_left > 0 {
             wake = wake.min(next_cut);
+        }
+        if stills_left > 0 {
+            wake = wake.min(next_still);
         }
         for (at, _) in &faults.remedies {
             wake = wake.min(*at);
@@ -224,6 +237,20 @@ impl Faults<'_> {
             let at = after(&mut self.cutting, 0, 400);
             let restart = at + Duration::from_millis(self.cutting.below(300));
             self.remedies.push((at, Remedy::Crash { node, restart }));
+        }
+    }
+
+    fn mount_stands_still(&mut self) {
+        let mounts = self.workload.mounts();
+        if mounts.is_empty() {
+            return;
+        }
+        let number = self.stilling.pick(&mounts);
+        let until = after(&mut self.stilling, 50, 6_000);
+        if self.workload.stand_still(number, until) {
+            let host = self.workload.members[number].host();
+            self.note(&format!("{host} stands still for {:?}", until - Instant::now()));
+            self.shared.count(Fault::StandStill);
         }
     }
 

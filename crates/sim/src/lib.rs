@@ -23,6 +23,7 @@ pub mod contents_model;
 pub mod faults;
 pub mod history;
 pub mod judgement;
+pub mod kernel;
 pub mod linearizability;
 pub mod minimize;
 pub mod names_model;

@@ -26,6 +26,14 @@ pub enum Plant {
     LostUnlink,
     /// A large read is put together of two.
     TornRead,
+    /// A mount answers for a token, and has its kernel forget a moment later.
+    ToldAfterAnswer,
+    /// A kernel is told to believe in attributes for longer than the lease.
+    TooLong,
+    /// A mount takes an inode that the kernel does not know yet for one that it has forgotten.
+    UnknownIsForgotten,
+    /// A mount gives a directory back although the kernel still believes in names of it.
+    NamesGivenBackEarly,
 }
 
 /// The layer, for all clients of a run.

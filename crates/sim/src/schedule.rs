@@ -59,6 +59,9 @@ pub enum Fault {
     /// The node is killed meanwhile, and started anew before that lease is over.
     #[strum(to_string = "crashes behind a cut")]
     CrashBehindCut,
+    /// No task of a mount runs, while its kernel goes on.
+    #[strum(to_string = "mounts that stand still")]
+    StandStill,
 }
 
 /// What is set from outside, to make a run smaller or to show that the simulator is not blind.
@@ -111,6 +114,10 @@ pub struct Schedule {
     pub readers: Vec<bool>,
     /// How often a reader is cut off from a node.
     pub cuts: u32,
+    /// Which clients are mounted: a kernel keeps what they know by tokens.
+    pub mounted: Vec<bool>,
+    /// How often a mount stands still.
+    pub stills: u32,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -207,7 +214,13 @@ impl Schedule {
             true => looking.below(3) as u32,
             false => 0,
         };
-        let tokens = tokens.iter().zip(&readers).map(|(drawn, reads)| *drawn || *reads).collect();
+        let tokens: Vec<bool> = tokens.iter().zip(&readers).map(|(drawn, reads)| *drawn || *reads).collect();
+        let mut mounting = Rng::new(seed, 11);
+        let mounted: Vec<bool> = tokens.iter().map(|uses| mounting.percent(60) && *uses).collect();
+        let stills = match mounted.contains(&true) && limits.faults != Some(0) {
+            true => mounting.below(3) as u32,
+            false => 0,
+        };
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -226,6 +239,8 @@ impl Schedule {
             tokens,
             readers,
             cuts,
+            mounted,
+            stills,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -296,12 +311,14 @@ impl fmt::Display for Schedule {
             })
             .zip(&self.tokens)
             .map(|(client, tokens)| if *tokens { client + ", tokens" } else { client })
+            .zip(&self.mounted)
+            .map(|(client, mounted)| if *mounted { client + ", mounted" } else { client })
             .zip(&self.readers)
             .map(|(client, reads)| if *reads { client + ", reader" } else { client })
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults, {} cuts; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults, {} cuts, {} stills; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -310,6 +327,7 @@ impl fmt::Display for Schedule {
             self.operations,
             self.faults,
             self.cuts,
+            self.stills,
             self.lease.as_secs(),
             self.delay,
             self.one_sided,

@@ -1,6 +1,7 @@
 //! The clients of a run: where they live, their tasks, and how they die and are replaced.
 
 use crate::actor::{Actor, Shared};
+use crate::kernel::{Mount, Stillness};
 use crate::reader::LOOKS_MAX;
 use crate::rng::Rng;
 use crate::schedule::Home;
@@ -12,6 +13,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::Instant;
 
 /// One client, with all its incarnations.
 pub struct Member {
@@ -32,6 +34,7 @@ struct Incarnation {
     maintenance: JoinHandle<()>,
     /// What answers for its tokens, if it uses any.
     watch: Option<JoinHandle<()>>,
+    stillness: Stillness,
 }
 
 /// All of them.
@@ -43,6 +46,10 @@ pub struct Workload {
 
 /// A remote client, on a host of that name, with its maintenance running.
 pub fn remote(cluster: &Cluster, host: &str, transfers: Transfers) -> (Rc<LocalClient>, JoinHandle<()>) {
+    with_maintenance(&remote_client(cluster, host, transfers), &Stillness::default())
+}
+
+fn remote_client(cluster: &Cluster, host: &str, transfers: Transfers) -> Arc<Client> {
     let context = SessionContext::new(
         MapCell::new(cluster.map().clone()),
         cluster.client_identity(),
@@ -53,12 +60,18 @@ pub fn remote(cluster: &Cluster, host: &str, transfers: Transfers) -> (Rc<LocalC
         None,
     );
     cluster.network().place(context.memory(), host);
-    with_maintenance(&Client::over(context, Cred::Kernel, transfers))
+    Client::over(context, Cred::Kernel, transfers)
 }
 
-fn with_maintenance(client: &Arc<Client>) -> (Rc<LocalClient>, JoinHandle<()>) {
-    let maintenance = spawn_local(client.local().maintain());
+fn with_maintenance(client: &Arc<Client>, stillness: &Stillness) -> (Rc<LocalClient>, JoinHandle<()>) {
+    let maintenance = spawn_bound(stillness, client.local().maintain());
     (client.local(), maintenance)
+}
+
+/// A task of a client's process.
+fn spawn_bound(stillness: &Stillness, task: impl Future<Output = ()> + 'static) -> JoinHandle<()> {
+    let stillness = stillness.clone();
+    spawn_local(async move { stillness.bound(task).await })
 }
 
 impl Member {
@@ -103,29 +116,37 @@ impl Workload {
             return;
         }
         let host = format!("client-{number}-{}", member.incarnations);
-        let (client, maintenance) = match member.home {
-            Home::Remote => remote(cluster, &host, self.shared.schedule.transfers[number]),
-            Home::Colocated(node) => with_maintenance(&Client::internal_as(
+        let schedule = &self.shared.schedule;
+        let client = match member.home {
+            Home::Remote => remote_client(cluster, &host, schedule.transfers[number]),
+            Home::Colocated(node) => Client::internal_as(
                 cluster.node(node).colocated(),
                 cluster.next_session(),
                 host.clone(),
                 Cred::Kernel,
-            )),
+            ),
         };
-        client.client().verify_reads(self.shared.schedule.verifying[number]);
-        if let Some(rule) = self.shared.schedule.access_times[number] {
+        let stillness = Stillness::default();
+        let (client, maintenance) = with_maintenance(&client, &stillness);
+        client.client().verify_reads(schedule.verifying[number]);
+        if let Some(rule) = schedule.access_times[number] {
             client.client().keep_access_times(rule);
         }
-        let watch = self.shared.schedule.tokens[number].then(|| {
-            client.client().use_tokens(None);
-            spawn_local(client.client().local().watch_tokens())
-        });
-        let rng = Rng::new(
-            self.shared.schedule.seed,
-            1000 + 100 * number as u64 + u64::from(member.incarnations),
-        );
+        let stream = 100 * number as u64 + u64::from(member.incarnations);
+        let rng = Rng::new(schedule.seed, 1000 + stream);
         let shared_client = client.client().clone();
-        let mut actor = Actor::new(&host, client, &self.shared, rng);
+        let mut actor = Actor::new(&host, client.clone(), &self.shared, rng);
+        let watch = schedule.tokens[number].then(|| {
+            match schedule.mounted[number] {
+                true => {
+                    let rng = Rng::new(schedule.seed, 20_000 + stream);
+                    let mount = Mount::new(client.clone(), stillness.clone(), rng, schedule.limits.plant);
+                    actor.works_on(mount);
+                }
+                false => client.client().use_tokens(None),
+            }
+            spawn_bound(&stillness, client.client().local().watch_tokens())
+        });
         let quota = member.quota.clone();
         let reads = self.shared.schedule.readers[number];
         let work = spawn_local(async move {
@@ -142,7 +163,22 @@ impl Workload {
             work,
             maintenance,
             watch,
+            stillness,
         });
+    }
+
+    /// A client's process stands still until then, and its kernel goes on.
+    pub fn stand_still(&self, number: usize, until: Instant) -> bool {
+        let running = self.members[number].running.as_ref();
+        running.inspect(|incarnation| incarnation.stillness.begin(until)).is_some()
+    }
+
+    /// Mounted clients that run in processes of their own.
+    pub fn mounts(&self) -> Vec<usize> {
+        let is_mount = |number: &usize| {
+            self.shared.schedule.mounted[*number] && self.members[*number].home == Home::Remote
+        };
+        self.running().into_iter().filter(is_mount).collect()
     }
 
     /// Ends a client as `kill -9` would. No more of it runs from here on; await the result to have it gone.

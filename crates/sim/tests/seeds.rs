@@ -37,5 +37,7 @@ fn as_promised(seed: u64) {
     schedule.tokens.fill(false);
     schedule.readers.fill(false);
     schedule.cuts = 0;
+    schedule.mounted.fill(false);
+    schedule.stills = 0;
     assert_eq!(simulate(&schedule).failure, None);
 }

@@ -1,0 +1,173 @@
+//! The mount's side: what it tells the kernel, for how long, and what it does when that is called back.
+//!
+//! This is `polvo-fuse` (`kernel_cache`, `filesystem::reply_found`, `requests::getattr`) without its threads. Its constants stand
+//! here again, since that crate cannot be built without `/dev/fuse`: [`NAME_LASTS`], [`NAME_MARGIN`], [`NOT_YET`].
+
+use crate::kernel::caches::{Attributes, Caches, inode_of};
+use crate::operation::{Name, spelled};
+use crate::plant::Plant;
+use polvo_client::{Client, Keeper, Kept, LocalClient};
+use polvo_format::{Attr, FileKind};
+use polvo_proto::{FsError, InodeRef};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// As in `polvo-fuse`: the kernel is told that a name lasts for so long,
+const NAME_LASTS: Duration = Duration::from_millis(40);
+/// and may believe so for this much longer.
+const NAME_MARGIN: Duration = Duration::from_millis(60);
+/// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
+const NOT_YET: Duration = Duration::from_millis(1);
+/// What is planted: so much later, or longer.
+const LATE: Duration = Duration::from_millis(30);
+const TOO_LONG: Duration = Duration::from_secs(4);
+
+/// The answer to a LOOKUP.
+pub enum Entry {
+    /// An inode.
+    Found {
+        /// It.
+        told: Attributes,
+        /// For how long the name may be believed.
+        name_valid: Duration,
+    },
+    /// No such name.
+    Absent {
+        /// For how long that may be believed.
+        valid: Duration,
+    },
+}
+
+struct State {
+    caches: Caches,
+    /// Inodes that the kernel was told of.
+    told: BTreeSet<InodeRef>,
+    /// Until when the kernel may believe in names of a directory.
+    names_until: BTreeMap<InodeRef, Instant>,
+    /// Invalidations that a planted bug has put off.
+    late: Vec<(Instant, InodeRef)>,
+}
+
+/// A mount's kernel and what its daemon knows of it.
+pub struct Kernel {
+    state: Mutex<State>,
+    plant: Option<Plant>,
+}
+
+impl Kernel {
+    /// One that was told nothing yet, but for the root.
+    pub fn new(tick: Duration, plant: Option<Plant>) -> Arc<Kernel> {
+        Arc::new(Kernel {
+            state: Mutex::new(State {
+                caches: Caches::new(tick),
+                told: BTreeSet::new(),
+                names_until: BTreeMap::new(),
+                late: Vec::new(),
+            }),
+            plant,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().expect("nobody panics with it");
+        while let Some(due) = state.late.iter().position(|(at, _)| *at <= Instant::now()) {
+            let (_, inode) = state.late.remove(due);
+            state.caches.invalidate(inode);
+        }
+        state
+    }
+
+    /// Looks into the caches, or changes them.
+    pub fn with<T>(&self, f: impl FnOnce(&mut Caches) -> T) -> T {
+        f(&mut self.state().caches)
+    }
+
+    /// The kernel is about to be told of an inode.
+    pub fn tells(&self, attr: &Attr) {
+        self.state().told.insert(inode_of(attr));
+    }
+
+    /// Serves a LOOKUP.
+    pub async fn lookup(&self, client: &LocalClient, dir: InodeRef, name: Name) -> Result<Entry, FsError> {
+        let spelled = spelled(name);
+        match client.lookup(dir, &spelled).await {
+            Ok(attr) => {
+                self.tells(&attr);
+                let is = Some(inode_of(&attr));
+                let name = self.kept_name(client.client(), dir, &spelled, is);
+                Ok(Entry::Found {
+                    told: self.answer(client.client(), &attr),
+                    name_valid: name.map_or(Duration::ZERO, |_kept| NAME_LASTS),
+                })
+            }
+            Err(FsError::NotFound) => {
+                let kept = self.kept_name(client.client(), dir, &spelled, None);
+                Ok(Entry::Absent {
+                    valid: kept.map_or(Duration::ZERO, |_kept| NAME_LASTS),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Serves a GETATTR, or, of an inode that the kernel does not know, the LOOKUP by which it gets there from a file handle.
+    pub async fn get_attr(&self, client: &LocalClient, inode: InodeRef) -> Result<Attributes, FsError> {
+        let attr = client.get_attr(inode).await?;
+        self.tells(&attr);
+        Ok(self.answer(client.client(), &attr))
+    }
+
+    /// Attributes, as the kernel may keep them. The answer is written before the token can be given back: nothing else runs
+    /// between the two here.
+    fn answer(&self, client: &Client, attr: &Attr) -> Attributes {
+        let kept = client.keep_attr(attr);
+        let mut valid = kept.as_ref().map_or(Duration::ZERO, Kept::lasts);
+        if self.plant == Some(Plant::TooLong) && !valid.is_zero() {
+            valid += TOO_LONG;
+        }
+        Attributes { attr: *attr, valid }
+    }
+
+    fn kept_name<'a>(
+        &self,
+        client: &'a Client,
+        dir: InodeRef,
+        name: &[u8],
+        is: Option<InodeRef>,
+    ) -> Option<Kept<'a>> {
+        let kept = client.keep_name(dir, name, is)?;
+        if kept.lasts() < NAME_LASTS {
+            return None;
+        }
+        let until = Instant::now() + NAME_LASTS + NAME_MARGIN;
+        self.state().names_until.insert(dir, until);
+        Some(kept)
+    }
+}
+
+impl Keeper for Kernel {
+    fn forget(&self, inode: InodeRef) -> Result<(), Duration> {
+        let mut state = self.state();
+        if self.plant == Some(Plant::ToldAfterAnswer) {
+            state.late.push((Instant::now() + LATE, inode));
+        } else if !state.caches.invalidate(inode)
+            && state.told.contains(&inode)
+            && self.plant != Some(Plant::UnknownIsForgotten)
+        {
+            return Err(NOT_YET);
+        }
+        let until = state.names_until.get(&inode);
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        match left.is_zero() || self.plant == Some(Plant::NamesGivenBackEarly) {
+            true => Ok(()),
+            false => Err(left),
+        }
+    }
+}
+
+/// Type of an inode by its attributes, as a name shows it.
+pub fn child(attr: &Attr) -> (InodeRef, FileKind) {
+    (inode_of(attr), attr.kind)
+}

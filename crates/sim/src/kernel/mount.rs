@@ -1,0 +1,268 @@
+//! Operations of a program on a mount: what the kernel makes of them.
+
+use crate::kernel::caches::{Attributes, Known, inode_of, shown};
+use crate::kernel::daemon::{Entry, Kernel, child};
+use crate::kernel::stillness::Stillness;
+use crate::operation::{Answer, Name, Operation, Outcome};
+use crate::plant::Plant;
+use crate::rng::Rng;
+use polvo_client::LocalClient;
+use polvo_format::{Attr, FileKind};
+use polvo_proto::{FsError, InodeRef, RenameMode};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest time between an answer being written and the kernel taking it in, in microseconds.
+const TAKING_IN_US: u64 = 10_000;
+/// Ticks of kernels, in milliseconds.
+const TICKS_MS: [u64; 3] = [1, 4, 10];
+
+/// A mounted client.
+pub struct Mount {
+    kernel: Arc<Kernel>,
+    client: Rc<LocalClient>,
+    stillness: Stillness,
+    rng: RefCell<Rng>,
+}
+
+/// A name as the kernel knows it, after having asked if need be.
+type Found = Option<(InodeRef, FileKind)>;
+
+impl Mount {
+    /// Mounts a client, which uses tokens from now on.
+    pub fn new(client: Rc<LocalClient>, stillness: Stillness, mut rng: Rng, plant: Option<Plant>) -> Mount {
+        let tick = Duration::from_millis(rng.pick(&TICKS_MS));
+        let kernel = Kernel::new(tick, plant);
+        client.client().use_tokens(Some(kernel.clone()));
+        Mount {
+            kernel,
+            client,
+            stillness,
+            rng: RefCell::new(rng),
+        }
+    }
+
+    /// Runs what the daemon does.
+    pub async fn served<T>(&self, service: impl Future<Output = T>) -> T {
+        self.stillness.bound(service).await
+    }
+
+    /// An answer was written; the kernel takes it in a little later.
+    async fn takes_in(&self) {
+        let late = {
+            let mut rng = self.rng.borrow_mut();
+            match rng.percent(50) {
+                true => rng.below(TAKING_IN_US),
+                false => 0,
+            }
+        };
+        if late > 0 {
+            tokio::time::sleep(Duration::from_micros(late)).await;
+        }
+    }
+
+    async fn ask_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        let version = self.kernel.with(|caches| caches.version());
+        let told = self.served(self.kernel.get_attr(&self.client, inode)).await?;
+        self.takes_in().await;
+        self.kernel.with(|caches| caches.enter_attributes(&told, version));
+        Ok(told.attr)
+    }
+
+    /// The kernel gets to know an inode that a program names by a handle.
+    async fn know(&self, inode: InodeRef) -> Result<(), FsError> {
+        match self.kernel.with(|caches| caches.knows(inode)) {
+            true => Ok(()),
+            false => self.ask_attr(inode).await.map(drop),
+        }
+    }
+
+    /// `stat` of an open file.
+    pub async fn get_attr(&self, inode: InodeRef) -> Outcome {
+        self.know(inode).await?;
+        if let Some(answer) = self.kernel.with(|caches| caches.attributes(inode)) {
+            return Ok(answer);
+        }
+        Ok(shown(&self.ask_attr(inode).await?))
+    }
+
+    /// A LOOKUP; what it says is taken in.
+    async fn ask_name(&self, dir: InodeRef, name: Name, expected: Option<InodeRef>) -> Result<Found, FsError> {
+        let version = self.kernel.with(|caches| caches.version());
+        let entry = self.served(self.kernel.lookup(&self.client, dir, name)).await?;
+        self.takes_in().await;
+        self.kernel.with(|caches| match entry {
+            Entry::Found { told, name_valid } => {
+                let found = child(&told.attr);
+                if expected.is_some_and(|expected| expected != found.0) {
+                    caches.drop_name(dir, name);
+                } else {
+                    caches.enter_attributes(&told, version);
+                    caches.enter_name(dir, name, Some(found), name_valid);
+                }
+                Ok(Some(found))
+            }
+            // where it asked whether a name is still there, it asks again
+            Entry::Absent { .. } if expected.is_some() => {
+                caches.drop_name(dir, name);
+                Ok(None)
+            }
+            Entry::Absent { valid } => {
+                caches.enter_name(dir, name, None, valid);
+                Ok(None)
+            }
+        })
+    }
+
+    /// What a name stands for.
+    async fn find(&self, dir: InodeRef, name: Name) -> Result<Found, FsError> {
+        self.know(dir).await?;
+        match self.kernel.with(|caches| caches.name(dir, name)) {
+            Known::Inode(inode, kind) => return Ok(Some((inode, kind))),
+            Known::Absent => return Ok(None),
+            Known::Expired(inode) => match self.ask_name(dir, name, Some(inode)).await {
+                Ok(Some(found)) if found.0 == inode => return Ok(Some(found)),
+                Ok(_) => {}
+                Err(_) => self.kernel.with(|caches| caches.drop_name(dir, name)),
+            },
+            Known::Nothing => {}
+        }
+        self.ask_name(dir, name, None).await
+    }
+
+    /// Walks to a name.
+    pub async fn lookup(&self, dir: InodeRef, name: Name) -> Outcome {
+        let found = self.find(dir, name).await?;
+        let (inode, kind) = found.ok_or(FsError::NotFound)?;
+        Ok(Answer::Inode(inode, kind))
+    }
+
+    /// Before a program's operation is asked of the daemon: what the kernel finds out by itself.
+    ///
+    /// # Errors
+    /// What it refuses.
+    pub async fn before(&self, operation: &Operation) -> Result<(), FsError> {
+        match *operation {
+            Operation::Create { dir, name, .. } | Operation::Link { dir, name, .. } => {
+                match self.find(dir, name).await? {
+                    Some(_) => Err(FsError::Exists),
+                    None => Ok(()),
+                }
+            }
+            Operation::Unlink { dir, name } => match self.find(dir, name).await? {
+                Some((_, FileKind::Directory)) => Err(FsError::IsDirectory),
+                Some(_) => Ok(()),
+                None => Err(FsError::NotFound),
+            },
+            Operation::Rmdir { dir, name } => match self.find(dir, name).await? {
+                Some((_, FileKind::Directory)) => Ok(()),
+                Some(_) => Err(FsError::NotDirectory),
+                None => Err(FsError::NotFound),
+            },
+            Operation::Rename {
+                old_dir,
+                old,
+                new_dir,
+                new,
+                mode,
+            } => {
+                if self.find(old_dir, old).await?.is_none() {
+                    return Err(FsError::NotFound);
+                }
+                match (mode, self.find(new_dir, new).await?) {
+                    (RenameMode::NoReplace, Some(_)) => Err(FsError::Exists),
+                    (RenameMode::Exchange, None) => Err(FsError::NotFound),
+                    _ => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An inode that the daemon has told of in its answer to a CREATE, MKDIR or LINK.
+    pub fn tells(&self, attr: &Attr) {
+        self.kernel.tells(attr);
+    }
+
+    /// After it: what the kernel takes in, and what it does not believe any more.
+    pub async fn after(&self, operation: &Operation, made: Option<&Attr>, outcome: &Outcome) {
+        self.takes_in().await;
+        self.kernel.with(|caches| match (operation, outcome) {
+            (Operation::Create { dir, name, .. } | Operation::Link { dir, name, .. }, Ok(_)) => {
+                if let Some(attr) = made {
+                    let told = Attributes {
+                        attr: *attr,
+                        valid: Duration::ZERO,
+                    };
+                    caches.enter_attributes(&told, 0);
+                    caches.enter_name(*dir, *name, Some(child(attr)), Duration::ZERO);
+                    debug_assert!(caches.knows(inode_of(attr)));
+                }
+                caches.expire(*dir);
+            }
+            (Operation::Create { dir, name, .. }, Err(FsError::Exists)) => caches.drop_name(*dir, *name),
+            (Operation::Unlink { dir, name } | Operation::Rmdir { dir, name }, Ok(_)) => {
+                if let Known::Inode(inode, _) | Known::Expired(inode) = caches.name(*dir, *name) {
+                    caches.invalidate(inode);
+                }
+                caches.drop_name(*dir, *name);
+                caches.expire(*dir);
+            }
+            (Operation::Unlink { dir, name } | Operation::Rmdir { dir, name }, Err(FsError::NotFound)) => {
+                caches.drop_name(*dir, *name);
+            }
+            (
+                Operation::Rename {
+                    old_dir,
+                    old,
+                    new_dir,
+                    new,
+                    mode,
+                },
+                outcome,
+            ) => {
+                let (from, to) = ((*old_dir, *old), (*new_dir, *new));
+                let is_exchange = *mode == RenameMode::Exchange;
+                let of = |known| match known {
+                    Known::Inode(inode, _) | Known::Expired(inode) => Some(inode),
+                    Known::Absent | Known::Nothing => None,
+                };
+                match outcome {
+                    Ok(_) => {
+                        let moved = of(caches.name(from.0, from.1));
+                        let target = of(caches.name(to.0, to.1));
+                        if from != to {
+                            caches.move_name(from, to, is_exchange);
+                        }
+                        if let Some(moved) = moved {
+                            caches.expire(moved);
+                        }
+                        if let Some(target) = target {
+                            caches.invalidate(target);
+                        }
+                        caches.expire(*old_dir);
+                        caches.expire(*new_dir);
+                    }
+                    Err(FsError::NotFound) => {
+                        caches.drop_name(from.0, from.1);
+                        caches.drop_name(to.0, to.1);
+                    }
+                    Err(_) => {}
+                }
+            }
+            (
+                Operation::Write { inode, .. }
+                | Operation::Append { inode, .. }
+                | Operation::Truncate { inode, .. }
+                | Operation::Fallocate { inode, .. }
+                | Operation::SetMode { inode, .. }
+                | Operation::SetXattr { inode, .. }
+                | Operation::RemoveXattr { inode, .. },
+                Ok(_),
+            ) => drop(caches.invalidate(*inode)),
+            _ => {}
+        });
+    }
+}
