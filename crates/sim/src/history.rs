@@ -3,6 +3,7 @@
 use crate::operation::{Operation, Outcome, leaves_open};
 use std::cell::RefCell;
 use std::fmt::Write;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// One operation of one client.
@@ -19,6 +20,10 @@ pub struct Record {
     pub returned: Option<u64>,
     /// What the client was told, if anything.
     pub outcome: Option<Outcome>,
+    /// When it began, since the beginning of the run.
+    pub began: Duration,
+    /// How long it took, once it is over.
+    pub took: Duration,
 }
 
 impl std::fmt::Display for Record {
@@ -70,6 +75,8 @@ impl History {
             invoked,
             returned: None,
             outcome: None,
+            began: self.start.elapsed(),
+            took: Duration::ZERO,
         });
         state.records.len() - 1
     }
@@ -86,6 +93,7 @@ impl History {
             record.returned = Some(now);
         }
         record.outcome = Some(outcome);
+        record.took = self.start.elapsed() - record.began;
         let line = record.to_string();
         self.line(&mut state, &line);
     }

@@ -23,6 +23,8 @@ struct Inode {
     /// The last tick in which the attributes are believed; `None`: not at all.
     until: Option<u64>,
     version: u64,
+    /// Answers that have told of it.
+    lookups: u64,
 }
 
 /// An answer's attributes, and for how long they may be believed.
@@ -143,21 +145,47 @@ impl Caches {
 
     /// Takes in attributes, unless the inode was invalidated since the request was sent. `version` 0: in any case.
     pub fn enter_attributes(&mut self, told: &Attributes, version: u64) {
+        self.enter(told, version, 0);
+    }
+
+    /// The same of an answer that tells of the inode: the kernel knows it from here on.
+    pub fn enter_inode(&mut self, told: &Attributes, version: u64) {
+        self.enter(told, version, 1);
+    }
+
+    fn enter(&mut self, told: &Attributes, version: u64, lookups: u64) {
         let until = self.last_tick(told.valid);
         self.version += 1;
         let entered = Inode {
             attr: told.attr,
             until,
             version: self.version,
+            lookups: 0,
         };
         let known = self.inodes.entry(inode_of(&told.attr)).or_insert(Inode {
             version: 0,
             until: None,
             ..entered
         });
+        known.lookups += lookups;
         if version == 0 || known.version <= version {
-            *known = entered;
+            *known = Inode {
+                lookups: known.lookups,
+                ..entered
+            };
         }
+    }
+
+    /// Inodes that the kernel knows.
+    pub fn inodes(&self) -> Vec<InodeRef> {
+        self.inodes.keys().copied().collect()
+    }
+
+    /// Memory is short: an inode goes, and its names. Gives how many answers that have told of it are forgotten.
+    pub fn evict(&mut self, inode: InodeRef) -> u64 {
+        let is_of = |dentry: &Dentry| dentry.child.is_some_and(|(child, _)| child == inode);
+        self.dentries.retain(|(dir, _), dentry| *dir != inode && !is_of(dentry));
+        self.inodes.remove(&inode).map_or(0, |known| known.lookups)
     }
 
     /// After a change of this kernel's own: attributes are believed no more. Answers that are under way are taken in.

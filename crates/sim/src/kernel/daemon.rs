@@ -9,7 +9,7 @@ use crate::plant::Plant;
 use polvo_client::{Client, Keeper, Kept, LocalClient};
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{FsError, InodeRef};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -42,8 +42,8 @@ pub enum Entry {
 
 struct State {
     caches: Caches,
-    /// Inodes that the kernel was told of.
-    told: BTreeSet<InodeRef>,
+    /// Inodes that the kernel was told of and has not forgotten: by how many answers.
+    told: BTreeMap<InodeRef, u64>,
     /// Until when the kernel may believe in names of a directory.
     names_until: BTreeMap<InodeRef, Instant>,
     /// Invalidations that a planted bug has put off.
@@ -62,7 +62,7 @@ impl Kernel {
         Arc::new(Kernel {
             state: Mutex::new(State {
                 caches: Caches::new(tick),
-                told: BTreeSet::new(),
+                told: BTreeMap::new(),
                 names_until: BTreeMap::new(),
                 late: Vec::new(),
             }),
@@ -86,7 +86,25 @@ impl Kernel {
 
     /// The kernel is about to be told of an inode.
     pub fn tells(&self, attr: &Attr) {
-        self.state().told.insert(inode_of(attr));
+        *self.state().told.entry(inode_of(attr)).or_default() += 1;
+    }
+
+    /// FORGET: the kernel has forgotten so many of the answers that told of an inode.
+    pub fn forgets(&self, inode: InodeRef, lookups: u64) {
+        let mut state = self.state();
+        let told = state.told.get_mut(&inode).map(|told| {
+            *told = told.checked_sub(lookups).expect("only what was told is forgotten");
+            *told
+        });
+        if told == Some(0) {
+            state.told.remove(&inode);
+        }
+    }
+
+    /// Memory is short.
+    pub fn evict(&self, inode: InodeRef) {
+        let lookups = self.with(|caches| caches.evict(inode));
+        self.forgets(inode, lookups);
     }
 
     /// Serves a LOOKUP.
@@ -112,8 +130,14 @@ impl Kernel {
         }
     }
 
-    /// Serves a GETATTR, or, of an inode that the kernel does not know, the LOOKUP by which it gets there from a file handle.
+    /// Serves a GETATTR.
     pub async fn get_attr(&self, client: &LocalClient, inode: InodeRef) -> Result<Attributes, FsError> {
+        let attr = client.get_attr(inode).await?;
+        Ok(self.answer(client.client(), &attr))
+    }
+
+    /// Serves the LOOKUP of `.`, by which the kernel gets from a file handle to an inode that it does not know.
+    pub async fn lookup_handle(&self, client: &LocalClient, inode: InodeRef) -> Result<Attributes, FsError> {
         let attr = client.get_attr(inode).await?;
         self.tells(&attr);
         Ok(self.answer(client.client(), &attr))
@@ -153,7 +177,7 @@ impl Keeper for Kernel {
         if self.plant == Some(Plant::ToldAfterAnswer) {
             state.late.push((Instant::now() + LATE, inode));
         } else if !state.caches.invalidate(inode)
-            && state.told.contains(&inode)
+            && state.told.contains_key(&inode)
             && self.plant != Some(Plant::UnknownIsForgotten)
         {
             return Err(NOT_YET);

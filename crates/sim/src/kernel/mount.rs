@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Longest time between an answer being written and the kernel taking it in, in microseconds.
 const TAKING_IN_US: u64 = 10_000;
+/// Before so many of a hundred operations an inode goes from memory.
+const MAKES_ROOM: u64 = 6;
 /// Ticks of kernels, in milliseconds.
 const TICKS_MS: [u64; 3] = [1, 4, 10];
 
@@ -73,14 +75,30 @@ impl Mount {
 
     /// The kernel gets to know an inode that a program names by a handle.
     async fn know(&self, inode: InodeRef) -> Result<(), FsError> {
-        match self.kernel.with(|caches| caches.knows(inode)) {
-            true => Ok(()),
-            false => self.ask_attr(inode).await.map(drop),
+        if self.kernel.with(|caches| caches.knows(inode)) {
+            return Ok(());
+        }
+        let version = self.kernel.with(|caches| caches.version());
+        let told = self.served(self.kernel.lookup_handle(&self.client, inode)).await?;
+        self.takes_in().await;
+        self.kernel.with(|caches| caches.enter_inode(&told, version));
+        Ok(())
+    }
+
+    /// Now and then the kernel has to make room.
+    fn make_room(&self) {
+        let mut rng = self.rng.borrow_mut();
+        if rng.percent(MAKES_ROOM) {
+            let inodes = self.kernel.with(|caches| caches.inodes());
+            if !inodes.is_empty() {
+                self.kernel.evict(rng.pick(&inodes));
+            }
         }
     }
 
     /// `stat` of an open file.
     pub async fn get_attr(&self, inode: InodeRef) -> Outcome {
+        self.make_room();
         self.know(inode).await?;
         if let Some(answer) = self.kernel.with(|caches| caches.attributes(inode)) {
             return Ok(answer);
@@ -93,27 +111,33 @@ impl Mount {
         let version = self.kernel.with(|caches| caches.version());
         let entry = self.served(self.kernel.lookup(&self.client, dir, name)).await?;
         self.takes_in().await;
-        self.kernel.with(|caches| match entry {
+        let mut unwanted = None;
+        let found = self.kernel.with(|caches| match entry {
             Entry::Found { told, name_valid } => {
                 let found = child(&told.attr);
                 if expected.is_some_and(|expected| expected != found.0) {
                     caches.drop_name(dir, name);
+                    unwanted = Some(found.0);
                 } else {
-                    caches.enter_attributes(&told, version);
+                    caches.enter_inode(&told, version);
                     caches.enter_name(dir, name, Some(found), name_valid);
                 }
-                Ok(Some(found))
+                Some(found)
             }
             // where it asked whether a name is still there, it asks again
             Entry::Absent { .. } if expected.is_some() => {
                 caches.drop_name(dir, name);
-                Ok(None)
+                None
             }
             Entry::Absent { valid } => {
                 caches.enter_name(dir, name, None, valid);
-                Ok(None)
+                None
             }
-        })
+        });
+        if let Some(inode) = unwanted {
+            self.kernel.forgets(inode, 1);
+        }
+        Ok(found)
     }
 
     /// What a name stands for.
@@ -134,6 +158,7 @@ impl Mount {
 
     /// Walks to a name.
     pub async fn lookup(&self, dir: InodeRef, name: Name) -> Outcome {
+        self.make_room();
         let found = self.find(dir, name).await?;
         let (inode, kind) = found.ok_or(FsError::NotFound)?;
         Ok(Answer::Inode(inode, kind))
@@ -196,7 +221,7 @@ impl Mount {
                         attr: *attr,
                         valid: Duration::ZERO,
                     };
-                    caches.enter_attributes(&told, 0);
+                    caches.enter_inode(&told, 0);
                     caches.enter_name(*dir, *name, Some(child(attr)), Duration::ZERO);
                     debug_assert!(caches.knows(inode_of(attr)));
                 }
