@@ -3,6 +3,7 @@
 use crate::LocalClient;
 use crate::cache::name_cache::{Child, DirLog, Known};
 use crate::remote_inode::{Current, LogState, STATE_SIZE, Seen, inode_at, judge, tail_at};
+use crate::tokens::Look;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Attr, FileKind, INODE_VIEW_SIZE, Ino, NAME_MAX, SYMLINK_MAX, Tail};
 use polvo_proto::{Cred, Found, FsError, InodeRef, LogSequel, ask};
@@ -93,7 +94,7 @@ impl LocalClient {
                 Known::Absent => None,
                 Known::Child(child) => Some(child.target()),
             };
-            let look = child.map(|child| self.client.tokens.look(child));
+            let look = child.map_or(Look::NONE, |child| self.client.tokens.look(child));
             let (validity, seen) = self.validate_with(dir, log, child).await?;
             match validity {
                 Validity::Ask => break,
@@ -106,13 +107,7 @@ impl LocalClient {
                 return Err(FsError::NotFound);
             };
             let found = match seen {
-                Seen::Inode(view) => {
-                    let seen = self.accept(Current::from(&view), Some(child.generation));
-                    if let (Ok(current), Some(look)) = (&seen, look) {
-                        self.client.tokens.seen(current, look);
-                    }
-                    seen
-                }
+                Seen::Inode(view) => self.accept_seen(Current::from(&view), Some(child.generation), look),
                 Seen::ByToken(current) => Ok(current),
                 Seen::Torn | Seen::Locked => Box::pin(self.current(child.ino, Some(child.generation))).await,
                 Seen::Nothing => Err(FsError::Stale),

@@ -2,6 +2,7 @@
 
 use crate::LocalClient;
 use crate::cache::name_cache::DirLog;
+use crate::tokens::Look;
 use polvo_cluster::RegionVerb;
 use polvo_format::{
     Attr, FileKind, FormatError, Generation, Gpa, INLINE_UNITS, INODE_LOCK, INODE_TAIL, INODE_VIEW_SIZE, Ino,
@@ -128,21 +129,14 @@ impl LocalClient {
     /// Another generation than the one asked for is `Stale`.
     pub(crate) async fn current(&self, ino: Ino, generation: Option<Generation>) -> Result<Current, FsError> {
         let tokens = &self.client.tokens;
-        let Some(generation) = generation.filter(|_| tokens.is_in_use()) else {
-            return self.look(ino, generation).await;
-        };
-        let inode = InodeRef { ino, generation };
-        if let Some(current) = tokens.known(inode) {
-            return Ok(current);
+        let mut look = Look::NONE;
+        if let Some(generation) = generation.filter(|_| tokens.is_in_use()) {
+            let inode = InodeRef { ino, generation };
+            if let Some(current) = tokens.known(inode) {
+                return Ok(current);
+            }
+            look = tokens.look(inode);
         }
-        let look = tokens.look(inode);
-        let current = self.look(ino, Some(generation)).await?;
-        tokens.seen(&current, look);
-        Ok(current)
-    }
-
-    /// The same, by a look.
-    async fn look(&self, ino: Ino, generation: Option<Generation>) -> Result<Current, FsError> {
         for _ in 0..TORN_TRIES {
             match self.see(ino).await? {
                 Seen::Inode(view) => {
@@ -151,7 +145,7 @@ impl LocalClient {
                     if current.attr.nlink == 0 && self.client.open_table.get(current.inode()).is_none() {
                         break;
                     }
-                    return self.accept(current, generation);
+                    return self.accept_seen(current, generation, look);
                 }
                 Seen::ByToken(current) => return self.accept(current, generation),
                 Seen::Nothing => return Err(gone(generation)),
@@ -160,7 +154,22 @@ impl LocalClient {
             }
         }
         let reply::Attr { attr, tail } = self.call(ino.region(), ask::GetAttr { ino, generation }).await?;
-        self.accept(Current::new(attr, tail), generation)
+        self.accept_seen(Current::new(attr, tail), generation, look)
+    }
+
+    /// As [`LocalClient::accept`], of what a look has found.
+    #[inline]
+    pub(crate) fn accept_seen(
+        &self,
+        current: Current,
+        generation: Option<Generation>,
+        look: Look,
+    ) -> Result<Current, FsError> {
+        let accepted = self.accept(current, generation);
+        if let Ok(current) = &accepted {
+            self.client.tokens.seen(current, look);
+        }
+        accepted
     }
 
     /// Takes note of an inode just seen, if it is the one wanted.

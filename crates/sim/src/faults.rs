@@ -227,7 +227,9 @@ impl Faults<'_> {
         if host == format!("node-{node}") || !self.cluster.is_running(node) {
             return;
         }
-        self.note(&format!("{host}, a reader, and node {node} are cut off from each other"));
+        self.note(&format!(
+            "{host}, a reader, and node {node} are cut off from each other"
+        ));
         let to = format!("node-{node}");
         self.cluster.network().partition(&host, &to);
         self.shared.count(Fault::ReaderCutOff);

@@ -214,7 +214,11 @@ impl Schedule {
             true => looking.below(3) as u32,
             false => 0,
         };
-        let tokens: Vec<bool> = tokens.iter().zip(&readers).map(|(drawn, reads)| *drawn || *reads).collect();
+        let tokens: Vec<bool> = tokens
+            .iter()
+            .zip(&readers)
+            .map(|(drawn, reads)| *drawn || *reads)
+            .collect();
         let mut mounting = Rng::new(seed, 11);
         let mounted: Vec<bool> = tokens.iter().map(|uses| mounting.percent(60) && *uses).collect();
         let stills = match mounted.contains(&true) && limits.faults != Some(0) {

@@ -41,7 +41,13 @@ pub fn simulate(schedule: &Schedule) -> Report {
         trace.extend(lines);
         if std::env::var("TOOK").is_ok() && schedule.faults + schedule.cuts + schedule.stills == 0 {
             let longest = records.iter().max_by_key(|r| r.took).expect("some");
-            println!("TOOK {:?} clients {} delay {:?} small {} {longest}", longest.took, schedule.clients.len(), schedule.delay, schedule.is_small);
+            println!(
+                "TOOK {:?} clients {} delay {:?} small {} {longest}",
+                longest.took,
+                schedule.clients.len(),
+                schedule.delay,
+                schedule.is_small
+            );
         }
         wrong.extend(judge(&records, schedule.is_small, &mut counts));
     }

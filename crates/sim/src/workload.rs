@@ -170,14 +170,15 @@ impl Workload {
     /// A client's process stands still until then, and its kernel goes on.
     pub fn stand_still(&self, number: usize, until: Instant) -> bool {
         let running = self.members[number].running.as_ref();
-        running.inspect(|incarnation| incarnation.stillness.begin(until)).is_some()
+        running
+            .inspect(|incarnation| incarnation.stillness.begin(until))
+            .is_some()
     }
 
     /// Mounted clients that run in processes of their own.
     pub fn mounts(&self) -> Vec<usize> {
-        let is_mount = |number: &usize| {
-            self.shared.schedule.mounted[*number] && self.members[*number].home == Home::Remote
-        };
+        let is_mount =
+            |number: &usize| self.shared.schedule.mounted[*number] && self.members[*number].home == Home::Remote;
         self.running().into_iter().filter(is_mount).collect()
     }
 

@@ -61,6 +61,11 @@ struct Held {
 #[derive(Clone, Copy)]
 pub(crate) struct Look(Option<(u64, Seal)>);
 
+impl Look {
+    /// There was none.
+    pub(crate) const NONE: Look = Look(None);
+}
+
 /// All tokens of a node share a lease.
 struct AtNode {
     node: NodeId,
@@ -154,6 +159,7 @@ impl Tokens {
         }
     }
 
+    #[inline]
     pub fn is_in_use(&self) -> bool {
         self.in_use.load(Relaxed)
     }
@@ -169,6 +175,7 @@ impl Tokens {
     }
 
     /// A change of an inode by this client begins.
+    #[inline]
     pub fn changing(&self, ino: Ino) -> OwnChange<'_> {
         match self.is_in_use() {
             true => self.own.begin(Some(ino)),
@@ -177,6 +184,7 @@ impl Tokens {
     }
 
     /// A change of inodes of which it is not known which they are.
+    #[inline]
     pub fn changing_any(&self) -> OwnChange<'_> {
         match self.is_in_use() {
             true => self.own.begin(None),
@@ -185,11 +193,18 @@ impl Tokens {
     }
 
     /// Is there a token of it, whatever is known by it?
+    #[inline]
     pub fn has(&self, inode: InodeRef) -> bool {
-        self.is_in_use() && self.shard(inode.ino).read_recursive().contains_key(&inode)
+        self.is_in_use() && self.is_held(inode)
+    }
+
+    #[inline(never)]
+    fn is_held(&self, inode: InodeRef) -> bool {
+        self.shard(inode.ino).read_recursive().contains_key(&inode)
     }
 
     /// An inode that has no token is used, and where that was so a moment ago, too, one is wanted.
+    #[inline]
     pub fn used(&self, inode: InodeRef) {
         if self.is_in_use() && self.was_used_recently(inode) {
             self.want(inode);
@@ -197,20 +212,32 @@ impl Tokens {
     }
 
     /// To be asked for before an inode is looked at.
+    #[inline]
     pub fn look(&self, inode: InodeRef) -> Look {
-        if !self.is_in_use() {
-            return Look(None);
+        match self.is_in_use() {
+            true => self.look_by_token(inode),
+            false => Look(None),
         }
+    }
+
+    #[inline(never)]
+    fn look_by_token(&self, inode: InodeRef) -> Look {
         let shard = self.shard(inode.ino).read_recursive();
         let number = shard.get(&inode).map(|held| held.number);
         Look(number.zip(self.own.seal(inode.ino)))
     }
 
     /// The inode as it is now, where that is known by a token.
+    #[inline]
     pub fn known(&self, inode: InodeRef) -> Option<Current> {
-        if !self.is_in_use() {
-            return None;
+        match self.is_in_use() {
+            true => self.known_by_token(inode),
+            false => None,
         }
+    }
+
+    #[inline(never)]
+    fn known_by_token(&self, inode: InodeRef) -> Option<Current> {
         let shard = self.shard(inode.ino).read_recursive();
         let held = shard.get(&inode)?;
         let (current, _) = self.current_of(inode.ino, held)?;
@@ -231,10 +258,15 @@ impl Tokens {
 
     /// What a look has found. Where the token that was there before it is there still, it is known from here on; where there is
     /// none, and the inode was looked at a moment ago as well, one is wanted.
+    #[inline]
     pub fn seen(&self, current: &Current, look: Look) {
-        if !self.is_in_use() {
-            return;
+        if self.is_in_use() {
+            self.seen_by_token(current, look);
         }
+    }
+
+    #[inline(never)]
+    fn seen_by_token(&self, current: &Current, look: Look) {
         let inode = current.inode();
         {
             let mut shard = self.shard(inode.ino).write();
@@ -252,6 +284,7 @@ impl Tokens {
     }
 
     /// Notes that an inode is used; whether it was used a moment ago, too.
+    #[inline(never)]
     fn was_used_recently(&self, inode: InodeRef) -> bool {
         let mixed = (inode.ino.0 ^ u64::from(inode.generation.0) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let place = &self.recent[(mixed >> 52) as usize % RECENT];

@@ -106,7 +106,10 @@ impl Caches {
                 Some((inode, kind)) => Known::Inode(inode, kind),
                 None => Known::Absent,
             },
-            Some(Dentry { child: Some((inode, _)), .. }) => Known::Expired(*inode),
+            Some(Dentry {
+                child: Some((inode, _)),
+                ..
+            }) => Known::Expired(*inode),
             Some(_) => Known::Nothing,
         }
     }

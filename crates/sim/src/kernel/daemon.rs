@@ -154,13 +154,7 @@ impl Kernel {
         Attributes { attr: *attr, valid }
     }
 
-    fn kept_name<'a>(
-        &self,
-        client: &'a Client,
-        dir: InodeRef,
-        name: &[u8],
-        is: Option<InodeRef>,
-    ) -> Option<Kept<'a>> {
+    fn kept_name<'a>(&self, client: &'a Client, dir: InodeRef, name: &[u8], is: Option<InodeRef>) -> Option<Kept<'a>> {
         let kept = client.keep_name(dir, name, is)?;
         if kept.lasts() < NAME_LASTS {
             return None;
