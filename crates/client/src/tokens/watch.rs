@@ -134,6 +134,8 @@ impl LocalClient {
         let mut last_used = Instant::now();
         // tokens were dropped of which the node does not know yet that they are
         let mut owes_end = false;
+        // asked for, and not forgotten yet where it was passed on: it is asked for again
+        let mut owes_answer = false;
         loop {
             if at.used.swap(false, Relaxed) {
                 last_used = Instant::now();
@@ -165,21 +167,26 @@ impl LocalClient {
                     }
                     at.forget_early();
                     answered = self.answer(&asked.asked, &at).await;
+                    owes_answer = answered.len() < asked.asked.len();
                     answered.extend(tokens.give_back_some(node));
                 }
                 Ok(asked) => {
+                    owes_answer = false;
                     tokens.drop_of(node);
                     at.term.fetch_max(asked.term, Relaxed);
                 }
                 Err(error) => {
                     tracing::debug!(%node, %error, "tokens are not watched");
                     match at.left().is_zero() {
-                        true => tokens.drop_of(node),
+                        true => {
+                            owes_answer = false;
+                            tokens.drop_of(node);
+                        }
                         false => tokio::time::sleep(WATCH_PAUSE).await,
                     }
                 }
             }
-            if answered.is_empty() && !owes_end && at.ends_if(|| tokens.has_none_of(node)) {
+            if answered.is_empty() && !owes_end && !owes_answer && at.ends_if(|| tokens.has_none_of(node)) {
                 return;
             }
         }
