@@ -177,13 +177,12 @@ impl LocalClient {
                 }
                 Err(error) => {
                     tracing::debug!(%node, %error, "tokens are not watched");
-                    match at.left().is_zero() {
-                        true => {
-                            owes_answer = false;
-                            tokens.drop_of(node);
-                        }
-                        false => tokio::time::sleep(WATCH_PAUSE).await,
+                    if at.left().is_zero() {
+                        // whatever was believed by them is over, and the node knows it
+                        (owes_answer, owes_end) = (false, false);
+                        tokens.drop_of(node);
                     }
+                    tokio::time::sleep(WATCH_PAUSE).await;
                 }
             }
             if answered.is_empty() && !owes_end && !owes_answer && at.ends_if(|| tokens.has_none_of(node)) {
