@@ -55,6 +55,9 @@ struct Options {
     /// Nodes commit in two phases, as they do for comparison only, instead of by collect-dispatch
     #[arg(long)]
     two_phase: bool,
+    /// Some clients are mounts, with a model of the kernel's caches
+    #[arg(long)]
+    mounts: bool,
     /// Show a failing seed as it is, without looking for a smaller run that fails
     #[arg(long)]
     no_shrink: bool,
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         clients: options.clients,
         faults: options.faults,
         plant: options.plant,
+        mounts: options.mounts,
         transactions: match options.two_phase {
             true => Transactions::TwoPhaseCommit,
             false => Transactions::CollectDispatch,
