@@ -134,7 +134,7 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
     }
     let missing: Vec<String> = Fault::VARIANTS
         .iter()
-        .filter(|fault| !counts.faults.contains_key(fault))
+        .filter(|fault| !counts.faults.contains_key(fault) && (options.mounts || **fault != Fault::StandStill))
         .map(ToString::to_string)
         .collect();
     if options.seeds >= ALL_FAULTS_FROM && options.faults.is_none() && !missing.is_empty() {
