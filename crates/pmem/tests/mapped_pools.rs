@@ -2,11 +2,12 @@
 
 use polvo_pmem::{Medium, Persistence, Pmem, PmemError};
 use proptest::prelude::*;
+use std::ffi::CString;
 use std::fs;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -153,8 +154,11 @@ fn the_flush_instruction_can_be_chosen() {
 fn copies_of_descriptors(path: &Path) -> Vec<OwnedFd> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
     let of_path = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == path));
-    let numbers = of_path.map(|entry| entry.file_name().to_str().unwrap().parse::<i32>().unwrap());
+    let number = |entry: fs::DirEntry| entry.file_name().to_str().unwrap().parse::<i32>().unwrap();
+    // all are known before the first copy is made, which would be among them
+    let numbers: Vec<i32> = of_path.map(number).collect();
     numbers
+        .into_iter()
         // SAFETY: they are open as long as the pool is.
         .map(|number| unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().unwrap())
         .collect()
@@ -324,6 +328,7 @@ fn too_little_space_is_an_error_and_leaves_no_file() {
 
 #[test]
 fn holes_are_filled_when_a_pool_is_opened() {
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::MetadataExt;
     let dir = tmpfs();
     let path = dir.path().join("pool");
@@ -436,25 +441,31 @@ fn a_run_knows_of_mappings_given_out_by_earlier_ones() {
     }
 }
 
-/// A tmpfs of its own.
+/// A tmpfs of its own. No process is made for it: between `fork` and `exec` it would have copies of the descriptors of the other
+/// tests here.
 struct Mounted(tempfile::TempDir);
 
 impl Mounted {
     /// `None`: not allowed here, or the kernel has no huge pages.
     fn new(options: &str) -> Option<Mounted> {
         let dir = tmpfs();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
-            .arg(dir.path())
-            .status();
-        mounted.is_ok_and(|status| status.success()).then_some(Mounted(dir))
+        let (at, options) = (c_string(dir.path()), CString::new(options).unwrap());
+        let tmpfs = c"tmpfs".as_ptr();
+        // SAFETY: four strings that live until then.
+        let mounted = unsafe { libc::mount(tmpfs, at.as_ptr(), tmpfs, 0, options.as_ptr().cast()) };
+        (mounted == 0).then_some(Mounted(dir))
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
+        // SAFETY: a string that lives until then.
+        unsafe { libc::umount(c_string(self.0.path()).as_ptr()) };
     }
+}
+
+fn c_string(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
 /// KiB of a pool's mapping that are entered as huge pages.

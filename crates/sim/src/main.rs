@@ -55,9 +55,6 @@ struct Options {
     /// Nodes commit in two phases, as they do for comparison only, instead of by collect-dispatch
     #[arg(long)]
     two_phase: bool,
-    /// Some clients are mounts, with a model of the kernel's caches
-    #[arg(long)]
-    mounts: bool,
     /// Show a failing seed as it is, without looking for a smaller run that fails
     #[arg(long)]
     no_shrink: bool,
@@ -82,7 +79,6 @@ fn main() -> ExitCode {
         clients: options.clients,
         faults: options.faults,
         plant: options.plant,
-        mounts: options.mounts,
         transactions: match options.two_phase {
             true => Transactions::TwoPhaseCommit,
             false => Transactions::CollectDispatch,
@@ -134,7 +130,7 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
     }
     let missing: Vec<String> = Fault::VARIANTS
         .iter()
-        .filter(|fault| !counts.faults.contains_key(fault) && (options.mounts || **fault != Fault::StandStill))
+        .filter(|fault| !counts.faults.contains_key(fault))
         .map(ToString::to_string)
         .collect();
     if options.seeds >= ALL_FAULTS_FROM && options.faults.is_none() && !missing.is_empty() {

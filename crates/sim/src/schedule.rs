@@ -77,9 +77,6 @@ pub struct Limits {
     pub plant: Option<Plant>,
     /// How nodes carry out transactions.
     pub transactions: Transactions,
-    /// Some clients that use tokens are mounts: a kernel keeps what they know. Not without being asked: seed 3731771745236 is not
-    /// explained yet.
-    pub mounts: bool,
 }
 
 /// A run.
@@ -223,10 +220,7 @@ impl Schedule {
             .map(|(drawn, reads)| *drawn || *reads)
             .collect();
         let mut mounting = Rng::new(seed, 11);
-        let mounted: Vec<bool> = tokens
-            .iter()
-            .map(|uses| mounting.percent(60) && *uses && limits.mounts)
-            .collect();
+        let mounted: Vec<bool> = tokens.iter().map(|uses| mounting.percent(60) && *uses).collect();
         let stills = match mounted.contains(&true) && limits.faults != Some(0) {
             true => mounting.below(3) as u32,
             false => 0,
@@ -295,9 +289,6 @@ impl Schedule {
         add("plant", limits.plant.map(|plant| plant.to_string()));
         if limits.transactions == Transactions::TwoPhaseCommit {
             command.push_str(" --two-phase");
-        }
-        if limits.mounts {
-            command.push_str(" --mounts");
         }
         command + " --trace"
     }

@@ -10,11 +10,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A name: what it stands for, and the last tick in which that is believed.
+/// A name: what it stands for.
 #[derive(Clone, Copy)]
 pub struct Dentry {
     child: Option<(InodeRef, FileKind)>,
-    until: u64,
+    /// The last tick in which that is believed; `None`: not at all.
+    until: Option<u64>,
 }
 
 /// An inode that the kernel knows.
@@ -102,7 +103,7 @@ impl Caches {
     pub fn name(&self, dir: InodeRef, name: Name) -> Known {
         match self.dentries.get(&(dir, name)) {
             None => Known::Nothing,
-            Some(dentry) if self.now() <= dentry.until => match dentry.child {
+            Some(dentry) if dentry.until.is_some_and(|until| self.now() <= until) => match dentry.child {
                 Some((inode, kind)) => Known::Inode(inode, kind),
                 None => Known::Absent,
             },
@@ -123,10 +124,9 @@ impl Caches {
     /// Takes in a name.
     pub fn enter_name(&mut self, dir: InodeRef, name: Name, child: Option<(InodeRef, FileKind)>, valid: Duration) {
         match (self.last_tick(valid), child) {
-            // one that is not believed still says which inode to compare with
-            (None, Some(_)) => drop(self.dentries.insert((dir, name), Dentry { child, until: 0 })),
             (None, None) => drop(self.dentries.remove(&(dir, name))),
-            (Some(until), _) => drop(self.dentries.insert((dir, name), Dentry { child, until })),
+            // one that is not believed still says which inode to compare with
+            (until, _) => drop(self.dentries.insert((dir, name), Dentry { child, until })),
         }
     }
 
