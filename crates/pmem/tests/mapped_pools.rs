@@ -328,7 +328,6 @@ fn too_little_space_is_an_error_and_leaves_no_file() {
 
 #[test]
 fn holes_are_filled_when_a_pool_is_opened() {
-    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::MetadataExt;
     let dir = tmpfs();
     let path = dir.path().join("pool");
