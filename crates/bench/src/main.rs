@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_bench::report::Report;
 use polvo_bench::suite::{self, COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
-use polvo_bench::{BenchError, experiments, limits};
+use polvo_bench::{BenchError, experiments, limits, mounted};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,6 +95,7 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     if let Some((what, values)) = args.part.split_first() {
         return match what.as_str() {
             limits::PART => limits::fill(&args.scratch, values),
+            mounted::PART => mounted::part(&args.scratch, values),
             experiments::memory::PART => experiments::memory::part(&args.scratch, values),
             _ => Err(format!("{what} is no part of this program").into()),
         }

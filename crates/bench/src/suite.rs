@@ -67,6 +67,8 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::thresholds::EXPERIMENT,
     &experiments::null_mount::EXPERIMENT,
     &experiments::mount::EXPERIMENT,
+    &experiments::mount_requests::EXPERIMENT,
+    &experiments::mount_programs::EXPERIMENT,
     &experiments::memory::EXPERIMENT,
     &experiments::flat::EXPERIMENT,
 ];

@@ -9,6 +9,8 @@ pub mod library;
 pub mod log_garbage;
 pub mod memory;
 pub mod mount;
+pub mod mount_programs;
+pub mod mount_requests;
 pub mod network;
 pub mod null_mount;
 pub mod octopus_fig12;
