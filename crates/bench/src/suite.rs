@@ -69,6 +69,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::mount::EXPERIMENT,
     &experiments::mount_requests::EXPERIMENT,
     &experiments::mount_programs::EXPERIMENT,
+    &experiments::mount_tokens::EXPERIMENT,
     &experiments::memory::EXPERIMENT,
     &experiments::flat::EXPERIMENT,
 ];

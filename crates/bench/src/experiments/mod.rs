@@ -11,6 +11,7 @@ pub mod memory;
 pub mod mount;
 pub mod mount_programs;
 pub mod mount_requests;
+pub mod mount_tokens;
 pub mod network;
 pub mod null_mount;
 pub mod octopus_fig12;
