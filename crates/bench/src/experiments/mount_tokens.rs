@@ -134,7 +134,7 @@ impl Holders {
         let (take, mut to_take) = tokio::sync::mpsc::unbounded_channel();
         let (taking, taken) = channel();
         let (connecting, connected) = channel();
-        let hold = async move {
+        let hold = move || async move {
             let mut clients = Vec::new();
             for _ in 0..count {
                 let client = Client::connect(config.clone()).await.map_err(|why| why.to_string())?;
@@ -159,7 +159,7 @@ impl Holders {
             Ok(())
         };
         let thread = std::thread::Builder::new().name("holders".into());
-        let thread = thread.spawn(move || OnThread::new().map_err(|why| why.to_string())?.run(hold))?;
+        let thread = thread.spawn(move || OnThread::new().map_err(|why| why.to_string())?.run(hold()))?;
         let Ok(clients) = connected.recv() else {
             ended(thread)?;
             return Err("there are no holders".into());
