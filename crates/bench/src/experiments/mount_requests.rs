@@ -187,9 +187,12 @@ fn upcalls(mounts: &Mounts, found: &mut Findings<'_>) -> Result<(), BenchError> 
         let open = counted(&dir, used.take(COUNTED), |path| File::open(path).map(drop))?;
         let create = counted(&dir, new.iter(), |path| File::create_new(path).map(drop))?;
         let unlink = counted(&dir, new.iter(), |path| std::fs::remove_file(path))?;
-        let whats = ["stat of a file in use", "open and close", "create and close", "unlink"];
+        let whats = ["a stat in use", "open+close", "create+close", "unlink"];
         for ((what, upcalls), bound) in whats.iter().zip([stat, open, create, unlink]).zip(bounds) {
-            let (name, exact) = (format!("{} {what}", server.name()), Samples::exact(upcalls));
+            let (name, exact) = (
+                format!("{} requests for {what}", server.name()),
+                Samples::exact(upcalls),
+            );
             match bound {
                 // the kernel may ask more often now and then
                 Some(bound) => found.bounded(&name, Unit::Requests, &exact, AtMost(bound * 1.05 + 0.05)),
