@@ -102,6 +102,12 @@ impl Serving {
         self.dir.join(<&str>::from(cache))
     }
 
+    /// A directory of this mount's own there: all but null are mounts of one file system.
+    fn own(&self, cache: Cache) -> PathBuf {
+        let name = format!("{}-{}", self.server.name(), <&str>::from(cache));
+        self.at(cache).join(name)
+    }
+
     /// Ends it as a crash does.
     pub fn kill(&mut self) -> Result<(), BenchError> {
         self.process.kill()?;
@@ -146,12 +152,18 @@ impl Mounts {
         let port = node.port;
         let [shm, tcp] = [Server::Shm, Server::Tcp].map(|server| start(server, [0, port]));
         std::fs::create_dir(scratch.join("tmpfs"))?;
-        Ok(Mounts {
+        let mounts = Mounts {
             port,
             ours: vec![tcp?, shm?, node],
             null,
             scratch,
-        })
+        };
+        for serving in mounts.ours.iter().chain([&mounts.null]) {
+            CACHES
+                .iter()
+                .try_for_each(|cache| std::fs::create_dir(serving.own(*cache)))?;
+        }
+        Ok(mounts)
     }
 
     /// Another client of the node, over shm.
@@ -164,16 +176,25 @@ impl Mounts {
         self.scratch.join("tmpfs")
     }
 
-    /// A mount of ours.
-    pub fn of(&self, server: Server, cache: Cache) -> PathBuf {
+    fn serving(&self, server: Server) -> &Serving {
         let serving = self.ours.iter().find(|serving| serving.server == server);
-        serving.unwrap_or(&self.null).at(cache)
+        serving.unwrap_or(&self.null)
     }
 
-    /// Ours, by name: inside the node, over shm, over tcp.
+    /// The root of a mount: of ours, everywhere the same directory.
+    pub fn root(&self, server: Server, cache: Cache) -> PathBuf {
+        self.serving(server).at(cache)
+    }
+
+    /// A directory that no other mount looks into.
+    pub fn own(&self, server: Server, cache: Cache) -> PathBuf {
+        self.serving(server).own(cache)
+    }
+
+    /// Those directories of ours, by name: inside the node, over shm, over tcp.
     pub fn ours(&self, cache: Cache) -> impl Iterator<Item = (&'static str, PathBuf)> {
         let ours = self.ours.iter().rev();
-        ours.map(move |serving| (serving.server.name(), serving.at(cache)))
+        ours.map(move |serving| (serving.server.name(), serving.own(cache)))
     }
 }
 

@@ -51,7 +51,7 @@ fn beside_null<T>(
     cache: Cache,
     make: impl Fn(&Path) -> Result<T, BenchError>,
 ) -> Result<Vec<Side<T>>, BenchError> {
-    let null = (Server::Null.name(), mounts.of(Server::Null, cache));
+    let null = (Server::Null.name(), mounts.own(Server::Null, cache));
     sides([null].into_iter().chain(mounts.ours(cache)), make)
 }
 
@@ -176,17 +176,17 @@ const LOOKS: usize = 20_000;
 /// Requests for one thing, where everything that can be is known.
 fn upcalls(mounts: &Mounts, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let mut of = |server: Server, bounds: [Option<f64>; 4]| {
-        let dir = mounts.of(server, Cache::Strict);
+        let (root, dir) = (mounts.root(server, Cache::Strict), mounts.own(server, Cache::Strict));
         let in_use = FilesInUse::new(&dir)?;
         let new: Vec<_> = (0..COUNTED).map(|n| dir.join(format!("new{n}"))).collect();
         in_use.stat(COUNTED)?;
         let mut used = in_use.paths().iter().cycle();
-        let stat = counted(&dir, used.by_ref().take(LOOKS), |path| {
+        let stat = counted(&root, used.by_ref().take(LOOKS), |path| {
             path.symlink_metadata().map(drop)
         })?;
-        let open = counted(&dir, used.take(COUNTED), |path| File::open(path).map(drop))?;
-        let create = counted(&dir, new.iter(), |path| File::create_new(path).map(drop))?;
-        let unlink = counted(&dir, new.iter(), |path| std::fs::remove_file(path))?;
+        let open = counted(&root, used.take(COUNTED), |path| File::open(path).map(drop))?;
+        let create = counted(&root, new.iter(), |path| File::create_new(path).map(drop))?;
+        let unlink = counted(&root, new.iter(), |path| std::fs::remove_file(path))?;
         let whats = ["a stat in use", "open+close", "create+close", "unlink"];
         for ((what, upcalls), bound) in whats.iter().zip([stat, open, create, unlink]).zip(bounds) {
             let (name, exact) = (
@@ -207,12 +207,12 @@ fn upcalls(mounts: &Mounts, found: &mut Findings<'_>) -> Result<(), BenchError> 
 
 /// Requests of the kernel for each time that something is done.
 fn counted<'a>(
-    dir: &Path,
+    root: &Path,
     mut paths: impl Iterator<Item = &'a PathBuf>,
     done: impl Fn(&Path) -> std::io::Result<()>,
 ) -> Result<f64, BenchError> {
     let total = || {
-        let upcalls = Counters::of(dir)?.upcalls;
+        let upcalls = Counters::of(root)?.upcalls;
         let counts = upcalls.iter().filter(|(name, _)| !name.contains("FORGET"));
         Ok::<_, BenchError>(counts.map(|(_, count)| count).sum::<u64>())
     };

@@ -198,7 +198,7 @@ fn ended(thread: JoinHandle<Result<(), String>>) -> Result<(), BenchError> {
 /// Two mounts look at a file and write to it in turn.
 fn in_turn(mounts: &Mounts, turns: usize, found: &mut Findings<'_>) -> Result<(), BenchError> {
     const FIRST: usize = 10;
-    let dirs = [Server::Inside, Server::Shm].map(|server| mounts.of(server, Cache::Strict));
+    let dirs = [Server::Inside, Server::Shm].map(|server| mounts.root(server, Cache::Strict));
     File::create_new(dirs[0].join("in-turn"))?.set_len(4096)?;
     let paths = dirs.each_ref().map(|dir| dir.join("in-turn"));
     let files = [0, 1].map(|side| OpenOptions::new().write(true).open(&paths[side]));
@@ -227,7 +227,7 @@ fn in_turn(mounts: &Mounts, turns: usize, found: &mut Findings<'_>) -> Result<()
 
 /// A mount that has tokens is killed.
 fn killed(mounts: &Mounts, rounds: usize, found: &mut Findings<'_>) -> Result<(), BenchError> {
-    let inside = mounts.of(Server::Inside, Cache::Strict);
+    let inside = mounts.root(Server::Inside, Cache::Strict);
     let mut waited = Vec::new();
     for round in 0..rounds.min(3) {
         let name = format!("killed-{round}");
