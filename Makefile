@@ -148,9 +148,20 @@ fuzz: ## Fuzz every decoder, FUZZ_SECONDS each (default 60), on the corpus of fu
 	@SECONDS_EACH=$(FUZZ_SECONDS) scripts/fuzz $(RUN)
 
 .PHONY: bench
-bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.{json,md} (QUICK=1 for a look)
+bench: ## Measure against memory, tmpfs and raw sockets; writes target/bench/report.{json,md} (QUICK=1 for a look, GLUSTERFS=1)
 	@scripts/deps build
-	cargo run --release --quiet -p polvo-bench --features two-phase -- --report "$(TARGET)/bench/report.json" $(if $(QUICK),--quick) $(BENCH_ARGS)
+	cargo build --release --quiet -p polvo-bench --features two-phase
+	$(if $(GLUSTERFS),$(WITH_GLUSTERFS) )"$(BIN)/polvo-bench" --report "$(TARGET)/bench/report.json" $(if $(QUICK),--quick) \
+		$(if $(GLUSTERFS),$(COMPARED) $(if $(BENCH_ARGS),,all)) $(BENCH_ARGS)
+
+GLUSTERFS_AT := /dev/shm/polvo-glusterfs
+WITH_GLUSTERFS := scripts/with-glusterfs $(GLUSTERFS_AT)
+COMPARED := --compare $(GLUSTERFS_AT)/glusterfs --compare $(GLUSTERFS_AT)/glusterfs-coherent
+.PHONY: bench-compare
+bench-compare: ## Measure our mounts beside GlusterFS and nothing else; writes target/bench/compare.{json,md} (root; installs it)
+	@scripts/deps build
+	cargo build --release --quiet -p polvo-bench
+	$(WITH_GLUSTERFS) "$(BIN)/polvo-bench" $(COMPARED) --report "$(TARGET)/bench/compare.json" $(if $(QUICK),--quick)
 
 .PHONY: performance-doc
 performance-doc: ## Write docs/performance.md from the report of the last `make bench`, which must be of a commit

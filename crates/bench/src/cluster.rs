@@ -87,7 +87,6 @@ pub fn pool_len(file_len: u64) -> u64 {
 /// One node of a cluster in this process.
 pub struct BenchNode {
     node: Arc<Node>,
-    identity: Identity,
     timeouts: Timeouts,
     addresses: Vec<Address>,
     reactor: JoinHandle<Result<(), String>>,
@@ -112,7 +111,19 @@ pub struct ClusterPlan<'a> {
     pub first_core: Option<usize>,
     /// File data has checksums.
     pub checksums: bool,
+    /// Time limits; see [`PATIENT`].
+    pub timeouts: Timeouts,
 }
+
+/// Time limits where clients may be left alone: who measures renews nothing meanwhile.
+pub const PATIENT: Timeouts = Timeouts {
+    connect: Duration::from_secs(2),
+    rpc: Duration::from_secs(10),
+    held: Duration::from_secs(2),
+    lease: Duration::from_secs(600),
+    token: Duration::from_secs(1),
+    away: Duration::from_secs(2),
+};
 
 impl ClusterPlan<'_> {
     /// Formats the pools and serves them, each node over tcp (loopback) and shm.
@@ -143,21 +154,8 @@ impl ClusterPlan<'_> {
     }
 
     fn start_node(&self, id: u16, listen: [Address; 2], map: &ClusterMap) -> Result<BenchNode, BenchError> {
-        let identity = Identity {
-            cluster: CLUSTER,
-            secret: Arc::from(&b"benchmark secret"[..]),
-            role: Role::Node(id),
-            security: Security::None,
-        };
-        let timeouts = Timeouts {
-            connect: Duration::from_secs(2),
-            rpc: Duration::from_secs(10),
-            held: Duration::from_secs(2),
-            // who measures renews nothing meanwhile
-            lease: Duration::from_secs(600),
-            token: Duration::from_secs(1),
-            away: Duration::from_secs(2),
-        };
+        let identity = identity(Role::Node(id));
+        let timeouts = self.timeouts;
         let pool = self.dir.join(match id {
             0 => "pool".to_owned(),
             id => format!("pool{id}"),
@@ -178,7 +176,7 @@ impl ClusterPlan<'_> {
         let space = PoolSpace::open(pmem)?;
         let config = NodeConfig {
             id: NodeId(id),
-            identity: identity.clone(),
+            identity,
             listen: listen.to_vec(),
             map: map.clone(),
             timeouts,
@@ -205,13 +203,40 @@ impl ClusterPlan<'_> {
             .map_err(|_| "the node did not start to listen")?;
         Ok(BenchNode {
             node,
-            identity,
             timeouts,
             addresses,
             reactor,
             schedstat: format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero()).into(),
             pool,
         })
+    }
+}
+
+/// Who somebody of a benchmark's cluster is.
+fn identity(role: Role) -> Identity {
+    Identity {
+        cluster: CLUSTER,
+        secret: Arc::from(&b"benchmark secret"[..]),
+        role,
+        security: Security::None,
+    }
+}
+
+/// How a client of the node at that address is made, by that address's provider.
+pub fn client_config(address: Address, timeouts: Timeouts) -> ClientConfig {
+    let provider = match address {
+        Address::Tcp(_) => "tcp",
+        _ => "shm",
+    };
+    ClientConfig {
+        addresses: vec![address],
+        identity: identity(Role::Client),
+        name: format!("bench-{provider}"),
+        provider: Some(provider.into()),
+        timeouts,
+        cred: Cred::Kernel,
+        transfers: Transfers::default(),
+        verify: false,
     }
 }
 
@@ -235,16 +260,25 @@ impl BenchNode {
             transactions: Transactions::default(),
             first_core: Some(SERVING),
             checksums,
+            timeouts: PATIENT,
         };
         plan.start()?.pop().ok_or_else(|| "one node was asked for".into())
     }
 
     /// Who clients are.
     pub fn client_identity(&self) -> Identity {
-        Identity {
-            role: Role::Client,
-            ..self.identity.clone()
-        }
+        identity(Role::Client)
+    }
+
+    /// Where it is served over `tcp` or `shm`.
+    pub fn address(&self, provider: &str) -> Result<Address, BenchError> {
+        let found = self.addresses.iter().find(|address| is_of(address, provider));
+        Ok(found.ok_or("the node does not listen with that provider")?.clone())
+    }
+
+    /// How a client over `tcp` or `shm` is made.
+    pub fn client_config(&self, provider: &str) -> Result<ClientConfig, BenchError> {
+        Ok(client_config(self.address(provider)?, self.timeouts))
     }
 
     /// The node itself.
@@ -272,21 +306,9 @@ impl BenchNode {
 
     /// An external client whose data is moved so.
     pub fn external_by(&self, provider: &str, transfers: Transfers) -> Result<Arc<Client>, BenchError> {
-        let address = self
-            .addresses
-            .iter()
-            .find(|address| is_of(address, provider))
-            .ok_or("the node does not listen with that provider")?
-            .clone();
         let config = ClientConfig {
-            addresses: vec![address],
-            identity: self.client_identity(),
-            name: format!("bench-{provider}"),
-            provider: Some(provider.into()),
-            timeouts: self.timeouts,
-            cred: Cred::Kernel,
             transfers,
-            verify: false,
+            ..self.client_config(provider)?
         };
         Ok(OnThread::new()?.run(Client::connect(config))?)
     }

@@ -11,6 +11,7 @@
 pub mod cluster;
 pub mod experiments;
 pub mod limits;
+pub mod mounted;
 pub mod on_thread;
 pub mod part;
 pub mod report;

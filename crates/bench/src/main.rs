@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_bench::report::Report;
 use polvo_bench::suite::{self, COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
-use polvo_bench::{BenchError, experiments, limits};
+use polvo_bench::{BenchError, experiments, limits, mounted};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +17,8 @@ Examples:
   polvo bench                              everything, about half an hour
   polvo bench --quick                      a look, a few minutes
   polvo bench library network              two experiments
-  polvo bench --compare /mnt/other         the operations on files, in any directory of any file system
+  polvo bench --compare /mnt/other         another file system beside our mounts
+  polvo bench --compare /mnt/other all     the same after everything else
 
 Exit codes: 0 measured, whether or not targets were met; 1 an experiment failed; 2 wrong command line.";
 
@@ -25,7 +26,7 @@ Exit codes: 0 measured, whether or not targets were met; 1 an experiment failed;
 #[derive(Parser)]
 #[command(name = "polvo bench", bin_name = "polvo bench", version, after_long_help = HELP, max_term_width = 100)]
 struct Args {
-    /// Experiments to run, in this order [default: all]
+    /// Experiments to run, in this order; `all` stands for all of them [default: all]
     #[arg(value_name = "EXPERIMENT")]
     experiments: Vec<String>,
     /// List the experiments
@@ -34,9 +35,10 @@ struct Args {
     /// A tenth of the work, for a quick look
     #[arg(long)]
     quick: bool,
-    /// Measure the files below this directory, of whatever file system, and nothing else
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["experiments", "limits"])]
-    compare: Option<PathBuf>,
+    /// Measure the files below this directory, of whatever file system, beside tmpfs and our mounts; nothing else, unless experiments
+    /// are named. May be given several times
+    #[arg(long, value_name = "DIR", conflicts_with = "limits")]
+    compare: Vec<PathBuf>,
     /// Where the report goes; the page and the plots lie beside it
     #[arg(long, value_name = "FILE", default_value = "target/bench/report.json")]
     report: PathBuf,
@@ -95,6 +97,7 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     if let Some((what, values)) = args.part.split_first() {
         return match what.as_str() {
             limits::PART => limits::fill(&args.scratch, values),
+            mounted::PART => mounted::part(&args.scratch, values),
             experiments::memory::PART => experiments::memory::part(&args.scratch, values),
             _ => Err(format!("{what} is no part of this program").into()),
         }
@@ -172,17 +175,20 @@ fn command(args: impl Iterator<Item = String>) -> String {
 
 /// The experiments asked for, or the name of one that there is not.
 fn chosen(args: &Args) -> Result<Vec<&'static Experiment>, &str> {
-    if args.compare.is_some() {
-        return Ok(vec![COMPARE]);
+    let compares = !args.compare.is_empty();
+    let mut chosen = Vec::new();
+    if args.experiments.is_empty() && !compares {
+        chosen.extend(EXPERIMENTS);
     }
-    if args.experiments.is_empty() {
-        return Ok(EXPERIMENTS.to_vec());
+    for name in &args.experiments {
+        match EXPERIMENTS.iter().find(|e| e.name == name) {
+            Some(experiment) => chosen.push(*experiment),
+            None if name == "all" => chosen.extend(EXPERIMENTS),
+            None => return Err(name),
+        }
     }
-    let find = |name: &String| EXPERIMENTS.iter().copied().find(|e| e.name == name);
-    args.experiments
-        .iter()
-        .map(|name| find(name).ok_or(name.as_str()))
-        .collect()
+    chosen.extend(compares.then_some(COMPARE));
+    Ok(chosen)
 }
 
 #[cfg(test)]
@@ -196,6 +202,10 @@ mod tests {
         let args = Args::parse_from(["polvo bench", "network", "baselines"]);
         let names: Vec<_> = chosen(&args).unwrap().iter().map(|e| e.name).collect();
         assert_eq!(names, ["network", "baselines"]);
+        let compared = Args::parse_from(["polvo bench", "--compare", "/a", "--compare", "/b", "all"]);
+        assert_eq!(chosen(&compared).unwrap().len(), EXPERIMENTS.len() + 1);
+        let compared = Args::parse_from(["polvo bench", "--compare", "/a"]);
+        assert_eq!(chosen(&compared).unwrap()[0].name, "compare");
         assert_eq!(chosen(&Args::parse_from(["polvo bench", "fig99"])).err(), Some("fig99"));
     }
 

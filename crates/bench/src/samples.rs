@@ -29,6 +29,11 @@ impl Samples {
         Samples(vec![figure])
     }
 
+    /// Times of operations, nanoseconds, as operations a second.
+    pub fn as_rates(&self) -> Samples {
+        Samples::new(self.0.iter().map(|ns| 1e9 / ns).collect())
+    }
+
     /// The middle one: what is reported.
     pub fn median(&self) -> f64 {
         self.0[self.0.len() / 2]
@@ -51,14 +56,28 @@ pub fn in_turn<const N: usize>(
     rounds: usize,
     measures: [&mut dyn FnMut() -> Result<f64, BenchError>; N],
 ) -> Result<[Samples; N], BenchError> {
-    let mut figures = measures.map(|measure| (measure, Vec::with_capacity(rounds)));
+    let mut measures = measures;
+    let samples = each_in_turn(rounds, &mut measures, |measure| Ok([measure()?]))?;
+    let samples: Vec<Samples> = samples.into_iter().flatten().collect();
+    Ok(samples.try_into().expect("samples of each"))
+}
+
+/// The same measurement of several things in turn, `rounds` times; it may give several figures.
+pub fn each_in_turn<T, const F: usize>(
+    rounds: usize,
+    things: &mut [T],
+    mut measure: impl FnMut(&mut T) -> Result<[f64; F], BenchError>,
+) -> Result<Vec<[Samples; F]>, BenchError> {
+    let mut figures: Vec<[Vec<f64>; F]> = things.iter().map(|_| std::array::from_fn(|_| Vec::new())).collect();
     for _ in 0..rounds.max(1) {
-        for (measure, figures) in &mut figures {
+        for (thing, figures) in things.iter_mut().zip(&mut figures) {
             std::thread::sleep(CALM);
-            figures.push(measure()?);
+            for (figures, figure) in figures.iter_mut().zip(measure(thing)?) {
+                figures.push(figure);
+            }
         }
     }
-    Ok(figures.map(|(_, figures)| Samples::new(figures)))
+    Ok(figures.into_iter().map(|figures| figures.map(Samples::new)).collect())
 }
 
 /// One thing, `rounds` times.

@@ -29,8 +29,8 @@ pub struct Context<'a> {
     pub clients: &'a [usize],
     /// Sizes of messages, bytes, where an experiment goes over them.
     pub sizes: &'a [usize],
-    /// A directory of another file system to be measured, if that was asked for.
-    pub compared: Option<&'a Path>,
+    /// Directories of other file systems to be measured.
+    pub compared: &'a [PathBuf],
 }
 
 /// One experiment. Those that reproduce a figure of a paper are named after it.
@@ -67,11 +67,14 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::thresholds::EXPERIMENT,
     &experiments::null_mount::EXPERIMENT,
     &experiments::mount::EXPERIMENT,
+    &experiments::mount_requests::EXPERIMENT,
+    &experiments::mount_programs::EXPERIMENT,
+    &experiments::mount_tokens::EXPERIMENT,
     &experiments::memory::EXPERIMENT,
     &experiments::flat::EXPERIMENT,
 ];
 
-/// The one that measures another file system; part of a run only with [`Context::compared`].
+/// The one that measures other file systems; part of a run only with [`Context::compared`].
 pub const COMPARE: &Experiment = &experiments::compare::EXPERIMENT;
 
 /// What a run is asked for.
@@ -87,7 +90,7 @@ pub struct Plan<'a> {
     /// See [`Context`].
     pub sizes: Vec<usize>,
     /// See [`Context`].
-    pub compared: Option<PathBuf>,
+    pub compared: Vec<PathBuf>,
     /// By which the run can be repeated.
     pub command: String,
 }
@@ -112,7 +115,7 @@ pub fn run(plan: &Plan<'_>, out: &mut dyn Write) -> Result<Report, BenchError> {
         effort: plan.effort,
         clients: &plan.clients,
         sizes: &plan.sizes,
-        compared: plan.compared.as_deref(),
+        compared: &plan.compared,
     };
     for experiment in &plan.experiments {
         writeln!(out, "{}: {}", experiment.name, experiment.title)?;
@@ -195,7 +198,7 @@ mod tests {
             },
             clients: vec![1],
             sizes: vec![16],
-            compared: None,
+            compared: Vec::new(),
             command: "polvo bench".into(),
         }
     }

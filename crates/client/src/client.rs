@@ -59,6 +59,8 @@ pub struct Counters {
     pub eager_bytes: u64,
     /// Tokens that it has just now.
     pub tokens: u64,
+    /// Tokens that it has given back because somebody else's change waited for them.
+    pub recalls: u64,
 }
 
 /// State shared by all threads of a client. `Send + Sync`.
@@ -310,6 +312,7 @@ impl Client {
             one_sided_bytes: totals.one_sided_bytes,
             eager_bytes: self.eager_bytes.load(Ordering::Relaxed),
             tokens: self.tokens.count() as u64,
+            recalls: self.tokens.recalls(),
         }
     }
 

@@ -63,10 +63,11 @@ pub(crate) fn counters(counters: &Counters, upcalls: impl Iterator<Item = (&'sta
         one_sided_bytes,
         eager_bytes,
         tokens,
+        recalls,
     } = counters;
     format!(
         "{{\"rpcs\":{rpcs},\"one_sided_batches\":{one_sided_batches},\"one_sided_bytes\":{one_sided_bytes},\
-         \"eager_bytes\":{eager_bytes},\"tokens\":{tokens},\"upcalls\":{{{upcalls}}}}}"
+         \"eager_bytes\":{eager_bytes},\"tokens\":{tokens},\"recalls\":{recalls},\"upcalls\":{{{upcalls}}}}}"
     )
 }
 
@@ -106,8 +107,9 @@ mod tests {
             one_sided_bytes: 3,
             eager_bytes: 4,
             tokens: 7,
+            recalls: 8,
         };
-        let expected = r#"{"rpcs":1,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"tokens":7,"upcalls":{"LOOKUP":5,"READ":6}}"#;
+        let expected = r#"{"rpcs":1,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"tokens":7,"recalls":8,"upcalls":{"LOOKUP":5,"READ":6}}"#;
         let upcalls = [("LOOKUP", 5), ("READ", 6)];
         assert_eq!(counters(&counted, upcalls.into_iter()), expected);
     }

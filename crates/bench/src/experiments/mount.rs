@@ -1,6 +1,6 @@
 //! The mount against the library and against tmpfs: the same operations by system calls.
 
-use super::system_calls;
+use super::system_calls::{self, Measured};
 use crate::BenchError;
 use crate::cluster::{BenchNode, pool_len};
 use crate::report::Findings;
@@ -36,7 +36,22 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         "unlink" => Some("library internal unlink"),
         _ => None,
     };
-    let measured = system_calls::measure("mount", &point, library, context, found);
+    let dirs = [context.scratch.to_owned(), point.clone()];
+    let measured = system_calls::measure(&dirs, context.effort.file_len, context).map(|all| {
+        for Measured {
+            operation,
+            unit,
+            samples,
+        } in all
+        {
+            let (name, tmpfs) = (format!("mount {operation}"), format!("tmpfs {operation}"));
+            found.figure(&tmpfs, unit, &samples[0]);
+            found.against(&name, unit, &samples[1], &tmpfs, None);
+            if let Some(library) = library(operation) {
+                found.against(&name, unit, &samples[1], library, None);
+            }
+        }
+    });
     mount.unmount(false)?;
     client.shutdown();
     node.stop()?;

@@ -1,7 +1,7 @@
 //! What a mount costs where the file system costs nothing: our way to the kernel, and the library it replaced.
 
 use crate::BenchError;
-use crate::null_mount::{NullMount, Operation};
+use crate::null_mount::{Lasts, NullMount, Operation};
 use crate::report::Target::AtLeast;
 use crate::report::{Findings, Unit};
 use crate::samples::in_turn;
@@ -26,7 +26,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         return Ok(());
     }
     let peer = NullMount::on_fuser(&context.scratch.join("null-fuser"), FUSER_THREADS)?;
-    let ours = NullMount::on_fusedev(&context.scratch.join("null-fusedev"))?;
+    let ours = NullMount::on_fusedev(&context.scratch.join("null-fusedev"), Lasts::NOT)?;
     let (rounds, ops) = (context.effort.rounds, context.effort.ops);
     for (name, operation) in [
         ("4 KiB read", Operation::Read),

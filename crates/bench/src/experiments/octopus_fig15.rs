@@ -3,7 +3,7 @@
 use super::log_commits::ROOT;
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::{BenchNode, ClusterPlan};
+use crate::cluster::{BenchNode, ClusterPlan, PATIENT};
 use crate::cores::{MEASURING, cores};
 use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast, AtMost};
@@ -239,6 +239,7 @@ impl Rig {
             // who measures is colocated with the first node, whose reactor has nothing else to do
             first_core: core,
             checksums: false,
+            timeouts: PATIENT,
         };
         let nodes = plan.start()?;
         let here = OnThread::on_core(core)?;

@@ -2,7 +2,7 @@
 
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::{BenchNode, ClusterPlan, new_file, root};
+use crate::cluster::{BenchNode, ClusterPlan, PATIENT, new_file, root};
 use crate::cores::cores;
 use crate::crowd::touch;
 use crate::on_thread::OnThread;
@@ -336,6 +336,7 @@ impl Rig {
             transactions: Transactions::default(),
             first_core: None,
             checksums: false,
+            timeouts: PATIENT,
         };
         let nodes = plan.start()?;
         touch(&nodes, plan.pool_len)?;

@@ -1,36 +1,36 @@
-//! The operations on files that any mounted file system has, beside those of tmpfs, in turn.
+//! The operations on files that any file system has, below several directories in turn.
 
 use crate::BenchError;
-use crate::baseline::files::{self, BigFile};
-use crate::report::{Findings, Unit};
-use crate::samples::{Samples, in_turn};
+use crate::baseline::files::{self, BigFile, FilesInUse};
+use crate::report::Unit;
+use crate::samples::{Samples, each_in_turn};
 use crate::suite::Context;
-use std::path::Path;
+use std::path::PathBuf;
 
-/// Measures below `dir`; rows are called `what ...`. `library` says which figure of the library's a row is beside too, for
-/// what has one.
-pub fn measure(
-    what: &str,
-    dir: &Path,
-    library: impl Fn(&str) -> Option<&'static str>,
-    context: &Context<'_>,
-    found: &mut Findings<'_>,
-) -> Result<(), BenchError> {
-    let effort = context.effort;
-    let (n, ops) = (effort.rounds, effort.ops);
-    let mut row = |operation: &str, unit: Unit, base: &Samples, value: &Samples| {
-        let (name, tmpfs) = (format!("{what} {operation}"), format!("tmpfs {operation}"));
-        found.figure(&tmpfs, unit, base);
-        found.against(&name, unit, value, &tmpfs, None);
-        if let Some(library) = library(operation) {
-            found.against(&name, unit, value, library, None);
-        }
+/// What was measured of an operation.
+pub struct Measured {
+    /// Which.
+    pub operation: &'static str,
+    /// Of the samples.
+    pub unit: Unit,
+    /// Of each directory.
+    pub samples: Vec<Samples>,
+}
+
+/// Measures below each directory; files are of `file_len` bytes.
+pub fn measure(dirs: &[PathBuf], file_len: u64, context: &Context<'_>) -> Result<Vec<Measured>, BenchError> {
+    let (rounds, ops) = (context.effort.rounds, context.effort.ops);
+    let mut all = Vec::new();
+    let mut measured = |operation, unit, samples| {
+        all.push(Measured {
+            operation,
+            unit,
+            samples,
+        });
     };
     {
-        let (base, ours) = (
-            BigFile::new(context.scratch, effort.file_len)?,
-            BigFile::new(dir, effort.file_len)?,
-        );
+        let big = dirs.iter().map(|dir| BigFile::new(dir, file_len));
+        let mut big = big.collect::<Result<Vec<_>, _>>()?;
         type Measure = fn(&BigFile, usize) -> Result<f64, BenchError>;
         let operations: [(&str, Unit, Measure); 5] = [
             ("4 KiB random read", Unit::Ns, |file, ops| file.read_random_pages(ops)),
@@ -46,18 +46,18 @@ pub fn measure(
             }),
         ];
         for (name, unit, measure) in operations {
-            let [base, value] = in_turn(n, [&mut || measure(&base, ops), &mut || measure(&ours, ops)])?;
-            row(name, unit, &base, &value);
+            let samples = each_in_turn(rounds, &mut big, |file| Ok([measure(file, ops)?]))?;
+            measured(name, unit, samples.into_iter().flatten().collect());
         }
     }
-    let (mut base, mut ours) = (Vec::new(), Vec::new());
-    for _ in 0..n {
-        base.push(files::names(context.scratch, ops)?);
-        ours.push(files::names(dir, ops)?);
-    }
+    let mut names = dirs.to_vec();
+    let samples = each_in_turn(rounds, &mut names, |dir| files::names(dir, ops))?;
     for (which, name) in files::NAME_OPERATIONS.into_iter().enumerate() {
-        let of = |rounds: &[[f64; 3]]| Samples::new(rounds.iter().map(|round| round[which]).collect());
-        row(name, Unit::PerS, &of(&base), &of(&ours));
+        measured(name, Unit::PerS, samples.iter().map(|of| of[which].clone()).collect());
     }
-    Ok(())
+    let in_use = dirs.iter().map(|dir| FilesInUse::new(dir));
+    let mut in_use = in_use.collect::<Result<Vec<_>, _>>()?;
+    let samples = each_in_turn(rounds, &mut in_use, |files| Ok([1e9 / files.stat(ops)?]))?;
+    measured("repeated stat", Unit::PerS, samples.into_iter().flatten().collect());
+    Ok(all)
 }

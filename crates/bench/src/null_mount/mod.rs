@@ -1,8 +1,10 @@
-//! The file system that does nothing: one file, which reads as zeros and takes what is written. What a mount costs where the file
-//! system costs nothing, by our own way to the kernel and by the library that it replaced.
+//! The file system that does nothing: files read as zeros and take what is written. What a mount costs where the file system costs
+//! nothing, by our own way to the kernel and by the library that it replaced (which has one file).
 
 mod on_fusedev;
 mod on_fuser;
+
+pub use on_fusedev::Lasts;
 
 use crate::BenchError;
 use crate::samples::{ns_per_op, rate};
@@ -13,9 +15,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The one file's size, bytes.
+/// Files' size, bytes.
 const SIZE: u64 = 1 << 30;
-/// The one file's inode.
+/// The inode of the file that is there from the beginning.
 const FILE: u64 = 2;
 /// What is read.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
@@ -29,11 +31,11 @@ pub struct NullMount {
 
 impl NullMount {
     /// On `fusedev`, at a new directory.
-    pub fn on_fusedev(dir: &Path) -> Result<NullMount, BenchError> {
+    pub fn on_fusedev(dir: &Path, lasts: Lasts) -> Result<NullMount, BenchError> {
         std::fs::create_dir(dir)?;
         Ok(NullMount {
             dir: dir.to_owned(),
-            _session: Box::new(on_fusedev::mount(dir)?),
+            _session: Box::new(on_fusedev::mount(dir, lasts)?),
         })
     }
 

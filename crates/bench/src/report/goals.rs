@@ -126,6 +126,108 @@ const GOALS: &[Goal] = &[
         rows: &["null mount 4 KiB read, 1 job"],
     },
     Goal {
+        what: "mount inside, 4 KiB random reads and writes, the kernel keeps nothing",
+        target: "at least 0.85 of a mounted file system that does nothing",
+        experiment: "mount-requests",
+        rows: &["4 KiB random"],
+    },
+    Goal {
+        what: "mount inside, write and fdatasync",
+        target: "at most 1.1 times a write alone",
+        experiment: "mount-requests",
+        rows: &["and fdatasync"],
+    },
+    Goal {
+        what: "mounts inside, over shm and over tcp, stat of files in use",
+        target: "at least 0.8 of tmpfs",
+        experiment: "mount-requests",
+        rows: &["stat of files in use"],
+    },
+    Goal {
+        what: "mounts inside, over shm and over tcp, 4 KiB reads of a file open for reading",
+        target: "at least 0.85 of tmpfs",
+        experiment: "mount-requests",
+        rows: &["open for reading"],
+    },
+    Goal {
+        what: "mount inside, create and close, unlink, open and close of an open file",
+        target: "at least 0.8 of a mounted file system that does nothing",
+        experiment: "mount-requests",
+        rows: &["inside create and close", "inside unlink", "inside open and close"],
+    },
+    Goal {
+        what: "requests of the kernel for a stat in use, open and close, create and close, unlink",
+        target: "0, 3, 5, 2",
+        experiment: "mount-requests",
+        rows: &["inside requests"],
+    },
+    Goal {
+        what: "mount inside, 1 MiB reads and writes, 1 and 4 jobs",
+        target: "at least 0.9 of a mounted file system that does nothing",
+        experiment: "mount-requests",
+        rows: &["1 MiB"],
+    },
+    Goal {
+        what: "git status, find and du on a mount, a tree that was just read",
+        target: "at least half as fast as on tmpfs",
+        experiment: "mount-programs",
+        rows: &[""],
+    },
+    Goal {
+        what: "a change of what one other keeps",
+        target: "one round trip more",
+        experiment: "mount-tokens",
+        rows: &["round trips"],
+    },
+    Goal {
+        what: "a change of what 1,000 others keep",
+        target: "at most 50 ms",
+        experiment: "mount-tokens",
+        rows: &["1000 holders"],
+    },
+    Goal {
+        what: "two mounts write to one file in turn, after 10 turns",
+        target: "nobody is called back",
+        experiment: "mount-tokens",
+        rows: &["recalls"],
+    },
+    Goal {
+        what: "a change after a holder was killed",
+        target: "at most 2.2 s",
+        experiment: "mount-tokens",
+        rows: &["killed"],
+    },
+    Goal {
+        what: "mounts beside GlusterFS, stat of each file once",
+        target: "at least 50 times",
+        experiment: "compare",
+        rows: &["inside stat", "shm stat", "tcp stat"],
+    },
+    Goal {
+        what: "mounts beside GlusterFS, create and unlink",
+        target: "at least 10 and 5 times; over tcp 3 and 2",
+        experiment: "compare",
+        rows: &["create", "unlink"],
+    },
+    Goal {
+        what: "mounts beside GlusterFS, 4 KiB reads, writes with fdatasync",
+        target: "at least 10 times; over tcp 3",
+        experiment: "compare",
+        rows: &["4 KiB"],
+    },
+    Goal {
+        what: "mounts beside GlusterFS, 1 MiB reads and writes",
+        target: "at least 4 times; over tcp 2",
+        experiment: "compare",
+        rows: &["1 MiB"],
+    },
+    Goal {
+        what: "mounts beside GlusterFS whose kernel keeps nothing that may have changed, repeated stat",
+        target: "at least 50 times",
+        experiment: "compare",
+        rows: &["repeated stat"],
+    },
+    Goal {
         what: "an empty file not open",
         target: "at most 400 bytes of persistent memory and 200 of DRAM",
         experiment: "memory",
@@ -229,12 +331,13 @@ mod tests {
     use super::*;
     use crate::report::{Findings, Target, Unit};
     use crate::samples::Samples;
-    use crate::suite::EXPERIMENTS;
+    use crate::suite::{COMPARE, EXPERIMENTS};
 
     #[test]
     fn every_goal_is_of_an_experiment() {
         for goal in GOALS {
-            let known = EXPERIMENTS.iter().any(|experiment| experiment.name == goal.experiment);
+            let mut all = EXPERIMENTS.iter().chain([&COMPARE]);
+            let known = all.any(|experiment| experiment.name == goal.experiment);
             assert!(known, "{}", goal.experiment);
         }
     }

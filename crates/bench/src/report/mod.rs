@@ -28,6 +28,12 @@ pub enum Unit {
     /// Nanoseconds an operation.
     #[serde(rename = "ns")]
     Ns,
+    /// Milliseconds of something long.
+    #[serde(rename = "ms")]
+    Ms,
+    /// Requests, or messages of another kind, that something takes.
+    #[serde(rename = "requests")]
+    Requests,
     /// Bytes an item.
     #[serde(rename = "bytes")]
     Bytes,
@@ -42,7 +48,7 @@ pub enum Unit {
 impl Unit {
     /// True where less is better.
     pub fn counts_down(self) -> bool {
-        matches!(self, Unit::Ns | Unit::Bytes)
+        !matches!(self, Unit::GbPerS | Unit::PerS)
     }
 }
 

@@ -129,6 +129,8 @@ pub(crate) struct Tokens {
     pub(crate) work: Notify,
     origin: Instant,
     keeper: RwLock<Option<Arc<dyn Keeper>>>,
+    /// That were given back because they were asked for.
+    recalls: AtomicU64,
 }
 
 /// What is passed on by tokens is not called back while this lasts.
@@ -156,6 +158,7 @@ impl Tokens {
             work: Notify::new(),
             origin: Instant::now(),
             keeper: RwLock::new(None),
+            recalls: AtomicU64::new(0),
         }
     }
 
@@ -327,6 +330,11 @@ impl Tokens {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().len()).sum()
+    }
+
+    /// How many were given back so far because somebody's change waited for them.
+    pub fn recalls(&self) -> u64 {
+        self.recalls.load(Relaxed)
     }
 }
 

@@ -218,6 +218,7 @@ impl LocalClient {
         if forgotten.is_empty() {
             tokio::time::sleep(wait).await; // they are asked for again
         }
+        tokens.recalls.fetch_add(forgotten.len() as u64, Relaxed);
         forgotten
     }
 }
