@@ -203,9 +203,9 @@ impl Client {
             threads: Mutex::default(),
         });
         let weak = Arc::downgrade(&client);
-        context.on_reset(move |node| {
+        context.on_reset(move |node, number| {
             if let Some(client) = weak.upgrade() {
-                client.lost(node);
+                client.is_known_as(node, number);
             }
         });
         client
@@ -348,9 +348,17 @@ impl Client {
         self.incarnations.all.load(Ordering::Acquire)
     }
 
+    /// A node knows the session by that number. The node around us may have said so before, without a connection.
+    pub(crate) fn is_known_as(&self, node: NodeId, number: u64) {
+        let here = self.colocated.as_ref().filter(|here| here.node.id() == node);
+        if here.is_none_or(|here| here.is_news(number)) {
+            self.lost(node);
+        }
+    }
+
     /// A node did not know the session (any more, or yet): what was held there is gone. What was cached goes too: a node
     /// that has lost power may have gone back behind a tail that we have seen.
-    pub(crate) fn lost(&self, node: NodeId) {
+    fn lost(&self, node: NodeId) {
         *self.incarnations.of_node.write().entry(node).or_default() += 1;
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
         tracing::debug!(%node, "a new session at a node");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-type ResetHook = Box<dyn Fn(NodeId) + Send + Sync>;
+type ResetHook = Box<dyn Fn(NodeId, u64) + Send + Sync>;
 
 /// What all threads of one session share: who they are, the map, limits, counters. `Send + Sync`.
 pub struct SessionContext {
@@ -95,9 +95,9 @@ impl SessionContext {
         })
     }
 
-    /// Called with each node that turns out not to know the session (any more): all that was held there is gone. Also
-    /// called when a node is met for the first time.
-    pub fn on_reset(&self, hook: impl Fn(NodeId) + Send + Sync + 'static) {
+    /// Called with each node that turns out not to know the session (any more), and the session's number there: all that was
+    /// held there by another number is gone. Also called when a node is first met over a connection.
+    pub fn on_reset(&self, hook: impl Fn(NodeId, u64) + Send + Sync + 'static) {
         *self.on_reset.write() = Some(Box::new(hook));
     }
 
@@ -207,7 +207,7 @@ impl SessionContext {
             );
         }
         if let Some(hook) = &*self.on_reset.read() {
-            hook(node);
+            hook(node, number);
         }
     }
 }

@@ -84,6 +84,11 @@ impl ColocatedNode {
         self.regions.contains(&region)
     }
 
+    /// The session has that number here. True: not the one that was known.
+    pub(crate) fn is_news(&self, number: u64) -> bool {
+        self.number.swap(number, Ordering::AcqRel) != number
+    }
+
     fn is_attached(&self) -> bool {
         self.attached.load(Ordering::Acquire)
     }
@@ -210,9 +215,7 @@ impl LocalClient {
         };
         let attached = ask::Attach::answered(self.call_once(here, attach).await, here.node.id())?;
         self.client.context.map().offer(attached.map);
-        if here.number.swap(attached.number, Ordering::AcqRel) != attached.number {
-            self.client.lost(here.node.id());
-        }
+        self.client.is_known_as(here.node.id(), attached.number);
         here.attached.store(true, Ordering::Release);
         Ok(())
     }

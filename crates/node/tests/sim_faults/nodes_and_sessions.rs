@@ -99,7 +99,7 @@ fn an_expired_session_gives_everything_back() {
         // who comes back finds out, and starts anew
         let resets = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
         let counter = resets.clone();
-        gone.links.context().on_reset(move |node| {
+        gone.links.context().on_reset(move |node, _| {
             assert_eq!(node, NodeId(1));
             counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         });
