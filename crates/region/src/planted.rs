@@ -63,6 +63,10 @@ pub enum Planted {
     GivenWhileAsked,
     /// A node that was started anew changes what tokens of the run before are believed about.
     ChangedTooEarly,
+    /// A session is asked for its own tokens before it changes something.
+    OwnTokenAsked,
+    /// What the client colocated with a node changes there nobody is asked for.
+    ColocatedForgotten,
 
     /// A client answers for its tokens and goes on using them.
     AnsweredBeforeForgotten,

@@ -3,7 +3,7 @@
 
 use crate::actor::Shared;
 use crate::rng::Rng;
-use crate::schedule::{Fault, Home};
+use crate::schedule::{Fault, Home, USUAL_DELAY};
 use crate::workload::Workload;
 use polvo_node::sim::Cluster;
 use std::rc::Rc;
@@ -195,8 +195,7 @@ impl Faults<'_> {
     }
 
     fn usual_delay(&self) -> std::ops::RangeInclusive<Duration> {
-        let usual = Duration::from_micros(20)..=Duration::from_millis(2);
-        self.shared.schedule.delay.clone().unwrap_or(usual)
+        self.shared.schedule.delay.clone().unwrap_or(USUAL_DELAY)
     }
 
     fn partition(&mut self, one_way: bool) {

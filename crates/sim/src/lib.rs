@@ -4,7 +4,7 @@
 //! [`schedule::Schedule::of`] draws everything about a run from its seed; [`simulation::simulate`] runs it and says what it found
 //! ([`report::Report`]); [`campaign`] runs many. What clients asked and were told is a [`history::History`], which
 //! [`judgement`] compares with what the file system promises ([`contents_model`], [`names_model`], [`attributes`]) by searching
-//! for an order that explains it ([`linearizability`]).
+//! for an order that explains it ([`linearizability`]); and nobody waits in vain ([`promptness`]).
 //!
 //! ```
 //! use polvo_sim::schedule::{Limits, Schedule};
@@ -31,6 +31,7 @@ pub mod operation;
 pub mod panics;
 pub mod pattern;
 pub mod plant;
+pub mod promptness;
 pub mod reader;
 pub mod report;
 pub mod rng;

@@ -10,6 +10,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+/// Delays of messages, unless the schedule has others: the network's own.
+pub const USUAL_DELAY: RangeInclusive<Duration> = Duration::from_micros(20)..=Duration::from_millis(2);
+
 /// Where a client lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Home {
@@ -253,6 +256,11 @@ impl Schedule {
             names: rng.between(2, 5) as u8,
             file_max: rng.pick(&[600, 9_000, 40_000]),
         }
+    }
+
+    /// How long a message takes at most, where nothing goes wrong.
+    pub fn longest_delay(&self) -> Duration {
+        self.delay.as_ref().map_or(*USUAL_DELAY.end(), |delay| *delay.end())
     }
 
     /// The cluster that it wants.

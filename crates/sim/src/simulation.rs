@@ -5,6 +5,7 @@ use crate::audit;
 use crate::faults;
 use crate::judgement::judge;
 use crate::panics;
+use crate::promptness::too_slow;
 use crate::report::{Counts, Report};
 use crate::rng::Rng;
 use crate::schedule::Schedule;
@@ -39,16 +40,7 @@ pub fn simulate(schedule: &Schedule) -> Report {
         wrong.extend(end.failure);
         let (records, lines) = end.shared.history.take();
         trace.extend(lines);
-        if std::env::var("TOOK").is_ok() && schedule.faults + schedule.cuts + schedule.stills == 0 {
-            let longest = records.iter().max_by_key(|r| r.took).expect("some");
-            println!(
-                "TOOK {:?} clients {} delay {:?} small {} {longest}",
-                longest.took,
-                schedule.clients.len(),
-                schedule.delay,
-                schedule.is_small
-            );
-        }
+        wrong.extend(too_slow(&records, schedule));
         wrong.extend(judge(&records, schedule.is_small, &mut counts));
     }
     Report {

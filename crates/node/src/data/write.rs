@@ -117,7 +117,7 @@ impl RequestContext<'_> {
         let service = self.service(inode.ino.region()).ok()?;
         service
             .enter(|r| {
-                r.entered_for(self.session.id);
+                self.enters(r);
                 self.store(r, inode, at, bytes)
             })
             .ok()

@@ -8,7 +8,7 @@ use crate::request::sessions::Session;
 use crate::tokens::Quieted;
 use polvo_cluster::{Links, Timeouts};
 use polvo_fabric::QueuePair;
-use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, Tail, TxnId};
+use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, SessionId, Tail, TxnId};
 use polvo_proto::{Ask, Cred, DirEntry, FsError, InodeRef, ask, reply};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
@@ -98,9 +98,18 @@ impl<'a> RequestContext<'a> {
         self.origin
     }
 
+    /// What changes from here on is the session's doing.
+    pub fn enters(&self, region: &mut Region) {
+        let is_forgotten = self.pair.is_none() && planted(Planted::ColocatedForgotten);
+        region.entered_for(match is_forgotten {
+            true => SessionId(0),
+            false => self.session.id,
+        });
+    }
+
     /// What `f` changes is the session's doing, and the request is found in what it commits.
     pub fn in_its_name<T>(&self, region: &mut Region, f: impl FnOnce(&mut Region) -> T) -> T {
-        region.entered_for(self.session.id);
+        self.enters(region);
         if self.origin.is_none() {
             return f(region);
         }

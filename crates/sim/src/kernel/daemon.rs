@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// As in `polvo-fuse`: the kernel is told that a name lasts for so long,
-const NAME_LASTS: Duration = Duration::from_millis(40);
+pub const NAME_LASTS: Duration = Duration::from_millis(40);
 /// and may believe so for this much longer.
-const NAME_MARGIN: Duration = Duration::from_millis(60);
+pub const NAME_MARGIN: Duration = Duration::from_millis(60);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
 const NOT_YET: Duration = Duration::from_millis(1);
 /// What is planted: so much later, or longer.

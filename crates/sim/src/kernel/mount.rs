@@ -14,12 +14,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time between an answer being written and the kernel taking it in, in microseconds.
-const TAKING_IN_US: u64 = 10_000;
+/// Longest time between an answer being written and the kernel taking it in.
+pub const TAKING_IN: Duration = Duration::from_millis(10);
 /// Before so many of a hundred operations an inode goes from memory.
 const MAKES_ROOM: u64 = 6;
 /// Ticks of kernels, in milliseconds.
 const TICKS_MS: [u64; 3] = [1, 4, 10];
+/// The longest of them.
+pub const TICK_MAX: Duration = Duration::from_millis(TICKS_MS[2]);
 
 /// A mounted client.
 pub struct Mount {
@@ -56,7 +58,7 @@ impl Mount {
         let late = {
             let mut rng = self.rng.borrow_mut();
             match rng.percent(50) {
-                true => rng.below(TAKING_IN_US),
+                true => rng.below(TAKING_IN.as_micros() as u64),
                 false => 0,
             }
         };

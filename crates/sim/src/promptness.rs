@@ -1,0 +1,70 @@
+//! Nobody waits for what he need not wait for: in a run without faults each operation ends within what the schedule explains.
+//!
+//! A history says nothing of that: whoever waits for his own token, or for one that nobody has any more, is told the truth, late.
+//! What an operation may wait for, one after the other:
+//!
+//! - messages, and the other clients' operations that are in its way, which wait for messages themselves;
+//! - where there are others, kernels of mounts, until they no longer believe in names of directories that change;
+//! - its own mount's kernel, until that has taken in what it was told on the way;
+//! - the rename lock, which nobody gets right after the nodes have started.
+
+use crate::history::Record;
+use crate::kernel::daemon::{NAME_LASTS, NAME_MARGIN};
+use crate::kernel::mount::{TAKING_IN, TICK_MAX};
+use crate::operation::Operation;
+use crate::schedule::Schedule;
+use polvo_cluster::Timeouts;
+use std::time::Duration;
+
+/// Messages that an operation waits for, one after the other,
+const MESSAGES: u32 = 20;
+/// and so many more for each other client.
+const FOR_OTHERS: u32 = 6;
+/// Directories of which names may have to be over, one after the other.
+const DIRECTORIES: u32 = 4;
+/// Answers that the kernel takes in.
+const TAKEN_IN: u32 = 4;
+/// What tokio's timers are late.
+const TIMER: Duration = Duration::from_millis(1);
+
+/// What an operation that took longer than the schedule explains was allowed; `None`: all were in time, or there were faults.
+pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
+    if schedule.faults + schedule.cuts + schedule.stills > 0 {
+        return None;
+    }
+    let slow = records.iter().map(|record| (record, allowed(record, schedule)));
+    let (record, allowed) = slow.max_by_key(|(record, allowed)| record.took.saturating_sub(*allowed))?;
+    (record.took > allowed).then(|| format!("took {:?}, and {allowed:?} is explained: {record}", record.took))
+}
+
+/// How long an operation may take.
+fn allowed(record: &Record, schedule: &Schedule) -> Duration {
+    let clients = schedule.clients.len() as u32;
+    let is_any_mounted = schedule.mounted[..schedule.clients.len()].contains(&true);
+    let is_mounted = is_mounted(record, schedule);
+    let messages = (schedule.longest_delay() + TIMER) * (MESSAGES + FOR_OTHERS * (clients - 1));
+    // also its own: of another client's operation that waits for that, and is in the way
+    let names = match is_any_mounted && clients > 1 {
+        true => (NAME_LASTS + NAME_MARGIN + TICK_MAX) * DIRECTORIES,
+        false => Duration::ZERO,
+    };
+    let own_kernel = match is_mounted {
+        true => (TAKING_IN + TIMER) * TAKEN_IN,
+        false => Duration::ZERO,
+    };
+    let lock = match record.operation {
+        Operation::Rename { .. } => Timeouts::RENAME_QUIET.saturating_sub(record.began),
+        _ => Duration::ZERO,
+    };
+    messages + names + own_kernel + lock
+}
+
+/// Has the client of an operation a kernel?
+fn is_mounted(record: &Record, schedule: &Schedule) -> bool {
+    let number = record
+        .client
+        .strip_prefix("client-")
+        .and_then(|rest| rest.split('-').next());
+    let number: Option<usize> = number.and_then(|number| number.parse().ok());
+    number.is_some_and(|number| schedule.mounted[number])
+}
