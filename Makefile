@@ -114,7 +114,7 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
 	cargo test --profile sim -p polvo-region -p polvo-node --features planted --test planted --test sequences
-	cargo test --profile sim -p polvo-sim --features planted --test tokens
+	cargo test --profile sim -p polvo-sim --features planted --test tokens --test kernel
 
 .PHONY: sim
 SEEDS ?= 20000

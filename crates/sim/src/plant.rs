@@ -32,6 +32,8 @@ pub enum Plant {
     TooLong,
     /// A mount takes an inode that the kernel does not know yet for one that it has forgotten.
     UnknownIsForgotten,
+    /// A kernel is told to believe that there is no such name, without a token that says so.
+    AbsentBelieved,
     /// A mount gives a directory back although the kernel still believes in names of it.
     NamesGivenBackEarly,
 }

@@ -122,8 +122,9 @@ impl Kernel {
             }
             Err(FsError::NotFound) => {
                 let kept = self.kept_name(client.client(), dir, &spelled, None);
+                let is_kept = kept.is_some() || self.plant == Some(Plant::AbsentBelieved);
                 Ok(Entry::Absent {
-                    valid: kept.map_or(Duration::ZERO, |_kept| NAME_LASTS),
+                    valid: if is_kept { NAME_LASTS } else { Duration::ZERO },
                 })
             }
             Err(error) => Err(error),

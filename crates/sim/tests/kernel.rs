@@ -1,0 +1,49 @@
+//! What goes wrong between a mount and its kernel is found: each misbehaviour, planted, within so many seeds.
+
+use polvo_sim::plant::Plant;
+use polvo_sim::schedule::{Limits, Schedule};
+use polvo_sim::simulation::simulate;
+
+/// Seeds within which each must be found.
+const SEEDS: u64 = 1000;
+
+fn is_found(plant: Plant) {
+    let limits = Limits {
+        plant: Some(plant),
+        ..Limits::default()
+    };
+    let mut reports = (0..SEEDS).map(|seed| simulate(&Schedule::of(seed, &limits)));
+    let failed = reports.find(|report| report.failure.is_some());
+    let failed = failed.unwrap_or_else(|| panic!("{plant} is not found within {SEEDS} seeds"));
+    let failure = failed.failure.as_deref().unwrap_or_default();
+    assert!(
+        failure.contains("no order explains"),
+        "{plant} is found for another reason: {failure}"
+    );
+    println!("{plant} is found by seed {}", failed.schedule.seed);
+}
+
+#[test]
+fn a_mount_that_answers_before_its_kernel_has_forgotten() {
+    is_found(Plant::ToldAfterAnswer);
+}
+
+#[test]
+fn a_kernel_that_believes_beyond_the_lease() {
+    is_found(Plant::TooLong);
+}
+
+#[test]
+fn a_mount_that_takes_an_unknown_inode_for_a_forgotten_one() {
+    is_found(Plant::UnknownIsForgotten);
+}
+
+#[test]
+fn a_kernel_that_believes_in_an_absent_name_without_a_token() {
+    is_found(Plant::AbsentBelieved);
+}
+
+#[test]
+fn names_that_are_given_back_while_the_kernel_believes_in_them() {
+    is_found(Plant::NamesGivenBackEarly);
+}
