@@ -27,7 +27,10 @@ fn who_is_colocated_keeps_its_tokens_when_it_also_connects() {
         let here = with_tokens(internal(cluster, 1));
         let mut opened = Vec::new();
         for i in 0..40 {
-            let dir = here.create(ROOT, format!("d{i}").as_bytes(), directory()).await.unwrap();
+            let dir = here
+                .create(ROOT, format!("d{i}").as_bytes(), directory())
+                .await
+                .unwrap();
             let (_, open) = here.create_open(inode(&dir), b"f", file()).await.unwrap();
             opened.push(open);
         }

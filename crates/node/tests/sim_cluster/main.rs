@@ -7,6 +7,7 @@ mod files;
 mod names;
 mod requests;
 mod space;
+mod tokens;
 
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 
