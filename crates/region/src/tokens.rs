@@ -157,7 +157,8 @@ impl Region {
             Ok(at) if watched.holders[at] == held => {
                 watched.holders.remove(at);
             }
-            _ => return false,
+            // the inode has gone meanwhile, and its tokens with it: whoever asked for them is to look again
+            _ => return watched.asking > 0,
         }
         let is_asked = watched.asking > 0;
         if watched.holders.is_empty() && watched.asking == 0 && watched.quiet_ms == 0 {
@@ -355,6 +356,13 @@ mod tests {
         unlink(&mut region, ROOT, b"a").unwrap();
         assert!(!give(&mut region, file, OTHER, 3, 0));
         region.release(OTHER, file);
+        assert!(!end(&mut region, file, OTHER, 2), "nobody asks");
+        region.begin_asking(file.ino);
+        assert!(
+            end(&mut region, file, OTHER, 2),
+            "who asked for it hears that it is no more"
+        );
+        region.end_asking(file.ino, 0);
         let next = make(&mut region, ROOT, b"b", FileKind::File).unwrap();
         assert_eq!(next.ino, file.ino, "the slot has another file");
         region.entered_for(SESSION);
