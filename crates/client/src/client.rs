@@ -8,7 +8,7 @@ use crate::io::transfers::Transfers;
 use crate::local_client::LocalClient;
 use crate::locks::Locks;
 use crate::open_table::OpenTable;
-use crate::tokens::{Keeper, Kept, Tokens, inode_of};
+use crate::tokens::{Keeper, Kept, Since, Tokens, inode_of};
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
@@ -277,6 +277,17 @@ impl Client {
                 _ => false,
             }
         })
+    }
+
+    /// The token that this client has of an inode.
+    pub fn token_of(&self, inode: InodeRef) -> Option<Since> {
+        self.tokens.of(inode)
+    }
+
+    /// Where the token has been there ever since, nobody else has changed the inode: for who passes on what he has changed himself,
+    /// as for [`Client::keep_attr`].
+    pub fn keep_since(&self, inode: InodeRef, since: Since) -> Option<Kept<'_>> {
+        self.tokens.keep_since(inode, since)
     }
 
     /// Ends the session; everything it holds is returned. Waits (bounded) unless called inside a runtime: there, whoever

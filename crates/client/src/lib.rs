@@ -40,4 +40,4 @@ pub use io::transfers::{Buffer, Thresholds, Transfers};
 pub use local_client::LocalClient;
 pub use open::OpenFile;
 pub use polvo_proto::LockAnswer;
-pub use tokens::{Keeper, Kept};
+pub use tokens::{Keeper, Kept, Since};

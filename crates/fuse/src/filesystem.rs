@@ -17,7 +17,7 @@ use crate::lock_waits::LockWaits;
 use crate::mappings::{Mappings, Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::{CacheMode, MountOptions};
-use polvo_client::{AccessTimeRule, Client, Kept, LocalClient, OpenFile};
+use polvo_client::{AccessTimeRule, Client, Kept, LocalClient, OpenFile, Since};
 use polvo_format::Attr;
 use polvo_fusedev::abi::{EntryOut, FileHandle, INodeNo};
 use polvo_fusedev::{BackingId, Errno, Listing, Reply, Upcalls, will_wait};
@@ -292,6 +292,20 @@ impl PolvoFilesystem {
         }
         self.kernel.tells_name(dir.ino);
         Some(kept)
+    }
+
+    /// A rename is done: what the kernel believes of the name, and for how long, it takes along to the other directory. That is
+    /// not given back before, if its token was there all the time; else nobody would be waited for, and that has to be over now.
+    pub(crate) async fn name_moves(&self, from: InodeRef, to: InodeRef, since: Option<Since>) {
+        let left = self.kernel.names_last(from.ino);
+        if from == to || left.is_zero() {
+            return;
+        }
+        let kept = since.and_then(|since| self.client.keep_since(to, since));
+        match kept.filter(|kept| kept.lasts() >= left) {
+            Some(_kept) => self.kernel.moves_names(from.ino, to.ino),
+            None => tokio::time::sleep(left).await,
+        }
     }
 
     /// Makes an inode and tells the kernel of it.

@@ -13,6 +13,8 @@
 //!   the very change that waits for us, and does not reach an answer that is not taken in yet; a new epoch (Linux 6.16) detaches
 //!   whatever is mounted below, in all containers. A name that is used all the time is asked for 50 times a second.
 //!
+//!   A rename takes a name along with the time for which it is believed ([`KernelCache::moves_names`]).
+//!
 //! What this mount changes itself the kernel knows to be changed, but for one thing: an answer from before that it takes in only
 //! after it would make it believe again in the attributes of a directory from before. So they are invalidated once more
 //! ([`KernelCache::changed_here`]), which the kernel counts.
@@ -115,8 +117,14 @@ impl KernelCache {
         self.names_of(dir).fetch_max(until.as_micros() as u64, SeqCst);
     }
 
+    /// What it believes in names of one directory it may believe in names of another.
+    pub(crate) fn moves_names(&self, from: Ino, to: Ino) {
+        let until = self.names_of(from).load(SeqCst);
+        self.names_of(to).fetch_max(until, SeqCst);
+    }
+
     /// For how much longer it may believe in names of a directory.
-    fn names_last(&self, dir: Ino) -> Duration {
+    pub(crate) fn names_last(&self, dir: Ino) -> Duration {
         let until = Duration::from_micros(self.names_of(dir).load(SeqCst));
         until.saturating_sub(self.began.elapsed())
     }
@@ -169,6 +177,21 @@ pub(crate) type Shared = Arc<KernelCache>;
 mod tests {
     use super::*;
     use polvo_format::Generation;
+
+    #[test]
+    fn a_name_is_believed_for_as_long_where_it_was_renamed_to() {
+        let cache = KernelCache::default();
+        cache.tells_name(Ino(7));
+        assert_eq!(cache.names_last(Ino(8)), Duration::ZERO);
+        cache.moves_names(Ino(7), Ino(8));
+        let (old, new) = (cache.names_last(Ino(7)), cache.names_last(Ino(8)));
+        assert!(new > Duration::ZERO && new <= old, "{new:?} of {old:?}");
+        cache.moves_names(Ino(9), Ino(8));
+        assert!(
+            cache.names_last(Ino(8)) > Duration::ZERO,
+            "another one lasted no longer"
+        );
+    }
 
     #[test]
     fn a_directory_is_given_back_when_its_last_name_is_over() {

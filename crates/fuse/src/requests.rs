@@ -14,7 +14,7 @@ use polvo_client::{Kept, Whence};
 use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
-use polvo_proto::{FsError, InodeRef, NewFile, SetAttr, WriteAt, XattrMode};
+use polvo_proto::{FsError, InodeRef, NewFile, RenameMode, SetAttr, WriteAt, XattrMode};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -255,7 +255,13 @@ impl FileSystem for PolvoFilesystem {
         let (old, new) = (name.as_bytes(), new_name.as_bytes());
         let done = self.changing_inode("rename", req.node, |client, old_dir| async move {
             let new_dir = known(&self.kernel.inodes, &client, new_parent).await?;
-            client.rename(old_dir, old, new_dir, new, mode).await
+            let [old_since, new_since] = [old_dir, new_dir].map(|dir| self.client.token_of(dir));
+            client.rename(old_dir, old, new_dir, new, mode).await?;
+            self.name_moves(old_dir, new_dir, new_since).await;
+            if mode == RenameMode::Exchange {
+                self.name_moves(new_dir, old_dir, old_since).await;
+            }
+            Ok(())
         });
         self.changed_here(new_parent);
         reply.give(done.map_err(|error| errno(&error)));

@@ -415,7 +415,7 @@ impl Actor {
             _ => {
                 mount.before(operation).await?;
                 self.made = None;
-                let outcome = mount.served(self.ask(operation)).await;
+                let outcome = mount.asks(operation, self.ask(operation)).await;
                 mount.after(operation, self.made.as_ref(), &outcome).await;
                 outcome
             }

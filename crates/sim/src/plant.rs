@@ -34,6 +34,8 @@ pub enum Plant {
     UnknownIsForgotten,
     /// A kernel is told to believe that there is no such name, without a token that says so.
     AbsentBelieved,
+    /// A kernel goes on believing in a name that it has renamed to another directory, which nobody gives back later for that.
+    RenamedBelieved,
     /// A mount gives a directory back although the kernel still believes in names of it.
     NamesGivenBackEarly,
 }

@@ -6,7 +6,8 @@
 //! - messages, and the other clients' operations that are in its way, which wait for messages themselves;
 //! - where there are others, kernels of mounts, until they no longer believe in names of directories that change;
 //! - its own mount's kernel, until that has taken in what it was told on the way;
-//! - the rename lock, which nobody gets right after the nodes have started.
+//! - a rename, for the rename lock, which nobody gets right after the nodes have started, and on a mount until the kernel does not
+//!   believe any more in the names that it takes along to another directory.
 
 use crate::history::Record;
 use crate::kernel::daemon::{NAME_LASTS, NAME_MARGIN};
@@ -48,15 +49,17 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
         true => (NAME_LASTS + NAME_MARGIN + TICK_MAX) * DIRECTORIES,
         false => Duration::ZERO,
     };
+    let lock = Timeouts::RENAME_QUIET.saturating_sub(record.began);
     let own_kernel = match is_mounted {
         true => (TAKING_IN + TIMER) * TAKEN_IN,
         false => Duration::ZERO,
     };
-    let lock = match record.operation {
-        Operation::Rename { .. } => Timeouts::RENAME_QUIET.saturating_sub(record.began),
+    let renaming = match (&record.operation, is_mounted) {
+        (Operation::Rename { .. }, true) => lock + (NAME_LASTS + NAME_MARGIN) * 2,
+        (Operation::Rename { .. }, false) => lock,
         _ => Duration::ZERO,
     };
-    messages + names + own_kernel + lock
+    messages + names + own_kernel + renaming
 }
 
 /// Has the client of an operation a kernel?

@@ -44,6 +44,11 @@ fn a_kernel_that_believes_in_an_absent_name_without_a_token() {
 }
 
 #[test]
+fn a_renamed_name_that_the_kernel_believes_in_although_nobody_would_wait_for_it() {
+    is_found(Plant::RenamedBelieved);
+}
+
+#[test]
 fn names_that_are_given_back_while_the_kernel_believes_in_them() {
     is_found(Plant::NamesGivenBackEarly);
 }

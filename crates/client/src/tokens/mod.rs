@@ -133,6 +133,10 @@ pub(crate) struct Tokens {
     recalls: AtomicU64,
 }
 
+/// The token that there was of an inode, by which it is found out whether that is there still.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Since(u64);
+
 /// What is passed on by tokens is not called back while this lasts.
 pub struct Kept<'a> {
     _token: RwLockReadGuard<'a, Shard>,
@@ -325,6 +329,21 @@ impl Tokens {
         let (current, lasts) = self.current_of(dir.ino, shard.get(&dir)?)?;
         let lasts = lasts - lasts / 4;
         is_so(&current).then_some(Kept { _token: shard, lasts })
+    }
+
+    /// See [`crate::Client::token_of`].
+    pub fn of(&self, inode: InodeRef) -> Option<Since> {
+        let shard = self.shard(inode.ino).read_recursive();
+        shard.get(&inode).map(|held| Since(held.number))
+    }
+
+    /// See [`crate::Client::keep_since`].
+    pub fn keep_since(&self, inode: InodeRef, since: Since) -> Option<Kept<'_>> {
+        let shard = self.shard(inode.ino).read_recursive();
+        let held = shard.get(&inode).filter(|held| held.number == since.0)?;
+        let left = held.at.left();
+        let lasts = left - left / 4;
+        (!left.is_zero()).then_some(Kept { _token: shard, lasts })
     }
 
     /// How many there are.

@@ -4,9 +4,9 @@
 //! here again, since that crate cannot be built without `/dev/fuse`: [`NAME_LASTS`], [`NAME_MARGIN`], [`NOT_YET`].
 
 use crate::kernel::caches::{Attributes, Caches, inode_of};
-use crate::operation::{Name, spelled};
+use crate::operation::{Name, Outcome, spelled};
 use crate::plant::Plant;
-use polvo_client::{Client, Keeper, Kept, LocalClient};
+use polvo_client::{Client, Keeper, Kept, LocalClient, Since};
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{FsError, InodeRef};
 use std::collections::BTreeMap;
@@ -128,6 +128,41 @@ impl Kernel {
                 })
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Serves a RENAME: what the kernel believes of the name, and for how long, it takes along to the other directory.
+    pub async fn rename(
+        &self,
+        client: &Client,
+        from: InodeRef,
+        to: InodeRef,
+        is_exchange: bool,
+        rename: impl Future<Output = Outcome>,
+    ) -> Outcome {
+        let (from_since, to_since) = (client.token_of(from), client.token_of(to));
+        let done = rename.await?;
+        self.name_moves(client, from, to, to_since).await;
+        if is_exchange {
+            self.name_moves(client, to, from, from_since).await;
+        }
+        Ok(done)
+    }
+
+    async fn name_moves(&self, client: &Client, from: InodeRef, to: InodeRef, since: Option<Since>) {
+        let until = self.state().names_until.get(&from).copied();
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        if from == to || left.is_zero() || self.plant == Some(Plant::RenamedBelieved) {
+            return;
+        }
+        let kept = since.and_then(|since| client.keep_since(to, since));
+        match kept.filter(|kept| kept.lasts() >= left) {
+            Some(_kept) => {
+                let mut state = self.state();
+                let there = state.names_until.entry(to).or_insert_with(Instant::now);
+                *there = (*there).max(Instant::now() + left);
+            }
+            None => tokio::time::sleep(left).await,
         }
     }
 

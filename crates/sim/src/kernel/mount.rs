@@ -53,6 +53,19 @@ impl Mount {
         self.stillness.bound(service).await
     }
 
+    /// Has the daemon do what a program asks, but for looks.
+    pub async fn asks(&self, operation: &Operation, asked: impl Future<Output = Outcome>) -> Outcome {
+        let Operation::Rename {
+            old_dir, new_dir, mode, ..
+        } = *operation
+        else {
+            return self.served(asked).await;
+        };
+        let (client, is_exchange) = (self.client.client(), mode == RenameMode::Exchange);
+        self.served(self.kernel.rename(client, old_dir, new_dir, is_exchange, asked))
+            .await
+    }
+
     /// An answer was written; the kernel takes it in a little later.
     async fn takes_in(&self) {
         let late = {
