@@ -354,3 +354,51 @@ impl Tokens {
         all.iter().filter_map(give_back).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{Generation, Ino, RegionId};
+
+    fn inode(slot: u64) -> InodeRef {
+        InodeRef {
+            ino: Ino::new(RegionId(0), slot),
+            generation: Generation(1),
+        }
+    }
+
+    /// Tokens with these numbers, of the inodes of these slots, used at these times.
+    fn hold(tokens: &Tokens, at: &Arc<AtNode>, numbers: impl Iterator<Item = u64>, used: impl Fn(u64) -> u64) {
+        for number in numbers {
+            let held = Held {
+                number,
+                at: at.clone(),
+                known: None,
+                used: AtomicU64::new(used(number)),
+            };
+            let inode = inode(number);
+            tokens.shard(inode.ino).write().insert(inode, held);
+        }
+    }
+
+    #[test]
+    fn of_too_many_tokens_those_go_back_that_were_not_used_for_longest() {
+        let (tokens, page) = (Tokens::new(), TOKENS_PAGE as u64);
+        let (here, elsewhere) = (tokens.at(NodeId(0)), tokens.at(NodeId(1)));
+        let most = TOKENS_MAX as u64 - page;
+        hold(&tokens, &elsewhere, 1..=most / 2, |_| 0);
+        hold(&tokens, &here, most / 2 + 1..=most - 1, |number| {
+            1 << 20 | (number ^ 0xfff)
+        });
+        assert_eq!(tokens.give_back_some(NodeId(0)), [], "there is room for more");
+        hold(&tokens, &here, most..=most, |_| u64::MAX);
+        let mut oldest: Vec<u64> = (most / 2 + 1..most).collect();
+        oldest.sort_by_key(|number| number ^ 0xfff);
+        oldest.truncate(TOKENS_PAGE / 2);
+        assert_eq!(tokens.give_back_some(NodeId(0)), oldest);
+        assert!(oldest.iter().all(|number| !tokens.is_held(inode(*number))));
+        assert!(tokens.is_held(inode(most)), "used just now");
+        assert!(tokens.is_held(inode(1)), "another node's");
+        assert_eq!(tokens.give_back_some(NodeId(0)), [], "there is room again");
+    }
+}

@@ -208,3 +208,28 @@ impl Node {
 }
 
 const _: () = assert!(TOKENS_PAGE < TOKENS_MAX && TOKENS_MAX < ALL_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::{Generation, Ino};
+
+    #[test]
+    fn a_session_gets_no_more_than_there_may_be() {
+        let tokens = Tokens::new(1);
+        let holder = tokens.holder(SessionId(7));
+        let mut state = holder.state.lock();
+        let inode = InodeRef {
+            ino: Ino(1),
+            generation: Generation(1),
+        };
+        state.held.extend((1..TOKENS_MAX as u64).map(|number| (number, inode)));
+        assert!(tokens.has_room(&state));
+        state.held.insert(0, inode);
+        assert!(!tokens.has_room(&state));
+        state.held.remove(&1);
+        assert!(tokens.has_room(&state), "one has come back");
+        tokens.count.store(ALL_MAX, Relaxed);
+        assert!(!tokens.has_room(&state), "others have them all");
+    }
+}
