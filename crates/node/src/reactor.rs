@@ -266,8 +266,10 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     let answer = match (request, done) {
         (request, Some(done)) => Box::pin(ctx.answer_again(&request, done)).await,
         (Request::Withdraw, None) => Ok(Reply::Withdrawn),
-        (request, None) => durable(ctx, ctx.perform(request).await),
+        (request, None) => ctx.perform(request).await,
     };
+    // also what was done before: it may be the sync that has failed
+    let answer = durable(ctx, answer);
     let encoded = encode(&answer);
     // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
     if !(is_transfer && matches!(answer, Err(FsError::Unreachable { .. }))) {

@@ -139,7 +139,10 @@ impl Pmem {
     /// True when durability against power loss needs `sync` (plain file).
     #[inline]
     pub fn needs_sync(&self) -> bool {
-        self.medium() == Medium::File
+        match &self.backing {
+            Backing::Mapped(m) => m.medium == Medium::File,
+            Backing::Sim(sim) => sim.needs_sync(),
+        }
     }
 
     /// Where it was opened; `None` for sim.
@@ -431,9 +434,11 @@ impl Pmem {
     /// [`PmemError::Os`] when the device failed; contents on it are then unknown.
     pub fn sync(&self) -> Result<(), PmemError> {
         match &self.backing {
-            Backing::Mapped(m) if m.medium == Medium::File => m.msync(),
-            _ => Ok(()),
+            Backing::Mapped(m) if m.medium == Medium::File => m.msync()?,
+            Backing::Sim(sim) if sim.needs_sync() => sim.sync(),
+            _ => {}
         }
+        Ok(())
     }
 }
 

@@ -24,6 +24,8 @@ impl Node {
             Err(error) => return Err(error),
         };
         self.space.begin_era(random_mark(), known);
+        // an era that others have seen is not to be lost with the power
+        self.sync()?;
         // whoever can be reached knows of the new era before anything is done in it
         self.show_past(links).await
     }
@@ -31,7 +33,11 @@ impl Node {
     /// At a clean end: a copy of the pool that was made before can be told from it.
     pub(crate) async fn end_era(&self, links: &Rc<Links>) {
         self.space.begin_era(random_mark(), None);
-        if let Err(error) = self.show_past(links).await {
+        let shown = match self.sync() {
+            Ok(()) => self.show_past(links).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = shown {
             tracing::error!(%error, "this node stops");
         }
     }

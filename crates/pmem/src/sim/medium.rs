@@ -57,6 +57,8 @@ struct State {
     on_their_way: Vec<usize>,
     stats: SimStats,
     omission: Option<Omission>,
+    /// As of a plain file: write-backs and fences do nothing, and what was stored is durable after a sync.
+    needs_sync: bool,
     /// Offset and length of the last write-back, for who wants to know what a fence was for.
     last_write_back: (u64, u64),
     omitted: Option<(u64, u64)>,
@@ -125,6 +127,7 @@ impl SimMedium {
                 on_their_way: Vec::new(),
                 stats: SimStats::default(),
                 omission: None,
+                needs_sync: false,
                 last_write_back: (0, 0),
                 omitted: None,
             }),
@@ -196,6 +199,20 @@ impl SimMedium {
     pub fn omit(&self, omission: Option<Omission>) {
         let mut state = self.state.lock();
         (state.omission, state.omitted) = (omission, None);
+    }
+
+    /// From now on it behaves as a plain file (or no longer): nothing that is stored is durable before [`sync`](crate::Pmem::sync).
+    pub fn needs_sync_from_now(&self, needs_sync: bool) {
+        self.state.lock().needs_sync = needs_sync;
+    }
+
+    pub(crate) fn needs_sync(&self) -> bool {
+        self.state.lock().needs_sync
+    }
+
+    /// Makes all durable that a plain file holds.
+    pub(crate) fn sync(&self) {
+        self.state.lock().sync();
     }
 
     /// What was left undone since `omit`: offset and length of the write-back, or of the last one before the fence.
@@ -327,7 +344,7 @@ impl State {
         }
         page[piece.start..piece.start + piece.len].copy_from_slice(bytes);
         pending.dirty |= lines;
-        if streaming {
+        if streaming && !self.needs_sync {
             pending.flushed |= lines;
             pending.queue(piece.page, &mut self.on_their_way);
         } else {
@@ -345,6 +362,9 @@ impl State {
     }
 
     fn flush(&mut self, offset: u64, len: u64) {
+        if self.needs_sync {
+            return;
+        }
         for piece in pieces(offset, len) {
             let lines = lines_of(piece);
             let mut useful = 0;
@@ -404,6 +424,16 @@ impl State {
             "nothing is on its way after a fence"
         );
         self.check();
+    }
+
+    /// All that was stored is durable.
+    fn sync(&mut self) {
+        for (page, pending) in &mut self.pending {
+            pending.flushed = pending.dirty;
+            pending.queue(*page, &mut self.on_their_way);
+        }
+        self.fence();
+        debug_assert_eq!(self.pending_lines(), 0, "what is synced is durable");
     }
 
     fn pending_lines(&self) -> usize {
