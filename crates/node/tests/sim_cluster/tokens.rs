@@ -174,6 +174,7 @@ fn a_node_that_was_started_anew_serves_reads_at_once_and_changes_after_a_lease()
                 false => assert!(changed <= Duration::from_millis(100), "{changed:?}"),
             }
         }
+        cluster.sleep(Duration::from_millis(20)).await; // for a while after that a change had to ask, none is given
         assert!(take(&holder, node, file).await.is_some(), "it is over");
     });
 }
