@@ -1,7 +1,7 @@
 //! What it costs that others keep something: whoever changes it has them forget it first.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file, root};
+use crate::cluster::{ClusterPlan, new_file, root};
 use crate::mounted::{Cache, Counters, Mounts, Server};
 use crate::on_thread::OnThread;
 use crate::report::Target::AtMost;
@@ -9,6 +9,8 @@ use crate::report::{Findings, Unit};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Client, ClientConfig};
+use polvo_cluster::Timeouts;
+use polvo_node::Transactions;
 use polvo_proto::{FsError, InodeRef};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -17,15 +19,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "mount-tokens",
     title: "Changing what others keep",
-    about: "Clients of one node that hold a token of a file, and another one that writes 4 KiB to it; over shm and over tcp (loopback; 1,000 \
-            holders over tcp alone). \
-            All holders live on one thread, and hold a token of every file just before it is written to for the first time. Round \
-            trips are counted: requests that the writer makes, and that a holder makes because it was asked.\n\n\
+    about: "Clients of one node that hold a token of a file, and another one that writes 4 KiB to it; over shm and over tcp (loopback), \
+            1,000 holders over tcp alone. All holders live on one thread, and take a token of every file just before it is written to. \
+            Round trips are counted: requests that the writer makes, and that the holder makes because it was asked.\n\n\
             On mounts: two, one inside the node and one over shm, look at a file and write to it in turn, as fast as they can; and \
             one that holds a token of a file is killed (kill -9) before the other one writes to it.",
     run,
@@ -34,7 +36,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// Holders, where there are many.
 const MANY: usize = 1000;
 /// After so long who has a token waits at the node for what is asked of him.
-const LISTENING: Duration = Duration::from_millis(20);
+const LISTENING: Duration = Duration::from_millis(200);
+/// Whoever gets no token tries again, so often.
+const TAKING: usize = 20;
 /// Whoever has looked at something for so long has a token of it, if he can have one.
 const LOOKING: Duration = Duration::from_millis(200);
 
@@ -60,14 +64,25 @@ fn with_holders(
     context: &Context<'_>,
     found: &mut Findings<'_>,
 ) -> Result<(), BenchError> {
-    let node = BenchNode::start(context.scratch, 256 << 20)?;
+    let plan = ClusterPlan {
+        dir: context.scratch,
+        nodes: 1,
+        pool_len: 256 << 20,
+        provider: None,
+        transactions: Transactions::default(),
+        first_core: None,
+        checksums: false,
+        timeouts: Timeouts::default(),
+    };
+    let node = plan.start()?.pop().ok_or("one node was asked for")?;
     let writer = node.external(provider)?;
     let top = root(&writer)?;
     let mut alone = Vec::new();
     let mut held = Vec::new();
     let holders = Holders::start(node.client_config(provider)?, count)?;
     let (mut asked, mut round_trips) = (0, 0);
-    for number in 0..files {
+    // the first time they connect, which is not what is measured
+    for number in 0..=files {
         let name = format!("file-{number}");
         let (_, file) = writer.run(|c| async move { c.create_open(top, name.as_bytes(), new_file()).await })?;
         let write = || {
@@ -76,18 +91,33 @@ fn with_holders(
             Ok::<_, FsError>(start.elapsed())
         };
         write()?;
-        alone.push(write()?);
-        if holders.take(file.inode())? < count {
-            return Err("a holder has got no token".into());
+        let nobody = write()?;
+        // whoever is just giving all back that he does not use any more takes none
+        let mut taken = 0;
+        for _ in 0..TAKING {
+            taken = holders.take(file.inode())?;
+            if taken == count {
+                break;
+            }
+            std::thread::sleep(LISTENING / 10);
+        }
+        if taken < count {
+            return Err(format!("{taken} holders of {count} have got a token").into());
         }
         std::thread::sleep(LISTENING);
         let (before, requests) = (holders.counters(), writer.counters().rpcs);
-        held.push(write()?);
-        round_trips += writer.counters().rpcs - requests;
+        let took = write()?;
         let after = holders.counters();
-        if after.1 - before.1 != count as u64 {
-            return Err("a holder was not asked".into());
+        if number == 0 {
+            continue;
         }
+        if after.1 - before.1 != count as u64 {
+            let asked = after.1 - before.1;
+            return Err(format!("{asked} holders of {count} were asked; the write took {took:?}").into());
+        }
+        alone.push(nobody);
+        held.push(took);
+        round_trips += writer.counters().rpcs - requests;
         asked += after.0 - before.0;
     }
     holders.stop()?;
@@ -146,12 +176,15 @@ impl Holders {
             let locals: Vec<_> = clients.iter().map(Client::local).collect();
             let _ = connecting.send(clients); // whoever waits knows why nobody does any more
             while let Some(inode) = to_take.recv().await {
-                let mut held = 0;
-                for local in &locals {
-                    local.take_tokens(&[inode]).await;
-                    held += local.client().counters().tokens as usize;
+                let mut all = JoinSet::new();
+                for local in locals.iter().cloned() {
+                    all.spawn_local(async move {
+                        local.take_tokens(&[inode]).await;
+                    });
                 }
-                let _ = taking.send(held);
+                all.join_all().await;
+                let held = locals.iter().map(|local| local.client().counters().tokens as usize);
+                let _ = taking.send(held.sum());
             }
             for local in &locals {
                 local.client().shutdown();
