@@ -415,7 +415,8 @@ impl Actor {
             _ => {
                 mount.before(operation).await?;
                 self.made = None;
-                let outcome = mount.asks(operation, self.ask(operation)).await;
+                // boxed: a test's thread has little stack, and unoptimized futures are large
+                let outcome = Box::pin(mount.asks(operation, Box::pin(self.ask(operation)))).await;
                 mount.after(operation, self.made.as_ref(), &outcome).await;
                 outcome
             }

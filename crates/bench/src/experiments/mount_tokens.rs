@@ -177,7 +177,8 @@ impl Holders {
             let _ = connecting.send(clients); // whoever waits knows why nobody does any more
             while let Some(inode) = to_take.recv().await {
                 let mut all = JoinSet::new();
-                for local in locals.iter().cloned() {
+                for local in &locals {
+                    let local = local.clone();
                     all.spawn_local(async move {
                         local.take_tokens(&[inode]).await;
                     });

@@ -62,8 +62,14 @@ impl Mount {
             return self.served(asked).await;
         };
         let (client, is_exchange) = (self.client.client(), mode == RenameMode::Exchange);
-        self.served(self.kernel.rename(client, old_dir, new_dir, is_exchange, asked))
-            .await
+        self.served(Box::pin(self.kernel.rename(
+            client,
+            old_dir,
+            new_dir,
+            is_exchange,
+            asked,
+        )))
+        .await
     }
 
     /// An answer was written; the kernel takes it in a little later.
