@@ -183,9 +183,16 @@ fn a_node_that_was_started_anew_serves_reads_at_once_and_changes_after_a_lease()
 fn who_waits_for_an_inode_that_its_holder_removes_waits_no_longer_than_for_the_answer() {
     with_cluster(async |cluster| {
         let [writer, holder] = ["writer", "holder"].map(|name| Caller::new(cluster, name));
-        let (name, file) = holder.file_at(cluster, ROOT, 1, "f").await;
+        let dir = holder.mkdir(ROOT, "d").await.unwrap();
+        let node = primary(cluster, dir);
+        let (name, file) = holder.file_at(cluster, dir, node, "f").await;
+        assert_eq!(
+            file.ino.region(),
+            dir.ino.region(),
+            "the inode goes with its name, at once"
+        );
         cluster.rest().await;
-        let (term, token) = take(&holder, 1, file).await.unwrap();
+        let (term, token) = take(&holder, node, file).await.unwrap();
         let began = Instant::now();
         let writing = {
             let writer = writer.clone();
@@ -193,9 +200,9 @@ fn who_waits_for_an_inode_that_its_holder_removes_waits_no_longer_than_for_the_a
         };
         cluster.sleep(Duration::from_millis(50)).await;
         // its own token is in nobody's way
-        holder.unlink(ROOT, &name).await.unwrap();
+        holder.unlink(dir, &name).await.unwrap();
         let (answered, end) = (vec![token.number], false);
-        let watch = spawn_local(async move { holder.ask_node(1, ask::Watch { term, answered, end }).await });
+        let watch = spawn_local(async move { holder.ask_node(node, ask::Watch { term, answered, end }).await });
         assert_eq!(writing.await.unwrap(), Err(FsError::Stale));
         let waited = began.elapsed();
         assert!(waited <= Duration::from_millis(50) + 3 * DELAYS, "{waited:?}");
