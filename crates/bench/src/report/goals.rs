@@ -210,13 +210,13 @@ const GOALS: &[Goal] = &[
         rows: &["create", "unlink"],
     },
     Goal {
-        what: "mounts beside GlusterFS, 4 KiB reads, writes with fdatasync",
+        what: "mounts beside GlusterFS, 4 KiB reads past the kernel's pages, writes with fdatasync",
         target: "at least 10 times; over tcp 3",
         experiment: "compare",
         rows: &["4 KiB"],
     },
     Goal {
-        what: "mounts beside GlusterFS, 1 MiB reads and writes",
+        what: "mounts beside GlusterFS, 1 MiB reads past the kernel's pages, writes",
         target: "at least 4 times; over tcp 2",
         experiment: "compare",
         rows: &["1 MiB"],
