@@ -5,6 +5,7 @@
 
 use crate::BenchError;
 use crate::cluster::{ClusterPlan, client_config, pool_len};
+use crate::crowd;
 use crate::null_mount::{Lasts, NullMount};
 use crate::on_thread::OnThread;
 use crate::part;
@@ -136,9 +137,8 @@ impl Drop for Serving {
 pub struct Mounts {
     scratch: PathBuf,
     port: usize,
-    /// The node last: it ends after its clients.
-    ours: Vec<Serving>,
-    null: Serving,
+    /// The node behind its clients, after which it ends.
+    serving: Vec<Serving>,
 }
 
 impl Mounts {
@@ -154,11 +154,10 @@ impl Mounts {
         std::fs::create_dir(scratch.join("tmpfs"))?;
         let mounts = Mounts {
             port,
-            ours: vec![tcp?, shm?, node],
-            null,
+            serving: vec![tcp?, shm?, node, null],
             scratch,
         };
-        for serving in mounts.ours.iter().chain([&mounts.null]) {
+        for serving in &mounts.serving {
             CACHES
                 .iter()
                 .try_for_each(|cache| std::fs::create_dir(serving.own(*cache)))?;
@@ -177,8 +176,8 @@ impl Mounts {
     }
 
     fn serving(&self, server: Server) -> &Serving {
-        let serving = self.ours.iter().find(|serving| serving.server == server);
-        serving.unwrap_or(&self.null)
+        let mut all = self.serving.iter();
+        all.find(|serving| serving.server == server).expect("all are served")
     }
 
     /// The root of a mount: of ours, everywhere the same directory.
@@ -193,8 +192,19 @@ impl Mounts {
 
     /// Those directories of ours, by name: inside the node, over shm, over tcp.
     pub fn ours(&self, cache: Cache) -> impl Iterator<Item = (&'static str, PathBuf)> {
-        let ours = self.ours.iter().rev();
+        let ours = self
+            .serving
+            .iter()
+            .rev()
+            .filter(|serving| serving.server != Server::Null);
         ours.map(move |serving| (serving.server.name(), serving.own(cache)))
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        self.serving.clear();
+        let _ = std::fs::remove_dir_all(&self.scratch);
     }
 }
 
@@ -252,6 +262,7 @@ fn node(scratch: &Path, pool_len: u64) -> Result<(), BenchError> {
         timeouts: Timeouts::default(),
     };
     let node = plan.start()?.pop().ok_or("one node was asked for")?;
+    crowd::touch(std::slice::from_ref(&node), pool_len)?;
     let Address::Tcp(address) = node.address("tcp")? else {
         return Err("a node listens at a port".into());
     };
