@@ -115,6 +115,22 @@ pub struct ClusterPlan<'a> {
     pub timeouts: Timeouts,
 }
 
+impl<'a> ClusterPlan<'a> {
+    /// One node as it is for its users: it runs anywhere, and has the time limits that they have.
+    pub fn one_node(dir: &'a Path, pool_len: u64) -> ClusterPlan<'a> {
+        ClusterPlan {
+            dir,
+            nodes: 1,
+            pool_len,
+            provider: None,
+            transactions: Transactions::default(),
+            first_core: None,
+            checksums: false,
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
 /// Time limits where clients may be left alone: who measures renews nothing meanwhile.
 pub const PATIENT: Timeouts = Timeouts {
     connect: Duration::from_secs(2),

@@ -13,7 +13,6 @@ use polvo_client::Client;
 use polvo_cluster::Timeouts;
 use polvo_fabric::Address;
 use polvo_fuse::{Mount, MountOptions};
-use polvo_node::Transactions;
 use rustix::mount::{UnmountFlags, unmount};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -251,16 +250,7 @@ fn null(scratch: &Path) -> Result<(), BenchError> {
 }
 
 fn node(scratch: &Path, pool_len: u64) -> Result<(), BenchError> {
-    let plan = ClusterPlan {
-        dir: scratch,
-        nodes: 1,
-        pool_len,
-        provider: None,
-        transactions: Transactions::default(),
-        first_core: None,
-        checksums: false,
-        timeouts: Timeouts::default(),
-    };
+    let plan = ClusterPlan::one_node(scratch, pool_len);
     let node = plan.start()?.pop().ok_or("one node was asked for")?;
     crowd::touch(std::slice::from_ref(&node), pool_len)?;
     let Address::Tcp(address) = node.address("tcp")? else {

@@ -9,8 +9,6 @@ use crate::report::{Findings, Unit};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Client, ClientConfig};
-use polvo_cluster::Timeouts;
-use polvo_node::Transactions;
 use polvo_proto::{FsError, InodeRef};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -64,16 +62,7 @@ fn with_holders(
     context: &Context<'_>,
     found: &mut Findings<'_>,
 ) -> Result<(), BenchError> {
-    let plan = ClusterPlan {
-        dir: context.scratch,
-        nodes: 1,
-        pool_len: 256 << 20,
-        provider: None,
-        transactions: Transactions::default(),
-        first_core: None,
-        checksums: false,
-        timeouts: Timeouts::default(),
-    };
+    let plan = ClusterPlan::one_node(context.scratch, 256 << 20);
     let node = plan.start()?.pop().ok_or("one node was asked for")?;
     let writer = node.external(provider)?;
     let top = root(&writer)?;
