@@ -287,6 +287,7 @@ impl Links {
             syncs: context.syncs(),
         };
         let call = self.make_call(Cred::Kernel, attach);
+        let known = context.pools.known(link.node);
         let reply::Attached {
             tick,
             map,
@@ -302,7 +303,7 @@ impl Links {
             let why = format!("node {} answers at its address", node.0);
             return Err(FsError::Unreachable { node: link.node.0, why });
         }
-        context.pools.see(node, &past)?;
+        context.pools.see_answer(node, known, &past)?;
         context.map.offer(map);
         link.tick.set(tick);
         context.note_session(node, number);

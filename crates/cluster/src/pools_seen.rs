@@ -46,6 +46,26 @@ impl PoolsSeen {
         }
         Ok(())
     }
+
+    /// What is known of a node's pool, for [`PoolsSeen::see_answer`].
+    pub fn known(&self, node: NodeId) -> Option<KnownPool> {
+        self.known.lock().get(&node).copied()
+    }
+
+    /// As [`PoolsSeen::see`], of an answer; `when_asked`: what was known when the question was sent. An answer may be taken in late
+    /// (a process stood still), and what is known by then be of a later run of the node: it says nothing of an older copy.
+    ///
+    /// # Errors
+    /// [`FsError::SetBack`]; `Unreachable` when the run that has answered is over.
+    pub fn see_answer(&self, node: NodeId, when_asked: Option<KnownPool>, past: &PoolPast) -> Result<(), FsError> {
+        match self.see(node, past) {
+            Err(FsError::SetBack { .. }) if KnownPool::learn(when_asked, past).is_ok() => Err(FsError::Unreachable {
+                node: node.0,
+                why: "it has been started anew since it answered".into(),
+            }),
+            seen => seen,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -81,5 +101,21 @@ mod tests {
         assert_eq!(seen.see(node, &past), Ok(()));
         assert_eq!(seen.see(node, &past), Ok(()));
         assert_eq!(*told.lock(), [(4, 1), (3, 3)]);
+    }
+
+    #[test]
+    fn an_answer_that_is_taken_in_late_is_no_older_copy() {
+        let (seen, node) = (PoolsSeen::default(), NodeId(3));
+        let mut past = PoolPast::default();
+        past.history.begin(7);
+        seen.see(node, &past).unwrap();
+        let (when_asked, answer) = (seen.known(node), past);
+        past.history.begin(8);
+        seen.see(node, &past).unwrap();
+        let late = seen.see_answer(node, when_asked, &answer);
+        assert!(matches!(late, Err(FsError::Unreachable { node: 3, .. })), "{late:?}");
+        let asked_now = seen.see_answer(node, seen.known(node), &answer);
+        assert!(matches!(asked_now, Err(FsError::SetBack { .. })), "{asked_now:?}");
+        assert_eq!(seen.see_answer(node, when_asked, &past), Ok(()));
     }
 }

@@ -25,6 +25,9 @@ const FOR_OTHERS: u32 = 6;
 const DIRECTORIES: u32 = 4;
 /// Answers that the kernel takes in.
 const TAKEN_IN: u32 = 4;
+/// For so long a mount's kernel may believe in names that it is told of now.
+const NAMES_LAST: Duration =
+    Duration::from_millis((NAME_LASTS.as_millis() + NAME_MARGIN.as_millis() + 2 * TICK_MAX.as_millis()) as u64);
 /// What tokio's timers are late.
 const TIMER: Duration = Duration::from_millis(1);
 
@@ -46,7 +49,7 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
     let messages = (schedule.longest_delay() + TIMER) * (MESSAGES + FOR_OTHERS * (clients - 1));
     // also its own: of another client's operation that waits for that, and is in the way
     let names = match is_any_mounted && clients > 1 {
-        true => (NAME_LASTS + NAME_MARGIN + TICK_MAX) * DIRECTORIES,
+        true => NAMES_LAST * DIRECTORIES,
         false => Duration::ZERO,
     };
     let lock = Timeouts::RENAME_QUIET.saturating_sub(record.began);
@@ -55,7 +58,7 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
         false => Duration::ZERO,
     };
     let renaming = match (&record.operation, is_mounted) {
-        (Operation::Rename { .. }, true) => lock + (NAME_LASTS + NAME_MARGIN) * 2,
+        (Operation::Rename { .. }, true) => lock + NAMES_LAST * 2,
         (Operation::Rename { .. }, false) => lock,
         _ => Duration::ZERO,
     };

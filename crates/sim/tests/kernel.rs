@@ -50,8 +50,8 @@ fn a_kernel_that_believes_in_an_absent_name_without_a_token() {
 
 #[test]
 fn a_renamed_name_that_the_kernel_believes_in_although_nobody_would_wait_for_it() {
-    // one in some thousands of seeds shows it; this one did first
-    is_found_within(Plant::RenamedBelieved, 71_002_713..71_002_714);
+    // one in some thousands of seeds shows it
+    is_found_within(Plant::RenamedBelieved, 90_013_011..90_013_012);
 }
 
 #[test]

@@ -50,10 +50,11 @@ impl Node {
         let map = self.map();
         let others = map.nodes.iter().map(|node| node.id).filter(|id| *id != self.id());
         let refused = join_all(others.map(|other| async move {
+            let known = self.context.pools().known(other);
             let shown = links.call_node_at_once(other, Cred::Kernel, ask::Past(self.space.past()));
             match tokio::time::timeout(Timeouts::ASIDE, shown).await.ok()? {
                 Ok(past) => {
-                    if let Err(error) = self.context.pools().see(other, &past) {
+                    if let Err(error @ FsError::SetBack { .. }) = self.context.pools().see_answer(other, known, &past) {
                         tracing::error!(%error, "another node");
                     }
                     None

@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// As in `polvo-fuse`: the kernel is told that a name lasts for so long,
-pub const NAME_LASTS: Duration = Duration::from_millis(40);
-/// and may believe so for this much longer.
-pub const NAME_MARGIN: Duration = Duration::from_millis(60);
+pub const NAME_LASTS: Duration = Duration::from_millis(20);
+/// and may believe so for this much longer, and for two of its ticks.
+pub const NAME_MARGIN: Duration = Duration::from_millis(30);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
 const NOT_YET: Duration = Duration::from_millis(1);
 /// What is planted: so much later, or longer.
@@ -54,6 +54,7 @@ struct State {
 pub struct Kernel {
     state: Mutex<State>,
     plant: Option<Plant>,
+    tick: Duration,
 }
 
 impl Kernel {
@@ -67,6 +68,7 @@ impl Kernel {
                 late: Vec::new(),
             }),
             plant,
+            tick,
         })
     }
 
@@ -195,7 +197,7 @@ impl Kernel {
         if kept.lasts() < NAME_LASTS {
             return None;
         }
-        let until = Instant::now() + NAME_LASTS + NAME_MARGIN;
+        let until = Instant::now() + NAME_LASTS + NAME_MARGIN + 2 * self.tick;
         self.state().names_until.insert(dir, until);
         Some(kept)
     }
