@@ -309,6 +309,41 @@ mod tests {
     }
 
     #[test]
+    fn slots_with_a_past_below_the_floor_are_used_again() {
+        let mut r = region(8);
+        let mut tick = 0;
+        // the first segment is full, once; slots of the second have many users
+        crowd(&mut r, ROOT);
+        for _ in 0..5 {
+            for n in CROWD - 100..CROWD {
+                unlink(&mut r, ROOT, &name(n)).unwrap();
+            }
+            keep_house(&mut r, &mut tick);
+            for n in CROWD - 100..CROWD {
+                make(&mut r, ROOT, &name(n), FileKind::File).unwrap();
+            }
+        }
+        for n in 0..CROWD {
+            unlink(&mut r, ROOT, &name(n)).unwrap();
+        }
+        keep_house(&mut r, &mut tick);
+        assert_eq!(count(&r, SegmentClass::Inodes), 1);
+        let floor = r.store.floor;
+        let inode = make(&mut r, ROOT, b"again", FileKind::File).unwrap();
+        assert!(
+            inode.generation <= floor.generation,
+            "{inode:?} goes on where its slot was; {floor:?}"
+        );
+        // one of a segment that comes anew is above it
+        let crowded = crowd(&mut r, ROOT);
+        let above = |inode: &&InodeRef| inode.generation > floor.generation;
+        assert!(crowded.iter().any(|inode| above(&inode)));
+        assert_eq!(findings(&mut r), [""; 0]);
+        let (mut again, _) = recovered(&r);
+        assert_eq!(findings(&mut again), [""; 0]);
+    }
+
+    #[test]
     fn a_closed_segment_is_opened_where_space_is_short() {
         let mut r = region(2);
         let mut tick = 0;
