@@ -5,14 +5,66 @@ use super::salvage::Reading;
 use crate::directory::{Dentry, dentry_entry};
 use crate::dram_inode::{Body, Inode};
 use crate::extents::Mapped;
+use crate::file_view::FileView;
 use crate::flipped_bit::flip_back;
 use crate::region::VERSION_MAX;
-use crate::space::each_page;
+use crate::space::{Run, each_page};
 use crate::store::Urgency;
 use crate::writes::Writes;
 use crate::{Region, RegionError};
 use polvo_format::{Entry, FileKind, Generation, INODE_ATTRIBUTES, INODE_SIZE, Ino, InodeHead, PAGE, Tail, TxnId};
 use polvo_proto::{FsError, InodeRef, Intent};
+
+/// Pages taken for the data of a file: they come back when this ends, unless the file's log says by then that they are its.
+#[must_use]
+struct FreshPages<'a> {
+    region: &'a mut Region,
+    runs: Vec<Run>,
+}
+
+impl Drop for FreshPages<'_> {
+    fn drop(&mut self) {
+        // after a panic nobody knows whether they are the file's
+        for run in self.runs.iter().filter(|_| !std::thread::panicking()) {
+            self.region.store.space.give(*run);
+        }
+    }
+}
+
+impl FreshPages<'_> {
+    /// They are the file's.
+    fn happened(mut self) {
+        self.runs.clear();
+    }
+
+    /// Copies what a file has outside its log, and maps the copies instead.
+    fn copy(&mut self, view: &FileView) -> Result<(), RegionError> {
+        let store = &mut self.region.store;
+        let (shift, mut hidden) = (store.segment_shift(), Vec::new());
+        let extents: Vec<(u64, Mapped)> = view.read().index.iter().filter(|(_, e)| !e.inline).collect();
+        for (offset, extent) in extents {
+            let mut done = 0;
+            while done < extent.len {
+                let run = store.take_data((extent.len - done).div_ceil(PAGE as u64).min(256) as u32)?;
+                self.runs.push(run);
+                let len = (u64::from(run.len) * PAGE as u64).min(extent.len - done);
+                let mut bytes = vec![0; len as usize];
+                store.read(extent.gpa.offset().0 + done, &mut bytes);
+                let at = store.space.offset(run);
+                store.write_data(at, &bytes);
+                store.put_checksums_of(at, &bytes);
+                let new = Mapped {
+                    len,
+                    gpa: store.gpa(at),
+                    inline: false,
+                };
+                view.write().index.insert(offset + done, new, shift, &mut hidden);
+                done += len;
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Region {
     /// Calls with every inode that can be read, in order.
@@ -100,41 +152,16 @@ impl Region {
             return Ok(());
         };
         let view = view.clone();
-        let store = &mut self.store;
-        let (shift, mut hidden, mut taken) = (store.segment_shift(), Vec::new(), Vec::new());
-        let extents: Vec<(u64, Mapped)> = view.read().index.iter().filter(|(_, e)| !e.inline).collect();
-        let copy = || {
-            for (offset, extent) in extents {
-                let mut done = 0;
-                while done < extent.len {
-                    let run = store.take_data((extent.len - done).div_ceil(PAGE as u64).min(256) as u32)?;
-                    taken.push(run);
-                    let len = (u64::from(run.len) * PAGE as u64).min(extent.len - done);
-                    let mut bytes = vec![0; len as usize];
-                    store.read(extent.gpa.offset().0 + done, &mut bytes);
-                    let at = store.space.offset(run);
-                    store.write_data(at, &bytes);
-                    store.put_checksums_of(at, &bytes);
-                    let new = Mapped {
-                        len,
-                        gpa: store.gpa(at),
-                        inline: false,
-                    };
-                    view.write().index.insert(offset + done, new, shift, &mut hidden);
-                    done += len;
-                }
-            }
-            Ok(())
+        let mut fresh = FreshPages {
+            region: self,
+            runs: Vec::new(),
         };
-        let copied: Result<(), RegionError> = copy();
+        fresh.copy(&view)?;
         inode.pages.clear();
-        let slot = inode.slot;
-        if let Err(e) = copied.and_then(|()| self.compact_inode(&mut inode).map(|_| ())) {
-            taken.into_iter().for_each(|run| self.store.space.give(run));
-            return Err(e);
-        }
-        self.cache.take(slot);
-        self.store.damaged.remove(&slot);
+        fresh.region.compact_inode(&mut inode)?;
+        fresh.happened();
+        self.cache.take(inode.slot);
+        self.store.damaged.remove(&inode.slot);
         Ok(())
     }
 
