@@ -10,7 +10,7 @@ use polvo_proto::{DirEntry, FsError, InodeRef, Intent, Made, NewFile, Outcome, P
 use polvo_region::{Region, RegionError};
 
 /// Decides about an operation whose transaction failed on what was looked up before it. The failure is its answer if nothing
-/// has changed from that look to the next one: the logs of its directories end where they did. That they say the same is not
+/// has changed from that lookup to the next one: the logs of its directories end where they did. That they say the same is not
 /// enough, since names go away and come back.
 #[derive(Default)]
 pub(crate) struct Revalidation<T> {
@@ -18,7 +18,7 @@ pub(crate) struct Revalidation<T> {
 }
 
 impl<T: PartialEq> Revalidation<T> {
-    /// The operation has looked (again) and found the logs to end there: its answer, if the attempt before settles it.
+    /// A lookup has found the logs to end there: the operation's answer, if the attempt before decides it.
     pub fn found(&mut self, tails: &T) -> Result<(), FsError> {
         match self.last.take() {
             Some((before, error)) if before == *tails => Err(error),
@@ -26,7 +26,7 @@ impl<T: PartialEq> Revalidation<T> {
         }
     }
 
-    /// The attempt after a look has failed. `Ok`: look again.
+    /// The attempt after a lookup has failed. `Ok`: look up again.
     pub fn failed(&mut self, tails: T, error: FsError) -> Result<(), FsError> {
         let is_about_what_was_found = matches!(
             error,
@@ -159,7 +159,7 @@ impl RequestContext<'_> {
         valid_name::check_new(&name)?;
         check_new_file(&file)?;
         let kind = file.kind;
-        let look = async || {
+        let lookup = async || {
             let seen = self.directory_without(dir, &name).await?;
             Ok(Parent {
                 attr: seen.attr,
@@ -177,7 +177,7 @@ impl RequestContext<'_> {
             };
             plan.want(dir.ino.region(), intent);
         };
-        let (made, outcomes) = self.make_inode(dir, &name, file, false, open, look, plan).await?;
+        let (made, outcomes) = self.make_inode(dir, &name, file, false, open, lookup, plan).await?;
         Ok(Made {
             attr: made.attr,
             tail: made.tail,
@@ -193,7 +193,7 @@ impl RequestContext<'_> {
         }
         let own = dir.ino.region();
         let seed = self.node.next_jitter().to_le_bytes();
-        let look = async || {
+        let lookup = async || {
             self.on(own, |r| {
                 let (attr, _) = r.attr(dir.ino, Some(dir.generation))?;
                 must_be_directory(&attr)?;
@@ -211,7 +211,7 @@ impl RequestContext<'_> {
                 plan.want(own, Intent::Pin { inode: dir });
             }
         };
-        let (made, _) = self.make_inode(dir, &seed, file, true, true, look, plan).await?;
+        let (made, _) = self.make_inode(dir, &seed, file, true, true, lookup, plan).await?;
         let dir_tail = self.on(own, |r| r.attr(dir.ino, Some(dir.generation))).await?.1;
         Ok(Made {
             attr: made.attr,
@@ -221,7 +221,7 @@ impl RequestContext<'_> {
         })
     }
 
-    /// Makes an inode in a region that is chosen by `seed`, of those that have room. `look` looks at the directory (anew
+    /// Makes an inode in a region that is chosen by `seed`, of those that have room. `lookup` looks at the directory (anew
     /// for each attempt), `plan` adds what is to happen together with it.
     #[expect(clippy::too_many_arguments, reason = "two callers, which differ in each of them")]
     async fn make_inode(
@@ -231,14 +231,14 @@ impl RequestContext<'_> {
         file: NewFile,
         unnamed: bool,
         open: bool,
-        look: impl AsyncFn() -> Result<Parent, FsError>,
+        lookup: impl AsyncFn() -> Result<Parent, FsError>,
         plan: impl Fn(&mut Plan, RegionId),
     ) -> Result<(Outcome, Outcomes), FsError> {
         let mut rejected = Vec::new();
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
         loop {
-            let parent = look().await?;
+            let parent = lookup().await?;
             let placement = parent.placement;
             let Some(region) = self.choose_region(dir, seed, placement, &mut rejected) else {
                 return Err(no_room);

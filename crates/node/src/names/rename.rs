@@ -36,7 +36,7 @@ impl RequestContext<'_> {
             let tails = (found.source_tail, found.dest_tail);
             revalidation.found(&tails)?;
             if let Some(verdict) = found.verdict(rename.mode) {
-                // the names were looked at one after the other: together they were so only if the first did not change
+                // the names were looked up one after the other: together they were so only if the first did not change
                 let now = self.find(rename.old_dir, &rename.old_name).await?;
                 if now.is_some_and(|(_, tail)| tail == found.source_tail) {
                     return verdict;
@@ -57,7 +57,7 @@ impl RequestContext<'_> {
                 Err(Missed::Before(Failure::Conflict) | Missed::Transaction(Failure::Conflict)) => {
                     backoff.wait().await?
                 }
-                // the new name was made since it was looked at; that it is there is no answer to who would replace it
+                // the new name was made since it was looked up; that it is there is no answer to who would replace it
                 Err(Missed::Transaction(Failure::Fs(FsError::Exists))) if !rename.mode.must_be_new() => {
                     backoff.wait().await?;
                 }
@@ -70,7 +70,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Revalidation at both names, one after the other, and at what the caller may do with them.
+    /// Looks up both names, one after the other, and checks what the caller may do with them.
     async fn find_names(&self, rename: &Rename) -> Result<FoundNames, FsError> {
         let Rename {
             old_dir,
@@ -174,8 +174,8 @@ impl RequestContext<'_> {
         )))
     }
 
-    /// An answer that follows from what the names stood for when they were looked at, which may be long ago: the wait for the
-    /// rename lock comes in between. If they stand for something else by now, look again.
+    /// An answer that follows from what the names stood for when they were looked up, which may be long ago: the wait for the
+    /// rename lock comes in between. If they stand for something else by now, look up again.
     async fn if_still(&self, rename: &Rename, found: &FoundNames, answer: FsError) -> Missed {
         let names = async {
             let source = self.find(rename.old_dir, &rename.old_name).await?;

@@ -19,9 +19,9 @@ pub(crate) struct FoundNames {
     pub dest: Option<DirEntry>,
     /// What is left at the old name.
     pub whiteout: Option<NewFile>,
-    /// The old directory's log when its name was looked at.
+    /// The old directory's log when its name was looked up.
     pub source_tail: Tail,
-    /// The new directory's log before its name was looked at.
+    /// The new directory's log before its name was looked up.
     pub dest_tail: Tail,
 }
 
@@ -36,7 +36,7 @@ impl FoundNames {
         }
     }
 
-    /// The rename's answer, if what the two names stand for settles it.
+    /// The rename's answer, if what the two names stand for decides it.
     pub fn verdict(&self, mode: RenameMode) -> Option<Result<(), FsError>> {
         match (mode, &self.dest) {
             (mode, Some(_)) if mode.must_be_new() => Some(Err(FsError::Exists)),
