@@ -1,7 +1,7 @@
 //! Coordinators that die, or are slow, and what is left of their transactions.
 
 use crate::common::*;
-use crate::{PHASES, healthy, options, renamed, run, stage, until};
+use crate::{PHASES, coordinator_stops, healthy, options, renamed, run, stage, until};
 use polvo_format::{INODE_HEAD_SIZE, INODE_LOCK, INODE_SIZE, InodeHead, NodeId, TxnId};
 use polvo_node::{Phase, Transactions};
 use polvo_pmem::Pmem;
@@ -15,12 +15,7 @@ fn coordinator_dies(phase: Phase, power: Option<u64>) {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
         cluster.rest().await;
-        cluster.node(0).stop_coordinator_at(phase);
-        let asking = {
-            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-        };
-        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let asking = s.rename_until(cluster, &c, phase).await;
         // what was posted arrives
         cluster.sleep(Duration::from_millis(100)).await;
         match power {
@@ -88,12 +83,7 @@ fn what_a_crash_leaves_is_finished_in_the_pools_as_well() {
         run(options(12), async |cluster| {
             let c = Caller::new(cluster, "client");
             let s = stage(cluster, &c).await;
-            cluster.node(0).stop_coordinator_at(phase);
-            let asking = {
-                let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-                spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-            };
-            until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+            let asking = s.rename_until(cluster, &c, phase).await;
             for node in 0..3 {
                 cluster.crash(node).await;
             }
@@ -156,7 +146,7 @@ fn creates_and_removals_survive_their_coordinator_too() {
             };
             // a transaction of one participant never is partly dispatched
             if phase != Phase::PartlyDispatched {
-                until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+                coordinator_stops(cluster).await;
                 cluster.crash(0).await;
                 cluster.restart(0).await.unwrap();
             }
@@ -205,7 +195,7 @@ fn what_was_dispatched_ends_although_its_segment_is_gone() {
             let (c, doomed) = (c.clone(), doomed.clone());
             spawn_local(async move { c.unlink(dir, &doomed).await })
         };
-        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        coordinator_stops(cluster).await;
         cluster.crash(0).await;
         for (name, _) in others.iter().filter(|(_, other)| other.ino.region() == region) {
             c.unlink(crowd, name).await.unwrap();
@@ -230,12 +220,7 @@ fn a_slow_coordinator_is_waited_for() {
     run(options(43), async |cluster| {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
-        cluster.node(0).stop_coordinator_at(Phase::Collected);
-        let asking = {
-            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-        };
-        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let asking = s.rename_until(cluster, &c, Phase::Collected).await;
         let touching = {
             let (c, file) = (c.clone(), s.file);
             let set = SetAttr {
@@ -260,12 +245,7 @@ fn a_held_inode_is_not_waited_for_for_ever() {
     run(options(47), async |cluster| {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
-        cluster.node(0).stop_coordinator_at(Phase::Decided);
-        let asking = {
-            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-        };
-        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let asking = s.rename_until(cluster, &c, Phase::Decided).await;
         let start = tokio::time::Instant::now();
         let written = c.write(s.file, 0, b"m").await.map(|_| ());
         let waited = start.elapsed();

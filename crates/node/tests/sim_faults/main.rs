@@ -14,6 +14,7 @@ use polvo_node::sim::{self, Cluster, ClusterOptions};
 use polvo_node::{Phase, Transactions};
 use polvo_proto::*;
 use std::time::Duration;
+use tokio::task::{JoinHandle, spawn_local};
 
 const PHASES: [Phase; 4] = [
     Phase::Collected,
@@ -80,6 +81,21 @@ async fn stage(cluster: &Cluster, c: &Caller) -> Stage {
         file,
         victim,
     }
+}
+
+impl Stage {
+    /// Has a client ask for the rename, and waits until its coordinator has stopped at a phase.
+    async fn rename_until(&self, cluster: &Cluster, c: &Caller, phase: Phase) -> JoinHandle<Result<(), FsError>> {
+        cluster.node(0).stop_coordinator_at(phase);
+        let (c, old_dir, new_dir) = (c.clone(), self.old_dir, self.new_dir);
+        let asking = spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await });
+        coordinator_stops(cluster).await;
+        asking
+    }
+}
+
+async fn coordinator_stops(cluster: &Cluster) {
+    until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
 }
 
 async fn renamed(c: &Caller, s: &Stage) -> bool {

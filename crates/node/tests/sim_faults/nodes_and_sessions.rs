@@ -1,7 +1,7 @@
 //! Nodes that are away, pools that are damaged, sessions that end.
 
 use crate::common::*;
-use crate::{healthy, options, run, stage, until};
+use crate::{healthy, options, run, stage};
 use polvo_format::{FileKind, NodeId};
 use polvo_node::Phase;
 use polvo_proto::*;
@@ -13,12 +13,7 @@ fn a_session_that_ends_while_it_waits_gets_nothing() {
     run(options(53), async |cluster| {
         let (c, leaving) = (Caller::new(cluster, "client"), Caller::new(cluster, "leaving"));
         let s = stage(cluster, &c).await;
-        cluster.node(0).stop_coordinator_at(Phase::Collected);
-        let asking = {
-            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-        };
-        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let asking = s.rename_until(cluster, &c, Phase::Collected).await;
         let link = leaving.links.to(NodeId(2)).await.unwrap();
         let opening = {
             let (link, call) = (

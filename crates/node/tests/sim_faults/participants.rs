@@ -1,7 +1,7 @@
 //! Participants that die or stay away; dispatches, and the records they leave in the redo log.
 
 use crate::common::*;
-use crate::{healthy, options, renamed, run, stage, until};
+use crate::{healthy, options, renamed, run, stage};
 use polvo_node::{Phase, Transactions, sim};
 use polvo_proto::*;
 use std::time::Duration;
@@ -13,12 +13,7 @@ fn a_participant_that_dies_gets_its_part_when_it_is_back() {
         run(options(17), async |cluster| {
             let c = Caller::new(cluster, "client");
             let s = stage(cluster, &c).await;
-            cluster.node(0).stop_coordinator_at(Phase::Decided);
-            let asking = {
-                let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-                spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-            };
-            until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+            let asking = s.rename_until(cluster, &c, Phase::Decided).await;
             match power {
                 None => cluster.crash(1).await,
                 Some(seed) => cluster.power_cut(1, seed).await,
@@ -109,12 +104,7 @@ fn a_participant_that_stays_away_is_served_later() {
     run(options(19), async |cluster| {
         let c = Caller::new(cluster, "client");
         let s = stage(cluster, &c).await;
-        cluster.node(0).stop_coordinator_at(Phase::Decided);
-        let asking = {
-            let (c, old_dir, new_dir) = (c.clone(), s.old_dir, s.new_dir);
-            spawn_local(async move { c.rename(old_dir, "source", new_dir, "dest").await })
-        };
-        until(cluster, "the stop", || cluster.node(0).coordinator_has_stopped()).await;
+        let asking = s.rename_until(cluster, &c, Phase::Decided).await;
         cluster.crash(2).await;
         cluster.node(0).let_coordinator_go_on();
         let answer = asking.await.unwrap();

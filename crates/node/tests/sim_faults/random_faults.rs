@@ -2,10 +2,11 @@
 
 use crate::common::*;
 use crate::{healthy, options, run};
+use polvo_node::sim::Cluster;
 use polvo_proto::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tokio::task::spawn_local;
+use tokio::task::{JoinHandle, spawn_local};
 
 /// What a client knows of its own directory after operations that may have been cut off.
 #[derive(Default)]
@@ -82,17 +83,42 @@ async fn work(c: Caller, dir: InodeRef, seed: u64, rounds: u32) -> Model {
     model
 }
 
+/// Clients at work, each in a directory of its own on a node of its own.
+async fn set_to_work(cluster: &Cluster, seed: u64, rounds: u32) -> Vec<(InodeRef, JoinHandle<Model>)> {
+    let mut tasks = Vec::new();
+    for i in 0..3u16 {
+        let c = Caller::new(cluster, &format!("c{i}"));
+        let dir = c.directory_at(cluster, i, &format!("home{i}-")).await;
+        tasks.push((dir, spawn_local(work(c, dir, seed * 10 + u64::from(i), rounds))));
+    }
+    tasks
+}
+
+/// Each directory has the names that its client knows to be there.
+async fn all_is_there(cluster: &Cluster, tasks: Vec<(InodeRef, JoinHandle<Model>)>, faults: u32) {
+    cluster.rest().await;
+    let reader = Caller::new(cluster, "reader");
+    let mut models = Vec::new();
+    for (dir, task) in tasks {
+        let model = task.await.unwrap();
+        let names = reader.names(dir).await.unwrap();
+        for (name, known) in &model.names {
+            if let Some(there) = known {
+                assert_eq!(names.contains(name), *there, "{name}");
+            }
+        }
+        models.push(model);
+    }
+    assert_busy(&models, faults);
+    healthy(cluster).await;
+}
+
 /// Everything acknowledged is there, nothing is half-done, whichever nodes die and when.
 #[test]
 fn what_was_acknowledged_survives_any_crash() {
     for seed in seeds() {
         run(options(seed), async |cluster| {
-            let mut tasks = Vec::new();
-            for i in 0..3u16 {
-                let c = Caller::new(cluster, &format!("c{i}"));
-                let dir = c.directory_at(cluster, i, &format!("home{i}-")).await;
-                tasks.push((dir, spawn_local(work(c, dir, seed * 10 + u64::from(i), 150))));
-            }
+            let tasks = set_to_work(cluster, seed, 150).await;
             let mut rng = Rng::new(seed + 1000);
             let mut faults = 0;
             while !tasks.iter().all(|(_, task)| task.is_finished()) {
@@ -116,21 +142,7 @@ fn what_was_acknowledged_survives_any_crash() {
                 }
                 faults += 1;
             }
-            cluster.rest().await;
-            let reader = Caller::new(cluster, "reader");
-            let mut models = Vec::new();
-            for (dir, task) in tasks {
-                let model = task.await.unwrap();
-                let names = reader.names(dir).await.unwrap();
-                for (name, known) in &model.names {
-                    if let Some(there) = known {
-                        assert_eq!(names.contains(name), *there, "{name}");
-                    }
-                }
-                models.push(model);
-            }
-            assert_busy(&models, faults);
-            healthy(cluster).await;
+            all_is_there(cluster, tasks, faults).await;
         });
     }
 }
@@ -140,12 +152,7 @@ fn what_was_acknowledged_survives_any_crash() {
 fn what_was_acknowledged_survives_a_bad_network() {
     for seed in seeds() {
         run(options(seed), async |cluster| {
-            let mut tasks = Vec::new();
-            for i in 0..3u16 {
-                let c = Caller::new(cluster, &format!("c{i}"));
-                let dir = c.directory_at(cluster, i, &format!("home{i}-")).await;
-                tasks.push((dir, spawn_local(work(c, dir, seed * 10 + u64::from(i), 100))));
-            }
+            let tasks = set_to_work(cluster, seed, 100).await;
             let mut rng = Rng::new(seed + 2000);
             let mut faults = 0;
             let hosts = ["node-0", "node-1", "node-2", "c0", "c1", "c2"];
@@ -166,21 +173,7 @@ fn what_was_acknowledged_survives_a_bad_network() {
                 }
                 faults += 1;
             }
-            cluster.rest().await;
-            let reader = Caller::new(cluster, "reader");
-            let mut models = Vec::new();
-            for (dir, task) in tasks {
-                let model = task.await.unwrap();
-                let names = reader.names(dir).await.unwrap();
-                for (name, known) in &model.names {
-                    if let Some(there) = known {
-                        assert_eq!(names.contains(name), *there, "{name}");
-                    }
-                }
-                models.push(model);
-            }
-            assert_busy(&models, faults);
-            healthy(cluster).await;
+            all_is_there(cluster, tasks, faults).await;
         });
     }
 }
