@@ -156,6 +156,7 @@ impl Region {
         match watched.place_of(held.session) {
             Ok(at) if watched.holders[at] == held => {
                 watched.holders.remove(at);
+                debug_assert!(watched.place_of(held.session).is_err(), "a session has one token of an inode");
             }
             // the inode has gone meanwhile, and its tokens with it: whoever asked for them is to look again
             _ => return watched.asking > 0,
@@ -202,6 +203,7 @@ impl Region {
     /// Tokens of a run before may still be believed in: nothing changes, and no new ones are given, until
     /// [`Region::open_to_changes`].
     pub fn close_to_changes(&mut self) {
+        debug_assert!(self.tokens.by_slot.is_empty(), "no token was given yet");
         self.tokens.closed = true;
     }
 

@@ -79,8 +79,7 @@ impl Node {
             };
             let lease_until = {
                 let mut state = holder.state.lock();
-                if state.lease_until > now && !state.asked.contains_key(&held.number) {
-                    state.asked.insert(held.number, now);
+                if state.lease_until > now && state.ask(held.number, now) {
                     holder.asked.notify_waiters();
                 }
                 state.lease_until

@@ -61,12 +61,32 @@ impl HolderState {
         !is_overdue
     }
 
+    /// A token is asked for. False: it is already, or it is held no more, which the region is about to be told.
+    fn ask(&mut self, number: u64, now: Instant) -> bool {
+        if !self.held.contains_key(&number) || self.asked.contains_key(&number) {
+            return false;
+        }
+        self.asked.insert(number, now);
+        self.check();
+        true
+    }
+
     /// Begins another term. What was held is no more.
     fn lapse(&mut self, term: u64) -> BTreeMap<u64, InodeRef> {
         assert!(term > self.term, "terms grow");
         self.term = term;
         self.asked.clear();
         std::mem::take(&mut self.held)
+    }
+
+    /// What is asked for is held: nobody could answer for anything else, and an answer that is overdue ends the lease.
+    fn check(&self) {
+        debug_assert!(
+            self.asked.keys().all(|number| self.held.contains_key(number)),
+            "{:?} are asked for",
+            self.asked
+        );
+        debug_assert!(self.held.len() <= TOKENS_MAX, "{} tokens of a session", self.held.len());
     }
 }
 
@@ -231,5 +251,25 @@ mod tests {
         assert!(tokens.has_room(&state), "one has come back");
         tokens.count.store(ALL_MAX, Relaxed);
         assert!(!tokens.has_room(&state), "others have them all");
+    }
+
+    /// Between its holder's answer and the region's, another change may ask for a token: nobody would ever answer.
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_was_given_back_is_not_asked_for() {
+        let holder = Tokens::new(1).holder(SessionId(7));
+        let mut state = holder.state.lock();
+        let inode = InodeRef {
+            ino: Ino(1),
+            generation: Generation(1),
+        };
+        state.held.insert(1, inode);
+        let (now, lease) = (Instant::now(), Duration::from_secs(2));
+        assert!(state.ask(1, now));
+        assert!(!state.ask(1, now), "once is enough");
+        assert!(!state.renew(now + lease, lease, lease / 2), "the answer is overdue");
+        state.asked.remove(&1);
+        state.held.remove(&1);
+        assert!(!state.ask(1, now));
+        assert!(state.renew(now + lease, lease, lease / 2), "all was answered");
     }
 }

@@ -78,6 +78,7 @@ impl RequestContext<'_> {
                 Some(_) => state.asked.retain(|asked, _| Some(*asked) != before),
                 None => _ = tokens.count.fetch_add(1, Relaxed),
             }
+            state.check();
             Some(Token { number, attr, tail })
         })
     }
@@ -99,6 +100,7 @@ impl RequestContext<'_> {
                 (false, _) => Vec::new(),
             }
         };
+        holder.state.lock().check();
         self.node.end_tokens(holder.session, ended);
         let renewed = self.renew_tokens(&holder);
         let mut stopping = self.node.stopping.subscribe();
