@@ -20,12 +20,17 @@ impl Samples {
     /// Of at least one figure.
     pub fn new(mut figures: Vec<f64>) -> Samples {
         assert!(!figures.is_empty(), "something was measured");
+        assert!(
+            figures.iter().all(|figure| figure.is_finite()),
+            "a report has no place for {figures:?}"
+        );
         figures.sort_by(f64::total_cmp);
         Samples(figures)
     }
 
     /// Something that is counted, not timed.
     pub fn exact(figure: f64) -> Samples {
+        assert!(figure.is_finite(), "a report has no place for {figure}");
         Samples(vec![figure])
     }
 
@@ -122,6 +127,7 @@ impl Iterator for Timed {
         if self.done == self.ops || (reads_clock && self.start.elapsed() > LONG_ENOUGH) {
             return None;
         }
+        assert!(self.done < self.ops, "no more than {} operations", self.ops);
         self.done += 1;
         Some(self.done - 1)
     }

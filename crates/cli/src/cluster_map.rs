@@ -21,6 +21,11 @@ fn is_local(address: &Address) -> bool {
 /// The map that every node of the cluster makes from its configuration: they agree because the lists agree. A node's
 /// host is what the configuration says; left out, it is this machine for this node and for nodes at loopback addresses.
 pub fn cluster_map(config: &Config, cluster: ClusterId) -> ClusterMap {
+    assert!(
+        config.nodes.iter().any(|node| node.id == config.node),
+        "the configuration names node {}",
+        config.node.0
+    );
     let here = host_identity();
     let nodes = config.nodes.iter().map(|node| {
         let local = node.id == config.node || node.addresses.iter().any(is_local);

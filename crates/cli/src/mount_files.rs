@@ -93,6 +93,7 @@ impl MountFiles {
     /// # Errors
     /// When the file cannot be written.
     pub fn register(self, dir: &Path) -> Result<Registration, CliError> {
+        debug_assert!(dir.is_absolute(), "{} is where the mount is", dir.display());
         let own = ProcessId::own();
         let text = [
             format!("{} {}\n", own.pid, own.started).as_bytes(),
@@ -173,7 +174,9 @@ fn place(dir: &Path) -> OsString {
         Some(rest) if !rest.is_empty() => rest,
         _ => &name[..],
     };
-    OsStr::from_bytes(&name[name.len().saturating_sub(PLACE_BYTES)..]).to_os_string()
+    let end = &name[name.len().saturating_sub(PLACE_BYTES)..];
+    assert!(!end.is_empty() && !end.contains(&b'/'), "{end:?} names a file");
+    OsStr::from_bytes(end).to_os_string()
 }
 
 /// A directory for files that live as long as a process.

@@ -53,6 +53,7 @@ impl fmt::Display for Size {
             value /= 1024.0;
             unit = u;
         }
+        debug_assert!((0.99..1023.5).contains(&value) && unit != ' ', "{} bytes", self.0);
         let text = if value >= 99.95 {
             format!("{value:.0}")
         } else {

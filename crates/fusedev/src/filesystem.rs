@@ -71,6 +71,12 @@ impl Connection {
     /// The answer to INIT.
     pub(crate) fn answer(&self, init: &InitIn) -> InitOut {
         const PAGE: u32 = 4096;
+        assert_eq!(self.wanted & !self.offered, 0, "nothing is taken that is not offered");
+        assert!(
+            self.max_write.is_multiple_of(PAGE),
+            "writes of {} bytes",
+            self.max_write
+        );
         let max_write = self.max_write.clamp(PAGE, MOST_WRITTEN);
         InitOut {
             major: MAJOR,

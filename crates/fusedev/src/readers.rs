@@ -123,6 +123,19 @@ struct State {
     error: Option<Errno>,
 }
 
+impl State {
+    /// Who parks is a reader, and who is called is parked.
+    fn check(&self) {
+        assert!(
+            self.called <= self.parked && self.parked <= self.ids.len(),
+            "{} called of {} parked of {} readers",
+            self.called,
+            self.parked,
+            self.ids.len()
+        );
+    }
+}
+
 impl Readers {
     /// Starts serving a file system; the first reader runs when this returns.
     pub(crate) fn start(
@@ -184,7 +197,9 @@ impl Readers {
     }
 
     pub(crate) fn target(&self) -> usize {
-        self.target.load(Ordering::Relaxed)
+        let target = self.target.load(Ordering::Relaxed);
+        assert!(target > 0, "somebody is to read");
+        target
     }
 
     pub(crate) fn set_target(&self, target: usize) {
@@ -205,6 +220,7 @@ impl Readers {
         if state.parked > state.called {
             state.called += 1;
             self.woken.notify_one();
+            state.check();
         } else if let Err(error) = self.start_one(&mut state) {
             tracing::warn!(%error, "no thread to serve the kernel on");
         }
@@ -221,6 +237,8 @@ impl Readers {
             body(&readers);
         })?);
         state.ids.extend(is_ready.recv());
+        assert!(state.ids.len() <= self.most, "{} readers", state.ids.len());
+        state.check();
         Ok(())
     }
 
@@ -264,11 +282,13 @@ impl Readers {
             return;
         }
         state.parked += 1;
+        state.check();
         while state.called == 0 && state.body.is_some() {
             state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.called = state.called.saturating_sub(1);
         state.parked -= 1;
+        state.check();
     }
 
     fn end(&self, error: Option<Errno>) {

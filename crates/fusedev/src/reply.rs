@@ -140,6 +140,10 @@ impl<'b> Listing<'b> {
             namelen: name.len() as u32,
             kind: mode >> 12,
         };
+        debug_assert!(
+            self.buffer.len().is_multiple_of(8),
+            "entries begin at multiples of 8 bytes"
+        );
         let end = self.buffer.len() + before.len() + size_of::<Dirent>() + name.len().next_multiple_of(8);
         if end > self.room {
             return false;
@@ -147,6 +151,10 @@ impl<'b> Listing<'b> {
         for part in [before, dirent.as_bytes(), name] {
             self.buffer.extend_from_slice(part);
         }
+        debug_assert!(
+            (self.buffer.len()..self.buffer.len() + 8).contains(&end),
+            "nothing but padding is missing"
+        );
         self.buffer.resize(end, 0);
         true
     }

@@ -108,6 +108,7 @@ impl Policy {
         }
         if let Some(trial) = &mut self.trial {
             trial.looks += 1;
+            debug_assert!(trial.looks <= TRIAL, "a trial ends");
             return if trial.looks < TRIAL {
                 Advice::Nothing
             } else {
@@ -130,6 +131,12 @@ impl Policy {
     }
 
     fn end_trial(&mut self) -> Advice {
+        debug_assert_eq!(self.rest, 0, "nothing is tried before it may be");
+        debug_assert!(
+            (REST..=LONGEST_REST).contains(&self.next_rest),
+            "a rest of {}",
+            self.next_rest
+        );
         let before = self.trial.take().map_or(0, |trial| trial.rate);
         if self.rate * 100 >= before * WORTH_A_READER {
             self.next_rest = REST;

@@ -74,6 +74,17 @@ impl Transport for Device {
     }
 
     fn send(&self, header: &OutHeader, body: &[u8]) -> Result<(), Errno> {
+        assert_eq!(
+            header.len as usize,
+            size_of::<OutHeader>() + body.len(),
+            "the header says how long the answer is"
+        );
+        assert!(
+            header.error <= 0 || header.unique == 0,
+            "{} is an error of no request",
+            header.error
+        );
+        assert!(header.error >= 0 || body.is_empty(), "an error has no body");
         // One write is one answer: the kernel takes all of it, or none.
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
         let parts = if body.is_empty() { &parts[..1] } else { &parts[..] };

@@ -30,6 +30,7 @@ pub struct BigFile {
 impl BigFile {
     /// Of `len` bytes, a multiple of 1 MiB, in `dir`.
     pub fn new(dir: &Path, len: u64) -> Result<BigFile, BenchError> {
+        assert!(len.is_multiple_of(MIB as u64), "a file of {len} bytes");
         let path = dir.join(format!("polvo-bench-{}.big", std::process::id()));
         let file = OpenOptions::new().create_new(true).read(true).write(true).open(&path)?;
         let big = BigFile { path, file, len };

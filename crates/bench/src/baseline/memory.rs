@@ -25,6 +25,7 @@ impl Memory {
 
     /// `ns` a 4 KiB copy from random pages.
     pub fn copy_from_random_pages(&self, ops: usize) -> f64 {
+        assert!(self.0.len() >= PAGE, "{} bytes are less than a page", self.0.len());
         let mut page = [0u8; PAGE];
         let start = Instant::now();
         for at in pages(self.0.len() as u64, ops) {
@@ -146,6 +147,7 @@ impl NamesAndInodes {
         std::fs::remove_file(&path)?; // the mapping keeps it
         inodes.zero_streaming(0, len);
         let places = (files + files / 7).next_power_of_two();
+        assert!(files > 0 && places >= files, "{places} places for {files} names");
         let names = (0..places).map(|place| [(place % files) as u64, 0, 0, 0, 0]).collect();
         Ok(NamesAndInodes { names, inodes, files })
     }

@@ -230,6 +230,12 @@ impl<'a> Findings<'a> {
         ratio: Option<f64>,
         judged: Option<(String, bool, f64)>,
     ) -> &Row {
+        debug_assert!(
+            self.rows
+                .iter()
+                .all(|row| (&*row.name, &*row.baseline, row.unit) != (name, baseline, unit)),
+            "{name} beside {baseline:?} is found once"
+        );
         let (target, met, limit) = match judged {
             Some((text, met, limit)) => (Some(text), Some(met), Some(limit)),
             None => (None, None, None),
@@ -262,6 +268,12 @@ impl<'a> Findings<'a> {
 
     /// A plot of its own; an experiment without any gets one of its ratios.
     pub fn plot(&mut self, plot: Plot) {
+        assert!(
+            self.plots.iter().all(|other| other.name() != plot.name()),
+            "the file {}.svg is of one plot",
+            plot.name()
+        );
+        plot.check();
         self.plots.push(plot);
     }
 

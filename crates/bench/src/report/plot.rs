@@ -144,6 +144,13 @@ impl Plot {
         })
     }
 
+    /// Each line has a colour of its own.
+    pub(super) fn check(&self) {
+        if let Plot::Lines { series, .. } = self {
+            assert!(series.len() <= COLOURS.len(), "{} lines", series.len());
+        }
+    }
+
     /// Above it.
     pub fn title(&self) -> &str {
         match self {
@@ -204,12 +211,14 @@ impl Scale {
     fn over(values: impl Iterator<Item = f64> + Clone, log: bool, start: f64, end: f64) -> Scale {
         let low = values.clone().fold(f64::INFINITY, f64::min);
         let high = values.fold(f64::NEG_INFINITY, f64::max);
+        debug_assert!(start != end, "a scale has a length");
         let (from, to) = match log {
             true if low > 0.0 && high > low => (low, high),
             true => (1.0, 10.0),
             false if high > 0.0 => (0.0, high * 1.05),
             false => (0.0, 1.0),
         };
+        assert!(from < to, "a scale from {from} to {to}");
         Scale {
             from,
             to,

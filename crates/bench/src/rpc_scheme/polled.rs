@@ -158,6 +158,10 @@ impl Caller for PolledCaller {
                 }
             };
             inner.replies.buffer.append_to(at + WORD, len, reply);
+            debug_assert!(
+                inner.free.borrow().iter().all(|(free, _)| *free != slot),
+                "slot {slot} was taken"
+            );
             inner.free.borrow_mut().push((slot, sequence));
             inner.permits.add_permits(1);
             Ok(())

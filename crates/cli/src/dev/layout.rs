@@ -89,6 +89,11 @@ impl DevCluster {
 
     /// Writes `dev.toml`.
     pub(super) fn write(&self, dir: &Path) -> Result<(), CliError> {
+        assert_eq!(
+            self.ports.len(),
+            usize::from(self.nodes),
+            "there is a port for each node"
+        );
         let file = dir.join(DEV_FILE);
         let text = toml::to_string(self).expect("strings, numbers and paths can be written as TOML");
         std::fs::write(

@@ -128,6 +128,7 @@ async fn get_source(
         get_entry(client, jobs, bar, entry, path).await;
     }
     jobs.finish().await;
+    assert_eq!(made.len(), tree.len(), "each entry was made, or is told to be left out");
     // Directories get their modes and times when nothing more goes into them.
     for (entry, path) in tree.iter().zip(&made).rev() {
         if let Some(path) = path

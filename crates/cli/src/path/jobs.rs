@@ -62,6 +62,11 @@ impl Jobs {
 
     /// The command's result.
     pub(super) fn result(&self) -> Result<(), CliError> {
+        assert_eq!(
+            self.slots.available_permits(),
+            AT_ONCE as usize,
+            "every job that was started has ended"
+        );
         self.bar.finish_and_clear();
         match self.failed.get() {
             0 => Ok(()),

@@ -106,6 +106,7 @@ async fn put_source(
         put_entry(client, jobs, bar, entry, dir, name, path).await;
     }
     jobs.finish().await;
+    assert_eq!(made.len(), tree.len(), "each entry was made, or is told to be left out");
     // Directories get their times and modes when nothing more goes into them.
     for (entry, made) in tree.iter().zip(&made).rev() {
         if let Some((inode, path)) = made

@@ -118,6 +118,7 @@ impl RequestContext<'_> {
                 }
             }
         }
+        assert!(rest.is_empty(), "the pieces of a snapshot are all of it");
         bytes
     }
 
@@ -163,6 +164,11 @@ impl RequestContext<'_> {
                 batches.add(verb, len).await?;
             }
         }
+        assert_eq!(
+            to.offset,
+            window.offset + snapshot.len,
+            "the pieces of a snapshot are all of it"
+        );
         batches.execute().await
     }
 }
