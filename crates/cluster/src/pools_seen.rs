@@ -53,10 +53,10 @@ impl PoolsSeen {
     }
 
     /// As [`PoolsSeen::see`], of an answer; `when_asked`: what was known when the question was sent. An answer may be taken in late
-    /// (a process stood still), and what is known by then be of a later run of the node: it says nothing of an older copy.
+    /// (a process stood still), and what is known by then be of a later incarnation: it says nothing of an older copy.
     ///
     /// # Errors
-    /// [`FsError::SetBack`]; `Unreachable` when the run that has answered is over.
+    /// [`FsError::SetBack`]; `Unreachable` when the incarnation that has answered is over.
     pub fn see_answer(&self, node: NodeId, when_asked: Option<KnownPool>, past: &PoolPast) -> Result<(), FsError> {
         match self.see(node, past) {
             Err(FsError::SetBack { .. }) if KnownPool::learn(when_asked, past).is_ok() => Err(FsError::Unreachable {

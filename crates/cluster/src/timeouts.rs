@@ -30,8 +30,8 @@ impl Timeouts {
     pub const DISPATCH: Duration = Duration::from_secs(5);
     /// Requests under way when a node is stopped.
     pub const DRAIN: Duration = Duration::from_secs(2);
-    /// After a start the node of region 0 grants no rename lock for so long: whoever got it from the run before has decided
-    /// by then or finds out, when it asks again just before deciding, that its grant is gone.
+    /// After a start the node of region 0 grants no rename lock for so long: whoever got it from the previous incarnation has
+    /// decided by then or finds out, when it asks again just before deciding, that its grant is gone.
     pub const RENAME_QUIET: Duration = Duration::from_secs(1);
     /// A wait for a lock that its program has not asked after for so long is forgotten (it asks every second).
     pub const LOCK_FORGOTTEN: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use support::{Place, Provider, TIMEOUT, at, block_on, identity, place};
 
-/// One run of a node, with a pool that clients may write to.
+/// One incarnation of a node, with a pool that clients may write to.
 struct Run {
     pool: Arc<Pmem>,
     key: RemoteKey,
@@ -84,12 +84,12 @@ fn a_thread_that_does_nothing_does_not_keep_the_pool_of_a_run_that_has_ended() {
         let mut second = Run::begin(&place, &path, 2).await;
         assert!(
             second.pool.is_mapped_since_before(2).unwrap(),
-            "nobody has heard of the new run"
+            "nobody has heard of the new incarnation"
         );
         let busy = second.client().await;
         assert!(
             !second.pool.is_mapped_since_before(2).unwrap(),
-            "the process has heard of it, and still has the pool as the run before gave it"
+            "the process has heard of it, and still has the pool as the previous incarnation gave it"
         );
         second.write(&busy, 4, b"two.").await;
         assert!(!second.pool.is_mapped_since_before(2).unwrap());

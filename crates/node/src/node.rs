@@ -56,7 +56,7 @@ pub struct Node {
     pub(crate) counters: RequestCounters,
     pub(crate) probe: Probe,
     pub(crate) started: Instant,
-    /// Number of this run; grows from run to run of the pool.
+    /// Number of this incarnation; grows from one to the next of the pool.
     incarnation: u64,
     /// Pages that were free at the start are not given out yet.
     held_back: AtomicBool,
@@ -227,7 +227,7 @@ impl Node {
     }
 
     /// Gives out pages that were free at the start, once nobody can still be storing to them: nobody has the pool mapped
-    /// any more who was given it by a run before, or so much time has passed that all leases of that run have ended.
+    /// any more who was given it by an earlier incarnation, or so much time has passed that all leases of that one have ended.
     pub(crate) fn give_out_held_back(&self) {
         if !self.held_back.load(Relaxed) {
             return;
@@ -238,7 +238,7 @@ impl Node {
                 service.enter(|region| region.give_out_held_back());
             }
             self.held_back.store(false, Relaxed);
-            tracing::info!(after = ?self.started.elapsed(), "space of the run before is given out again");
+            tracing::info!(after = ?self.started.elapsed(), "space of the previous incarnation is given out again");
         }
     }
 

@@ -77,7 +77,7 @@ impl Opening<'_> {
         if !found.is_empty() {
             tracing::info!(
                 count = found.len(),
-                "transactions of the run before are to be dispatched"
+                "transactions of the previous incarnation are to be dispatched"
             );
         }
         found
@@ -125,13 +125,15 @@ pub(crate) fn check_owner(space: &PoolSpace, config: &NodeConfig) -> Result<(), 
     Ok(())
 }
 
-/// Marks this run of the pool; says whether peers of an earlier one still have it mapped. In doubt they do.
+/// Marks this incarnation of the pool; says whether peers of an earlier one still have it mapped. In doubt they do.
 pub(crate) fn begin_incarnation(pmem: &Pmem, incarnation: u64) -> bool {
     let begun = pmem.is_mapped_since_before(incarnation);
     match begun.and_then(|mapped| pmem.begin_incarnation(incarnation).map(|()| mapped)) {
         Ok(false) => false,
         Ok(true) => {
-            tracing::info!("clients of the run before have the pool mapped: space that was free is held back");
+            tracing::info!(
+                "clients of the previous incarnation have the pool mapped: space that was free is held back"
+            );
             true
         }
         Err(error) => {

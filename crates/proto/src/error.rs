@@ -95,7 +95,7 @@ pub enum FsError {
     #[error("interrupted")]
     Interrupted,
     /// ENOSPC, when it lasts: there would be room, but for what a node that was started anew holds back until nobody can still be
-    /// storing there for the run before. Try again.
+    /// storing there for the previous incarnation. Try again.
     #[error("no space left but for what is held back since a node was started anew")]
     HeldBack,
     /// A node serves an older copy of its pool than the one that was seen.

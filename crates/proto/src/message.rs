@@ -37,8 +37,8 @@ pub struct Call {
     /// Grows by one with each request of one of the session's sets of links (a thread's), which the upper bits number
     /// ([`Call::link_set`]); a retry repeats it.
     pub request_id: u64,
-    /// It was sent before, over a connection that is lost, perhaps to a run of the node that has ended since: whether it was
-    /// done is to be looked up in the logs.
+    /// It was sent before, over a connection that is lost, perhaps to an earlier incarnation of the node: whether it was done is to
+    /// be looked up in the logs.
     pub again: bool,
     /// Epoch of the caller's cluster map.
     pub epoch: Epoch,

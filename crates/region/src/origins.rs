@@ -1,5 +1,5 @@
 //! Which requests were carried out here, for those who ask again because the answer was lost with a connection, a session
-//! or a run of the node (the completion records of RIFL, SOSP 2015).
+//! or an incarnation of the node (the completion records of RIFL, SOSP 2015).
 //!
 //! The first entry of a commit carries the request that asked for it ([`Origin`]), durable with the commit and at no further
 //! cost. Recovery reads every log and so finds the last ones of each session again; garbage collection keeps them

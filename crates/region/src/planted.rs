@@ -61,7 +61,7 @@ pub enum Planted {
 
     /// A token is given while somebody asks for those that there are.
     GivenWhileAsked,
-    /// A node that was started anew changes what tokens of the run before are believed about.
+    /// A node that was started anew changes what tokens of the previous incarnation are believed about.
     ChangedTooEarly,
     /// A session is asked for its own tokens before it changes something.
     OwnTokenAsked,

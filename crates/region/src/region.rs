@@ -155,7 +155,7 @@ impl Region {
         std::mem::replace(&mut self.store.origin, origin)
     }
 
-    /// What a request has done here, if it is one of the last of its session and was carried out: in this run or
+    /// What a request has done here, if it is one of the last of its session and was carried out: in this incarnation or
     /// before, as long as the log of what it was about is there.
     pub fn done_before(&self, origin: Origin) -> Option<Done> {
         self.store.origins.find(origin)

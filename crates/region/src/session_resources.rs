@@ -220,13 +220,13 @@ impl Region {
         }
     }
 
-    /// Recovered while processes may still have the pool mapped that had space of an earlier run: the data pages that
+    /// Recovered while processes may still have the pool mapped that had space of an earlier incarnation: the data pages that
     /// are free now are not given out until [`Region::give_out_held_back`]. New data goes to fresh segments meanwhile.
     pub fn hold_back_free_data(&mut self) {
         self.store.space.hold_back_free_data();
     }
 
-    /// Nobody stores to what an earlier run had given out any more.
+    /// Nobody stores to what an earlier incarnation had given out any more.
     pub fn give_out_held_back(&mut self) {
         self.store.space.give_out_held_back();
     }

@@ -66,7 +66,7 @@ impl Watched {
 #[derive(Default)]
 pub(crate) struct Tokens {
     by_slot: NumberMap<Watched>,
-    /// Those of a run before may still be believed in: nothing changes.
+    /// Those of an earlier incarnation may still be believed in: nothing changes.
     closed: bool,
     /// For whom the region was entered.
     session: SessionId,
@@ -200,7 +200,7 @@ impl Region {
         self.tokens.by_slot.retain(|_, watched| !watched.is_idle(now_ms));
     }
 
-    /// Tokens of a run before may still be believed in: nothing changes, and no new ones are given, until
+    /// Tokens of an earlier incarnation may still be believed in: nothing changes, and no new ones are given, until
     /// [`Region::open_to_changes`].
     pub fn close_to_changes(&mut self) {
         debug_assert!(self.tokens.by_slot.is_empty(), "no token was given yet");

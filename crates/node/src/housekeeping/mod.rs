@@ -1,4 +1,4 @@
-//! What a node does unasked: leases, grace ticks, transactions left over by others or by a run before, usage of the
+//! What a node does unasked: leases, grace ticks, transactions left over by others or by an earlier incarnation, usage of the
 //! other nodes, log garbage collection.
 
 pub(crate) mod check_pages;

@@ -27,7 +27,7 @@ impl RenameLock {
     }
 
     /// Takes the lock for at most `hold_for`, or says under which number `holder` has it. `number` makes a number that
-    /// was never used, not even by an earlier run.
+    /// was never used, not even by an earlier incarnation.
     pub fn take(&self, holder: TxnId, hold_for: Duration, number: impl FnOnce() -> u64) -> Result<u64, FsError> {
         let now = Instant::now();
         let mut grant = self.grant.lock();
@@ -40,7 +40,10 @@ impl RenameLock {
         let number = number();
         let before = grant.as_ref().map_or(0, |before| before.number);
         assert!(number > before, "grants have numbers of their own");
-        debug_assert!(now >= self.quiet_until, "grants of the run before may not have ended");
+        debug_assert!(
+            now >= self.quiet_until,
+            "grants of the previous incarnation may not have ended"
+        );
         *grant = Some(Grant {
             holder,
             number,

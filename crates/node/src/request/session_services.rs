@@ -152,7 +152,8 @@ impl RequestContext<'_> {
         )
     }
 
-    /// What the request has done, if it was done: in this run, though nothing else is known of its session any more, or before.
+    /// What the request has done, if it was done: by this incarnation, though nothing else is known of its session any more, or by
+    /// an earlier one.
     pub(crate) fn done_before(&self) -> Option<Done> {
         let origin = self.origin()?;
         let mut regions = self.node.regions.values();

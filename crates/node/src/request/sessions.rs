@@ -25,7 +25,7 @@ pub(crate) enum Party {
 /// A session at a node.
 pub struct Session {
     pub(crate) id: SessionId,
-    /// No other session here, of this run or another, has that number; 0 until it is attached.
+    /// No other session here, of this incarnation or another, has that number; 0 until it is attached.
     pub(crate) number: u64,
     pub(crate) party: Party,
     pub(crate) name: String,

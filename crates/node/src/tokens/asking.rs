@@ -93,7 +93,7 @@ impl Node {
         next.filter(|_| !any_over)
     }
 
-    /// What a run before has given is over: inodes may change, and new tokens are given.
+    /// What an earlier incarnation has given is over: inodes may change, and new tokens are given.
     pub(crate) fn open_to_changes_if_due(&self) {
         let mut believed_until = self.tokens.believed_until.lock();
         if believed_until.is_none_or(|until| Instant::now() < until) {

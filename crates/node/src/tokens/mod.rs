@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Numbers of a run begin with that of the run, which is below 2^48, and at least 2^20 above that of the run before.
+/// Numbers of an incarnation begin with its own, which is below 2^48, and at least 2^20 above that of the previous one.
 const NUMBERS_SHIFT: u32 = 16;
 /// Most tokens of all sessions at a node.
 const ALL_MAX: usize = 1 << 20;
@@ -96,16 +96,16 @@ pub(crate) struct Tokens {
     /// Of tokens and terms. Those of a later run are greater.
     numbers: AtomicU64,
     count: AtomicUsize,
-    /// It is on the media that this run has given some.
+    /// It is on the media that this incarnation has given some.
     is_noted: AtomicBool,
     /// A token is no more that somebody waits for, or a lease has run out.
     changed: Notify,
-    /// Tokens of the run before may be believed until then.
+    /// Tokens of the previous incarnation may be believed until then.
     believed_until: Mutex<Option<Instant>>,
 }
 
 impl Tokens {
-    /// Nobody has one yet. `incarnation`: of this run of the node.
+    /// Nobody has one yet. `incarnation`: of this incarnation of the node.
     pub fn new(incarnation: u64) -> Tokens {
         Tokens {
             holders: Mutex::default(),
@@ -159,7 +159,7 @@ impl Node {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The run before has given tokens: nothing changes until their lease is over.
+    /// The previous incarnation has given tokens: nothing changes until their lease is over.
     pub(crate) fn mistrust_tokens_of_before(&self) {
         if !self.space.tokens_given() {
             return;

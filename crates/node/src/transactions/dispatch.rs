@@ -69,7 +69,7 @@ impl Dispatch {
         }
     }
 
-    /// Found in the log at a start: who knows how far the run before got.
+    /// Found in the log at a start: who knows how far the previous incarnation got.
     pub fn found(undispatched: Undispatched) -> Dispatch {
         Dispatch {
             sent: Sent::InDoubt,

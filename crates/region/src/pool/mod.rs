@@ -182,7 +182,7 @@ impl PoolSpace {
         self.sequence.tokens_given()
     }
 
-    /// Notes whether it has: before the first one is given, and once none of an earlier run can be believed any more.
+    /// Notes whether it has: before the first one is given, and once none of an earlier incarnation can be believed any more.
     /// Durable on return.
     pub fn note_tokens_given(&self, given: bool) {
         self.sequence.note_tokens_given(&self.pmem, given);
@@ -271,7 +271,7 @@ impl PoolSpace {
         self.redo.retire(&self.pmem, &self.layout, record);
     }
 
-    /// A number that no earlier run of this pool has used (persisted in strides); for `TxnId`s.
+    /// A number that no earlier incarnation of this pool has used (persisted in strides); for `TxnId`s.
     pub fn next_sequence(&self) -> u64 {
         self.sequence.next(&self.pmem)
     }

@@ -130,15 +130,15 @@ pub(super) enum PeerMemory {
 /// A pool mapped by this process.
 struct MappedPool {
     file: File,
-    /// Run of the node that has given it. What another run has given is another mapping: the node holds space back for as long as
-    /// one of a run before is there.
+    /// Incarnation of the node that has given it. What another one has given is another mapping: the node holds space back for as
+    /// long as one of an earlier incarnation is there.
     incarnation: u64,
     /// Stores there reach nobody any more.
     is_retired: bool,
     pool: Weak<Pmem>,
 }
 
-/// One mapping serves all queue pairs of the process with a run of the node.
+/// One mapping serves all queue pairs of the process with an incarnation of the node.
 static POOLS: Mutex<Vec<MappedPool>> = Mutex::new(Vec::new());
 
 /// What is said of a pool.
@@ -160,8 +160,8 @@ fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// A node has told by which descriptor it has its pool open in this run. What runs before it had given is of no use any more:
-/// no thread of the process keeps it, though it may not have noticed yet that its node has ended.
+/// A node has told by which descriptor its present incarnation has its pool open. What earlier ones had given is of no use any
+/// more: no thread of the process keeps it, though it may not have noticed yet that its node has ended.
 pub(super) fn retire_before(incarnation: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
     let file = file_of(fd)?;
     let mut pools = POOLS.lock().expect("nobody panics holding this lock");
@@ -176,14 +176,14 @@ pub(super) fn retire_before(incarnation: u64, fd: BorrowedFd<'_>) -> io::Result<
                 tracing::debug!(
                     before = mapped.incarnation,
                     incarnation,
-                    "a pool of a run before was let go of"
+                    "a pool of an earlier incarnation was let go of"
                 );
-                // what lies there now is of this run, and has to go with it
+                // what lies there now is of this incarnation, and has to go with it
                 mapped.incarnation = incarnation;
                 mapped.is_retired = true;
             }
             Err(error) => {
-                tracing::debug!(before = mapped.incarnation, %error, "a pool of a run before stays until nobody uses it");
+                tracing::debug!(before = mapped.incarnation, %error, "a pool of an earlier incarnation stays until nobody uses it");
             }
         }
     }
@@ -421,7 +421,7 @@ mod tests {
         let mapped_anew = map(&second);
         assert!(!Arc::ptr_eq(&ours, &mapped_anew));
         assert!(second.is_mapped_since_before(2).unwrap());
-        // neither what an older run says nor what this one says of itself concerns a mapping of this run
+        // neither what an older incarnation says nor what this one says of itself concerns a mapping of this incarnation
         retire_before(1, second.fd().unwrap()).unwrap();
         assert!(second.is_mapped_since_before(2).unwrap());
         retire_before(2, second.fd().unwrap()).unwrap();
