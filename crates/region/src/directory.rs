@@ -1,4 +1,4 @@
-//! The names of a directory: by name for look-ups, by cookie for listing. Cookies grow with every new entry and stay
+//! The names of a directory: by name for lookups, by cookie for listing. Cookies grow with every new entry and stay
 //! with it for life, so that a listing goes on where it stopped whatever happened in between.
 
 use foldhash::{HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! Maps keyed by small numbers (slots, pages): a multiplicative hash, since SipHash would cost more than the look-up.
+//! Maps keyed by small numbers (slots, pages): a multiplicative hash, since SipHash would cost more than the lookup.
 //! Nothing may depend on the order of such a map.
 
 use std::collections::HashMap;

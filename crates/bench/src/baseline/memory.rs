@@ -128,7 +128,7 @@ impl DurableMemory {
     }
 }
 
-/// What look-ups in a directory read of memory: a hash table of names, and inodes.
+/// What lookups in a directory read of memory: a hash table of names, and inodes.
 pub struct NamesAndInodes {
     /// Places of as many bytes as a client's name cache has, each with the number of an inode in its first word.
     names: Vec<[u64; 5]>,
@@ -152,8 +152,8 @@ impl NamesAndInodes {
         Ok(NamesAndInodes { names, inodes, files })
     }
 
-    /// `ns` for the memory that a look-up of a random name reads, without a decision: a place in the table, then the two lines
-    /// of the inode that it says. No look-up begins before the one before has ended.
+    /// `ns` for the memory that a lookup of a random name reads, without a decision: a place in the table, then the two lines
+    /// of the inode that it says. No lookup begins before the one before has ended.
     pub fn look_up(&self, ops: usize) -> f64 {
         let mut zero = 0;
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A name as a key of the name cache. Nearly all names are short and lie in the key itself: a look-up in a large directory,
+//! A name as a key of the name cache. Nearly all names are short and lie in the key itself: a lookup in a large directory,
 //! where nothing is in the CPU's caches, reads what it compares with from the place it has just found.
 
 use std::borrow::Borrow;

@@ -186,7 +186,7 @@ impl NameCache {
             .map_or(0, |names| names.names.len())
     }
 
-    /// Starts caching a directory whose log is known to be at `log`; keeps what is there, which is for the next look-up to
+    /// Starts caching a directory whose log is known to be at `log`; keeps what is there, which is for the next lookup to
     /// follow.
     pub(crate) fn seed(&self, dir: InodeRef, log: DirLog) {
         let adds = |known: DirLog| known.tail == log.tail && known.page.is_none() && log.page.is_some();
