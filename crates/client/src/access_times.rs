@@ -102,8 +102,8 @@ impl AccessTimes {
         tail.0 ^ self.day.load(Ordering::Relaxed).wrapping_mul(ODD)
     }
 
-    /// Begins another day when one is over; asked now and then.
-    pub(crate) fn look_at_the_day(&self) {
+    /// Begins another day when one is over. To be called now and then.
+    pub(crate) fn begin_day_if_due(&self) {
         let mut began = self.day_began.lock();
         let now = Instant::now();
         if now.duration_since(*began.get_or_insert(now)) >= DAY {
@@ -260,13 +260,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_next_day_marks_again() {
         let times = AccessTimes::default();
-        times.look_at_the_day();
+        times.begin_day_if_due();
         let before = times.mark(Tail(7));
         tokio::time::advance(DAY / 2).await;
-        times.look_at_the_day();
+        times.begin_day_if_due();
         assert_eq!(times.mark(Tail(7)), before);
         tokio::time::advance(DAY / 2).await;
-        times.look_at_the_day();
+        times.begin_day_if_due();
         assert_ne!(times.mark(Tail(7)), before);
     }
 }

@@ -36,7 +36,7 @@ impl LocalClient {
                     next = next.min(Instant::now() + RETURNED);
                 }
                 () = tokio::time::sleep_until(next) => {
-                    self.client.access_times.look_at_the_day();
+                    self.client.access_times.begin_day_if_due();
                     let all_there = self.renew().await;
                     let losses = self.client.losses();
                     if claimed != losses && self.keep_writers().await {
