@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn a_tally_counts_what_a_directory_holds() {
         let mut state = 1u64;
-        let mut dice = |below: u64| {
+        let mut random = |below: u64| {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
@@ -280,11 +280,11 @@ mod tests {
         let (mut directory, mut tally) = (Directory::default(), Tally::default());
         directory.set_next_cookie(1);
         for round in 0..5_000 {
-            let name = vec![b'n'; 1 + dice(200) as usize];
-            let kind = [FileKind::File, FileKind::Directory][dice(2) as usize];
+            let name = vec![b'n'; 1 + random(200) as usize];
+            let kind = [FileKind::File, FileKind::Directory][random(2) as usize];
             let known = directory.get(&name);
             match known {
-                Some(old) if dice(3) == 0 => {
+                Some(old) if random(3) == 0 => {
                     directory.remove(&name, old.cookie).unwrap();
                     tally.remove(&name, old.cookie).unwrap();
                 }
@@ -295,7 +295,7 @@ mod tests {
                     tally.add(&name, new).unwrap();
                 }
             }
-            if dice(500) == 0 {
+            if random(500) == 0 {
                 // a compact log: live names in order of their cookies
                 tally = Tally::default();
                 directory

@@ -156,7 +156,7 @@ impl Acl {
                 Tag::Other => return !is_member && entry.allows & want == want,
                 _ => continue,
             }
-            // the first group that allows it settles it; one that does not leaves it to the next
+            // the first group that allows it decides it; one that does not leaves it to the next
             if masked {
                 return true;
             }
