@@ -69,5 +69,5 @@ pub use recovery::Recovery;
 pub use region::Region;
 pub use region_check::CheckReport;
 pub use snapshot::{Piece, Snapshot};
-pub use tokens::Held;
+pub use tokens::TokenId;
 pub use transaction::Decided;

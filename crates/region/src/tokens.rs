@@ -28,9 +28,9 @@ const CALM_MS: u64 = 1000;
 /// No session has that number.
 const NOBODY: SessionId = SessionId(0);
 
-/// A session's token.
+/// Which token it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct TokenId {
     /// whose
     pub session: SessionId,
     /// which
@@ -41,7 +41,7 @@ pub struct Held {
 #[derive(Default)]
 struct Watched {
     /// in order of session, one each
-    holders: Vec<Held>,
+    holders: Vec<TokenId>,
     /// how many changes ask for them just now
     asking: u32,
     quiet_until_ms: u64,
@@ -50,7 +50,7 @@ struct Watched {
 
 impl Watched {
     fn place_of(&self, session: SessionId) -> Result<usize, usize> {
-        self.holders.binary_search_by_key(&session, |held| held.session)
+        self.holders.binary_search_by_key(&session, |token| token.session)
     }
 
     fn is_idle(&self, now_ms: u64) -> bool {
@@ -91,9 +91,9 @@ impl Tokens {
         Ok(())
     }
 
-    fn others(&self, slot: u64, session: SessionId) -> impl Iterator<Item = Held> {
+    fn others(&self, slot: u64, session: SessionId) -> impl Iterator<Item = TokenId> {
         let holders = self.by_slot.get(&slot).map_or(&[][..], |watched| &watched.holders);
-        let is_other = move |held: &Held| held.session != session || planted(Planted::OwnTokenAsked);
+        let is_other = move |token: &TokenId| token.session != session || planted(Planted::OwnTokenAsked);
         holders.iter().copied().filter(is_other)
     }
 
@@ -120,7 +120,7 @@ impl Region {
     pub fn give_token(
         &mut self,
         inode: InodeRef,
-        held: Held,
+        token: TokenId,
         now_ms: u64,
     ) -> Result<Option<(Attr, Tail, Option<u64>)>, RegionError> {
         if self.tokens.closed {
@@ -136,27 +136,30 @@ impl Region {
         if is_asked || now_ms < watched.quiet_until_ms {
             return Ok(None);
         }
-        let before = match watched.place_of(held.session) {
-            Ok(at) => Some(std::mem::replace(&mut watched.holders[at], held).number),
+        let before = match watched.place_of(token.session) {
+            Ok(at) => Some(std::mem::replace(&mut watched.holders[at], token).number),
             Err(at) => {
-                watched.holders.insert(at, held);
+                watched.holders.insert(at, token);
                 None
             }
         };
-        debug_assert!(watched.holders.is_sorted_by_key(|held| held.session));
-        debug_assert!(before.is_none_or(|before| before < held.number), "numbers grow");
+        debug_assert!(watched.holders.is_sorted_by_key(|token| token.session));
+        debug_assert!(before.is_none_or(|before| before < token.number), "numbers grow");
         Ok(Some((attr, tail, before)))
     }
 
     /// A session has answered, or its lease is over: the token by that number is no more. True when somebody asks for it.
-    pub fn end_token(&mut self, ino: Ino, held: Held) -> bool {
+    pub fn end_token(&mut self, ino: Ino, token: TokenId) -> bool {
         let Some(watched) = self.tokens.by_slot.get_mut(&ino.slot()) else {
             return false;
         };
-        match watched.place_of(held.session) {
-            Ok(at) if watched.holders[at] == held => {
+        match watched.place_of(token.session) {
+            Ok(at) if watched.holders[at] == token => {
                 watched.holders.remove(at);
-                debug_assert!(watched.place_of(held.session).is_err(), "a session has one token of an inode");
+                debug_assert!(
+                    watched.place_of(token.session).is_err(),
+                    "a session has one token of an inode"
+                );
             }
             // the inode has gone meanwhile, and its tokens with it: whoever asked for them is to look again
             _ => return watched.asking > 0,
@@ -174,7 +177,7 @@ impl Region {
     }
 
     /// Whom a session has to ask before it changes an inode.
-    pub fn token_holders(&self, ino: Ino, session: SessionId) -> Vec<Held> {
+    pub fn token_holders(&self, ino: Ino, session: SessionId) -> Vec<TokenId> {
         self.tokens.others(ino.slot(), session).collect()
     }
 
@@ -223,12 +226,12 @@ mod tests {
     const OTHER: SessionId = SessionId(8);
 
     fn give(region: &mut Region, inode: InodeRef, session: SessionId, number: u64, now_ms: u64) -> bool {
-        let given = region.give_token(inode, Held { session, number }, now_ms);
+        let given = region.give_token(inode, TokenId { session, number }, now_ms);
         given.unwrap().is_some()
     }
 
     fn end(region: &mut Region, inode: InodeRef, session: SessionId, number: u64) -> bool {
-        region.end_token(inode.ino, Held { session, number })
+        region.end_token(inode.ino, TokenId { session, number })
     }
 
     fn write(region: &mut Region, inode: InodeRef) -> Result<(), RegionError> {
@@ -347,7 +350,7 @@ mod tests {
         assert!(give(&mut region, file, OTHER, 1, 0));
         let again = region.give_token(
             file,
-            Held {
+            TokenId {
                 session: OTHER,
                 number: 2,
             },
@@ -372,7 +375,7 @@ mod tests {
         assert!(matches!(
             region.give_token(
                 file,
-                Held {
+                TokenId {
                     session: OTHER,
                     number: 4
                 },

@@ -4,7 +4,7 @@ use crate::node::Node;
 use crate::region_service::RegionService;
 use polvo_format::{Ino, SessionId};
 use polvo_proto::FsError;
-use polvo_region::Held;
+use polvo_region::TokenId;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -44,13 +44,13 @@ impl Node {
         service.enter(|region| region.begin_asking(ino));
         let node = self;
         let quieted = Quieted { node, service, ino };
-        let mut asked: Option<Vec<Held>> = None;
+        let mut asked: Option<Vec<TokenId>> = None;
         loop {
             let mut changed = pin!(self.tokens.changed.notified());
             changed.as_mut().enable();
             let holders = service.enter(|region| region.token_holders(ino, session));
             debug_assert!(
-                asked.is_none_or(|asked| holders.iter().all(|held| asked.contains(held))),
+                asked.is_none_or(|asked| holders.iter().all(|token| asked.contains(token))),
                 "while it is asked for nobody gets one"
             );
             if holders.is_empty() {
@@ -69,17 +69,17 @@ impl Node {
 
     /// Tells holders that their tokens are asked for. Those whose lease is over have none any more. Gives when the next lease is
     /// over; `None`: one was just now.
-    fn ask_for(&self, holders: &[Held], now: Instant) -> Option<Instant> {
+    fn ask_for(&self, holders: &[TokenId], now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         let mut any_over = false;
-        for held in holders {
-            let Some(holder) = self.tokens.known_holder(held.session) else {
+        for token in holders {
+            let Some(holder) = self.tokens.known_holder(token.session) else {
                 any_over = true; // the session ends just now
                 continue;
             };
             let lease_until = {
                 let mut state = holder.state.lock();
-                if state.lease_until > now && state.ask(held.number, now) {
+                if state.lease_until > now && state.ask(token.number, now) {
                     holder.asked.notify_waiters();
                 }
                 state.lease_until

@@ -18,7 +18,7 @@ use crate::node::Node;
 use parking_lot::Mutex;
 use polvo_format::SessionId;
 use polvo_proto::{InodeRef, TOKENS_MAX, TOKENS_PAGE};
-use polvo_region::Held;
+use polvo_region::TokenId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -177,8 +177,8 @@ impl Node {
             let before = self.tokens.count.fetch_sub(1, Relaxed);
             debug_assert!(before > 0, "a token is counted");
             if let Some(service) = self.service(inode.ino.region()) {
-                let held = Held { session, number };
-                is_asked |= service.enter(|region| region.end_token(inode.ino, held));
+                let token = TokenId { session, number };
+                is_asked |= service.enter(|region| region.end_token(inode.ino, token));
             }
         }
         if is_asked {

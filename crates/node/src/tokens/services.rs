@@ -4,7 +4,7 @@ use crate::request::context::RequestContext;
 use crate::tokens::{Holder, HolderState};
 use polvo_cluster::Timeouts;
 use polvo_proto::{FsError, InodeRef, TOKENS_PAGE, Token, reply};
-use polvo_region::Held;
+use polvo_region::TokenId;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -68,11 +68,11 @@ impl RequestContext<'_> {
                 return None;
             }
             let number = tokens.next_number();
-            let held = Held {
+            let token = TokenId {
                 session: holder.session,
                 number,
             };
-            let (attr, tail, before) = region.give_token(inode, held, now_ms).ok()??;
+            let (attr, tail, before) = region.give_token(inode, token, now_ms).ok()??;
             state.held.insert(number, inode);
             match before.and_then(|before| state.held.remove(&before)) {
                 Some(_) => state.asked.retain(|asked, _| Some(*asked) != before),
