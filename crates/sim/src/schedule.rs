@@ -157,6 +157,47 @@ fn access_times(rng: &mut Rng) -> Option<AccessTimeRule> {
     })
 }
 
+/// Clients that believe what they know for a while, and what is done to them.
+struct Believers {
+    tokens: Vec<bool>,
+    readers: Vec<bool>,
+    cuts: u32,
+    mounted: Vec<bool>,
+    stills: u32,
+}
+
+impl Believers {
+    /// Draws them. `faults`: any may be made.
+    fn of(seed: u64, clients: usize, faults: bool) -> Believers {
+        let mut watching = Rng::new(seed, 8);
+        let drawn: Vec<bool> = (0..clients).map(|_| watching.percent(60)).collect();
+        let mut looking = Rng::new(seed, 9);
+        let readers = readers(&mut looking, clients);
+        let cuts = match readers.contains(&true) && faults {
+            true => looking.below(3) as u32,
+            false => 0,
+        };
+        let tokens: Vec<bool> = drawn
+            .iter()
+            .zip(&readers)
+            .map(|(uses, reads)| *uses || *reads)
+            .collect();
+        let mut mounting = Rng::new(seed, 11);
+        let mounted: Vec<bool> = tokens.iter().map(|uses| mounting.percent(60) && *uses).collect();
+        let stills = match mounted.contains(&true) && faults {
+            true => mounting.below(3) as u32,
+            false => 0,
+        };
+        Believers {
+            tokens,
+            readers,
+            cuts,
+            mounted,
+            stills,
+        }
+    }
+}
+
 /// In half of the runs some of the clients are readers; the first one never is.
 fn readers(rng: &mut Rng, clients: usize) -> Vec<bool> {
     let any = rng.percent(50);
@@ -209,25 +250,7 @@ impl Schedule {
         });
         let mut reading = Rng::new(seed, 7);
         let access_times = homes.iter().map(|_| access_times(&mut reading)).collect();
-        let mut watching = Rng::new(seed, 8);
-        let tokens: Vec<bool> = homes.iter().map(|_| watching.percent(60)).collect();
-        let mut looking = Rng::new(seed, 9);
-        let readers = readers(&mut looking, homes.len());
-        let cuts = match readers.contains(&true) && limits.faults != Some(0) {
-            true => looking.below(3) as u32,
-            false => 0,
-        };
-        let tokens: Vec<bool> = tokens
-            .iter()
-            .zip(&readers)
-            .map(|(drawn, reads)| *drawn || *reads)
-            .collect();
-        let mut mounting = Rng::new(seed, 11);
-        let mounted: Vec<bool> = tokens.iter().map(|uses| mounting.percent(60) && *uses).collect();
-        let stills = match mounted.contains(&true) && limits.faults != Some(0) {
-            true => mounting.below(3) as u32,
-            false => 0,
-        };
+        let believers = Believers::of(seed, homes.len(), limits.faults != Some(0));
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -243,11 +266,11 @@ impl Schedule {
             scrub,
             verifying,
             access_times,
-            tokens,
-            readers,
-            cuts,
-            mounted,
-            stills,
+            tokens: believers.tokens,
+            readers: believers.readers,
+            cuts: believers.cuts,
+            mounted: believers.mounted,
+            stills: believers.stills,
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
