@@ -102,323 +102,360 @@ impl Run {
     }
 
     fn step(&mut self, op: &Op) {
-        let regions = self.world.regions.len() as u16;
         match op {
             Op::Create {
                 dir,
                 name: n,
                 kind,
                 region,
-            } => {
-                use FileKind::*;
-                let kind = [
-                    File,
-                    File,
-                    File,
-                    File,
-                    Directory,
-                    Directory,
-                    Directory,
-                    Symlink,
-                    Fifo,
-                    Socket,
-                    CharDevice,
-                    BlockDevice,
-                ][usize::from(*kind)];
-                let (dir, name) = (self.model.dir(dir), name(*n));
-                let mut file = new_file(kind, 0o640 | u32::from(*n));
-                match kind {
-                    Symlink => file.target = bytes(i64::from(*n), 1 + usize::from(*n) * 16),
-                    CharDevice | BlockDevice => file.rdev = 0x0102_0304_0506,
-                    _ => (),
-                }
-                let made = self.world.create(dir, &name, file.clone(), RegionId(region % regions));
-                if self.model.get(dir).names.contains_key(&name) {
-                    assert_eq!(fs_error(made), FsError::Exists);
-                    return;
-                }
-                let made = made.unwrap();
-                self.made(made, &file, dir, false);
-                self.model.add_name(dir, &name, made, self.world.now);
-            }
-            Op::Unnamed { dir } => {
-                let dir = self.model.dir(dir);
-                let made = self.world.create_unnamed(dir, 0o600).unwrap();
-                self.made(made, &new_file(FileKind::File, 0o600), dir, true);
-            }
-            Op::Link { file, dir, name: n } => {
-                let (Some(file), dir, name) = (self.model.file(file), self.model.dir(dir), name(*n)) else {
-                    return;
-                };
-                let linked = self.world.link(file, dir, &name);
-                let exists = self.model.get(dir).names.contains_key(&name);
-                let node = self.model.get(file);
-                let dead = node.attr.nlink == 0 && !node.linkable;
-                if exists || dead {
-                    // which of the two is seen first is left open
-                    let why = fs_error(linked);
-                    assert!(
-                        exists && why == FsError::Exists || dead && why == FsError::NotFound,
-                        "{why}"
-                    );
-                    return;
-                }
-                linked.unwrap();
-                let now = self.world.now;
-                self.model.add_name(dir, &name, file, now);
-                let node = self.model.get(file);
-                node.linkable = false;
-                node.attr.nlink += 1;
-                node.attr.ctime_ns = now;
-            }
-            Op::Unlink { entry } => {
-                let Some((dir, name, target)) = self.model.entry(entry, |i| i.attr.kind != FileKind::Directory) else {
-                    return;
-                };
-                self.world.unlink(dir, &name).unwrap();
-                let now = self.world.now;
-                self.model.remove_name(dir, &name, now);
-                self.model.drop_link(target, now);
-                assert_eq!(fs_error(self.world.lookup(dir, &name)), FsError::NotFound);
-            }
-            Op::Rmdir { entry } => {
-                let Some((dir, name, target)) = self.model.entry(entry, |i| i.attr.kind == FileKind::Directory) else {
-                    return;
-                };
-                let removed = self.world.rmdir(dir, &name);
-                if !self.model.get(target).names.is_empty() {
-                    assert_eq!(fs_error(removed), FsError::NotEmpty);
-                    return;
-                }
-                removed.unwrap();
-                self.model.remove_name(dir, &name, self.world.now);
-                self.model.inodes.remove(&target.ino);
-                self.world.attr(target).unwrap_err();
-            }
-            Op::Rename { entry, dir, name: n } => {
-                let Some((from, old, target)) = self.model.entry(entry, |_| true) else {
-                    return;
-                };
-                let (to, new) = (self.model.dir(dir), name(*n));
-                if self.model.get(to).names.contains_key(&new) || self.model.is_below(to, target) {
-                    return; // over something: `RenameOver`; into itself: the node's to refuse
-                }
-                self.world.rename(from, &old, to, &new).unwrap();
-                self.renamed(from, &old, to, &new);
-            }
-            Op::RenameOver { entry, other } => {
-                let Some((from, old, source)) = self.model.entry(entry, |_| true) else {
-                    return;
-                };
-                let dir = self.model.is_dir(source);
-                let Some((to, new, there)) = self.model.entry(other, |i| (i.attr.kind == FileKind::Directory) == dir)
-                else {
-                    return;
-                };
-                // into itself, or over what it lies in: the node's to refuse
-                if dir && (self.model.is_below(to, source) || self.model.is_below(from, there)) || source == there {
-                    return;
-                }
-                let renamed = self.world.rename(from, &old, to, &new);
-                if dir && !self.model.get(there).names.is_empty() {
-                    assert_eq!(fs_error(renamed), FsError::NotEmpty);
-                    return;
-                }
-                renamed.unwrap();
-                let now = self.world.now;
-                self.model.remove_name(to, &new, now);
-                if dir {
-                    self.model.inodes.remove(&there.ino);
-                } else {
-                    self.model.drop_link(there, now);
-                }
-                self.renamed(from, &old, to, &new);
-            }
-            Op::Exchange { entry, other } => {
-                let (Some((a_dir, a, x)), Some((b_dir, b, y))) =
-                    (self.model.entry(entry, |_| true), self.model.entry(other, |_| true))
-                else {
-                    return;
-                };
-                if x == y || self.model.is_below(b_dir, x) || self.model.is_below(a_dir, y) {
-                    return;
-                }
-                self.world.exchange(a_dir, &a, b_dir, &b).unwrap();
-                let now = self.world.now;
-                self.model.remove_name(a_dir, &a, now);
-                self.model.remove_name(b_dir, &b, now);
-                for (dir, name, target) in [(a_dir, &a, y), (b_dir, &b, x)] {
-                    self.model.add_name(dir, name, target, now);
-                    let is_dir = self.model.is_dir(target);
-                    let node = self.model.get(target);
-                    node.attr.ctime_ns = now;
-                    if is_dir {
-                        node.parent = dir;
-                    }
-                }
-            }
-            Op::SetAttr { inode, set } => {
-                let inode = self.model.pick(inode, |_| true).unwrap();
-                let got = self.world.set_attr(inode, *set).unwrap();
-                let now = self.world.now;
-                let time = |change: Option<TimeChange>, old: i64| match change {
-                    None => old,
-                    Some(TimeChange::Now) => now,
-                    Some(TimeChange::To(ns)) => ns,
-                };
-                let attr = &mut self.model.get(inode).attr;
-                attr.mode = set.mode.unwrap_or(attr.mode);
-                attr.uid = set.uid.unwrap_or(attr.uid);
-                attr.gid = set.gid.unwrap_or(attr.gid);
-                attr.atime_ns = time(set.atime, attr.atime_ns);
-                attr.mtime_ns = time(set.mtime, attr.mtime_ns);
-                attr.ctime_ns = now;
-                let expected = *attr;
-                assert_same(&expected, &got);
-            }
-            Op::Write { file, at, len } => {
-                let Some(file) = self.model.file(file) else { return };
-                let data = bytes(self.world.now, (*len).min(EAGER_MAX));
-                let offset = at.in_file(self.model.size(file));
-                let written = self.world.write(file, *at, &data).unwrap();
-                assert_eq!(written.offset, offset);
-                self.model.wrote(file, offset, &data, self.world.now);
-                assert_same(&self.model.get(file).attr, &written.attr);
-            }
-            Op::Commit { file, runs, from } => {
-                let Some(file) = self.model.file(file) else { return };
-                // an append leaves no gaps
-                let mut end = 0;
-                let runs = runs.iter().map(|&(offset, len)| {
-                    let at = if *from == WriteAt::End { end } else { offset };
-                    end += len as u64;
-                    (at, bytes(self.world.now + at as i64, len))
-                });
-                let runs: Vec<_> = runs.collect();
-                let base = from.in_file(self.model.size(file));
-                let written = match self.world.commit(file, &runs, *from) {
-                    Err(RegionError::Fs(FsError::NoSpace)) => return,
-                    written => written.unwrap(),
-                };
-                assert_eq!(written.offset, base + runs[0].0);
-                for (at, data) in &runs {
-                    self.model.wrote(file, base + at, data, self.world.now);
-                }
-                assert_same(&self.model.get(file).attr, &written.attr);
-            }
-            Op::Truncate { file, size } => {
-                let Some(file) = self.model.file(file) else { return };
-                let got = self.world.truncate(file, *size).unwrap();
-                let now = self.world.now;
-                let node = self.model.get(file);
-                node.data.clear(*size, u64::MAX);
-                node.attr.size = *size;
-                (node.attr.mtime_ns, node.attr.ctime_ns) = (now, now);
-                assert_same(&node.attr, &got);
-            }
+            } => self.create(dir, *n, *kind, *region),
+            Op::Unnamed { dir } => self.unnamed(dir),
+            Op::Link { file, dir, name: n } => self.link(file, dir, *n),
+            Op::Unlink { entry } => self.unlink(entry),
+            Op::Rmdir { entry } => self.rmdir(entry),
+            Op::Rename { entry, dir, name: n } => self.rename(entry, dir, *n),
+            Op::RenameOver { entry, other } => self.rename_over(entry, other),
+            Op::Exchange { entry, other } => self.exchange(entry, other),
+            Op::SetAttr { inode, set } => self.set_attr(inode, *set),
+            Op::Write { file, at, len } => self.write(file, *at, *len),
+            Op::Commit { file, runs, from } => self.commit(file, runs, *from),
+            Op::Truncate { file, size } => self.truncate(file, *size),
             Op::Fallocate {
                 file,
                 mode,
                 offset,
                 len,
-            } => {
-                let Some(file) = self.model.file(file) else { return };
-                let before = self.model.size(file);
-                let got = match self.world.fallocate(file, *mode, *offset, *len) {
-                    Err(RegionError::Fs(FsError::NoSpace)) => return,
-                    got => got.unwrap(),
-                };
-                let now = self.world.now;
-                let end = offset + len;
-                let node = self.model.get(file);
-                match mode {
-                    FallocateMode::PunchHole => node.data.clear(*offset, end),
-                    FallocateMode::ZeroRange { keep_size } => {
-                        node.data.clear(*offset, end);
-                        if !keep_size {
-                            node.attr.size = before.max(end);
-                        }
-                    }
-                }
-                (node.attr.ctime_ns, node.attr.mtime_ns) = (now, now);
-                assert_same(&node.attr, &got);
-            }
-            Op::SetXattr { inode, name, len, mode } => {
-                let inode = self.model.pick(inode, |_| true).unwrap();
-                let name = [&b"user."[..], &vec![b'x'; usize::from(*name) * 40 + 1]].concat();
-                let value = bytes(self.world.now, *len);
-                let got = self.world.set_xattr(inode, &name, &value, *mode);
-                let now = self.world.now;
-                let node = self.model.get(inode);
-                match (mode, node.xattrs.contains_key(&name)) {
-                    (XattrMode::Create, true) => assert_eq!(fs_error(got), FsError::Exists),
-                    (XattrMode::Replace, false) => assert_eq!(fs_error(got), FsError::NoAttribute),
-                    _ => {
-                        node.attr.ctime_ns = now;
-                        assert_same(&node.attr, &got.unwrap());
-                        node.xattrs.insert(name, value);
-                    }
-                }
-            }
-            Op::RemoveXattr { inode, name } => {
-                let inode = self.model.pick(inode, |_| true).unwrap();
-                let name = [&b"user."[..], &vec![b'x'; usize::from(*name) * 40 + 1]].concat();
-                let got = self.world.remove_xattr(inode, &name);
-                let now = self.world.now;
-                let node = self.model.get(inode);
-                if node.xattrs.remove(&name).is_none() {
-                    assert_eq!(fs_error(got), FsError::NoAttribute);
-                    assert_eq!(
-                        fs_error(self.world.of(inode).get_xattr(inode, &name)),
-                        FsError::NoAttribute
-                    );
-                    return;
-                }
-                node.attr.ctime_ns = now;
-                assert_same(&node.attr, &got.unwrap());
-            }
-            Op::Placement { dir, value } => {
-                let dir = self.model.dir(dir);
-                let text: &[u8] = if *value == Placement::Local { b"local" } else { b"hash" };
-                self.world
-                    .set_xattr(dir, b"polvo.placement", text, XattrMode::Any)
-                    .unwrap();
-                let now = self.world.now;
-                let node = self.model.get(dir);
-                node.placement = *value;
-                node.attr.ctime_ns = now;
-            }
-            Op::Open { file } => {
-                let Some(file) = self.model.file(file) else { return };
-                self.world.of(file).open(SESSION, file).unwrap();
-                self.model.get(file).open = true;
-            }
-            Op::Release { file } => {
-                let Some(file) = self.model.pick(file, |i| i.open) else {
-                    return;
-                };
-                self.world.of(file).release(SESSION, file);
-                let node = self.model.get(file);
-                node.open = false;
-                if node.attr.nlink == 0 {
-                    self.model.inodes.remove(&file.ino);
-                    self.world.attr(file).unwrap_err();
-                }
-            }
-            Op::CollectGarbage => (0..regions).for_each(|region| {
+            } => self.fallocate(file, *mode, *offset, *len),
+            Op::SetXattr { inode, name, len, mode } => self.set_xattr(inode, *name, *len, *mode),
+            Op::RemoveXattr { inode, name } => self.remove_xattr(inode, *name),
+            Op::Placement { dir, value } => self.placement(dir, *value),
+            Op::Open { file } => self.open(file),
+            Op::Release { file } => self.release(file),
+            Op::CollectGarbage => (0..self.world.regions.len() as u16).for_each(|region| {
                 self.world.collect_garbage(RegionId(region));
                 self.world.region(RegionId(region)).shrink(|_| ());
                 self.world.region(RegionId(region)).release_segments(|_| ());
             }),
             Op::Tick => self.pass_tick(),
-            Op::Restart => {
-                self.world.restart().unwrap();
-                self.model.inodes.retain(|_, node| node.attr.nlink > 0);
-                self.model.inodes.values_mut().for_each(|node| node.open = false);
-                self.verify();
-            }
+            Op::Restart => self.restart(),
             Op::Verify => self.verify(),
         }
+    }
+
+    fn create(&mut self, dir: &Index, n: u8, kind: u8, region: u16) {
+        use FileKind::*;
+        let regions = self.world.regions.len() as u16;
+        let kind = [
+            File,
+            File,
+            File,
+            File,
+            Directory,
+            Directory,
+            Directory,
+            Symlink,
+            Fifo,
+            Socket,
+            CharDevice,
+            BlockDevice,
+        ][usize::from(kind)];
+        let (dir, name) = (self.model.dir(dir), name(n));
+        let mut file = new_file(kind, 0o640 | u32::from(n));
+        match kind {
+            Symlink => file.target = bytes(i64::from(n), 1 + usize::from(n) * 16),
+            CharDevice | BlockDevice => file.rdev = 0x0102_0304_0506,
+            _ => (),
+        }
+        let made = self.world.create(dir, &name, file.clone(), RegionId(region % regions));
+        if self.model.get(dir).names.contains_key(&name) {
+            assert_eq!(fs_error(made), FsError::Exists);
+            return;
+        }
+        let made = made.unwrap();
+        self.made(made, &file, dir, false);
+        self.model.add_name(dir, &name, made, self.world.now);
+    }
+
+    fn unnamed(&mut self, dir: &Index) {
+        let dir = self.model.dir(dir);
+        let made = self.world.create_unnamed(dir, 0o600).unwrap();
+        self.made(made, &new_file(FileKind::File, 0o600), dir, true);
+    }
+
+    fn link(&mut self, file: &Index, dir: &Index, n: u8) {
+        let (Some(file), dir, name) = (self.model.file(file), self.model.dir(dir), name(n)) else {
+            return;
+        };
+        let linked = self.world.link(file, dir, &name);
+        let exists = self.model.get(dir).names.contains_key(&name);
+        let node = self.model.get(file);
+        let dead = node.attr.nlink == 0 && !node.linkable;
+        if exists || dead {
+            // which of the two is seen first is left open
+            let why = fs_error(linked);
+            assert!(
+                exists && why == FsError::Exists || dead && why == FsError::NotFound,
+                "{why}"
+            );
+            return;
+        }
+        linked.unwrap();
+        let now = self.world.now;
+        self.model.add_name(dir, &name, file, now);
+        let node = self.model.get(file);
+        node.linkable = false;
+        node.attr.nlink += 1;
+        node.attr.ctime_ns = now;
+    }
+
+    fn unlink(&mut self, entry: &Index) {
+        let Some((dir, name, target)) = self.model.entry(entry, |i| i.attr.kind != FileKind::Directory) else {
+            return;
+        };
+        self.world.unlink(dir, &name).unwrap();
+        let now = self.world.now;
+        self.model.remove_name(dir, &name, now);
+        self.model.drop_link(target, now);
+        assert_eq!(fs_error(self.world.lookup(dir, &name)), FsError::NotFound);
+    }
+
+    fn rmdir(&mut self, entry: &Index) {
+        let Some((dir, name, target)) = self.model.entry(entry, |i| i.attr.kind == FileKind::Directory) else {
+            return;
+        };
+        let removed = self.world.rmdir(dir, &name);
+        if !self.model.get(target).names.is_empty() {
+            assert_eq!(fs_error(removed), FsError::NotEmpty);
+            return;
+        }
+        removed.unwrap();
+        self.model.remove_name(dir, &name, self.world.now);
+        self.model.inodes.remove(&target.ino);
+        self.world.attr(target).unwrap_err();
+    }
+
+    fn rename(&mut self, entry: &Index, dir: &Index, n: u8) {
+        let Some((from, old, target)) = self.model.entry(entry, |_| true) else {
+            return;
+        };
+        let (to, new) = (self.model.dir(dir), name(n));
+        if self.model.get(to).names.contains_key(&new) || self.model.is_below(to, target) {
+            return; // over something: `RenameOver`; into itself: the node's to refuse
+        }
+        self.world.rename(from, &old, to, &new).unwrap();
+        self.renamed(from, &old, to, &new);
+    }
+
+    fn rename_over(&mut self, entry: &Index, other: &Index) {
+        let Some((from, old, source)) = self.model.entry(entry, |_| true) else {
+            return;
+        };
+        let dir = self.model.is_dir(source);
+        let Some((to, new, there)) = self.model.entry(other, |i| (i.attr.kind == FileKind::Directory) == dir) else {
+            return;
+        };
+        // into itself, or over what it lies in: the node's to refuse
+        if dir && (self.model.is_below(to, source) || self.model.is_below(from, there)) || source == there {
+            return;
+        }
+        let renamed = self.world.rename(from, &old, to, &new);
+        if dir && !self.model.get(there).names.is_empty() {
+            assert_eq!(fs_error(renamed), FsError::NotEmpty);
+            return;
+        }
+        renamed.unwrap();
+        let now = self.world.now;
+        self.model.remove_name(to, &new, now);
+        if dir {
+            self.model.inodes.remove(&there.ino);
+        } else {
+            self.model.drop_link(there, now);
+        }
+        self.renamed(from, &old, to, &new);
+    }
+
+    fn exchange(&mut self, entry: &Index, other: &Index) {
+        let (Some((a_dir, a, x)), Some((b_dir, b, y))) =
+            (self.model.entry(entry, |_| true), self.model.entry(other, |_| true))
+        else {
+            return;
+        };
+        if x == y || self.model.is_below(b_dir, x) || self.model.is_below(a_dir, y) {
+            return;
+        }
+        self.world.exchange(a_dir, &a, b_dir, &b).unwrap();
+        let now = self.world.now;
+        self.model.remove_name(a_dir, &a, now);
+        self.model.remove_name(b_dir, &b, now);
+        for (dir, name, target) in [(a_dir, &a, y), (b_dir, &b, x)] {
+            self.model.add_name(dir, name, target, now);
+            let is_dir = self.model.is_dir(target);
+            let node = self.model.get(target);
+            node.attr.ctime_ns = now;
+            if is_dir {
+                node.parent = dir;
+            }
+        }
+    }
+
+    fn set_attr(&mut self, inode: &Index, set: SetAttr) {
+        let inode = self.model.pick(inode, |_| true).unwrap();
+        let got = self.world.set_attr(inode, set).unwrap();
+        let now = self.world.now;
+        let time = |change: Option<TimeChange>, old: i64| match change {
+            None => old,
+            Some(TimeChange::Now) => now,
+            Some(TimeChange::To(ns)) => ns,
+        };
+        let attr = &mut self.model.get(inode).attr;
+        attr.mode = set.mode.unwrap_or(attr.mode);
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        attr.atime_ns = time(set.atime, attr.atime_ns);
+        attr.mtime_ns = time(set.mtime, attr.mtime_ns);
+        attr.ctime_ns = now;
+        let expected = *attr;
+        assert_same(&expected, &got);
+    }
+
+    fn write(&mut self, file: &Index, at: WriteAt, len: usize) {
+        let Some(file) = self.model.file(file) else { return };
+        let data = bytes(self.world.now, (len).min(EAGER_MAX));
+        let offset = at.in_file(self.model.size(file));
+        let written = self.world.write(file, at, &data).unwrap();
+        assert_eq!(written.offset, offset);
+        self.model.wrote(file, offset, &data, self.world.now);
+        assert_same(&self.model.get(file).attr, &written.attr);
+    }
+
+    fn commit(&mut self, file: &Index, runs: &[(u64, usize)], from: WriteAt) {
+        let Some(file) = self.model.file(file) else { return };
+        // an append leaves no gaps
+        let mut end = 0;
+        let runs = runs.iter().map(|&(offset, len)| {
+            let at = if from == WriteAt::End { end } else { offset };
+            end += len as u64;
+            (at, bytes(self.world.now + at as i64, len))
+        });
+        let runs: Vec<_> = runs.collect();
+        let base = from.in_file(self.model.size(file));
+        let written = match self.world.commit(file, &runs, from) {
+            Err(RegionError::Fs(FsError::NoSpace)) => return,
+            written => written.unwrap(),
+        };
+        assert_eq!(written.offset, base + runs[0].0);
+        for (at, data) in &runs {
+            self.model.wrote(file, base + at, data, self.world.now);
+        }
+        assert_same(&self.model.get(file).attr, &written.attr);
+    }
+
+    fn truncate(&mut self, file: &Index, size: u64) {
+        let Some(file) = self.model.file(file) else { return };
+        let got = self.world.truncate(file, size).unwrap();
+        let now = self.world.now;
+        let node = self.model.get(file);
+        node.data.clear(size, u64::MAX);
+        node.attr.size = size;
+        (node.attr.mtime_ns, node.attr.ctime_ns) = (now, now);
+        assert_same(&node.attr, &got);
+    }
+
+    fn fallocate(&mut self, file: &Index, mode: FallocateMode, offset: u64, len: u64) {
+        let Some(file) = self.model.file(file) else { return };
+        let before = self.model.size(file);
+        let got = match self.world.fallocate(file, mode, offset, len) {
+            Err(RegionError::Fs(FsError::NoSpace)) => return,
+            got => got.unwrap(),
+        };
+        let now = self.world.now;
+        let end = offset + len;
+        let node = self.model.get(file);
+        match mode {
+            FallocateMode::PunchHole => node.data.clear(offset, end),
+            FallocateMode::ZeroRange { keep_size } => {
+                node.data.clear(offset, end);
+                if !keep_size {
+                    node.attr.size = before.max(end);
+                }
+            }
+        }
+        (node.attr.ctime_ns, node.attr.mtime_ns) = (now, now);
+        assert_same(&node.attr, &got);
+    }
+
+    fn set_xattr(&mut self, inode: &Index, name: u8, len: usize, mode: XattrMode) {
+        let inode = self.model.pick(inode, |_| true).unwrap();
+        let name = [&b"user."[..], &vec![b'x'; usize::from(name) * 40 + 1]].concat();
+        let value = bytes(self.world.now, len);
+        let got = self.world.set_xattr(inode, &name, &value, mode);
+        let now = self.world.now;
+        let node = self.model.get(inode);
+        match (mode, node.xattrs.contains_key(&name)) {
+            (XattrMode::Create, true) => assert_eq!(fs_error(got), FsError::Exists),
+            (XattrMode::Replace, false) => assert_eq!(fs_error(got), FsError::NoAttribute),
+            _ => {
+                node.attr.ctime_ns = now;
+                assert_same(&node.attr, &got.unwrap());
+                node.xattrs.insert(name, value);
+            }
+        }
+    }
+
+    fn remove_xattr(&mut self, inode: &Index, name: u8) {
+        let inode = self.model.pick(inode, |_| true).unwrap();
+        let name = [&b"user."[..], &vec![b'x'; usize::from(name) * 40 + 1]].concat();
+        let got = self.world.remove_xattr(inode, &name);
+        let now = self.world.now;
+        let node = self.model.get(inode);
+        if node.xattrs.remove(&name).is_none() {
+            assert_eq!(fs_error(got), FsError::NoAttribute);
+            assert_eq!(
+                fs_error(self.world.of(inode).get_xattr(inode, &name)),
+                FsError::NoAttribute
+            );
+            return;
+        }
+        node.attr.ctime_ns = now;
+        assert_same(&node.attr, &got.unwrap());
+    }
+
+    fn placement(&mut self, dir: &Index, value: Placement) {
+        let dir = self.model.dir(dir);
+        let text: &[u8] = if value == Placement::Local { b"local" } else { b"hash" };
+        self.world
+            .set_xattr(dir, b"polvo.placement", text, XattrMode::Any)
+            .unwrap();
+        let now = self.world.now;
+        let node = self.model.get(dir);
+        node.placement = value;
+        node.attr.ctime_ns = now;
+    }
+
+    fn open(&mut self, file: &Index) {
+        let Some(file) = self.model.file(file) else { return };
+        self.world.of(file).open(SESSION, file).unwrap();
+        self.model.get(file).open = true;
+    }
+
+    fn release(&mut self, file: &Index) {
+        let Some(file) = self.model.pick(file, |i| i.open) else {
+            return;
+        };
+        self.world.of(file).release(SESSION, file);
+        let node = self.model.get(file);
+        node.open = false;
+        if node.attr.nlink == 0 {
+            self.model.inodes.remove(&file.ino);
+            self.world.attr(file).unwrap_err();
+        }
+    }
+
+    fn restart(&mut self) {
+        self.world.restart().unwrap();
+        self.model.inodes.retain(|_, node| node.attr.nlink > 0);
+        self.model.inodes.values_mut().for_each(|node| node.open = false);
+        self.verify();
     }
 
     fn renamed(&mut self, from: InodeRef, old: &[u8], to: InodeRef, new: &[u8]) {
