@@ -1,4 +1,4 @@
-//! Clusters inside the benchmark's own process, so that internal and external clients of the same pool are measured side
+//! Clusters in the benchmark's own process, so that colocated and remote clients of the same pool are measured side
 //! by side, and nodes without the cost of processes.
 
 use crate::BenchError;

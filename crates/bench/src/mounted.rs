@@ -131,7 +131,7 @@ impl Drop for Serving {
     }
 }
 
-/// A cluster of one node, mounted inside the node and by clients outside; the file system that does nothing; and a directory beside
+/// A cluster of one node, mounted by a colocated client and by remote ones; the file system that does nothing; and a directory beside
 /// them that is not mounted.
 pub struct Mounts {
     scratch: PathBuf,
@@ -189,7 +189,7 @@ impl Mounts {
         self.serving(server).own(cache)
     }
 
-    /// Those directories of ours, by name: inside the node, over shm, over tcp.
+    /// Those directories of ours, by name: colocated, over shm, over tcp.
     pub fn ours(&self, cache: Cache) -> impl Iterator<Item = (&'static str, PathBuf)> {
         let ours = self
             .serving

@@ -13,8 +13,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "compare",
     title: "Other file systems",
     about: "System calls on files and names below a directory of another file system, beside the same calls on tmpfs and on our mounts \
-            as they are by default (inside the node whose pool has everything, over shm and over tcp), in turn: 4 KiB reads and writes \
-            of random pages, with and without fdatasync, 1 MiB reads and writes from one end to the other, the creation, the \
+            as they are by default (colocated with the node whose pool has everything, over shm and over tcp), in turn: 4 KiB reads \
+            and writes of random pages, with and without fdatasync, 1 MiB reads and writes from one end to the other, the creation, the \
             attributes and the removal of empty files, and the attributes of 16 files again and again. Reads of a file system that \
             keeps pages in the kernel come from there. Where there are several directories, ours is set beside each.",
     run,

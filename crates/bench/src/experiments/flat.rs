@@ -23,7 +23,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "The same operations where there is little and where there is much, in turn in one run: in a directory of 1,000 files \
             and of 1,000,000 (100,000 in a quick run); on 256 written pages of a file of 1 MiB and of a sparse one of 64 GiB; at a \
             node with one session and with 1,000 that each hold a file and space; in an empty pool and in one that is 90 % full. \
-            One thread with a client inside the node. Costs may grow by a tenth; what grows more does so mostly because the \
+            One thread with a colocated client. Costs may grow by a tenth; what grows more does so mostly because the \
             larger amount does not fit the processor's caches, which the smaller one does.",
     run,
 };

@@ -21,7 +21,7 @@ const MIB: usize = 1 << 20;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "library",
     title: "The client library",
-    about: "One thread with the client library, on one node. Internal: the client runs inside the node and maps its pool; its \
+    about: "One thread with the client library, on one node. Internal: the client is colocated with the node and maps its pool; its \
             reads are set beside plain copies of pages that are in no cache, its durable writes beside non-temporal copies and \
             flushed log lines, its names beside system calls on tmpfs. External: a client over tcp (loopback) or shm, beside a \
             raw socket that carries the same bytes and waits the same way. Every write is durable when it returns.",

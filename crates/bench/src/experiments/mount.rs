@@ -11,7 +11,7 @@ use polvo_fuse::{Mount, MountOptions};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "mount",
     title: "The mount",
-    about: "A mount inside a node (FUSE), by system calls, beside the same calls on tmpfs and, where the library experiment ran \
+    about: "A colocated mount (FUSE), by system calls, beside the same calls on tmpfs and, where the library experiment ran \
             before, beside the client library below the mount. Every operation is durable when it returns.",
     run,
 };

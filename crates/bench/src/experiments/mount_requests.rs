@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "mount-requests",
     title: "Requests of the mount",
-    about: "The mount inside the node whose pool has the file, and those of clients over shm and over tcp (loopback), each served by a \
-            process of its own, with the time limits that a cluster has if nothing else is said. Null: the file system that does \
-            nothing, mounted and served the same way. Reads and writes of data without the kernel keeping anything (cache=none), \
+    about: "The mount colocated with the node whose pool has the file (inside), and those of clients over shm and over tcp \
+            (loopback), each served by a process of its own, with the time limits that a cluster has if nothing else is said. \
+            Null: the file system that does nothing, mounted and served the same way. Reads and writes of data without the kernel keeping anything (cache=none), \
             beside null; names as by default (cache=strict), beside a null file system of which the kernel may keep as much as if \
-            there were tokens of everything; what the kernel keeps, beside tmpfs. Targets of data and of names are for the mount \
-            inside.\n\n\
+            there were tokens of everything; what the kernel keeps, beside tmpfs. Targets of data and of names are for the colocated \
+            mount.\n\n\
             Files in use are 16, looked at in turn; the kernel asks for each name 50 times a second. The requests that it makes for \
             one thing are counted: all but those that say what it has forgotten.",
     run,

@@ -26,8 +26,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "Clients of one node that hold a token of a file, and another one that writes 4 KiB to it; over shm and over tcp (loopback), \
             1,000 holders over tcp alone. All holders live on one thread, and take a token of every file just before it is written to. \
             Round trips are counted: requests that the writer makes, and that the holder makes because it was asked.\n\n\
-            On mounts: two, one inside the node and one over shm, look at a file and write to it in turn, as fast as they can; and \
-            one that holds a token of a file is killed (kill -9) before the other one writes to it.",
+            On mounts: two, one colocated with the node and one over shm, look at a file and write to it in turn, as fast as they \
+            can; and one that holds a token of a file is killed (kill -9) before the other one writes to it.",
     run,
 };
 
