@@ -1,5 +1,8 @@
 //! Planted misbehaviour is found, and nothing is where nothing was planted.
 
+mod common;
+
+use common::first_that_fails;
 use polvo_sim::minimize::minimize;
 use polvo_sim::plant::Plant;
 use polvo_sim::schedule::{Limits, Schedule};
@@ -13,10 +16,7 @@ fn is_found(plant: Plant, word: &str) {
         plant: Some(plant),
         ..Limits::default()
     };
-    let failed = (0..SEEDS)
-        .map(|seed| simulate(&Schedule::of(seed, &limits)))
-        .find(|r| r.failure.is_some());
-    let failed = failed.unwrap_or_else(|| panic!("{plant} is not found within {SEEDS} seeds"));
+    let failed = first_that_fails(&plant.to_string(), 0..SEEDS, &limits);
     let failure = failed.failure.as_deref().unwrap_or_default();
     assert!(failure.contains(word), "{plant} is found for another reason: {failure}");
     assert!(failed.schedule.command().contains(&format!("--plant {plant}")));

@@ -1,8 +1,10 @@
 //! What goes wrong with tokens is found: each bug, planted, within so many seeds.
 
+mod common;
+
+use common::first_that_fails;
 use polvo_region::planted::{Plant, Planted};
-use polvo_sim::schedule::{Limits, Schedule};
-use polvo_sim::simulation::simulate;
+use polvo_sim::schedule::Limits;
 
 /// Seeds within which each must be found.
 const SEEDS: u64 = 1000;
@@ -10,10 +12,7 @@ const SEEDS: u64 = 1000;
 /// Gives what was said of it.
 fn is_found(bug: Planted) -> String {
     let _plant = Plant::new(bug);
-    let mut reports = (0..SEEDS).map(|seed| simulate(&Schedule::of(seed, &Limits::default())));
-    let failed = reports.find(|report| report.failure.is_some());
-    let failed = failed.unwrap_or_else(|| panic!("{bug:?} is not found within {SEEDS} seeds"));
-    println!("{bug:?} is found by seed {}", failed.schedule.seed);
+    let failed = first_that_fails(&format!("{bug:?}"), 0..SEEDS, &Limits::default());
     failed.failure.unwrap_or_default()
 }
 
