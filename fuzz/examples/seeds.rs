@@ -17,7 +17,8 @@ fn keep(target: &str, name: &str, bytes: &[u8]) {
     std::fs::write(dir.join(name), bytes).expect("the corpus can be written");
 }
 
-fn main() {
+/// A pool with files of all sizes: superblock, inodes, logs.
+fn pools() {
     let region = RegionId(0);
     let mut w = World::new(Shape::small());
     let root = w.root();
@@ -55,6 +56,9 @@ fn main() {
             logs += 1;
         }
     }
+}
+
+fn redo_record() {
     let mut record = Vec::new();
     let gpa = |region, offset| Gpa::new(RegionId(region), RegionOffset(offset));
     let mut redo = RedoEncoder::new(&mut record, 3, TxnId::new(NodeId(1), 5));
@@ -66,6 +70,10 @@ fn main() {
     );
     redo.prepared(RegionId(2));
     keep("redo_record", "local-and-remote", redo.finish());
+}
+
+/// Requests and answers.
+fn rpc() {
     let inode = InodeRef {
         ino: Ino::ROOT,
         generation: Generation(1),
@@ -74,7 +82,10 @@ fn main() {
         Request::Usage,
         Request::Map,
         Request::Detach,
-        Request::Segments { region, from: 0 },
+        Request::Segments {
+            region: RegionId(0),
+            from: 0,
+        },
         Request::Open { inode },
         Request::GetAttr {
             ino: inode.ino,
@@ -101,6 +112,9 @@ fn main() {
     for (n, answer) in answers.iter().enumerate() {
         keep("rpc_answer", &format!("answer-{n}"), &encode_answer(answer));
     }
+}
+
+fn tcp_frames() {
     let key = 1 << 20; // the first one when fuzzed
     let mut all = Vec::new();
     for opcode in [1, 2, 3, 4, 5, 6, 7, 16, 17, 18] {
@@ -123,6 +137,10 @@ fn main() {
         all.extend(frame);
     }
     keep("tcp_frames", "all", &all);
+}
+
+/// One of each opcode.
+fn fuse_requests() {
     for opcode in 1..54u32 {
         // room for any struct, then names, with zeros that say that no data follows
         let arguments = [&[0; 88][..], b"name\0other\0"].concat();
@@ -134,8 +152,20 @@ fn main() {
         };
         let len = 40 + used.len() as u32;
         let header = [len.to_ne_bytes(), opcode.to_ne_bytes()].concat();
-        keep("fuse_request", &format!("opcode-{opcode}"), &[&header, &[2; 32][..], used].concat());
+        keep(
+            "fuse_request",
+            &format!("opcode-{opcode}"),
+            &[&header, &[2; 32][..], used].concat(),
+        );
     }
+}
+
+fn main() {
+    pools();
+    redo_record();
+    rpc();
+    tcp_frames();
+    fuse_requests();
     keep(
         "configuration",
         "template",

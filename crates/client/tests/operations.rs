@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use polvo_client::{LocalClient, Whence};
+use polvo_client::{LocalClient, OpenFile, Whence};
 use polvo_format::FileKind;
 use polvo_proto::{FallocateMode, FsError, NewFile, RenameMode, SetAttr, TimeChange, XattrMode};
 use std::rc::Rc;
@@ -159,6 +159,13 @@ async fn links(client: &LocalClient, home: polvo_proto::InodeRef) {
 
 async fn data(client: &LocalClient, home: polvo_proto::InodeRef) {
     let (attr, open) = client.create_open(home, b"data", file()).await.expect("create");
+    let model = written(client, &open).await;
+    let model = reshaped(client, &open, model).await;
+    copied_and_unlinked(client, home, inode(&attr), &open, &model).await;
+}
+
+/// Writes and appends; what is there then.
+async fn written(client: &LocalClient, open: &OpenFile) -> Vec<u8> {
     let mut model = Vec::new();
     for (n, (offset, len)) in [
         (0, 10),
@@ -173,75 +180,87 @@ async fn data(client: &LocalClient, home: polvo_proto::InodeRef) {
     .enumerate()
     {
         let bytes = pattern(n as u64, len);
-        assert_eq!(client.write(&open, offset as u64, &bytes).await, Ok(len));
+        assert_eq!(client.write(open, offset as u64, &bytes).await, Ok(len));
         model.resize(model.len().max(offset + len), 0);
         model[offset..offset + len].copy_from_slice(&bytes);
-        assert!(content(client, &open).await == model, "after write {n}");
+        assert!(content(client, open).await == model, "after write {n}");
     }
     let bytes = pattern(99, 5000);
-    assert_eq!(
-        client.append(&open, &bytes).await,
-        Ok((model.len() as u64, bytes.len()))
-    );
+    assert_eq!(client.append(open, &bytes).await, Ok((model.len() as u64, bytes.len())));
     model.extend(&bytes);
-    assert!(content(client, &open).await == model);
+    assert!(content(client, open).await == model);
+    model
+}
+
+/// Truncated, with holes, extended.
+async fn reshaped(client: &LocalClient, open: &OpenFile, mut model: Vec<u8>) -> Vec<u8> {
     let set = SetAttr {
         size: Some(1_000_000),
         ..SetAttr::default()
     };
     assert_eq!(client.set_attr(open.inode(), set).await.map(|a| a.size), Ok(1_000_000));
     model.truncate(1_000_000);
-    assert!(content(client, &open).await == model);
+    assert!(content(client, open).await == model);
     client
-        .fallocate(&open, FallocateMode::PunchHole, 4096, 8192)
+        .fallocate(open, FallocateMode::PunchHole, 4096, 8192)
         .await
         .expect("punch");
     model[4096..12288].fill(0);
-    assert!(content(client, &open).await == model);
-    assert_eq!(client.seek(&open, 0, Whence::Hole).await, Ok(4096));
-    assert_eq!(client.seek(&open, 5000, Whence::Data).await, Ok(12288));
-    assert_eq!(client.seek(&open, 12288, Whence::Hole).await, Ok(1_000_000));
+    assert!(content(client, open).await == model);
+    assert_eq!(client.seek(open, 0, Whence::Hole).await, Ok(4096));
+    assert_eq!(client.seek(open, 5000, Whence::Data).await, Ok(12288));
+    assert_eq!(client.seek(open, 12288, Whence::Hole).await, Ok(1_000_000));
     assert_eq!(
-        client.seek(&open, 1_000_000, Whence::Data).await,
+        client.seek(open, 1_000_000, Whence::Data).await,
         Err(FsError::NoSuchOffset)
     );
     client
-        .fallocate(&open, FallocateMode::ZeroRange { keep_size: false }, 1_000_000, 200_000)
+        .fallocate(open, FallocateMode::ZeroRange { keep_size: false }, 1_000_000, 200_000)
         .await
         .expect("extend");
     model.resize(1_200_000, 0);
-    assert!(content(client, &open).await == model);
+    assert!(content(client, open).await == model);
     assert_eq!(
-        client.seek(&open, 1_100_000, Whence::Data).await,
+        client.seek(open, 1_100_000, Whence::Data).await,
         Err(FsError::NoSuchOffset)
     );
     client
-        .fallocate(&open, FallocateMode::ZeroRange { keep_size: true }, 500_000, 1000)
+        .fallocate(open, FallocateMode::ZeroRange { keep_size: true }, 500_000, 1000)
         .await
         .expect("zero");
     model[500_000..501_000].fill(0);
+    model
+}
+
+async fn copied_and_unlinked(
+    client: &LocalClient,
+    home: polvo_proto::InodeRef,
+    data: polvo_proto::InodeRef,
+    open: &OpenFile,
+    model: &[u8],
+) {
     let (_, copy) = client.create_unnamed(home, file()).await.expect("unnamed");
-    assert_eq!(client.copy_range(&open, 0, &copy, 7, 2_000_000).await, Ok(1_200_000));
-    assert_eq!(&content(client, &copy).await[7..], &model[..]);
+    assert_eq!(client.copy_range(open, 0, &copy, 7, 2_000_000).await, Ok(1_200_000));
+    assert_eq!(&content(client, &copy).await[7..], model);
     assert!(matches!(
         client.copy_range(&copy, 0, &copy, 10, 11).await,
         Err(FsError::Invalid(_))
     ));
     assert_eq!(
-        client.write(&open, i64::MAX as u64, b"xx").await,
+        client.write(open, i64::MAX as u64, b"xx").await,
         Err(FsError::FileTooLarge)
     );
-    client.sync(Some(&open)).await.expect("fsync");
+    client.sync(Some(open)).await.expect("fsync");
 
     client.unlink(home, b"data").await.expect("unlink");
-    assert_eq!(client.get_attr(inode(&attr)).await.map(|a| a.nlink), Ok(0), "held open");
-    assert!(content(client, &open).await == model, "unlinked while open");
+    assert_eq!(client.get_attr(data).await.map(|a| a.nlink), Ok(0), "held open");
+    assert!(content(client, open).await == model, "unlinked while open");
     assert_eq!(client.get_attr(copy.inode()).await.map(|a| a.nlink), Ok(0));
     client
         .link(copy.inode(), home, b"named")
         .await
         .expect("a name for the unnamed");
-    assert_eq!(&content(client, &copy).await[7..], &model[..]);
+    assert_eq!(&content(client, &copy).await[7..], model);
     client.unlink(home, b"named").await.expect("unlink");
     let mut small = [0; 16];
     let directory = client.open(home).await.expect("open of a directory");

@@ -1,7 +1,7 @@
 //! Regions half made, recoveries cut short, transactions of which one side fails.
 
 use crate::harness::power::{CrashState, Scenario, collect_states, durable, go_on, recover_all, verify};
-use crate::harness::snapshot::snapshot;
+use crate::harness::snapshot::{Snapshot, snapshot};
 use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
 use polvo_format::{FileKind, RegionId};
@@ -146,119 +146,136 @@ pub fn recovery_cut_short() {
     assert!(before != after);
 }
 
+/// A transaction across two pools: its name, and how it is collected.
+type Change = fn(&mut World, InodeRef) -> Result<Collecting, RegionError>;
+
+const CHANGES: [(&str, Change); 5] = [
+    ("create", |w, root| w.collect_create(root, b"new", file(), R1)),
+    ("mkdir", |w, root| w.collect_create(root, b"new", directory(), R1)),
+    ("symlink", |w, root| {
+        w.collect_create(root, b"new", symlink(&pattern(1, 4000)), R1)
+    }),
+    ("link", |w, root| {
+        let inode = w.lookup(root, b"there")?.target;
+        let add = Intent::AddName {
+            dir: root,
+            name: b"new".into(),
+            target: Some(inode),
+            kind: FileKind::File,
+        };
+        w.collect(R0, vec![(R0, add), (R1, Intent::AddLink { inode })])
+    }),
+    ("unlink", |w, root| {
+        let target = w.lookup(root, b"there")?.target;
+        let remove = Intent::RemoveName {
+            dir: root,
+            name: b"there".into(),
+            target,
+        };
+        w.collect(R0, vec![(R0, remove), (R1, Intent::DropLink { inode: target })])
+    }),
+];
+
+/// Before such a change: the root, and everything.
+fn two_pools_with_a_file() -> (World, InodeRef, Snapshot) {
+    let mut w = World::new(Shape::two_pools());
+    let root = w.root();
+    let there = w.create(root, b"there", file(), R1).unwrap();
+    w.write(there, WriteAt::Offset(0), b"there").unwrap();
+    let before = snapshot(&mut w).unwrap();
+    (w, root, before)
+}
+
+/// The coordinator fails while deciding. The participant lives: it takes over what is dispatched after the
+/// restart, or lets go.
+fn coordinator_fails(what: &str, change: Change, after: &Snapshot) {
+    let count = {
+        let (mut w, root, _) = two_pools_with_a_file();
+        let collecting = change(&mut w, root).unwrap();
+        collect_states(&mut w, |w| w.decide(&collecting).unwrap().record.unwrap())
+            .0
+            .len()
+    };
+    for number in 0..count {
+        let (mut w, root, before) = two_pools_with_a_file();
+        let collecting = change(&mut w, root).unwrap();
+        let (cuts, _) = collect_states(&mut w, |w| w.decide(&collecting).unwrap().record.unwrap());
+        let pool = PoolSpace::open(Pmem::simulated_from_image(&cuts[number].images[0])).unwrap();
+        let decided = pool.is_logged(collecting.txn);
+        assert_eq!(decided, !pool.undispatched().is_empty());
+        w.regions[0] = Region::recover(&pool, R0, &mut |_, _| ()).unwrap().0;
+        w.pools[0] = pool;
+        w.redispatch();
+        let open = w.region(R1).reap();
+        if decided {
+            assert_eq!(open, [], "{what}, {}", cuts[number].how);
+        } else {
+            assert_eq!(open, [collecting.txn], "{what}, {}", cuts[number].how);
+            w.region(R1).abort(collecting.txn);
+            assert_eq!(w.region(R1).reap(), []);
+        }
+        let expected = if decided { after } else { &before };
+        verify(&mut w, expected, expected, true)
+            .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
+            .unwrap_or_else(|why| panic!("{what}, coordinator fails, {}: {why}", cuts[number].how));
+        cuts[number].count();
+    }
+}
+
+/// The participant fails after it has collected, before or while it is dispatched to; the coordinator lives.
+fn participant_fails(what: &str, change: Change, after: &Snapshot) {
+    for dispatched in 0.. {
+        let (mut w, root, _) = two_pools_with_a_file();
+        let collecting = change(&mut w, root).unwrap();
+        let record = w.decide(&collecting).unwrap().record.unwrap();
+        let (cuts, ()) = collect_states(&mut w, |w| w.dispatch(collecting.txn, &collecting.remote[0]));
+        let Some(cut) = cuts.get(dispatched) else { break };
+        let pool = PoolSpace::open(Pmem::simulated_from_image(&cut.images[1])).unwrap();
+        let (region, recovery) = Region::recover(&pool, R1, &mut |_, _| ()).unwrap();
+        assert!(recovery.held_by.iter().all(|&txn| txn == collecting.txn));
+        w.regions[1] = region;
+        w.pools[1] = pool;
+        w.dispatch(collecting.txn, &collecting.remote[0]);
+        w.pools[0].retire(record);
+        assert_eq!(w.region(R1).reap(), []);
+        verify(&mut w, after, after, true)
+            .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
+            .unwrap_or_else(|why| panic!("{what}, participant fails, {}: {why}", cut.how));
+        cut.count();
+    }
+}
+
+/// The participant fails while collecting: the coordinator hears nothing and gives up.
+fn participant_fails_in_collect(what: &str, change: Change) {
+    let (mut w, root, before) = two_pools_with_a_file();
+    let (cuts, collecting) = collect_states(&mut w, |w| change(w, root).unwrap());
+    let image = w.pools[0].pmem().sim().unwrap().image(&mut KeepAll);
+    for cut in cuts {
+        let images = [image.clone(), cut.images[1].clone()];
+        let mut w = World::open_images(
+            &Shape::two_pools(),
+            &images,
+            collecting.txn.sequence() as i64 + START_NS,
+        )
+        .unwrap();
+        verify(&mut w, &before, &before, true)
+            .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
+            .unwrap_or_else(|why| panic!("{what}, participant fails in collect, {}: {why}", cut.how));
+        cut.count();
+    }
+}
+
 /// Transactions across two pools of which only one loses its power while the other's process lives on.
 pub fn one_side_of_a_transaction_fails() {
-    type Change = fn(&mut World, InodeRef) -> Result<Collecting, RegionError>;
-    let changes: [(&str, Change); 5] = [
-        ("create", |w, root| w.collect_create(root, b"new", file(), R1)),
-        ("mkdir", |w, root| w.collect_create(root, b"new", directory(), R1)),
-        ("symlink", |w, root| {
-            w.collect_create(root, b"new", symlink(&pattern(1, 4000)), R1)
-        }),
-        ("link", |w, root| {
-            let inode = w.lookup(root, b"there")?.target;
-            let add = Intent::AddName {
-                dir: root,
-                name: b"new".into(),
-                target: Some(inode),
-                kind: FileKind::File,
-            };
-            w.collect(R0, vec![(R0, add), (R1, Intent::AddLink { inode })])
-        }),
-        ("unlink", |w, root| {
-            let target = w.lookup(root, b"there")?.target;
-            let remove = Intent::RemoveName {
-                dir: root,
-                name: b"there".into(),
-                target,
-            };
-            w.collect(R0, vec![(R0, remove), (R1, Intent::DropLink { inode: target })])
-        }),
-    ];
-    let prepare = || {
-        let mut w = World::new(Shape::two_pools());
-        let root = w.root();
-        let there = w.create(root, b"there", file(), R1).unwrap();
-        w.write(there, WriteAt::Offset(0), b"there").unwrap();
-        let before = snapshot(&mut w).unwrap();
-        (w, root, before)
-    };
-    for (what, change) in changes {
+    for (what, change) in CHANGES {
         let after = {
-            let (mut w, root, _) = prepare();
+            let (mut w, root, _) = two_pools_with_a_file();
             let collecting = change(&mut w, root).unwrap();
             w.decide_and_dispatch(collecting).unwrap();
             snapshot(&mut w).unwrap()
         };
-        // The coordinator fails while deciding. The participant lives: it takes over what is dispatched after the
-        // restart, or lets go.
-        let count = {
-            let (mut w, root, _) = prepare();
-            let collecting = change(&mut w, root).unwrap();
-            collect_states(&mut w, |w| w.decide(&collecting).unwrap().record.unwrap())
-                .0
-                .len()
-        };
-        for number in 0..count {
-            let (mut w, root, before) = prepare();
-            let collecting = change(&mut w, root).unwrap();
-            let (cuts, _) = collect_states(&mut w, |w| w.decide(&collecting).unwrap().record.unwrap());
-            let pool = PoolSpace::open(Pmem::simulated_from_image(&cuts[number].images[0])).unwrap();
-            let decided = pool.is_logged(collecting.txn);
-            assert_eq!(decided, !pool.undispatched().is_empty());
-            w.regions[0] = Region::recover(&pool, R0, &mut |_, _| ()).unwrap().0;
-            w.pools[0] = pool;
-            w.redispatch();
-            let open = w.region(R1).reap();
-            if decided {
-                assert_eq!(open, [], "{what}, {}", cuts[number].how);
-            } else {
-                assert_eq!(open, [collecting.txn], "{what}, {}", cuts[number].how);
-                w.region(R1).abort(collecting.txn);
-                assert_eq!(w.region(R1).reap(), []);
-            }
-            let expected = if decided { &after } else { &before };
-            verify(&mut w, expected, expected, true)
-                .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
-                .unwrap_or_else(|why| panic!("{what}, coordinator fails, {}: {why}", cuts[number].how));
-            cuts[number].count();
-        }
-        // The participant fails after it has collected, before or while it is dispatched to; the coordinator lives.
-        for dispatched in 0.. {
-            let (mut w, root, _) = prepare();
-            let collecting = change(&mut w, root).unwrap();
-            let record = w.decide(&collecting).unwrap().record.unwrap();
-            let (cuts, ()) = collect_states(&mut w, |w| w.dispatch(collecting.txn, &collecting.remote[0]));
-            let Some(cut) = cuts.get(dispatched) else { break };
-            let pool = PoolSpace::open(Pmem::simulated_from_image(&cut.images[1])).unwrap();
-            let (region, recovery) = Region::recover(&pool, R1, &mut |_, _| ()).unwrap();
-            assert!(recovery.held_by.iter().all(|&txn| txn == collecting.txn));
-            w.regions[1] = region;
-            w.pools[1] = pool;
-            w.dispatch(collecting.txn, &collecting.remote[0]);
-            w.pools[0].retire(record);
-            assert_eq!(w.region(R1).reap(), []);
-            verify(&mut w, &after, &after, true)
-                .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
-                .unwrap_or_else(|why| panic!("{what}, participant fails, {}: {why}", cut.how));
-            cut.count();
-        }
-        // The participant fails while collecting: the coordinator hears nothing and gives up.
-        let (mut w, root, before) = prepare();
-        let (cuts, collecting) = collect_states(&mut w, |w| change(w, root).unwrap());
-        let image = w.pools[0].pmem().sim().unwrap().image(&mut KeepAll);
-        for cut in cuts {
-            let images = [image.clone(), cut.images[1].clone()];
-            let mut w = World::open_images(
-                &Shape::two_pools(),
-                &images,
-                collecting.txn.sequence() as i64 + START_NS,
-            )
-            .unwrap();
-            verify(&mut w, &before, &before, true)
-                .and_then(|()| go_on(&mut w).map_err(|why| format!("{why:?}")))
-                .unwrap_or_else(|why| panic!("{what}, participant fails in collect, {}: {why}", cut.how));
-            cut.count();
-        }
+        coordinator_fails(what, change, &after);
+        participant_fails(what, change, &after);
+        participant_fails_in_collect(what, change);
     }
 }
