@@ -152,6 +152,10 @@ impl Region {
     /// From here on a request asks for what is committed: the next commit carries it, and that one alone. Returns the
     /// one before.
     pub fn asked_by(&mut self, origin: Option<Origin>) -> Option<Origin> {
+        debug_assert!(
+            origin.is_none() || self.store.origin.is_none(),
+            "the request before has ended"
+        );
         std::mem::replace(&mut self.store.origin, origin)
     }
 

@@ -45,6 +45,12 @@ impl<'t, 'v> Batches<'t, 'v> {
         }
         self.verbs.push(verb);
         self.bytes += len;
+        debug_assert!(
+            self.bytes <= BATCH_BYTES && self.verbs.len() <= BATCH_VERBS,
+            "a batch of {} bytes, {} verbs",
+            self.bytes,
+            self.verbs.len()
+        );
         Ok(())
     }
 

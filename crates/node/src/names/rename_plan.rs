@@ -62,6 +62,10 @@ impl FoundNames {
 
 /// Who changes what. The new directory's region coordinates.
 pub(crate) fn plan(rename: &Rename, found: &FoundNames) -> Plan {
+    debug_assert!(
+        found.verdict(rename.mode).is_none(),
+        "what the two names decide has no plan"
+    );
     let plan = Plan::new(rename.new_dir.ino.region());
     let mut steps = Steps { rename, found, plan };
     match (&rename.mode, &found.dest) {
