@@ -277,6 +277,10 @@ mount -o remount,ro /mnt (rw, suid, dev, exec likewise) changes a mount that is 
 Options besides those of mount(8) (ro, suid, dev, noexec, noatime, nodiratime, strictatime,
 allow_other, ...):
   acl              access control lists
+  cache=strict     the kernel keeps attributes and names, and is told before others change them (default)
+  cache=pages      also bytes of files that are opened for reading alone: for data that is read again and again
+  cache=none       it asks each time
+  mmap=one         one mount at a time may map a file shared and writable (default); mmap=shared: all; mmap=private: none
   threads=N        threads that serve the kernel
   secret_file=FILE  cluster_dir=DIR  cluster=UUID  provider=shm|tcp  security=none|auth|encrypt
   transfers=client  file data goes by one-sided access of the client, at nodes that give it (default)

@@ -94,7 +94,8 @@ path = "/dev/dax0.0"
 # A mount of the cluster inside this node. Leave the section out for none.
 # [mount]
 # dir = "/mnt/polvo"
-# Mount options, comma-separated: ro, suid, dev, noexec, noatime, allow_other, acl, nolock, threads=N
+# Mount options, comma-separated: ro, suid, dev, noexec, noatime, allow_other, acl, nolock,
+# cache=none|strict|pages, mmap=one|shared|private, threads=N
 # options = ""
 
 [log]

@@ -211,7 +211,10 @@ impl LocalClient {
             }
         };
         // the tail that our own mark has moved needs no other one
-        for ((inode, _), tail) in noted.iter().zip(tails) {
+        for ((inode, note), tail) in noted.iter().zip(tails) {
+            if tail.0 != 0 && tail != note.read_at {
+                self.client.tokens.was_only_read(*inode, note.read_at, tail);
+            }
             if let Some(open_inode) = self.client.open_table.get(*inode).filter(|_| tail.0 != 0) {
                 open_inode.marked.store(times.mark(tail), Ordering::Relaxed);
             }

@@ -66,8 +66,17 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`] when the inode is gone.
     pub async fn get_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
+        Ok(self.get_attr_as_of(inode).await?.0)
+    }
+
+    /// The same, with the tail of the inode's log then: as long as that is where it is, nothing of the inode has changed.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the inode is gone.
+    pub async fn get_attr_as_of(&self, inode: InodeRef) -> Result<(Attr, Tail), FsError> {
         self.send_access(inode).await;
-        Ok(self.current(inode.ino, Some(inode.generation)).await?.attr)
+        let current = self.current(inode.ino, Some(inode.generation)).await?;
+        Ok((current.attr, current.log.tail))
     }
 
     /// The inode that has a number now.
@@ -235,7 +244,12 @@ impl LocalClient {
                         into: &mut bytes,
                     },
                 ];
-                self.one_sided(dir.ino.region(), &mut ops).await?;
+                match self.one_sided(dir.ino.region(), &mut ops).await {
+                    Ok(()) => {}
+                    // one of them is gone, and with it the segment that it lay in
+                    Err(FsError::Invalid(_)) => return Ok((Validity::Ask, Seen::Nothing)),
+                    Err(error) => return Err(error),
+                }
                 (LogState::decode(&state), judge(&bytes, child))
             }
             Some(child) => {

@@ -20,6 +20,7 @@ pub struct OpenFile {
     client: Arc<Client>,
     /// It counts as one that writes.
     writes: bool,
+    opened_at: Option<Tail>,
 }
 
 impl OpenFile {
@@ -31,6 +32,12 @@ impl OpenFile {
     /// Its type.
     pub fn kind(&self) -> FileKind {
         self.open_inode.kind
+    }
+
+    /// The tail of its log when it was opened, where that is known: as it is of all that are not opened to write. As long as it
+    /// stays where it is, nothing of the file changes.
+    pub fn opened_at(&self) -> Option<Tail> {
+        self.opened_at
     }
 
     /// Whether this client has the right to map the file shared and writable, as far as it knows. Lost when the node forgets
@@ -130,11 +137,12 @@ impl LocalClient {
             loop {
                 match open_table.begin(inode) {
                     Begin::Open(open_inode) => {
-                        let file = self.file(open_inode, false);
+                        let mut file = self.file(open_inode, false, None);
                         self.keep(&file.open_inode).await?;
                         let Some(claim) = claim else {
-                            self.current(inode.ino, Some(inode.generation)).await?;
-                            return Ok(file);
+                            let current = self.current(inode.ino, Some(inode.generation)).await?;
+                            file.opened_at = Some(current.log.tail);
+                            return Ok(Arc::new(file));
                         };
                         return Box::pin(self.begin_to_write(&file, claim)).await;
                     }
@@ -156,7 +164,7 @@ impl LocalClient {
         let (open_table, inode) = (&self.client.open_table, file.open_inode.inode);
         let begun = open_table.begin_writing(&file.open_inode, claim);
         // counted: from here on its end is told
-        let writer = self.file(open_table.count_open(&file.open_inode), true);
+        let writer = Arc::new(self.file(open_table.count_open(&file.open_inode), true, None));
         match begun {
             BeginWriting::Noted => drop(self.current(inode.ino, Some(inode.generation)).await?),
             BeginWriting::Tell(number) => self.tell_writing(&writer.open_inode, claim, number).await?,
@@ -180,20 +188,22 @@ impl LocalClient {
             }
         };
         let is_remote = self.colocated(inode.ino.region()).is_none();
+        let tail = map.cursor.tail;
         let index = (map.attr.kind == FileKind::File && is_remote).then(|| index_of(&map, 0));
         let open_inode = opening.opened(map.attr.kind, holder, index);
         if claim.is_some() {
             open_inode.opened_to_write(number, may_map);
         }
-        Ok(self.file(open_inode, claim.is_some()))
+        Ok(Arc::new(self.file(open_inode, claim.is_some(), Some(tail))))
     }
 
-    fn file(&self, open_inode: Arc<OpenInode>, writes: bool) -> Arc<OpenFile> {
-        Arc::new(OpenFile {
+    fn file(&self, open_inode: Arc<OpenInode>, writes: bool, opened_at: Option<Tail>) -> OpenFile {
+        OpenFile {
             open_inode,
             client: self.client.clone(),
             writes,
-        })
+            opened_at,
+        }
     }
 
     pub(crate) async fn ask_open(&self, inode: InodeRef) -> Result<((NodeId, u64), FileMap), FsError> {
@@ -236,10 +246,10 @@ impl LocalClient {
         self.client.context.note_attached(primary);
         let holder = (primary, self.client.incarnation(primary));
         let fresh = kind == FileKind::File && size == 0 && self.colocated(region).is_none();
-        let index = fresh.then(|| FileIndex::empty(cursor));
+        let (index, tail) = (fresh.then(|| FileIndex::empty(cursor)), cursor.tail);
         let open_inode = self.client.open_table.enter(inode, kind, holder, index);
         open_inode.made_open();
-        Ok(self.file(open_inode, true))
+        Ok(Arc::new(self.file(open_inode, true, Some(tail))))
     }
 
     /// Makes sure that an open inode is still held: after the loss of the session at its primary it is opened anew.

@@ -192,9 +192,15 @@ impl LocalClient {
     pub(crate) async fn log_state(&self, ino: Ino) -> Result<LogState, FsError> {
         let at = tail_at(ino).ok_or(FsError::Stale)?;
         let mut bytes = [0; STATE_SIZE];
-        self.one_sided(ino.region(), &mut [RegionVerb::Read { at, into: &mut bytes }])
-            .await?;
-        Ok(LogState::decode(&bytes))
+        match self
+            .one_sided(ino.region(), &mut [RegionVerb::Read { at, into: &mut bytes }])
+            .await
+        {
+            Ok(()) => Ok(LogState::decode(&bytes)),
+            // it is gone, and with it the segment that it lay in
+            Err(FsError::Invalid(_)) => Err(FsError::Stale),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -14,11 +14,12 @@ use crate::inodes::{Inodes, ino_of, node_id};
 use crate::kernel_cache::{NAME_LASTS, Shared};
 use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
-use crate::mappings::{Mappings, Opened, SharedMappings};
+use crate::mappings::{Change, Mappings, Opened, SharedMappings, Wanted};
 use crate::open_file::OpenHandle;
 use crate::{CacheMode, MountOptions};
+use parking_lot::RwLockReadGuard;
 use polvo_client::{AccessTimeRule, Client, Kept, LocalClient, OpenFile, Since};
-use polvo_format::Attr;
+use polvo_format::{Attr, FileKind};
 use polvo_fusedev::abi::{EntryOut, FileHandle, INodeNo};
 use polvo_fusedev::{BackingId, Errno, Listing, Reply, Upcalls, will_wait};
 use polvo_proto::{FsError, InodeRef, NewFile, SetAttr};
@@ -146,10 +147,13 @@ impl PolvoFilesystem {
             files: Handles::new(),
             directories: Handles::new(),
             complaints: Complaints::new(),
-            readdirplus: options.readdirplus.unwrap_or(options.cache == CacheMode::Strict),
+            readdirplus: options.readdirplus.unwrap_or(options.cache.keeps()),
             locks: options.locks,
             acl: options.acl,
-            mappings: Mappings::new(options.shared_mappings),
+            mappings: Mappings::new(
+                options.shared_mappings,
+                options.cache == CacheMode::Pages && !options.strict_access_times,
+            ),
             upcalls: Arc::default(),
             alive,
         }
@@ -230,6 +234,21 @@ impl PolvoFilesystem {
         })
     }
 
+    /// As [`PolvoFilesystem::with_file`], of calls that change the file's bytes.
+    pub(crate) fn writing_file<T, F>(
+        &self,
+        operation: &'static str,
+        handle: FileHandle,
+        calls: impl FnOnce(Rc<LocalClient>, Arc<OpenFile>) -> F,
+    ) -> Result<T, Errno>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        let open = self.files.get(handle)?;
+        let _writing = self.begin_writing(&open);
+        self.with_file(operation, handle, calls)
+    }
+
     /// Tells the kernel of an inode under a directory that it has just got.
     pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: Reply<EntryOut>) {
         match attr {
@@ -241,7 +260,7 @@ impl PolvoFilesystem {
         }
     }
 
-    /// Tells the kernel what a look-up has found; it may keep what is known by tokens.
+    /// Tells the kernel what a lookup has found; it may keep what is known by tokens.
     pub(crate) fn reply_found(
         &self,
         parent: INodeNo,
@@ -265,14 +284,53 @@ impl PolvoFilesystem {
         reply.ok(&entry(&attr, name_valid, attr_valid));
     }
 
-    /// Keeps the token by which attributes are true, if there is one; the kernel may be told so meanwhile.
+    /// Keeps the token by which attributes are true, if there is one, and the kernel's pages are as of them; the kernel may be told
+    /// so meanwhile.
     pub(crate) fn kept_attr(&self, attr: &Attr) -> Option<Kept<'_>> {
-        if !self.kernel.is_there() {
+        let inode = inode_of(attr);
+        // who has lost a lock is to be told when he reads
+        if !self.kernel.is_there() || self.mappings.is_changed_beside_pages(inode) || self.client.has_lost_any_locks() {
             return None;
         }
         let kept = self.client.keep_attr(attr)?;
+        if attr.kind == FileKind::File {
+            let pages = self.kernel.pages_as_of(inode);
+            if pages.is_some() && pages != kept.tail() {
+                return None;
+            }
+        }
         self.kernel.tells_attributes(attr.ino);
         Some(kept)
+    }
+
+    /// A change of a file's bytes begins, other than by way of an open file.
+    pub(crate) fn begin_change(&self, inode: InodeRef) -> Change<'_> {
+        let change = self.mappings.change(inode);
+        self.no_attributes_last(inode);
+        change
+    }
+
+    /// The same, by way of an open file; that is kept while it is changed.
+    pub(crate) fn begin_writing<'h>(&self, handle: &'h OpenHandle) -> RwLockReadGuard<'h, bool> {
+        let inode = handle.file.inode();
+        handle.writes(|| {
+            self.mappings.begin_writing(inode);
+            self.no_attributes_last(inode);
+        })
+    }
+
+    /// A file begins to be changed; if it is read by way of pages, the kernel asks before it reads from now on.
+    fn no_attributes_last(&self, inode: InodeRef) {
+        if self.mappings.is_changed_beside_pages(inode) {
+            self.kernel.changes_here(inode);
+        }
+    }
+
+    /// A program has closed an open file, or all have.
+    pub(crate) fn end_writing(&self, handle: &OpenHandle) {
+        if handle.ends_writing() {
+            self.mappings.end_writing(handle.file.inode());
+        }
     }
 
     /// Keeps the tokens by which a name stands for an inode, and by which its attributes are true, as far as there are any.
@@ -351,19 +409,33 @@ impl PolvoFilesystem {
         Ok(())
     }
 
-    /// Opens a file. Who is going to write says so to the cluster, and who could map the file shared and writable asks for the
-    /// right to do so.
+    /// Opens a file, and truncates it with `O_TRUNC`. Who is going to write says so to the cluster, and who could map the file shared
+    /// and writable asks for the right to do so.
     pub(crate) async fn open_file(
+        &self,
         client: &LocalClient,
         inode: InodeRef,
         flags: i32,
-        allowed: SharedMappings,
+        caller: Caller,
     ) -> Result<Arc<OpenFile>, FsError> {
-        match access(flags) {
-            Access::Read => client.open(inode).await,
-            Access::Write => client.open_to_write(inode, false).await,
-            Access::ReadWrite => client.open_to_write(inode, allowed == SharedMappings::One).await,
+        let one = self.mappings.allowed() == SharedMappings::One;
+        let file = match access(flags) {
+            Access::Read => client.open(inode).await?,
+            Access::Write => client.open_to_write(inode, false).await?,
+            Access::ReadWrite => client.open_to_write(inode, one).await?,
+        };
+        if flags & libc::O_TRUNC != 0 {
+            let _change = self.begin_change(inode);
+            Self::truncate_at_open(client, inode, caller).await?;
         }
+        Ok(file)
+    }
+
+    /// Whether a file that was opened to be read may be read by way of pages.
+    fn is_worth_pages(&self, file: &OpenFile) -> bool {
+        let may_be = self.mappings.cache_pages() && self.kernel.is_there() && file.kind() == FileKind::File;
+        let opened_at = file.opened_at().filter(|_| may_be);
+        opened_at.is_some_and(|tail| self.kernel.begins_pages(file.inode(), tail))
     }
 
     /// How the kernel opens a file that was opened with those flags: whether programs may map it. EINVAL where they may not,
@@ -378,7 +450,13 @@ impl PolvoFilesystem {
         let may_be_mapped = only_read_or_written || file.may_map();
         let may_be_mapped = may_be_mapped || self.mappings.backing(register).is_none();
         let direct = flags & libc::O_DIRECT != 0;
-        match self.mappings.open(file.inode(), may_be_mapped, direct) {
+        let reads = access(flags) == Access::Read;
+        let wanted = Wanted {
+            may_be_mapped,
+            direct,
+            cached: !direct && reads && self.is_worth_pages(file),
+        };
+        match self.mappings.open(file.inode(), wanted) {
             Opened::NotDirectly => Err(Errno::INVAL),
             opened => Ok(opened),
         }
@@ -386,13 +464,13 @@ impl PolvoFilesystem {
 
     /// Creates and opens a file, or opens the one that another mount has made under this name since the kernel looked.
     pub(crate) async fn create_or_open(
+        &self,
         client: &LocalClient,
         dir: InodeRef,
         name: &[u8],
         file: NewFile,
         flags: i32,
         caller: Caller,
-        allowed: SharedMappings,
     ) -> Result<(Attr, Arc<OpenFile>), FsError> {
         match client.create_open(dir, name, file).await {
             Err(FsError::Exists) if flags & libc::O_EXCL == 0 => {}
@@ -408,11 +486,8 @@ impl PolvoFilesystem {
             ino: attr.ino,
             generation: attr.generation,
         };
-        let open = Self::open_file(client, inode, flags, allowed).await;
+        let open = self.open_file(client, inode, flags, caller).await;
         let open = open.map_err(|_| FsError::Stale)?;
-        if flags & libc::O_TRUNC != 0 {
-            Self::truncate_at_open(client, inode, caller).await?;
-        }
         Ok((client.get_attr(inode).await?, open))
     }
 

@@ -8,6 +8,7 @@
 //! share a node id, the reply carries the new generation, the kernel drops its old inode by itself, and its forgets for
 //! both arrive under the one id, so one entry counts both.
 
+use crate::pages::Pages;
 use foldhash::HashMap;
 use parking_lot::Mutex;
 use polvo_format::{Attr, FileKind, Generation, Ino};
@@ -51,6 +52,8 @@ struct Known {
     generation: Generation,
     /// Replies that told the kernel of it, less what it has forgotten.
     lookups: u64,
+    /// Of a file: what it has of its pages, which it loses with the inode.
+    pages: Option<Pages>,
     /// For a directory: where and how it was last found.
     directory: Option<Box<FoundDirectory>>,
 }
@@ -87,11 +90,15 @@ impl Inodes {
         let known = shard.entry(node).or_insert(Known {
             generation: attr.generation,
             lookups: 0,
+            pages: None,
             directory: None,
         });
         known.lookups += 1;
         // Two replies may overtake each other: the later file of a slot has the greater generation.
         if (attr.generation.0.wrapping_sub(known.generation.0) as i32) >= 0 {
+            if known.generation != attr.generation {
+                known.pages = None;
+            }
             known.generation = attr.generation;
             known.directory = directory;
         }
@@ -103,6 +110,7 @@ impl Inodes {
         let pinned = Known {
             generation: root.generation,
             lookups: u64::MAX / 2,
+            pages: None,
             directory: Some(Box::new(FoundDirectory {
                 parent: INodeNo::ROOT,
                 attr: None,
@@ -148,6 +156,14 @@ impl Inodes {
                 known.get_mut().lookups = left;
             }
         }
+    }
+
+    /// What the kernel has of a file's pages, to be looked at or changed. `None`: it does not know the file.
+    pub(crate) fn pages<T>(&self, file: InodeRef, f: impl FnOnce(&mut Option<Pages>) -> T) -> Option<T> {
+        let node = node_id(file);
+        let mut shard = self.shard(node).lock();
+        let known = shard.get_mut(&node)?;
+        (known.generation == file.generation).then(|| f(&mut known.pages))
     }
 
     /// How many inodes are known.

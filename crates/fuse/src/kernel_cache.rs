@@ -14,6 +14,8 @@
 //!   whatever is mounted below, in all containers. A name that is used all the time is asked for 50 times a second.
 //!
 //!   A rename takes a name along with the time for which it is believed ([`KernelCache::moves_names`]).
+//! - **Pages** of files that are open for reading alone are as good as the attributes are ([`Pages`]): they are dropped when those
+//!   are called back, and where a look finds that the file has changed since they were read.
 //!
 //! What this mount changes itself the kernel knows to be changed, but for one thing: an answer from before that it takes in only
 //! after it would make it believe again in the attributes of a directory from before. So they are invalidated once more
@@ -22,10 +24,12 @@
 //! All else of this is done by the thread that answers for the tokens, which serves no requests.
 
 use crate::inodes::{Inodes, node_id};
+use crate::pages::Pages;
 use parking_lot::RwLock;
 use polvo_client::Keeper;
-use polvo_format::Ino;
-use polvo_fusedev::{Errno, Notifier};
+use polvo_format::{Ino, Tail};
+use polvo_fusedev::abi::INodeNo;
+use polvo_fusedev::{Errno, Notifier, will_wait};
 use polvo_proto::InodeRef;
 use rustix::time::{ClockId, clock_getres};
 use std::sync::Arc;
@@ -41,6 +45,9 @@ const NAME_MARGIN: Duration = Duration::from_millis(30);
 const TAKEN_IN: Duration = Duration::from_secs(1);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
 const NOT_YET: Duration = Duration::from_millis(1);
+
+/// From the first one on, to the end.
+const ALL_BYTES: (u64, u64) = (0, 0);
 
 /// A tick is not shorter, whatever the clock says.
 const TICK_MIN_NS: u64 = 1_000_000;
@@ -111,6 +118,79 @@ impl KernelCache {
         }
     }
 
+    /// This mount is about to change a file that it also reads by way of pages, and tells of no attributes that last while it does:
+    /// from now on the kernel asks before it reads from them.
+    pub(crate) fn changes_here(&self, inode: InodeRef) {
+        self.forget_attributes(inode);
+    }
+
+    /// As of when the kernel's pages of a file are, or later; `None`: it is not read by way of them.
+    pub(crate) fn pages_as_of(&self, file: InodeRef) -> Option<Tail> {
+        self.inodes.pages(file, |pages| pages.map(|pages| pages.as_of()))?
+    }
+
+    /// The question before a read of pages has found the file's log at this tail. Where they may be older, the kernel drops them: by
+    /// itself, if it is told what this returns, as time of change, or because it was told to. May wait for reads that are under way.
+    ///
+    /// # Errors
+    /// IO: it could not be told.
+    pub(crate) fn before_read(&self, file: InodeRef, tail: Tail) -> Result<Option<i64>, Errno> {
+        let is_new = |pages: &mut Option<Pages>| match pages {
+            Some(pages) if pages.as_of() != tail => Some(pages.is_new(tail)),
+            _ => None,
+        };
+        match self.inodes.pages(file, is_new).flatten() {
+            None => Ok(None),
+            Some(true) => Ok(Some(Pages::other_time())),
+            Some(false) => {
+                will_wait();
+                let are_dropped = self.drops_older_pages(file, tail);
+                are_dropped.then_some(None).ok_or(Errno::IO)
+            }
+        }
+    }
+
+    /// A file was found at this tail, and may be read by way of pages from now on. False: that is not worth it, or cannot be.
+    pub(crate) fn begins_pages(&self, file: InodeRef, tail: Tail) -> bool {
+        match self.inodes.pages(file, |pages| *pages) {
+            Some(Some(pages)) if pages.are_contended() => false,
+            Some(Some(pages)) if pages.as_of() == tail => true,
+            Some(Some(_)) => {
+                will_wait();
+                self.drops_older_pages(file, tail)
+            }
+            // those of mappings, if there are any
+            Some(None) => self.drops_older_pages(file, tail),
+            None => false,
+        }
+    }
+
+    /// What a program has stored to a mapping was not written: pages of the file are not what it is.
+    pub(crate) fn has_refused(&self, file: INodeNo) {
+        if let Some(file) = self.inodes.get(file) {
+            self.inodes.pages(file, |pages| *pages = pages.map(Pages::spoilt));
+        }
+    }
+
+    fn drops_older_pages(&self, file: InodeRef, tail: Tail) -> bool {
+        // what the kernel does not know it has no pages of
+        let are_dropped = self.invalidate(file, Some(ALL_BYTES)).is_some();
+        let note = |pages: &mut Option<Pages>| match pages {
+            Some(pages) => pages.are_as_of(tail),
+            None => *pages = Some(Pages::read_since(tail)),
+        };
+        are_dropped && self.inodes.pages(file, note).is_some()
+    }
+
+    /// Somebody else's change waits for attributes to be forgotten, and pages. False: the kernel does not know the inode, of which it
+    /// was told.
+    fn recalls(&self, inode: InodeRef) -> bool {
+        let recalled = |pages: &mut Option<Pages>| pages.as_mut().map(Pages::recalled).is_some();
+        let has_pages = self.inodes.pages(inode, recalled).unwrap_or(false);
+        let is_known = self.invalidate(inode, has_pages.then_some(ALL_BYTES));
+        is_known.is_some_and(|is_known| is_known || self.inodes.get(node_id(inode)).is_none())
+    }
+
     /// The kernel is about to be told of a name of a directory.
     pub(crate) fn tells_name(&self, dir: Ino) {
         let until = self.began.elapsed() + NAME_LASTS + NAME_MARGIN + 2 * self.tick;
@@ -129,19 +209,22 @@ impl KernelCache {
         until.saturating_sub(self.began.elapsed())
     }
 
-    /// Invalidates attributes. False: the kernel does not know the inode, of which it was told.
-    fn forget_attributes(&self, inode: InodeRef) -> bool {
+    fn forget_attributes(&self, inode: InodeRef) {
+        self.invalidate(inode, None);
+    }
+
+    /// Invalidates attributes, and pages with these bytes. Says whether the kernel knows the inode; `None`: it could not be told.
+    fn invalidate(&self, inode: InodeRef, bytes: Option<(u64, u64)>) -> Option<bool> {
         let Some(notifier) = self.notifier.read().clone() else {
-            return true; // nothing was passed on
+            return Some(true); // nothing was passed on
         };
-        let node = node_id(inode);
-        match notifier.inval_inode(node, None) {
-            Ok(is_known) => is_known || self.inodes.get(node).is_none(),
+        match notifier.inval_inode(node_id(inode), bytes) {
+            Ok(is_known) => Some(is_known),
             // it is not mounted any more
-            Err(Errno::NODEV | Errno::NOTCONN | Errno::BADF) => true,
+            Err(Errno::NODEV | Errno::NOTCONN | Errno::BADF) => Some(true),
             Err(error) => {
                 tracing::warn!(%error, "the kernel could not be told what has changed");
-                false
+                None
             }
         }
     }
@@ -149,13 +232,21 @@ impl KernelCache {
 
 impl Keeper for KernelCache {
     fn forget(&self, inode: InodeRef) -> Result<(), Duration> {
-        if !self.forget_attributes(inode) {
+        if !self.recalls(inode) {
             return Err(NOT_YET);
         }
         match self.names_last(inode.ino) {
             Duration::ZERO => Ok(()),
             left => Err(left),
         }
+    }
+
+    fn was_only_read(&self, file: InodeRef, from: Tail, to: Tail) {
+        self.inodes.pages(file, |pages| {
+            if let Some(pages) = pages.as_mut().filter(|pages| pages.as_of() == from) {
+                pages.are_as_of(to);
+            }
+        });
     }
 }
 

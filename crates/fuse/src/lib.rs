@@ -37,6 +37,7 @@ mod mount_point;
 mod mount_table;
 mod open_file;
 mod options;
+mod pages;
 mod remount;
 mod requests;
 mod xattr;

@@ -1,4 +1,4 @@
-//! Which open files programs may map.
+//! Which open files programs may map, and which they read by way of the kernel's pages.
 //!
 //! The kernel does not ask when a file is mapped, so it is decided when the file is opened. A file that may not be mapped is
 //! opened for passthrough to a file of sysfs, which cannot be mapped: reads and writes come to us nevertheless, since direct
@@ -9,6 +9,14 @@
 //! mapped shared already, the kernel refuses the open for passthrough with EIO.) An open that is answered otherwise while
 //! another one brings the inode to passthrough would fail; so the first one for passthrough waits until those that were
 //! answered just before have surely ended.
+//!
+//! A file that is opened for reading alone is read by way of pages ([`Opened::Cached`]; `pages`), unless it is being written on this
+//! mount: something was written by way of an open file that nobody has closed since, or it is truncated. Where somebody begins to
+//! write later, it is read by way of pages all the same, but then the kernel is told of no attributes that last, and so asks before
+//! each read ([`Mappings::is_changed_beside_pages`]): what is written past its pages nobody tells it of.
+//!
+//! The kernel lets no file be opened for passthrough that it reads so, or that is opened with `O_DIRECT`. Who has no right to map it
+//! then can do so ([`Opened::WithoutRight`]), but no page is read for him, and none that he has stored to is written back.
 
 use foldhash::HashMap;
 use parking_lot::Mutex;
@@ -19,6 +27,7 @@ use std::collections::hash_map::Entry;
 use std::fs::{File, read_to_string};
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Number of locks; a power of two.
@@ -52,12 +61,29 @@ pub enum SharedMappings {
 
 /// One inode that is open on this mount.
 struct OpenInode {
+    /// Those among them that are read by way of pages included.
     mappable: usize,
+    cached: usize,
+    /// Open files by way of which it is written, and other changes of its bytes that are under way.
+    writers: usize,
     unmappable: usize,
     /// Opens that may be mapped and whose answers are being sent; such a file may be closed before that is known here.
     answering: usize,
     /// When the last of those was sent.
     answered: Instant,
+}
+
+impl Default for OpenInode {
+    fn default() -> OpenInode {
+        OpenInode {
+            mappable: 0,
+            cached: 0,
+            writers: 0,
+            unmappable: 0,
+            answering: 0,
+            answered: Instant::now(),
+        }
+    }
 }
 
 impl OpenInode {
@@ -67,22 +93,49 @@ impl OpenInode {
     }
 
     fn is_unused(&self) -> bool {
-        self.mappable == 0 && self.unmappable == 0 && self.answering == 0
+        self.mappable == 0 && self.unmappable == 0 && self.answering == 0 && self.writers == 0
     }
+}
+
+/// How a file is to be opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) may_be_mapped: bool,
+    /// With `O_DIRECT`.
+    pub(crate) direct: bool,
+    /// By way of pages, if nothing is in the way.
+    pub(crate) cached: bool,
 }
 
 /// How a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Opened {
+    /// It may be mapped, and is read by way of pages.
+    Cached,
     Mappable,
+    /// It may not be mapped, which nothing keeps a program from.
+    WithoutRight,
     Unmappable,
     /// It would have to be unmappable, and with `O_DIRECT` nothing can be.
     NotDirectly,
 }
 
-/// All open inodes of a mount, as far as mappings are concerned. All methods may be called from any thread.
+/// A change of a file's bytes, other than by way of an open file.
+pub(crate) struct Change<'a>(&'a Mappings, InodeRef);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.end_writing(self.1);
+    }
+}
+
+/// All open inodes of a mount, as far as mappings and pages are concerned. All methods may be called from any thread.
 pub(crate) struct Mappings {
     allowed: SharedMappings,
+    /// Files may be read by way of pages.
+    caches: bool,
+    /// How many are.
+    cached: AtomicUsize,
     /// What cannot be mapped, and what the kernel calls it.
     never_mapped: Option<File>,
     backing: OnceLock<Option<BackingId>>,
@@ -90,9 +143,11 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
-    pub(crate) fn new(allowed: SharedMappings) -> Mappings {
+    pub(crate) fn new(allowed: SharedMappings, caches: bool) -> Mappings {
         Mappings {
             allowed,
+            caches,
+            cached: AtomicUsize::new(0),
             never_mapped: None,
             backing: OnceLock::new(),
             inodes: std::array::from_fn(|_| Mutex::new(HashMap::default())),
@@ -139,27 +194,38 @@ impl Mappings {
         registered.as_ref()
     }
 
-    /// A file is about to be opened: how. Whoever gets `Mappable` calls [`Mappings::answered`] after the answer, and
-    /// whoever opens it at all [`Mappings::closed`] at the end. May wait a moment.
-    pub(crate) fn open(&self, inode: InodeRef, may_be_mapped: bool, direct: bool) -> Opened {
-        if self.allowed != SharedMappings::One {
+    /// Files may be read by way of pages.
+    pub(crate) fn cache_pages(&self) -> bool {
+        self.caches
+    }
+
+    fn are_counted(&self) -> bool {
+        self.allowed == SharedMappings::One || self.caches
+    }
+
+    /// A file is about to be opened: how. Whoever opens it calls [`Mappings::answered`] after the answer, and
+    /// [`Mappings::closed`] at the end. May wait a moment.
+    pub(crate) fn open(&self, inode: InodeRef, wanted: Wanted) -> Opened {
+        if !self.are_counted() {
             return Opened::Mappable;
         }
         let shard = self.shard(inode);
         let mut inodes = shard.lock();
-        let open = inodes.entry(inode).or_insert_with(|| OpenInode {
-            mappable: 0,
-            unmappable: 0,
-            answering: 0,
-            answered: Instant::now(),
-        });
-        if direct && open.unmappable > 0 {
+        let open = inodes.entry(inode).or_default();
+        if wanted.direct && open.unmappable > 0 {
             return Opened::NotDirectly;
         }
-        if open.unmappable == 0 && (may_be_mapped || direct) {
+        let cached = wanted.cached && open.writers == 0 && open.unmappable == 0;
+        if cached || open.unmappable == 0 && (wanted.may_be_mapped || wanted.direct || open.cached > 0) {
             open.mappable += 1;
             open.answering += 1;
-            return Opened::Mappable;
+            open.cached += usize::from(cached);
+            self.cached.fetch_add(usize::from(cached), Ordering::SeqCst);
+            return match wanted.may_be_mapped {
+                _ if cached => Opened::Cached,
+                true => Opened::Mappable,
+                false => Opened::WithoutRight,
+            };
         }
         open.unmappable += 1;
         will_wait();
@@ -172,38 +238,69 @@ impl Mappings {
         Opened::Unmappable
     }
 
+    /// A change of a file's bytes begins, which ends with what this returns.
+    pub(crate) fn change(&self, inode: InodeRef) -> Change<'_> {
+        self.begin_writing(inode);
+        Change(self, inode)
+    }
+
+    /// From here on a file is written, until [`Mappings::end_writing`].
+    pub(crate) fn begin_writing(&self, inode: InodeRef) {
+        if self.caches {
+            self.shard(inode).lock().entry(inode).or_default().writers += 1;
+        }
+    }
+
+    /// It was written by way of an open file that a program has closed.
+    pub(crate) fn end_writing(&self, inode: InodeRef) {
+        if self.caches {
+            self.count_down(inode, |open| &mut open.writers);
+        }
+    }
+
+    /// The file is read by way of pages, and may be changed past them meanwhile.
+    #[inline]
+    pub(crate) fn is_changed_beside_pages(&self, inode: InodeRef) -> bool {
+        if self.cached.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let inodes = self.shard(inode).lock();
+        inodes
+            .get(&inode)
+            .is_some_and(|open| open.cached > 0 && open.writers > 0)
+    }
+
     /// The kernel has been told so.
     pub(crate) fn answered(&self, inode: InodeRef, opened: Opened) {
-        if opened != Opened::Mappable {
-            return;
-        }
-        if let Entry::Occupied(mut open) = self.shard(inode).lock().entry(inode) {
-            let counted = open.get_mut();
-            debug_assert!(counted.answering > 0, "an answer is given once");
-            counted.answering = counted.answering.saturating_sub(1);
-            counted.answered = Instant::now();
-            if counted.is_unused() {
-                open.remove();
-            }
+        if matches!(opened, Opened::Cached | Opened::Mappable | Opened::WithoutRight) {
+            self.count_down(inode, |open| {
+                open.answered = Instant::now();
+                &mut open.answering
+            });
         }
     }
 
     /// The kernel has let go of a file that was opened so.
     pub(crate) fn closed(&self, inode: InodeRef, opened: Opened) {
-        if let Entry::Occupied(mut open) = self.shard(inode).lock().entry(inode) {
-            let counted = open.get_mut();
-            match opened {
-                Opened::Mappable => {
-                    debug_assert!(counted.mappable > 0, "a file is closed once");
-                    counted.mappable = counted.mappable.saturating_sub(1);
-                }
-                Opened::Unmappable => {
-                    debug_assert!(counted.unmappable > 0, "a file is closed once");
-                    counted.unmappable = counted.unmappable.saturating_sub(1);
-                }
-                Opened::NotDirectly => {}
+        if opened == Opened::Cached {
+            self.count_down(inode, |open| &mut open.cached);
+            self.cached.fetch_sub(1, Ordering::SeqCst);
+        }
+        match opened {
+            Opened::Cached | Opened::Mappable | Opened::WithoutRight => {
+                self.count_down(inode, |open| &mut open.mappable);
             }
-            if counted.is_unused() {
+            Opened::Unmappable => self.count_down(inode, |open| &mut open.unmappable),
+            Opened::NotDirectly => {}
+        }
+    }
+
+    fn count_down(&self, inode: InodeRef, count: impl FnOnce(&mut OpenInode) -> &mut usize) {
+        if let Entry::Occupied(mut open) = self.shard(inode).lock().entry(inode) {
+            let counted = count(open.get_mut());
+            debug_assert!(*counted > 0, "what is counted ends once");
+            *counted = counted.saturating_sub(1);
+            if open.get().is_unused() {
                 open.remove();
             }
         }
@@ -241,8 +338,65 @@ mod tests {
         generation: Generation(1),
     };
 
+    fn wanted(may_be_mapped: bool, direct: bool) -> Wanted {
+        Wanted {
+            may_be_mapped,
+            direct,
+            cached: false,
+        }
+    }
+
+    const TO_READ: Wanted = Wanted {
+        may_be_mapped: true,
+        direct: false,
+        cached: true,
+    };
+    const TO_WRITE: Wanted = Wanted {
+        may_be_mapped: false,
+        direct: false,
+        cached: false,
+    };
+
+    #[test]
+    fn files_that_are_written_here_are_not_opened_to_be_read_by_way_of_pages() {
+        let mappings = Mappings::new(SharedMappings::One, true);
+        assert_eq!(mappings.open(FILE, TO_READ), Opened::Cached);
+        mappings.answered(FILE, Opened::Cached);
+        assert!(!mappings.is_changed_beside_pages(FILE));
+        let writer = mappings.open(FILE, TO_WRITE);
+        assert_eq!(writer, Opened::WithoutRight, "the kernel refuses passthrough");
+        assert!(!mappings.is_changed_beside_pages(FILE));
+        mappings.begin_writing(FILE);
+        assert!(mappings.is_changed_beside_pages(FILE));
+        assert_eq!(mappings.open(FILE, TO_READ), Opened::Mappable, "past the pages");
+        mappings.answered(FILE, Opened::Mappable);
+        mappings.answered(FILE, writer);
+        mappings.closed(FILE, Opened::Mappable);
+        mappings.closed(FILE, writer);
+        mappings.end_writing(FILE);
+        assert!(!mappings.is_changed_beside_pages(FILE));
+        {
+            let _truncated = mappings.change(FILE);
+            assert!(mappings.is_changed_beside_pages(FILE));
+            assert_eq!(mappings.open(FILE, TO_READ), Opened::Mappable);
+            mappings.answered(FILE, Opened::Mappable);
+            mappings.closed(FILE, Opened::Mappable);
+        }
+        mappings.closed(FILE, Opened::Cached);
+        assert_eq!(mappings.open(FILE, TO_WRITE), Opened::Unmappable);
+        assert_eq!(
+            mappings.open(FILE, TO_READ),
+            Opened::Unmappable,
+            "as the kernel wants it"
+        );
+        mappings.closed(FILE, Opened::Unmappable);
+        mappings.closed(FILE, Opened::Unmappable);
+        assert!(mappings.inodes.iter().all(|shard| shard.lock().is_empty()));
+        assert_eq!(mappings.cached.load(Ordering::SeqCst), 0);
+    }
+
     fn opened_and_answered(mappings: &Mappings, may_be_mapped: bool) -> Opened {
-        let opened = mappings.open(FILE, may_be_mapped, false);
+        let opened = mappings.open(FILE, wanted(may_be_mapped, false));
         if opened == Opened::Mappable {
             mappings.answered(FILE, opened);
         }
@@ -251,19 +405,19 @@ mod tests {
 
     #[test]
     fn what_is_unmappable_stays_so_until_the_last_such_file_is_closed() {
-        let mappings = Mappings::new(SharedMappings::One);
+        let mappings = Mappings::new(SharedMappings::One, false);
         assert_eq!(opened_and_answered(&mappings, true), Opened::Mappable);
         assert_eq!(opened_and_answered(&mappings, false), Opened::Unmappable);
         assert_eq!(opened_and_answered(&mappings, true), Opened::Unmappable);
-        assert_eq!(mappings.open(FILE, true, true), Opened::NotDirectly);
+        assert_eq!(mappings.open(FILE, wanted(true, true)), Opened::NotDirectly);
         mappings.closed(FILE, Opened::Unmappable);
         assert_eq!(opened_and_answered(&mappings, true), Opened::Unmappable);
         mappings.closed(FILE, Opened::Unmappable);
         mappings.closed(FILE, Opened::Unmappable);
         assert_eq!(opened_and_answered(&mappings, true), Opened::Mappable);
         assert_eq!(
-            mappings.open(FILE, false, true),
-            Opened::Mappable,
+            mappings.open(FILE, wanted(false, true)),
+            Opened::WithoutRight,
             "direct I/O maps nothing"
         );
         mappings.answered(FILE, Opened::Mappable);
@@ -275,10 +429,10 @@ mod tests {
 
     #[test]
     fn an_unmappable_open_waits_for_mappable_ones_under_way() {
-        let mappings = Mappings::new(SharedMappings::One);
-        assert_eq!(mappings.open(FILE, true, false), Opened::Mappable);
+        let mappings = Mappings::new(SharedMappings::One, false);
+        assert_eq!(mappings.open(FILE, wanted(true, false)), Opened::Mappable);
         std::thread::scope(|scope| {
-            let unmappable = scope.spawn(|| mappings.open(FILE, false, false));
+            let unmappable = scope.spawn(|| mappings.open(FILE, wanted(false, false)));
             while mappings
                 .shard(FILE)
                 .lock()
@@ -295,10 +449,10 @@ mod tests {
 
     #[test]
     fn a_file_may_be_closed_before_it_is_known_that_it_was_opened() {
-        let mappings = Mappings::new(SharedMappings::One);
-        assert_eq!(mappings.open(FILE, true, false), Opened::Mappable);
+        let mappings = Mappings::new(SharedMappings::One, false);
+        assert_eq!(mappings.open(FILE, wanted(true, false)), Opened::Mappable);
         mappings.closed(FILE, Opened::Mappable);
-        assert_eq!(mappings.open(FILE, true, false), Opened::Mappable);
+        assert_eq!(mappings.open(FILE, wanted(true, false)), Opened::Mappable);
         for _ in 0..2 {
             mappings.answered(FILE, Opened::Mappable);
         }
@@ -310,8 +464,8 @@ mod tests {
     #[test]
     fn nothing_is_counted_where_all_or_nothing_may_be_mapped() {
         for allowed in [SharedMappings::All, SharedMappings::None] {
-            let mappings = Mappings::new(allowed);
-            assert_eq!(mappings.open(FILE, false, false), Opened::Mappable);
+            let mappings = Mappings::new(allowed, false);
+            assert_eq!(mappings.open(FILE, wanted(false, false)), Opened::Mappable);
             assert!(mappings.inodes.iter().all(|shard| shard.lock().is_empty()));
         }
     }

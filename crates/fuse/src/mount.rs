@@ -3,7 +3,6 @@
 use crate::filesystem::PolvoFilesystem;
 use crate::kernel_cache::Shared;
 use crate::mount_point::{self, Detach};
-use crate::options::CacheMode;
 use crate::{MountError, MountOptions};
 use parking_lot::Mutex;
 use polvo_client::Client;
@@ -34,7 +33,7 @@ impl Mount {
         let mountpoint = mount_point::check(mountpoint)?;
         let alive = Arc::new(AtomicBool::new(true));
         let kernel = Shared::default();
-        if options.cache == CacheMode::Strict {
+        if options.cache.keeps() {
             client.start_tokens(Some(kernel.clone()));
         }
         let filesystem = PolvoFilesystem::new(client, &options, kernel.clone(), alive.clone());

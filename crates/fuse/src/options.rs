@@ -21,6 +21,15 @@ pub enum CacheMode {
     /// Attributes and names of which the mount has tokens: nobody changes them before the kernel has forgotten them.
     #[default]
     Strict,
+    /// Also bytes of files that are opened for reading alone; see `pages` for what may be seen of a size that changes.
+    Pages,
+}
+
+impl CacheMode {
+    /// Whether anything is kept, and tokens are used for it.
+    pub(crate) fn keeps(self) -> bool {
+        self != CacheMode::None
+    }
 }
 
 /// How to mount.
@@ -215,7 +224,11 @@ fn parse_cache(option: &str, value: &str) -> Result<CacheMode, MountError> {
     match value {
         "none" => Ok(CacheMode::None),
         "strict" => Ok(CacheMode::Strict),
-        _ => Err(bad(option, format!("{value:?} is neither \"none\" nor \"strict\""))),
+        "pages" => Ok(CacheMode::Pages),
+        _ => Err(bad(
+            option,
+            format!("{value:?} is none of \"none\", \"strict\" and \"pages\""),
+        )),
     }
 }
 
@@ -257,6 +270,8 @@ mod tests {
         assert_eq!(options.shared_mappings, SharedMappings::All);
         options.apply("cache=none").expect("known");
         assert_eq!(options.cache, CacheMode::None);
+        options.apply("cache=pages").expect("known");
+        assert_eq!(options.cache, CacheMode::Pages);
         options.apply("cache=strict").expect("known");
         assert_eq!(options.cache, CacheMode::Strict);
         options.apply("mmap=one").expect("known");

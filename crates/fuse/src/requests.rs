@@ -29,7 +29,7 @@ const MAX_BACKGROUND: u16 = 64;
 /// Most bytes copied by one `copy_file_range`; the caller comes back for the rest.
 const MAX_COPY: u64 = 1 << 30;
 
-/// How regular files are opened: past the page cache, writers of one file side by side.
+/// How regular files are opened, but for those that are only read: past the page cache, writers of one file side by side.
 const OPEN_FLAGS: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
 
 impl PolvoFilesystem {
@@ -58,11 +58,31 @@ impl PolvoFilesystem {
         })
     }
 
+    /// Attributes of a file that is going to be read by way of pages, and for how long the kernel may believe in them. Nothing else
+    /// comes here of that read.
+    fn before_read(&self, node: INodeNo, handle: FileHandle) -> Result<AttrOut, Errno> {
+        if self.has_lost_locks(handle, None) {
+            return Err(Errno::IO);
+        }
+        let (mut attr, tail) = self.with_file("getattr", handle, |client, file| async move {
+            client.get_attr_as_of(file.inode()).await
+        })?;
+        let inode = self.kernel.inodes.get(node).ok_or(Errno::STALE)?;
+        if let Some(other_time) = self.kernel.before_read(inode, tail)? {
+            attr.mtime_ns = other_time;
+            return Ok(AttrOut::new(file_attr(&attr), NO_CACHING));
+        }
+        let kept = self.kept_attr(&attr);
+        let lasts = kept.as_ref().map_or(NO_CACHING, Kept::lasts);
+        Ok(AttrOut::new(file_attr(&attr), lasts))
+    }
+
     /// How the kernel opens a file: one that may not be mapped for passthrough to something that cannot be.
     fn open_out(&self, handle: FileHandle, opened: Opened) -> OpenOut {
         let backing: Option<&BackingId> = match opened {
             Opened::Unmappable => self.mappings.backing(|_| Err(io::ErrorKind::NotFound.into())),
-            Opened::Mappable | Opened::NotDirectly => None,
+            Opened::Cached => return OpenOut::new(handle, fopen::KEEP_CACHE),
+            Opened::Mappable | Opened::WithoutRight | Opened::NotDirectly => None,
         };
         let plain = OpenOut::new(handle, OPEN_FLAGS);
         match backing {
@@ -163,7 +183,11 @@ impl FileSystem for PolvoFilesystem {
         self.lock_waits.interrupt(unique);
     }
 
-    fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
+    fn getattr(&self, req: &Header, asked: &GetattrIn, reply: Reply<AttrOut>) {
+        let cached = |handle: &FileHandle| self.files.get(*handle).is_ok_and(|open| open.opened == Opened::Cached);
+        if let Some(handle) = asked.handle().filter(cached) {
+            return reply.give(self.before_read(req.node, handle));
+        }
         let attr = match self.attributes(req.node) {
             Ok(attr) => attr,
             Err(errno) => return reply.error(errno),
@@ -198,6 +222,7 @@ impl FileSystem for PolvoFilesystem {
                 attr.mode = set.mode.unwrap_or(attr.mode);
                 set.mode = without_privileges(&attr, || caller.keeps_set_gid(attr.gid)).or(set.mode);
             }
+            let _change = set.size.map(|_| self.begin_change(inode));
             client.set_attr(inode, set).await
         });
         let done = done.map(|attr| AttrOut::new(file_attr(&attr), NO_CACHING));
@@ -280,13 +305,9 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn open(&self, req: &Header, asked: &OpenIn, reply: Reply<OpenOut>) {
-        let (caller, allowed, flags) = (Caller::from(req), self.mappings.allowed(), asked.flags);
+        let (caller, flags) = (Caller::from(req), asked.flags);
         let file = self.with_inode("open", req.node, |client, inode| async move {
-            let file = Self::open_file(&client, inode, flags, allowed).await?;
-            if flags & libc::O_TRUNC != 0 {
-                Self::truncate_at_open(&client, inode, caller).await?;
-            }
-            Ok(file)
+            self.open_file(&client, inode, flags, caller).await
         });
         let file = match file {
             Ok(file) => file,
@@ -304,9 +325,8 @@ impl FileSystem for PolvoFilesystem {
     fn create(&self, req: &Header, asked: &CreateIn, name: &OsStr, reply: Reply<CreateOut>) {
         let file = new_file(req, FileKind::File, asked.mode, asked.umask);
         let (name, flags, caller) = (name.as_bytes(), asked.flags, Caller::from(req));
-        let allowed = self.mappings.allowed();
         let made = self.changing_inode("create", req.node, |client, dir| async move {
-            Self::create_or_open(&client, dir, name, file, flags, caller, allowed).await
+            self.create_or_open(&client, dir, name, file, flags, caller).await
         });
         let (attr, file) = match made {
             Ok(made) => made,
@@ -333,6 +353,10 @@ impl FileSystem for PolvoFilesystem {
             }
             let into = &mut buffer[..size];
             let read = self.with_handle("read", asked.handle, |client, handle| async move {
+                // a program's read says whose it is; a page that a mapping lacks is nobody's
+                if handle.opened == Opened::WithoutRight && asked.owner().is_none() {
+                    return Err(FsError::Access);
+                }
                 let read = client.read(&handle.file, asked.offset, into).await?;
                 if !handle.leaves_access_time {
                     client.accessed(&handle.file);
@@ -358,7 +382,7 @@ impl FileSystem for PolvoFilesystem {
         };
         let caller = Caller::from(req);
         let one = self.mappings.allowed() == SharedMappings::One;
-        let written = self.with_file("write", asked.handle, |client, file| async move {
+        let written = self.writing_file("write", asked.handle, |client, file| async move {
             if asked.has(write_flags::KILL_SUIDGID) {
                 Self::take_privileges(&client, file.inode(), caller).await?;
             }
@@ -368,6 +392,11 @@ impl FileSystem for PolvoFilesystem {
             client.write_at(&file, at, data).await.map(|(_, written)| written)
         });
         match written {
+            Err(errno) if of_mapping => {
+                // the kernel takes the page for written
+                self.kernel.has_refused(req.node);
+                reply.error(errno);
+            }
             // they were lost on the way: the bytes may be there, but were not written under the lock
             Ok(_) if self.has_lost_locks(asked.handle, asked.owner()) => reply.error(Errno::IO),
             written => reply.give(written.map(|bytes| WriteOut::new(bytes as u32))),
@@ -380,12 +409,16 @@ impl FileSystem for PolvoFilesystem {
         if !self.locks {
             return reply.error(Errno::NOSYS);
         }
+        if let Ok(handle) = self.files.get(asked.handle) {
+            self.end_writing(&handle);
+        }
         reply.give(self.close_locks(asked.handle, asked.lock_owner));
     }
 
     fn release(&self, req: &Header, asked: &ReleaseIn, reply: Reply<()>) {
         let ended = self.files.get(asked.handle).and_then(|handle| {
             self.end_locks(asked.handle, &handle);
+            self.end_writing(&handle);
             self.mappings.closed(handle.file.inode(), handle.opened);
             if self.locks && handle.was_refused() {
                 let why = "it is mapped shared on this mount, and another client has the right to map it";
@@ -574,7 +607,7 @@ impl FileSystem for PolvoFilesystem {
             return reply.error(Errno::OPNOTSUPP);
         };
         let caller = Caller::from(req);
-        let done = self.with_file("fallocate", asked.handle, |client, file| async move {
+        let done = self.writing_file("fallocate", asked.handle, |client, file| async move {
             if caller.uid != 0 {
                 Self::take_privileges(&client, file.inode(), caller).await?;
             }
@@ -607,13 +640,14 @@ impl FileSystem for PolvoFilesystem {
             return reply.error(Errno::INVAL);
         }
         let to = match self.files.get(asked.handle_out) {
-            Ok(to) => to.file.clone(),
+            Ok(to) => to,
             Err(errno) => return reply.error(errno),
         };
+        let (_writing, to) = (self.begin_writing(&to), &to.file);
         let copied = self.with_file("copy_file_range", asked.handle_in, |client, from| async move {
             let len = asked.len.min(MAX_COPY);
             client
-                .copy_range(&from, asked.offset_in, &to, asked.offset_out, len)
+                .copy_range(&from, asked.offset_in, to, asked.offset_out, len)
                 .await
         });
         reply.give(copied.map(|copied| CopyFileRangeOut { copied }));

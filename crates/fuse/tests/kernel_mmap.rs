@@ -82,7 +82,7 @@ impl FileSystem for OneFile {
         reply.ok(&EntryOut::new(attributes(FILE), 1, Duration::ZERO, Duration::ZERO));
     }
 
-    fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
+    fn getattr(&self, req: &Header, _: &GetattrIn, reply: Reply<AttrOut>) {
         reply.ok(&AttrOut::new(attributes(req.node), Duration::ZERO));
     }
 

@@ -8,6 +8,7 @@ use polvo_proto::Cred;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -31,6 +32,14 @@ def said(flags, protection):
 READ, WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 print(said(mmap.MAP_SHARED, WRITE), said(mmap.MAP_SHARED, READ), said(mmap.MAP_PRIVATE, READ), flush=True)
 sys.stdin.read()
+"#;
+
+/// Stores to a mapping.
+const STORE: &str = r#"
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+mapping = mmap.mmap(fd, 4096)
+mapping[:5] = b"wrong"
 "#;
 
 /// Adds to a counter in a mapping, under a lock; or says why it cannot.
@@ -319,6 +328,35 @@ fn a_writer_comes_to_a_file_that_is_mapped_to_be_read() {
     drop(writer);
     soon_says(&b, "w", ALL);
     drop(reader);
+}
+
+#[test]
+fn a_writer_comes_to_a_file_that_is_read_by_way_of_pages() {
+    let Some(m) = two_mounts("cache=pages") else { return };
+    let (a, b) = (m.a.join("f"), m.b.join("f"));
+    file_of_a_page(&a);
+    let writer = read_write(&a);
+    let reader = Mapped::new(&b, "r");
+    assert_eq!(reader.said, READ_ONLY);
+    // the kernel cannot refuse another mapping, but it gets no page for it
+    let storing = python(STORE, &[text(&b)]).wait_with_output().expect("it ends");
+    assert_eq!(storing.status.signal(), Some(libc::SIGBUS), "{storing:?}");
+    let expected = b"bytes".repeat(PAGE);
+    for path in [&a, &b] {
+        assert!(fs::read(path).expect("readable") == expected, "{}", path.display());
+    }
+    File::options()
+        .write(true)
+        .open(&b)
+        .expect("who cannot map it may write")
+        .write_all_at(b"BYTES", 0)
+        .expect("written");
+    for path in [&a, &b] {
+        assert_eq!(&fs::read(path).expect("readable")[..6], b"BYTESb", "{}", path.display());
+    }
+    drop(writer);
+    drop(reader);
+    soon_says(&b, "w", "BYTES BYTES BYTES");
 }
 
 #[test]

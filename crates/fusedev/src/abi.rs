@@ -137,6 +137,8 @@ pub mod init {
 #[allow(missing_docs)]
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
+    /// Pages that the kernel has of the file are good.
+    pub const KEEP_CACHE: u32 = 1 << 1;
     pub const NOFLUSH: u32 = 1 << 5;
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
     pub const PASSTHROUGH: u32 = 1 << 7;
@@ -299,9 +301,9 @@ structs! {
         _dummy: u32,
     }
     GetattrIn = 16 {
-        _flags: u32,
+        flags: u32,
         _dummy: u32,
-        _handle: u64,
+        handle: u64,
     }
     SetattrIn = 88 {
         /// see [`fattr`]
@@ -556,6 +558,15 @@ pub enum SetTime {
         /// forward from `seconds`
         nanoseconds: u32,
     },
+}
+
+impl GetattrIn {
+    const FH: u32 = 1 << 0;
+
+    /// By way of which open file: the kernel asks before it reads from its pages.
+    pub fn handle(&self) -> Option<FileHandle> {
+        (self.flags & Self::FH != 0).then_some(FileHandle(self.handle))
+    }
 }
 
 impl SetattrIn {

@@ -123,7 +123,7 @@ pub trait FileSystem: Send + Sync + 'static {
         /// The inode under a name.
         lookup(name: &OsStr) -> EntryOut;
         /// Attributes.
-        getattr() -> AttrOut;
+        getattr(asked: &GetattrIn) -> AttrOut;
         /// Changes attributes.
         setattr(set: &SetattrIn) -> AttrOut;
         /// Attributes, and the time of birth.
@@ -214,7 +214,7 @@ pub(crate) fn serve(filesystem: &impl FileSystem, request: Request<'_>, transpor
         Operation::Ioctl => reply::<()>(req, transport).error(Errno::NOTTY),
         Operation::Init(_) | Operation::Unknown => reply::<()>(req, transport).error(Errno::NOSYS),
         Operation::Lookup(name) => call!(lookup, name),
-        Operation::GetAttr => call!(getattr),
+        Operation::GetAttr(asked) => call!(getattr, asked),
         Operation::SetAttr(set) => call!(setattr, set),
         Operation::Statx(asked) => call!(statx, asked),
         Operation::ReadLink => call!(readlink),

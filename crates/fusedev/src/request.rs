@@ -33,7 +33,7 @@ pub enum Operation<'b> {
     Forget(u64),
     BatchForget(&'b [ForgetOne]),
     Interrupt(&'b InterruptIn),
-    GetAttr,
+    GetAttr(&'b GetattrIn),
     SetAttr(&'b SetattrIn),
     Statx(&'b StatxIn),
     ReadLink,
@@ -167,10 +167,7 @@ fn decode<'b>(opcode: u32, mut rest: Arguments<'b>) -> Option<Operation<'b>> {
             Operation::BatchForget(forgotten)
         }
         opcode::INTERRUPT => Operation::Interrupt(rest.take()?),
-        opcode::GETATTR => {
-            rest.take::<GetattrIn>()?;
-            Operation::GetAttr
-        }
+        opcode::GETATTR => Operation::GetAttr(rest.take()?),
         opcode::SETATTR => Operation::SetAttr(rest.take()?),
         opcode::STATX => Operation::Statx(rest.take()?),
         opcode::READLINK => Operation::ReadLink,

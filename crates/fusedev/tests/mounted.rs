@@ -86,7 +86,7 @@ impl FileSystem for Small {
         }
     }
 
-    fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
+    fn getattr(&self, req: &Header, _: &GetattrIn, reply: Reply<AttrOut>) {
         reply.ok(&AttrOut::new(attributes(req.node), Duration::ZERO));
     }
 

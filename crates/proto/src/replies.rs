@@ -166,8 +166,8 @@ replies! {
     LockSeen(Option<LockSeen>),
     /// To `LockWaits`.
     LockWaits(Vec<LockWait>),
-    /// To `Accessed`: the inodes' tails, in the order of the request; 0 where one is gone, may not be read,
-    /// or has had its access time set since.
+    /// To `Accessed`: the inodes' tails, in the order of the request, where nothing but this has moved them since they were read;
+    /// else 0, as where one is gone or may not be read.
     Tails(Vec<Tail>),
     /// To `Read`.
     Read {

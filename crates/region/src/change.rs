@@ -143,7 +143,7 @@ impl Region {
             if read_at < inode.atime_set {
                 return Ok(None);
             }
-            let attr = &inode.attr;
+            let (attr, before) = (&inode.attr, inode.tail);
             let is_late = attr.atime_ns > attr.mtime_ns.max(attr.ctime_ns);
             if strict || !is_late || now_ns.saturating_sub(attr.atime_ns) >= DAY_NS {
                 let change = AttrChange {
@@ -155,7 +155,8 @@ impl Region {
                 debug_assert_eq!(inode.attr.atime_ns, now_ns, "it was read now");
                 debug_assert_eq!(inode.attr.ctime_ns, change.ctime_ns, "to be read is no change");
             }
-            Ok(Some(inode.tail))
+            // by nothing else has it moved from there
+            Ok((before == read_at).then_some(inode.tail))
         })
     }
 

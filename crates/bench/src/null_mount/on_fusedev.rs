@@ -127,7 +127,7 @@ impl FileSystem for Null {
         }
     }
 
-    fn getattr(&self, req: &Header, reply: Reply<AttrOut>) {
+    fn getattr(&self, req: &Header, _asked: &GetattrIn, reply: Reply<AttrOut>) {
         reply.ok(&AttrOut::new(attributes(req.node), self.lasts.attributes));
     }
 

@@ -393,7 +393,12 @@ impl LocalClient {
             at: Gpa::new(ino.region(), offset),
             into: &mut bytes,
         }];
-        self.one_sided(ino.region(), &mut ops).await?;
+        match self.one_sided(ino.region(), &mut ops).await {
+            Ok(()) => {}
+            // it is gone, and with it the segment that it lay in
+            Err(FsError::Invalid(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        }
         let lines = bytes[INODE_UNITS as usize..]
             .try_into()
             .expect("the inode ends with its two units");

@@ -21,7 +21,7 @@ use crate::remote_inode::Current;
 use crate::tokens::own_changes::{OwnChanges, Seal};
 use foldhash::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use polvo_format::{Attr, Ino, NodeId};
+use polvo_format::{Attr, Ino, NodeId, Tail};
 use polvo_proto::InodeRef;
 use polvo_region::planted::{Planted, planted};
 use std::collections::BTreeMap;
@@ -46,6 +46,9 @@ pub trait Keeper: Send + Sync {
     /// # Errors
     /// How long it may take.
     fn forget(&self, inode: InodeRef) -> Result<(), Duration>;
+
+    /// The inode's log has moved from one tail to another by its access time alone: its bytes are what they were.
+    fn was_only_read(&self, _inode: InodeRef, _from: Tail, _to: Tail) {}
 }
 
 /// A token.
@@ -141,12 +144,18 @@ pub struct Since(u64);
 pub struct Kept<'a> {
     _token: RwLockReadGuard<'a, Shard>,
     lasts: Duration,
+    tail: Option<Tail>,
 }
 
 impl Kept<'_> {
     /// How long it may be believed at most, from now on.
     pub fn lasts(&self) -> Duration {
         self.lasts
+    }
+
+    /// The tail of the inode's log as of which it is known; `None` where that was found out without one.
+    pub fn tail(&self) -> Option<Tail> {
+        self.tail
     }
 }
 
@@ -320,7 +329,12 @@ impl Tokens {
         let (current, lasts) = self.current_of(inode.ino, shard.get(&inode)?)?;
         // a quarter is for clocks that do not go alike
         let lasts = lasts - lasts / 4;
-        (current.attr == *attr).then_some(Kept { _token: shard, lasts })
+        let tail = Some(current.log.tail);
+        (current.attr == *attr).then_some(Kept {
+            _token: shard,
+            lasts,
+            tail,
+        })
     }
 
     /// The same for what is so of a directory.
@@ -328,7 +342,12 @@ impl Tokens {
         let shard = self.shard(dir.ino).read_recursive();
         let (current, lasts) = self.current_of(dir.ino, shard.get(&dir)?)?;
         let lasts = lasts - lasts / 4;
-        is_so(&current).then_some(Kept { _token: shard, lasts })
+        let tail = Some(current.log.tail);
+        is_so(&current).then_some(Kept {
+            _token: shard,
+            lasts,
+            tail,
+        })
     }
 
     /// See [`crate::Client::token_of`].
@@ -343,7 +362,18 @@ impl Tokens {
         let held = shard.get(&inode).filter(|held| held.number == since.0)?;
         let left = held.at.left();
         let lasts = left - left / 4;
-        (!left.is_zero()).then_some(Kept { _token: shard, lasts })
+        (!left.is_zero()).then_some(Kept {
+            _token: shard,
+            lasts,
+            tail: None,
+        })
+    }
+
+    /// See [`Keeper::was_only_read`].
+    pub fn was_only_read(&self, inode: InodeRef, from: Tail, to: Tail) {
+        if let Some(keeper) = &*self.keeper.read() {
+            keeper.was_only_read(inode, from, to);
+        }
     }
 
     /// How many there are.
