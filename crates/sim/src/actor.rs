@@ -1,9 +1,11 @@
 //! A client of the simulated cluster: it draws operations that collide with those of the others, does them, and writes
 //! down what it was told.
 
+use crate::crowd::Crowd;
 use crate::history::History;
 use crate::kernel::Mount;
-use crate::kernel::caches::{inode_of, shown};
+use crate::kernel::caches::{PAGE, inode_of, shown};
+use crate::kernel::mount::is_of_one_page;
 use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
 use crate::pattern::{self, Tag};
 use crate::plant::{Instead, Planted};
@@ -134,12 +136,14 @@ pub struct Actor {
     client: Rc<LocalClient>,
     /// The kernel between this program and its client, if there is one.
     mount: Option<Rc<Mount>>,
+    by_pages: Option<Rng>,
     /// What the last operation has made or linked.
     made: Option<Attr>,
     pub(crate) shared: Rc<Shared>,
     pub(crate) rng: Rng,
     open: Vec<Arc<OpenFile>>,
     space_hog: Option<SpaceHog>,
+    crowd: Crowd,
 }
 
 impl Actor {
@@ -149,17 +153,20 @@ impl Actor {
             name: name.to_string(),
             client,
             mount: None,
+            by_pages: None,
             made: None,
             shared: shared.clone(),
             rng,
             open: Vec::new(),
             space_hog: None,
+            crowd: Crowd::default(),
         }
     }
 
-    /// From now on it works on a mount.
-    pub fn works_on(&mut self, mount: Mount) {
+    /// From now on it works on a mount; `by_pages`: it reads files by way of its kernel's pages where this says so.
+    pub fn works_on(&mut self, mount: Mount, by_pages: Option<Rng>) {
         self.mount = Some(Rc::new(mount));
+        self.by_pages = by_pages;
     }
 
     /// Works until the quota is used up.
@@ -173,12 +180,24 @@ impl Actor {
             let small = self.shared.schedule.is_small;
             if small && self.rng.percent(30) {
                 self.space_hog().await;
+            } else if self.shared.schedule.is_crowded && self.rng.percent(15) {
+                self.crowd().await;
             } else {
                 let operation = self.draw();
                 drop(self.perform(operation).await); // whatever came of it is in the history
             }
         }
         self.space_hog = None;
+        self.crowd = Crowd::default();
+    }
+
+    async fn crowd(&mut self) {
+        let dir = self.directory();
+        // boxed, as in `act`
+        let changed = Box::pin(self.crowd.change(&self.client, dir, &mut self.rng)).await;
+        if let Some(why) = changed {
+            self.shared.wrong.borrow_mut().push(format!("{}: {why}", self.name));
+        }
     }
 
     async fn space_hog(&mut self) {
@@ -330,11 +349,13 @@ impl Actor {
         }
         let len = self.draw_len();
         match self.rng.below(100) {
-            0..36 => Operation::Read {
-                inode,
-                offset: if self.rng.percent(50) { 0 } else { offset },
-                len: if self.rng.percent(50) { 70_000 } else { len },
-            },
+            0..36 => {
+                let offset = if self.rng.percent(50) { 0 } else { offset };
+                let len = if self.rng.percent(50) { 70_000 } else { len };
+                let by_pages = self.by_pages.as_mut().is_some_and(|rng| rng.percent(50));
+                let len = if by_pages { len.min(PAGE - offset % PAGE) } else { len };
+                Operation::Read { inode, offset, len }
+            }
             36..60 => Operation::Write {
                 inode,
                 offset,
@@ -412,6 +433,13 @@ impl Actor {
         match operation {
             Operation::Lookup { dir, name } => mount.lookup(*dir, *name).await,
             Operation::GetAttr { inode } => mount.get_attr(*inode).await,
+            Operation::Read { inode, offset, len } if self.by_pages.is_some() && is_of_one_page(*offset, *len) => {
+                let file = self.find_open(*inode)?;
+                match file.opened_at() {
+                    Some(tail) => Box::pin(mount.read(&file, tail, *offset, *len)).await,
+                    None => mount.served(Box::pin(self.read(*inode, *offset, *len))).await,
+                }
+            }
             _ => {
                 mount.before(operation).await?;
                 self.made = None;

@@ -20,6 +20,7 @@ pub mod attributes;
 pub mod audit;
 pub mod campaign;
 pub mod contents_model;
+pub mod crowd;
 pub mod faults;
 pub mod history;
 pub mod judgement;

@@ -36,6 +36,10 @@ pub enum Plant {
     AbsentBelieved,
     /// A kernel goes on believing in a name that it has renamed to another directory, which nobody gives back later for that.
     RenamedBelieved,
+    /// A mount finds that a file has changed since its pages were read, and does not have the kernel drop them.
+    OldPagesKept,
+    /// A kernel is told to believe in attributes that are newer than pages which it has.
+    OldPagesBelieved,
     /// A mount gives a directory back although the kernel still believes in names of it.
     NamesGivenBackEarly,
 }

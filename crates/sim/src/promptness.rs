@@ -5,13 +5,14 @@
 //!
 //! - messages, and the other clients' operations that are in its way, which wait for messages themselves;
 //! - where there are others, kernels of mounts, until they no longer believe in names of directories that change;
-//! - its own mount's kernel, until that has taken in what it was told on the way;
+//! - its own mount's kernel, until that has taken in what it was told on the way; where it reads a page that others change, again and
+//!   again;
 //! - a rename, for the rename lock, which nobody gets right after the nodes have started, and on a mount until the kernel does not
 //!   believe any more in the names that it takes along to another directory.
 
 use crate::history::Record;
 use crate::kernel::daemon::{NAME_LASTS, NAME_MARGIN};
-use crate::kernel::mount::{TAKING_IN, TICK_MAX};
+use crate::kernel::mount::{FILLED_MAX, TAKING_IN, TICK_MAX};
 use crate::operation::Operation;
 use crate::schedule::Schedule;
 use polvo_cluster::Timeouts;
@@ -62,7 +63,12 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
         (Operation::Rename { .. }, false) => lock,
         _ => Duration::ZERO,
     };
-    messages + names + own_kernel + renaming
+    // each time that it finds the page that it has filled no longer good
+    let refilling = match (&record.operation, is_mounted) {
+        (Operation::Read { .. }, true) => (messages + own_kernel) * FILLED_MAX,
+        _ => Duration::ZERO,
+    };
+    messages + names + own_kernel + renaming + refilling
 }
 
 /// Has the client of an operation a kernel?

@@ -111,6 +111,10 @@ pub struct Schedule {
     pub verifying: Vec<bool>,
     /// By which rule the reads of each client move access times; `None`: they do not.
     pub access_times: Vec<Option<AccessTimeRule>>,
+    /// Which clients read files by way of their kernel's pages, if they are mounted: not where each read is to be seen.
+    pub by_pages: Vec<bool>,
+    /// Clients make and leave crowds of files, which fill more than a segment of inodes.
+    pub is_crowded: bool,
     /// Which clients use tokens.
     pub tokens: Vec<bool>,
     /// Which clients only look, at few things again and again. They use tokens.
@@ -148,6 +152,9 @@ fn transfers(rng: &mut Rng) -> Transfers {
         pooled: rng.pick(&[0, 8192]),
     })
 }
+
+/// So many runs of a hundred have crowds of files.
+const CROWDED: u64 = 4;
 
 /// Half of the clients keep access times, as mounts with `relatime` or `strictatime`, `nodiratime` or not.
 fn access_times(rng: &mut Rng) -> Option<AccessTimeRule> {
@@ -249,7 +256,9 @@ impl Schedule {
             rate: 1 << 20,
         });
         let mut reading = Rng::new(seed, 7);
-        let access_times = homes.iter().map(|_| access_times(&mut reading)).collect();
+        let access_times: Vec<_> = homes.iter().map(|_| access_times(&mut reading)).collect();
+        let is_seen_each_time = |rule: &Option<AccessTimeRule>| rule.is_some_and(|rule| rule.strict);
+        let by_pages = access_times.iter().map(|rule| !is_seen_each_time(rule)).collect();
         let believers = Believers::of(seed, homes.len(), limits.faults != Some(0));
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
@@ -266,6 +275,8 @@ impl Schedule {
             scrub,
             verifying,
             access_times,
+            by_pages,
+            is_crowded: Rng::new(seed, 12).percent(CROWDED),
             tokens: believers.tokens,
             readers: believers.readers,
             cuts: believers.cuts,

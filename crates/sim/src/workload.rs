@@ -141,7 +141,8 @@ impl Workload {
                 true => {
                     let rng = Rng::new(schedule.seed, 20_000 + stream);
                     let mount = Mount::new(client.clone(), stillness.clone(), rng, schedule.limits.plant);
-                    actor.works_on(mount);
+                    let by_pages = schedule.by_pages[number].then(|| Rng::new(schedule.seed, 30_000 + stream));
+                    actor.works_on(mount, by_pages);
                 }
                 false => client.client().use_tokens(None),
             }

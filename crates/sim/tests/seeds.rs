@@ -30,6 +30,17 @@ fn a_segment_that_goes_hides_no_other() {
     as_promised(8653);
 }
 
+/// A lookup in a directory that was gone, and with it the segment of its inode, was told that an address is invalid.
+#[test]
+fn a_directory_that_went_with_its_segment_is_stale() {
+    let limits = Limits {
+        operations: Some(300),
+        faults: Some(0),
+        ..Limits::default()
+    };
+    assert_eq!(simulate(&Schedule::of(373, &limits)).failure, None);
+}
+
 /// As it ran then: no client kept access times, used tokens or only looked.
 fn as_promised(seed: u64) {
     let mut schedule = Schedule::of(seed, &Limits::default());
@@ -38,6 +49,7 @@ fn as_promised(seed: u64) {
     schedule.readers.fill(false);
     schedule.cuts = 0;
     schedule.mounted.fill(false);
+    schedule.is_crowded = false;
     schedule.stills = 0;
     assert_eq!(simulate(&schedule).failure, None);
 }

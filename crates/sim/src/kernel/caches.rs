@@ -1,4 +1,4 @@
-//! What the kernel keeps: names, and attributes of inodes.
+//! What the kernel keeps: names, and attributes and pages of inodes.
 //!
 //! As Linux has it: an answer brings attributes with the version that there was when its request was sent; they are dropped if
 //! the inode's version has grown since. An invalidation moves the version, and finds only inodes that are there.
@@ -7,6 +7,7 @@ use crate::operation::{Answer, Name};
 use polvo_format::{Attr, FileKind};
 use polvo_proto::InodeRef;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -26,7 +27,18 @@ struct Inode {
     version: u64,
     /// Answers that have told of it.
     lookups: u64,
+    pages: BTreeMap<u64, Page>,
 }
+
+/// A page of a file, by its number.
+enum Page {
+    /// A read fills it, and has it locked.
+    Filling,
+    There(Vec<u8>),
+}
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
 
 /// An answer's attributes, and for how long they may be believed.
 #[derive(Clone, Copy)]
@@ -159,24 +171,63 @@ impl Caches {
     fn enter(&mut self, told: &Attributes, version: u64, lookups: u64) {
         let until = self.last_tick(told.valid);
         self.version += 1;
-        let entered = Inode {
-            attr: told.attr,
-            until,
-            version: self.version,
-            lookups: 0,
-        };
         let known = self.inodes.entry(inode_of(&told.attr)).or_insert(Inode {
-            version: 0,
+            attr: told.attr,
             until: None,
-            ..entered
+            version: 0,
+            lookups: 0,
+            pages: BTreeMap::new(),
         });
         known.lookups += lookups;
         if version == 0 || known.version <= version {
-            *known = Inode {
-                lookups: known.lookups,
-                ..entered
-            };
+            known.attr = told.attr;
+            known.until = until;
+            known.version = self.version;
         }
+    }
+
+    /// A page of a file, if it is there.
+    pub fn page(&self, inode: InodeRef, page: u64) -> Option<&[u8]> {
+        match self.inodes.get(&inode)?.pages.get(&page)? {
+            Page::There(bytes) => Some(bytes),
+            Page::Filling => None,
+        }
+    }
+
+    /// A read begins that fills these pages, as far as they are not there.
+    pub fn begin_filling(&mut self, inode: InodeRef, pages: Range<u64>) {
+        if let Some(known) = self.inodes.get_mut(&inode) {
+            for page in pages {
+                known.pages.entry(page).or_insert(Page::Filling);
+            }
+        }
+    }
+
+    /// It has read that; nothing: it failed.
+    pub fn end_filling(&mut self, inode: InodeRef, pages: Range<u64>, bytes: Option<&[u8]>) {
+        let Some(known) = self.inodes.get_mut(&inode) else {
+            return;
+        };
+        for (n, page) in pages.enumerate() {
+            if !matches!(known.pages.get(&page), Some(Page::Filling)) {
+                continue;
+            }
+            known.pages.remove(&page);
+            if let Some(bytes) = bytes {
+                let from = bytes.len().min(n * PAGE as usize);
+                let to = bytes.len().min(from + PAGE as usize);
+                known.pages.insert(page, Page::There(bytes[from..to].to_vec()));
+            }
+        }
+    }
+
+    /// By the daemon: pages go. False: a read is filling some, which are to be waited for.
+    pub fn drop_pages(&mut self, inode: InodeRef) -> bool {
+        let Some(known) = self.inodes.get_mut(&inode) else {
+            return true;
+        };
+        known.pages.retain(|_, page| matches!(page, Page::Filling));
+        known.pages.is_empty()
     }
 
     /// Inodes that the kernel knows.

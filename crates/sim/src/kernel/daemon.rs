@@ -6,8 +6,8 @@
 use crate::kernel::caches::{Attributes, Caches, inode_of};
 use crate::operation::{Name, Outcome, spelled};
 use crate::plant::Plant;
-use polvo_client::{Client, Keeper, Kept, LocalClient, Since};
-use polvo_format::{Attr, FileKind};
+use polvo_client::{Client, Keeper, Kept, LocalClient, OpenFile, Since};
+use polvo_format::{Attr, FileKind, Tail};
 use polvo_proto::{FsError, InodeRef};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -46,6 +46,8 @@ struct State {
     told: BTreeMap<InodeRef, u64>,
     /// Until when the kernel may believe in names of a directory.
     names_until: BTreeMap<InodeRef, Instant>,
+    /// The tail as of which, or later, all pages of a file are that the kernel may have.
+    pages: BTreeMap<InodeRef, Tail>,
     /// Invalidations that a planted bug has put off.
     late: Vec<(Instant, InodeRef)>,
 }
@@ -65,6 +67,7 @@ impl Kernel {
                 caches: Caches::new(tick),
                 told: BTreeMap::new(),
                 names_until: BTreeMap::new(),
+                pages: BTreeMap::new(),
                 late: Vec::new(),
             }),
             plant,
@@ -100,6 +103,7 @@ impl Kernel {
         });
         if told == Some(0) {
             state.told.remove(&inode);
+            state.pages.remove(&inode);
         }
     }
 
@@ -168,10 +172,37 @@ impl Kernel {
         }
     }
 
-    /// Serves a GETATTR.
+    /// Serves a GETATTR: pages that may be older than what it says are dropped.
     pub async fn get_attr(&self, client: &LocalClient, inode: InodeRef) -> Result<Attributes, FsError> {
-        let attr = client.get_attr(inode).await?;
+        let (attr, tail) = client.get_attr_as_of(inode).await?;
+        let as_of = self.state().pages.get(&inode).copied();
+        if as_of.is_some_and(|as_of| as_of != tail) {
+            self.drops_older_pages(inode, tail).await;
+        }
         Ok(self.answer(client.client(), &attr))
+    }
+
+    /// Serves an OPEN: the file, found at this tail, is read by way of pages from now on.
+    pub async fn begins_pages(&self, inode: InodeRef, tail: Tail) {
+        if !self.state().pages.contains_key(&inode) {
+            self.drops_older_pages(inode, tail).await;
+        }
+    }
+
+    async fn drops_older_pages(&self, inode: InodeRef, tail: Tail) {
+        while self.plant != Some(Plant::OldPagesKept) && !self.with(|caches| caches.drop_pages(inode)) {
+            tokio::time::sleep(NOT_YET).await;
+        }
+        self.state().pages.insert(inode, tail);
+    }
+
+    /// Serves a READ.
+    pub async fn read(&self, client: &LocalClient, file: &OpenFile, offset: u64, len: u64) -> Result<Vec<u8>, FsError> {
+        let mut bytes = vec![0xee; len as usize];
+        let read = client.read(file, offset, &mut bytes).await?;
+        bytes.truncate(read);
+        client.accessed(file);
+        Ok(bytes)
     }
 
     /// Serves the LOOKUP of `.`, by which the kernel gets from a file handle to an inode that it does not know.
@@ -185,6 +216,9 @@ impl Kernel {
     /// between the two here.
     fn answer(&self, client: &Client, attr: &Attr) -> Attributes {
         let kept = client.keep_attr(attr);
+        let pages = self.state().pages.get(&inode_of(attr)).copied();
+        let are_pages_good = |kept: &Kept<'_>| pages.is_none() || pages == kept.tail();
+        let kept = kept.filter(|kept| self.plant == Some(Plant::OldPagesBelieved) || are_pages_good(kept));
         let mut valid = kept.as_ref().map_or(Duration::ZERO, Kept::lasts);
         if self.plant == Some(Plant::TooLong) && !valid.is_zero() {
             valid += TOO_LONG;
@@ -214,11 +248,22 @@ impl Keeper for Kernel {
         {
             return Err(NOT_YET);
         }
+        // the mount's thread waits for them
+        if !state.caches.drop_pages(inode) {
+            return Err(NOT_YET);
+        }
         let until = state.names_until.get(&inode);
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
         match left.is_zero() || self.plant == Some(Plant::NamesGivenBackEarly) {
             true => Ok(()),
             false => Err(left),
+        }
+    }
+
+    fn was_only_read(&self, inode: InodeRef, from: Tail, to: Tail) {
+        let mut state = self.state();
+        if let Some(as_of) = state.pages.get_mut(&inode).filter(|as_of| **as_of == from) {
+            *as_of = to;
         }
     }
 }

@@ -27,6 +27,11 @@
 //!   kernel did not know the inode: then the daemon is told so and tries again;
 //! - timeouts begin when the kernel takes an answer in, and are rounded up to its ticks.
 //!
+//! Files are read by way of pages here page by page, each read an operation of its own: what Linux gives together of several pages
+//! may be as of several moments, and so may size and bytes where a page had to be filled: here such a read is done again when the page
+//! is there. What it takes for the size is what its own question was answered, not what the kernel has taken in of that, which may be
+//! less (`fuse/pages`). Attributes alone do not drop pages here, as they do there when size or time of change move.
+//!
 //! An actor does one operation after the other, so the locks of directories and two threads of one mount are not modelled.
 
 pub mod caches;

@@ -1,27 +1,37 @@
 //! Operations of a program on a mount: what the kernel makes of them.
 
-use crate::kernel::caches::{Attributes, Known, inode_of, shown};
+use crate::kernel::caches::{Attributes, Known, PAGE, inode_of, shown};
 use crate::kernel::daemon::{Entry, Kernel, child};
 use crate::kernel::stillness::Stillness;
 use crate::operation::{Answer, Name, Operation, Outcome};
 use crate::plant::Plant;
 use crate::rng::Rng;
-use polvo_client::LocalClient;
-use polvo_format::{Attr, FileKind};
+use polvo_client::{LocalClient, OpenFile};
+use polvo_format::{Attr, FileKind, Tail};
 use polvo_proto::{FsError, InodeRef, RenameMode};
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest time between an answer being written and the kernel taking it in.
 pub const TAKING_IN: Duration = Duration::from_millis(10);
+/// How often a page is filled that others change all the time.
+pub const FILLED_MAX: u32 = 50;
+/// Pages that are read ahead: fewer.
+const AHEAD: u64 = 4;
 /// Before so many of a hundred operations an inode goes from memory.
 const MAKES_ROOM: u64 = 6;
 /// Ticks of kernels, in milliseconds.
 const TICKS_MS: [u64; 3] = [1, 4, 10];
 /// The longest of them.
 pub const TICK_MAX: Duration = Duration::from_millis(TICKS_MS[2]);
+
+/// Do these bytes lie in one page?
+pub fn is_of_one_page(offset: u64, len: u64) -> bool {
+    len > 0 && offset / PAGE == (offset + len - 1) / PAGE
+}
 
 /// A mounted client.
 pub struct Mount {
@@ -125,6 +135,48 @@ impl Mount {
             return Ok(answer);
         }
         Ok(shown(&self.ask_attr(inode).await?))
+    }
+
+    /// `read` of bytes of one page, by way of pages.
+    pub async fn read(&self, file: &OpenFile, opened_at: Tail, offset: u64, len: u64) -> Outcome {
+        debug_assert!(is_of_one_page(offset, len), "each page by itself");
+        self.make_room();
+        let inode = file.inode();
+        self.know(inode).await?;
+        self.served(self.kernel.begins_pages(inode, opened_at)).await;
+        let (page, at) = (offset / PAGE, (offset % PAGE) as usize);
+        for _ in 0..FILLED_MAX {
+            let size = match self.kernel.with(|caches| caches.attributes(inode)) {
+                Some(Answer::Attr { size, .. }) => size,
+                _ => self.ask_attr(inode).await?.size,
+            };
+            if offset >= size {
+                return Ok(Answer::Bytes(Vec::new()));
+            }
+            let there = self.kernel.with(|caches| {
+                let bytes = caches.page(inode, page)?;
+                let end = bytes.len().min(at + len.min(size - offset) as usize);
+                Some(bytes[end.min(at)..end].to_vec())
+            });
+            if let Some(bytes) = there {
+                return Ok(Answer::Bytes(bytes));
+            }
+            let ahead = self.rng.borrow_mut().below(AHEAD);
+            self.fill(file, page..page + 1 + ahead).await?;
+        }
+        Err(FsError::Busy)
+    }
+
+    async fn fill(&self, file: &OpenFile, pages: Range<u64>) -> Result<(), FsError> {
+        let inode = file.inode();
+        self.kernel.with(|caches| caches.begin_filling(inode, pages.clone()));
+        let len = (pages.end - pages.start) * PAGE;
+        let read = self.kernel.read(&self.client, file, pages.start * PAGE, len);
+        let read = self.served(Box::pin(read)).await;
+        self.takes_in().await;
+        let bytes = read.as_ref().ok().map(Vec::as_slice);
+        self.kernel.with(|caches| caches.end_filling(inode, pages, bytes));
+        read.map(drop)
     }
 
     /// A LOOKUP; what it says is taken in.
