@@ -8,6 +8,7 @@
 # Environment:
 #   POLVO        the program to test (default: built from this tree, release profile)
 #   MNT          run the workload on this directory instead of a cluster of its own, where the test can
+#   MOUNT_OPTIONS  options of all mounts but those that a test gives options of their own (cache=none, cache=pages)
 #   KEEP=1       leave $WORK and the clusters behind for inspection
 #   TMPDIR       where $WORK goes
 
@@ -174,6 +175,9 @@ up() {
     shift
     build
     [[ " ${CLUSTERS[*]} " == *" $dir "* ]] || CLUSTERS+=("$dir")
+    if [[ -n ${MOUNT_OPTIONS:-} && " $* " == *" --mount "* && " $* " != *" --mount-options "* ]]; then
+        set -- "$@" --mount-options "$MOUNT_OPTIONS"
+    fi
     timeout 180 "$POLVO" up --dir "$dir" "$@" >"$WORK/up.out" 2>&1 || fail "polvo up --dir $dir $*: $(cat "$WORK/up.out")"
 }
 
@@ -190,7 +194,7 @@ mount_at() {
     shift 3
     mkdir -p "$dir" 2>/dev/null || true # a mount that died there is taken away by `polvo mount`
     MOUNTS+=("$dir")
-    timeout 60 "$POLVO" mount --cluster-dir "$cluster" --provider "$provider" "$@" / "$dir" >"$WORK/mount.out" 2>&1 ||
+    timeout 60 "$POLVO" mount --cluster-dir "$cluster" --provider "$provider" ${MOUNT_OPTIONS:+-o "$MOUNT_OPTIONS"} "$@" / "$dir" >"$WORK/mount.out" 2>&1 ||
         fail "polvo mount --provider $provider / $dir: $(cat "$WORK/mount.out")"
 }
 
