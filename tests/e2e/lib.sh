@@ -281,7 +281,7 @@ wakeups() {
     echo "$total"
 }
 
-# counter MOUNT NAME: a counter of the mount's client (rpcs, one_sided_batches, one_sided_bytes, eager_bytes).
+# counter MOUNT NAME: a counter of the mount's client (rpcs, renewals, one_sided_batches, one_sided_bytes, eager_bytes).
 counter() {
     python3 -c 'import json, os, sys; print(json.loads(os.getxattr(sys.argv[1], "user.polvo.counters"))[sys.argv[2]])' "$1" "$2"
 }

@@ -51,6 +51,8 @@ pub struct ClientConfig {
 pub struct Counters {
     /// RPCs made.
     pub rpcs: u64,
+    /// Those of them that renew leases (heartbeats, watches over tokens): they come with time, not with what is done.
+    pub renewals: u64,
     /// Batches of one-sided operations.
     pub one_sided_batches: u64,
     /// Bytes that one-sided operations moved.
@@ -319,6 +321,7 @@ impl Client {
         let totals = self.context.totals();
         Counters {
             rpcs: totals.rpcs,
+            renewals: totals.renewals,
             one_sided_batches: totals.one_sided_batches,
             one_sided_bytes: totals.one_sided_bytes,
             eager_bytes: self.eager_bytes.load(Ordering::Relaxed),

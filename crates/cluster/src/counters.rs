@@ -1,6 +1,7 @@
 //! What a process sent over its links: RPCs, one-sided batches, bytes.
 
 use parking_lot::Mutex;
+use polvo_proto::Request;
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -10,6 +11,8 @@ use std::sync::{Arc, Weak};
 pub struct LinkTotals {
     /// RPCs made.
     pub rpcs: u64,
+    /// Those of them that renew leases (heartbeats, watches over tokens): they come with time, not with what is done.
+    pub renewals: u64,
     /// Bytes that travelled inside RPCs, both ways.
     pub rpc_bytes: u64,
     /// One-sided batches executed.
@@ -21,6 +24,7 @@ pub struct LinkTotals {
 impl AddAssign for LinkTotals {
     fn add_assign(&mut self, other: LinkTotals) {
         self.rpcs += other.rpcs;
+        self.renewals += other.renewals;
         self.rpc_bytes += other.rpc_bytes;
         self.one_sided_batches += other.one_sided_batches;
         self.one_sided_bytes += other.one_sided_bytes;
@@ -31,6 +35,7 @@ impl AddAssign for LinkTotals {
 #[derive(Default)]
 pub struct LinkCounters {
     rpcs: AtomicU64,
+    renewals: AtomicU64,
     rpc_bytes: AtomicU64,
     one_sided_batches: AtomicU64,
     one_sided_bytes: AtomicU64,
@@ -41,9 +46,12 @@ fn bump(counter: &AtomicU64, by: u64) {
 }
 
 impl LinkCounters {
-    pub(crate) fn count_rpc(&self, request_bytes: usize, reply_bytes: usize) {
+    pub(crate) fn count_rpc(&self, request: &Request, bytes: usize) {
         bump(&self.rpcs, 1);
-        bump(&self.rpc_bytes, (request_bytes + reply_bytes) as u64);
+        bump(&self.rpc_bytes, bytes as u64);
+        if matches!(request, Request::Heartbeat { .. } | Request::Watch { .. }) {
+            bump(&self.renewals, 1);
+        }
     }
 
     pub(crate) fn count_batch(&self, bytes: usize) {
@@ -55,6 +63,7 @@ impl LinkCounters {
     pub fn totals(&self) -> LinkTotals {
         LinkTotals {
             rpcs: self.rpcs.load(Relaxed),
+            renewals: self.renewals.load(Relaxed),
             rpc_bytes: self.rpc_bytes.load(Relaxed),
             one_sided_batches: self.one_sided_batches.load(Relaxed),
             one_sided_bytes: self.one_sided_bytes.load(Relaxed),
@@ -102,13 +111,15 @@ mod tests {
     fn figures_outlive_their_thread() {
         let set = CounterSet::default();
         let (a, b) = (set.join(), set.join());
-        a.count_rpc(10, 5);
+        a.count_rpc(&Request::Status, 10);
+        a.count_rpc(&Request::Heartbeat { tick: 1 }, 5);
         b.count_batch(4096);
         set.leave(&a);
         drop(a);
         b.count_batch(8);
         let expected = LinkTotals {
-            rpcs: 1,
+            rpcs: 2,
+            renewals: 1,
             rpc_bytes: 15,
             one_sided_batches: 2,
             one_sided_bytes: 4104,

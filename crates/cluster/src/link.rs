@@ -51,12 +51,12 @@ impl Link {
         let request = call.encode();
         match self.rpc.call(&request, limit).await {
             Ok(reply) => {
-                self.counters.count_rpc(request.len(), reply.len());
+                self.counters.count_rpc(&call.request, request.len() + reply.len());
                 let garbage = |e| FsError::Io(format!("answer of node {}: {e}", self.node.0));
                 Ok(decode_answer(&reply).unwrap_or_else(|e| Err(garbage(e))))
             }
             Err(error) => {
-                self.counters.count_rpc(request.len(), 0);
+                self.counters.count_rpc(&call.request, request.len());
                 Err(rpc_error(self.node, error))
             }
         }

@@ -59,6 +59,7 @@ pub(crate) fn counters(counters: &Counters, upcalls: impl Iterator<Item = (&'sta
     let upcalls = upcalls.join(",");
     let Counters {
         rpcs,
+        renewals,
         one_sided_batches,
         one_sided_bytes,
         eager_bytes,
@@ -66,7 +67,7 @@ pub(crate) fn counters(counters: &Counters, upcalls: impl Iterator<Item = (&'sta
         recalls,
     } = counters;
     format!(
-        "{{\"rpcs\":{rpcs},\"one_sided_batches\":{one_sided_batches},\"one_sided_bytes\":{one_sided_bytes},\
+        "{{\"rpcs\":{rpcs},\"renewals\":{renewals},\"one_sided_batches\":{one_sided_batches},\"one_sided_bytes\":{one_sided_bytes},\
          \"eager_bytes\":{eager_bytes},\"tokens\":{tokens},\"recalls\":{recalls},\"upcalls\":{{{upcalls}}}}}"
     )
 }
@@ -103,13 +104,14 @@ mod tests {
     fn counters_are_json() {
         let counted = Counters {
             rpcs: 1,
+            renewals: 0,
             one_sided_batches: 2,
             one_sided_bytes: 3,
             eager_bytes: 4,
             tokens: 7,
             recalls: 8,
         };
-        let expected = r#"{"rpcs":1,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"tokens":7,"recalls":8,"upcalls":{"LOOKUP":5,"READ":6}}"#;
+        let expected = r#"{"rpcs":1,"renewals":0,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"tokens":7,"recalls":8,"upcalls":{"LOOKUP":5,"READ":6}}"#;
         let upcalls = [("LOOKUP", 5), ("READ", 6)];
         assert_eq!(counters(&counted, upcalls.into_iter()), expected);
     }

@@ -105,6 +105,7 @@ struct Rpc {
 #[derive(Serialize)]
 struct Links {
     rpcs: u64,
+    renewals: u64,
     rpc_bytes: u64,
     one_sided_batches: u64,
     one_sided_bytes: u64,
@@ -151,6 +152,7 @@ impl Node {
             },
             links: Links {
                 rpcs: links.rpcs,
+                renewals: links.renewals,
                 rpc_bytes: links.rpc_bytes,
                 one_sided_batches: links.one_sided_batches,
                 one_sided_bytes: links.one_sided_bytes,
