@@ -111,16 +111,19 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 	@$(MAKE) --no-print-directory e2e
 	@$(MAKE) --no-print-directory instructions
 
+# Bugs can be planted in what is tested by power cuts and simulation: all of it is built once.
+SIMULATED := --profile sim -p polvo-region -p polvo-node -p polvo-sim --features planted
+
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
-	cargo test --profile sim -p polvo-region -p polvo-node --features planted --test planted --test sequences
-	cargo test --profile sim -p polvo-sim --features planted --test tokens --test kernel
+	cargo test $(SIMULATED) --test planted --test sequences --test kernel --test repeats --test seeds --test tokens
 
 .PHONY: sim
 SEEDS ?= 20000
 FROM ?= 0
 sim: ## Simulate whole clusters under faults (SEEDS=20000 FROM=0; see docs/testing.md)
-	cargo run --profile sim --quiet -p polvo-sim -- --seeds $(SEEDS) --from $(FROM) $(SIM_ARGS)
+	cargo build --quiet $(SIMULATED) --bin polvo-sim
+	@"$(TARGET)/sim/polvo-sim" --seeds $(SEEDS) --from $(FROM) $(SIM_ARGS)
 
 .PHONY: e2e
 e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them)

@@ -1,7 +1,6 @@
 //! Reading moves access times by the rule of `relatime` or `strictatime`, a moment later; never over one that was set since.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{AccessTimeRule, LocalClient};
 use polvo_proto::{InodeRef, SetAttr, TimeChange};
 use std::rc::Rc;

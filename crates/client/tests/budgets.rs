@@ -1,7 +1,6 @@
 //! Round trips on the critical path, counted exactly.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{Counters, LocalClient, OpenFile, Whence};
 use polvo_node::sim::ClusterOptions;
 use std::rc::Rc;

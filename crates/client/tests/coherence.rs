@@ -1,7 +1,6 @@
 //! Completed operations of one client are seen by another at once, whatever both have cached.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::LocalClient;
 use polvo_format::FileKind;
 use polvo_proto::{FallocateMode, FsError, InodeRef, RenameMode, SetAttr};

@@ -1,7 +1,6 @@
 //! Several clients on one file: random operations against a model, and appends at the same time.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, OpenFile, Whence};
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FallocateMode, FsError, SetAttr};

@@ -1,7 +1,6 @@
 //! Nodes that are away, come back, or forget us; sessions that end.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_cluster::{MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions};

@@ -1,8 +1,7 @@
 //! Advisory locks between clients of a cluster: exclusion, waiting in order, deadlocks over several nodes, and what
 //! happens to locks when their holder, or their node, goes.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, LockAnswer};
 use polvo_format::{NodeId, SessionId};
 use polvo_node::sim::Cluster;

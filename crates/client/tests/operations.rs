@@ -1,7 +1,6 @@
 //! All operations through clients of three simulated nodes, in one thread.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, OpenFile, Whence};
 use polvo_format::FileKind;
 use polvo_proto::{FallocateMode, FsError, NewFile, RenameMode, SetAttr, TimeChange, XattrMode};

@@ -1,9 +1,7 @@
 //! The redo log of a coordinator is full of transactions that a participant has not got: who needs a slot waits, and either
 //! gets one or is told that it took too long. Nothing is half-done.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use polvo_client::LocalClient;
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FsError, InodeRef};

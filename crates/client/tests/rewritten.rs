@@ -1,7 +1,6 @@
 //! What becomes of a file's extents when it is overwritten.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::LocalClient;
 use polvo_node::sim::ClusterOptions;
 use polvo_proto::{InodeRef, Reply, Request};

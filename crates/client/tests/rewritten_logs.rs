@@ -1,8 +1,7 @@
 //! A directory's log that garbage collection rewrites takes no names from those who know them, and shows nobody what is no
 //! longer so.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::LocalClient;
 use polvo_node::sim::Cluster;
 use polvo_proto::{FsError, InodeRef, Reply, Request};

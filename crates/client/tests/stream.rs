@@ -1,7 +1,6 @@
 //! Reading a file from front to back with several parts on their way.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_node::sim::ClusterOptions;
 use polvo_proto::{FsError, SetAttr};

@@ -1,8 +1,6 @@
 //! What is durable against power loss where a node's pool needs to be synced for it, as in a plain file.
 
-mod common;
-
-use common::{ROOT, content, directory, external, file, inode, pattern, with_options};
+use crate::common::{ROOT, content, directory, external, file, inode, pattern, with_options};
 use polvo_client::LocalClient;
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_pmem::sim::LoseAll;

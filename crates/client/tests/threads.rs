@@ -1,7 +1,6 @@
 //! The blocking client: real threads, real sockets and shared memory, clients outside and inside nodes at once.
 
-mod common;
-use common::{ROOT, file, inode, pattern};
+use crate::common::{ROOT, file, inode, pattern};
 use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Thresholds, Transfers};
 use polvo_cluster::{Timeouts, host_identity, initial_map};
 use polvo_fabric::{Address, Identity, Role, Security};
@@ -190,7 +189,7 @@ fn many_threads(provider: &str) {
     for client in [&remote, &colocated, &directed] {
         let all = client.run(|c| async move {
             let shared = c.open(inode(&made)).await.expect("open");
-            common::content(&c, &shared).await
+            crate::common::content(&c, &shared).await
         });
         let (mut at, mut count) = (0, [0u64; 6]);
         while at < all.len() {

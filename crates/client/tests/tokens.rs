@@ -1,8 +1,6 @@
 //! What a client knows by tokens, and when it gives them back.
 
-mod common;
-
-use common::{ROOT, directory, external, file, inode, internal, with_cluster};
+use crate::common::{ROOT, directory, external, file, inode, internal, with_cluster};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_cluster::Timeouts;
 use polvo_format::NodeId;

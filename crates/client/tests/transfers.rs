@@ -1,7 +1,6 @@
 //! Data that the node moves: every way, beside the data that a client moves itself.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, OpenFile, Thresholds, Transfers};
 use polvo_node::OneSided;
 use polvo_node::sim::ClusterOptions;
@@ -156,7 +155,10 @@ fn a_node_that_keeps_its_data_to_itself_moves_it() {
         assert!(content(&client, &file).await[..bytes.len()] == bytes);
         for n in 0..50u32 {
             let name = format!("other-{n}");
-            client.create(ROOT, name.as_bytes(), common::file()).await.unwrap();
+            client
+                .create(ROOT, name.as_bytes(), crate::common::file())
+                .await
+                .unwrap();
             assert!(colocated.lookup(ROOT, name.as_bytes()).await.is_ok());
         }
     });

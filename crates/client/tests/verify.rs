@@ -1,7 +1,6 @@
 //! Damaged file data: who verifies what it reads is told, and a scrub names it.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, Thresholds, Transfers};
 use polvo_format::{NodeId, PAGE};
 use polvo_node::ScrubPace;

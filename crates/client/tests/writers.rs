@@ -1,8 +1,7 @@
 //! Files open for writing: one client at a time may map one shared and writable, and asking for that costs no round trip of
 //! its own.
 
-mod common;
-use common::*;
+use crate::common::*;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_node::sim::Cluster;
 use polvo_proto::{FsError, InodeRef};

@@ -1,5 +1,4 @@
 //! What the tests share: a simulated cluster with clients of all kinds, in one thread, under a paused clock.
-#![allow(dead_code)] // each test file uses a part
 
 use polvo_client::{Client, LocalClient, OpenFile, Transfers};
 use polvo_cluster::{MapCell, SessionContext, Timeouts};
