@@ -19,12 +19,16 @@ use crate::planted::{Planted, planted};
 use crate::{Region, RegionError};
 use polvo_format::{Attr, Ino, SessionId, Tail};
 use polvo_proto::InodeRef;
+use std::cell::Cell;
 
 /// After its tokens were asked for, an inode gives none for so long: at first, and at most. It doubles each time, until nobody asks
 /// for [`CALM_MS`].
 const QUIET_MIN_MS: u64 = 10;
 const QUIET_MAX_MS: u64 = 1000;
 const CALM_MS: u64 = 1000;
+/// Until then, neither does one that somebody else goes on to change, for so long after that was noticed: who would get a token would be
+/// asked for it at once.
+const QUIET_CHANGED_MS: u64 = 100;
 /// No session has that number.
 const NOBODY: SessionId = SessionId(0);
 
@@ -46,6 +50,17 @@ struct Watched {
     asking: u32,
     quiet_until_ms: u64,
     quiet_ms: u64,
+    /// who has changed it since that was last looked at
+    changed_by: Cell<ChangedBy>,
+}
+
+/// Who has changed an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum ChangedBy {
+    #[default]
+    Nobody,
+    One(SessionId),
+    Several,
 }
 
 impl Watched {
@@ -55,6 +70,28 @@ impl Watched {
 
     fn is_idle(&self, now_ms: u64) -> bool {
         self.holders.is_empty() && self.asking == 0 && self.is_calm(now_ms)
+    }
+
+    /// Its tokens were asked for, and it is not calm yet.
+    fn is_contended(&self) -> bool {
+        self.quiet_ms > 0
+    }
+
+    fn is_changed_by(&self, session: SessionId) {
+        self.changed_by.set(match self.changed_by.get() {
+            ChangedBy::Nobody => ChangedBy::One(session),
+            ChangedBy::One(other) if other == session => return,
+            _ => ChangedBy::Several,
+        });
+    }
+
+    /// Whether somebody else than that session goes on to change it. Begins to look anew.
+    fn is_changed_by_others(&self, session: SessionId) -> bool {
+        match self.changed_by.get() {
+            ChangedBy::Nobody => false,
+            ChangedBy::One(by) if by == session => false,
+            _ => self.changed_by.take() != ChangedBy::Nobody,
+        }
     }
 
     fn is_calm(&self, now_ms: u64) -> bool {
@@ -87,6 +124,9 @@ impl Tokens {
         let is_forgotten = self.session == NOBODY && planted(Planted::ColocatedForgotten);
         if closed || others() && !is_forgotten {
             return Err(RegionError::Watched(ino));
+        }
+        if let Some(watched) = self.by_slot.get(&ino.slot()).filter(|watched| watched.is_contended()) {
+            watched.is_changed_by(self.session);
         }
         Ok(())
     }
@@ -134,6 +174,10 @@ impl Region {
         let watched = self.tokens.by_slot.entry(inode.ino.slot()).or_default();
         let is_asked = watched.asking > 0 && !planted(Planted::GivenWhileAsked);
         if is_asked || now_ms < watched.quiet_until_ms {
+            return Ok(None);
+        }
+        if watched.is_changed_by_others(token.session) {
+            watched.quiet_until_ms = now_ms + QUIET_CHANGED_MS;
             return Ok(None);
         }
         let before = match watched.place_of(token.session) {
@@ -340,6 +384,37 @@ mod tests {
         assert!(region.tokens.is_armed());
         region.sweep_tokens(2141);
         assert!(!region.tokens.is_armed(), "nothing is kept of what nobody has");
+    }
+
+    #[test]
+    fn while_others_go_on_to_change_it_nobody_gets_one() {
+        let mut region = region(4);
+        let file = make(&mut region, ROOT, b"a", FileKind::File).unwrap();
+        let change = |region: &mut Region, session| {
+            region.entered_for(session);
+            write(region, file).unwrap();
+        };
+        assert!(give(&mut region, file, OTHER, 1, 0));
+        region.begin_asking(file.ino);
+        end(&mut region, file, OTHER, 1);
+        change(&mut region, SESSION);
+        region.end_asking(file.ino, 0);
+        // they write in turn, and each would like a token then
+        for now_ms in (4..10_000).step_by(4) {
+            let session = if now_ms % 8 == 0 { OTHER } else { SESSION };
+            change(&mut region, session);
+            assert!(!give(&mut region, file, session, 1 + now_ms, now_ms), "at {now_ms} ms");
+        }
+        // the last one goes on alone
+        change(&mut region, OTHER);
+        assert!(!give(&mut region, file, OTHER, 20_000, 10_100));
+        change(&mut region, OTHER);
+        assert!(
+            !give(&mut region, file, SESSION, 20_001, 10_200),
+            "it would be asked for"
+        );
+        change(&mut region, OTHER);
+        assert!(give(&mut region, file, OTHER, 20_002, 10_300));
     }
 
     #[test]
