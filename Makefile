@@ -38,7 +38,7 @@ E2E := \
 	stale-hunter:OBSERVATIONS=20000,TIME=6,FAULTS=kill+pause \
 	real-programs:PARTS=trees+crate+sqlite \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance crossed databases disjoint-writers kill9 limits make-run partition real-programs rename-storm two-mounts \
+E2E_LONG := balance conformance crossed disjoint-writers kill9 limits make-run partition real-programs rename-storm two-mounts \
 	stale-hunter
 
 .PHONY: help
