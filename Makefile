@@ -163,7 +163,7 @@ COMPARED := --compare $(GLUSTERFS_AT)/glusterfs --compare $(GLUSTERFS_AT)/gluste
 .PHONY: bench-compare
 bench-compare: ## Measure our mounts beside GlusterFS and nothing else; writes target/bench/compare.{json,md} (root; installs it)
 	@scripts/deps build
-	cargo build --release --quiet -p polvo-bench
+	cargo build --release --quiet -p polvo-cli -p polvo-bench
 	$(WITH_GLUSTERFS) "$(BIN)/polvo-bench" $(COMPARED) --report "$(TARGET)/bench/compare.json" $(if $(QUICK),--quick)
 
 .PHONY: performance-doc
