@@ -340,8 +340,9 @@ pub struct UmountArgs {
 }
 
 const STATUS_HELP: &str = "\
-With --mount the counters of a mount's client since it was mounted are shown too: rpcs, renewals (those of the rpcs that renew leases), one_sided_batches, one_sided_bytes,
-eager_bytes and tokens, and what the kernel has asked it for (upcalls). They are also an attribute of the mount's root: getfattr -n user.polvo.counters DIR
+With --mount the counters of a mount's client since it was mounted are shown too: rpcs, renewals (those of the rpcs that renew
+leases), one_sided_batches, one_sided_bytes, eager_bytes, tokens and recalls, and what the kernel has asked it for (upcalls).
+They are also an attribute of the mount's root: getfattr -n user.polvo.counters DIR
 
 Exit codes: 0 all nodes answer; 1 a node does not, or no node does.";
 

@@ -104,14 +104,14 @@ mod tests {
     fn counters_are_json() {
         let counted = Counters {
             rpcs: 1,
-            renewals: 0,
+            renewals: 9,
             one_sided_batches: 2,
             one_sided_bytes: 3,
             eager_bytes: 4,
             tokens: 7,
             recalls: 8,
         };
-        let expected = r#"{"rpcs":1,"renewals":0,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"tokens":7,"recalls":8,"upcalls":{"LOOKUP":5,"READ":6}}"#;
+        let expected = r#"{"rpcs":1,"renewals":9,"one_sided_batches":2,"one_sided_bytes":3,"eager_bytes":4,"tokens":7,"recalls":8,"upcalls":{"LOOKUP":5,"READ":6}}"#;
         let upcalls = [("LOOKUP", 5), ("READ", 6)];
         assert_eq!(counters(&counted, upcalls.into_iter()), expected);
     }
