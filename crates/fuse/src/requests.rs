@@ -10,7 +10,7 @@ use crate::inodes::{node_id, node_id_of};
 use crate::mappings::{Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::xattr;
-use polvo_client::{Kept, Whence};
+use polvo_client::{Kept, OpenFile, Whence};
 use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
@@ -75,6 +75,31 @@ impl PolvoFilesystem {
         let kept = self.kept_attr(&attr);
         let lasts = kept.as_ref().map_or(NO_CACHING, Kept::lasts);
         Ok(AttrOut::new(file_attr(&attr), lasts))
+    }
+
+    /// Tells the kernel of a file that was made for it, and is open.
+    fn reply_made(
+        &self,
+        parent: INodeNo,
+        made: Result<(Attr, Arc<OpenFile>), FsError>,
+        flags: i32,
+        reply: Reply<CreateOut>,
+    ) {
+        let (attr, file) = match made {
+            Ok(made) => made,
+            Err(error) => return reply.error(errno(&error)),
+        };
+        let (inode, opened) = match self.begin_open(&file, flags, |backing| reply.register(backing)) {
+            Ok(opened) => (file.inode(), opened),
+            Err(errno) => return reply.error(errno),
+        };
+        self.kernel.inodes.remember(&attr, parent);
+        let handle = self.files.insert(OpenHandle::new(file, flags, opened));
+        reply.ok(&CreateOut {
+            entry: entry(&attr, NO_CACHING, NO_CACHING),
+            open: self.open_out(handle, opened),
+        });
+        self.mappings.answered(inode, opened);
     }
 
     /// How the kernel opens a file: one that may not be mapped for passthrough to something that cannot be.
@@ -328,21 +353,15 @@ impl FileSystem for PolvoFilesystem {
         let made = self.changing_inode("create", req.node, |client, dir| async move {
             self.create_or_open(&client, dir, name, file, flags, caller).await
         });
-        let (attr, file) = match made {
-            Ok(made) => made,
-            Err(error) => return reply.error(errno(&error)),
-        };
-        let (inode, opened) = match self.begin_open(&file, flags, |backing| reply.register(backing)) {
-            Ok(opened) => (file.inode(), opened),
-            Err(errno) => return reply.error(errno),
-        };
-        self.kernel.inodes.remember(&attr, req.node);
-        let handle = self.files.insert(OpenHandle::new(file, flags, opened));
-        reply.ok(&CreateOut {
-            entry: entry(&attr, NO_CACHING, NO_CACHING),
-            open: self.open_out(handle, opened),
+        self.reply_made(req.node, made, flags, reply);
+    }
+
+    fn tmpfile(&self, req: &Header, asked: &CreateIn, reply: Reply<CreateOut>) {
+        let file = new_file(req, FileKind::File, asked.mode, asked.umask);
+        let made = self.with_inode("tmpfile", req.node, |client, dir| async move {
+            client.create_unnamed(dir, file).await
         });
-        self.mappings.answered(inode, opened);
+        self.reply_made(req.node, made, asked.flags, reply);
     }
 
     fn read(&self, _req: &Header, asked: &ReadIn, reply: Reply<[u8]>) {

@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, S
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -96,12 +97,39 @@ fn opening_with_truncation_and_exclusively() {
     assert_eq!(fs::metadata(&path).expect("there").len(), 10);
     File::create(&path).expect("truncated");
     assert_eq!(fs::metadata(&path).expect("there").len(), 0);
-    let unnamed = rustix::fs::open(&m.dir, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR);
-    assert_eq!(
-        unnamed.err(),
-        Some(Errno::OPNOTSUPP),
-        "the FUSE library does not know the request"
-    );
+}
+
+#[test]
+fn a_file_without_a_name_may_get_one() {
+    let Some(m) = mounted("") else { return };
+    let unnamed = |flags: OFlags| {
+        let made = rustix::fs::open(
+            &m.dir,
+            OFlags::TMPFILE | OFlags::RDWR | flags,
+            Mode::from_raw_mode(0o640),
+        );
+        File::from(made.expect("made"))
+    };
+    let link = |file: &File, to: &Path| {
+        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::linkat(CWD, open, CWD, to, AtFlags::SYMLINK_FOLLOW)
+    };
+    let file = unnamed(OFlags::empty());
+    file.write_all_at(b"some bytes", 0).expect("written");
+    let seen = file.metadata().expect("fstat");
+    assert_eq!((seen.nlink(), seen.len(), seen.mode() & 0o777), (0, 10, 0o640));
+    assert_eq!(fs::read_dir(&m.dir).expect("listed").count(), 0, "nobody finds it");
+    let path = m.dir.join("named");
+    link(&file, &path).expect("named");
+    assert_eq!(file.metadata().expect("fstat").nlink(), 1);
+    drop(file);
+    assert_eq!(fs::read(&path).expect("read"), b"some bytes");
+    // with O_EXCL it never gets one; nor does one whose last name was removed
+    let never = link(&unnamed(OFlags::EXCL), &m.dir.join("never"));
+    assert_eq!(never, Err(Errno::NOENT));
+    let file = File::open(&path).expect("opened");
+    fs::remove_file(&path).expect("removed");
+    assert_eq!(link(&file, &path), Err(Errno::NOENT));
 }
 
 #[test]
