@@ -14,9 +14,9 @@ POLVO := $(BIN)/polvo
 # End-to-end tests of `make test`, with what makes them short there. Each is an executable of tests/e2e that can be run
 # by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
-	idle \
+	idle:REACTORS=8 \
 	upcalls \
-	limits:FILES=250000 \
+	limits:FILES=250000,REACTORS=8 \
 	three-mounts \
 	locks:ROUNDS=100 \
 	node-gone \
@@ -30,7 +30,7 @@ E2E := \
 	ordinary-user \
 	disjoint-writers:OPERATIONS=3000 \
 	client-active \
-	kill9:ROUNDS=10 \
+	kill9:ROUNDS=10,REACTORS=3 \
 	bad-input \
 	repair \
 	rename-storm:TIME=15 \

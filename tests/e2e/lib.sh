@@ -9,6 +9,7 @@
 #   POLVO        the program to test (default: built from this tree, release profile)
 #   MNT          run the workload on this directory instead of a cluster of its own, where the test can
 #   MOUNT_OPTIONS  options of all mounts but those that a test gives options of their own (cache=none, cache=pages)
+#   REACTORS       threads of each node that serve connections (default: as `polvo up` has it)
 #   KEEP=1       leave $WORK and the clusters behind for inspection
 #   TMPDIR       where $WORK goes
 
@@ -178,6 +179,7 @@ up() {
     if [[ -n ${MOUNT_OPTIONS:-} && " $* " == *" --mount "* && " $* " != *" --mount-options "* ]]; then
         set -- "$@" --mount-options "$MOUNT_OPTIONS"
     fi
+    if [[ -n ${REACTORS:-} && " $* " != *" --reactors "* ]]; then set -- "$@" --reactors "$REACTORS"; fi
     timeout 180 "$POLVO" up --dir "$dir" "$@" >"$WORK/up.out" 2>&1 || fail "polvo up --dir $dir $*: $(cat "$WORK/up.out")"
 }
 

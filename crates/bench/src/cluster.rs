@@ -8,11 +8,12 @@ use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
 use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{FileKind, Ino, NodeId};
-use polvo_node::{Node, NodeConfig, OneSided, SystemClock, Transactions};
+use polvo_node::{Node, NodeConfig, OneSided, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, NewFile, NodeInfo};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::{
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread::JoinHandle,
@@ -201,6 +202,7 @@ impl ClusterPlan<'_> {
             one_sided: OneSided::All,
             accept_older_pool: false,
             scrub: None,
+            reactors: NonZeroUsize::MIN,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
         let (ready, bound) = mpsc::channel();
@@ -209,7 +211,7 @@ impl ClusterPlan<'_> {
         let core = self.first_core.map(|first| first + usize::from(id));
         let reactor = std::thread::Builder::new().name(name).spawn(move || {
             let on_thread = OnThread::on_core(core).map_err(|why| why.to_string())?;
-            let serve = served.serve(move |addresses| {
+            let serve = served.serve(Reactor::spawn, move |addresses| {
                 let _ = ready.send((addresses.to_vec(), rustix::thread::gettid()));
             });
             on_thread.run(serve).map_err(|e| e.to_string())

@@ -184,6 +184,9 @@ pub struct UpArgs {
     /// Regions a node [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
+    /// Threads of a node that serve connections [default: its share of the cores, at most 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub reactors: Option<u16>,
     /// What the pools lie on [default: tmpfs if it has room, else file]
     #[arg(long, value_enum, conflicts_with = "pool_dir")]
     pub medium: Option<DevMedium>,

@@ -14,6 +14,7 @@ use polvo_pmem::Persistence;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,6 +29,10 @@ const REGIONS_PER_NODE: u16 = 4;
 /// Regions a node that a configuration may ask for.
 pub const REGIONS_PER_NODE_MAX: u16 = 1024;
 
+/// Most reactors of a node.
+pub const REACTORS_MAX: usize = 64;
+/// It has no more than these unless it is told so.
+const REACTORS_UNASKED: usize = 16;
 /// Longest time for which a node may be told to poll, in microseconds.
 const POLL_MAX_US: u64 = 1_000_000;
 
@@ -127,6 +132,8 @@ pub struct Config {
     pub listen: Vec<Address>,
     /// How long to poll for the next request before sleeping; `None`: as it pays over each provider.
     pub poll: Option<Duration>,
+    /// Threads that serve connections.
+    pub reactors: NonZeroUsize,
     /// Where to write the process id.
     pub pid_file: Option<PathBuf>,
     /// The pool.
@@ -184,6 +191,7 @@ struct RawNode {
     id: Spanned<u16>,
     listen: Option<Spanned<Vec<Spanned<String>>>>,
     poll_us: Option<Spanned<u64>>,
+    reactors: Option<Spanned<usize>>,
     pid_file: Option<PathBuf>,
     one_sided: Option<Spanned<String>>,
     scrub_every_h: Option<Spanned<u64>>,
@@ -250,6 +258,13 @@ fn parse_log_level(level: &str) -> Result<String, String> {
 }
 
 /// Refuses numbers beyond these limits.
+/// How many reactors each of so many nodes of this machine has: they share its cores.
+pub fn reactors_of(nodes: usize) -> NonZeroUsize {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let each = (cores / nodes.max(1)).clamp(1, REACTORS_UNASKED);
+    NonZeroUsize::new(each).unwrap_or(NonZeroUsize::MIN)
+}
+
 fn within<T: PartialOrd + Copy + Display>(
     limits: RangeInclusive<T>,
     unit: &'static str,
@@ -353,6 +368,7 @@ impl Config {
             Some(list) => source.addresses(list)?,
         };
         let poll = source.optional(&raw.node.poll_us, within(0..=POLL_MAX_US, " microseconds"))?;
+        let reactors = source.optional(&raw.node.reactors, within(1..=REACTORS_MAX, ""))?;
         let one_sided = source.optional(&raw.node.one_sided, |word| parse_one_sided(word))?;
         let persistence = source.optional(&raw.pool.persistence, |word| parse_persistence(word))?;
         let log_level = source.optional(&raw.log.level, |level| parse_log_level(level))?;
@@ -367,6 +383,7 @@ impl Config {
             node,
             listen,
             poll: poll.map(Duration::from_micros),
+            reactors: reactors.and_then(NonZeroUsize::new).unwrap_or_else(|| reactors_of(1)),
             pid_file: pid_file.map(|path| base.join(path)),
             pool: base.join(&raw.pool.path),
             persistence: persistence.flatten(),
@@ -586,6 +603,7 @@ mod tests {
                 "must be",
             ),
             ("# poll_us = 100", "poll_us = 1000001", "node.poll_us", "microseconds"),
+            ("# reactors = 4", "reactors = 0", "node.reactors", "must be"),
             (
                 "# lease_ms = 30000",
                 "lease_ms = 0",

@@ -47,6 +47,10 @@ id = 0
 # client sooner and holds up many. 0: it sleeps at once; at most 1000000.
 # poll_us = 100
 
+# Threads that serve connections; each serves some of them, and a client has a connection a thread. Left out: one for each core,
+# at most 16. At most 64.
+# reactors = 4
+
 # File that holds the process id while polvod runs.
 # pid_file = ""
 

@@ -14,7 +14,7 @@ use crate::process::ProcessId;
 use crate::{CliError, ClusterId, Context};
 use polvo_client::Client;
 use polvo_fabric::{Address, Identity, Role};
-use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
+use polvo_node::{Node, NodeConfig, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, FsError};
 use polvo_region::PoolSpace;
@@ -110,6 +110,7 @@ fn open_node(
         one_sided: config.one_sided,
         accept_older_pool,
         scrub: config.scrub,
+        reactors: config.reactors,
     };
     let started = Instant::now();
     let mut last = String::new();
@@ -134,7 +135,10 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
     let (bound_tx, bound_rx) = oneshot::channel();
     let serving = {
         let node = node.clone();
-        async move { node.serve(|addresses| drop(bound_tx.send(addresses.to_vec()))).await }
+        async move {
+            let ready = |addresses: &[Address]| drop(bound_tx.send(addresses.to_vec()));
+            node.serve(Reactor::spawn, ready).await
+        }
     };
     let mut serving = tokio::task::spawn_local(serving);
     // `serve` drops the sender when it fails before it has bound its addresses.

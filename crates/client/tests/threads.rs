@@ -5,7 +5,7 @@ use polvo_client::{Client, ClientConfig, LocalClient, OpenFile, Thresholds, Tran
 use polvo_cluster::{Timeouts, host_identity, initial_map};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::NodeId;
-use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
+use polvo_node::{Node, NodeConfig, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, FsError, NodeInfo, Reply, Request};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
@@ -82,6 +82,7 @@ impl Cluster {
                 one_sided: polvo_node::OneSided::All,
                 accept_older_pool: false,
                 scrub: None,
+                reactors: std::num::NonZeroUsize::new(3).expect("not 0"),
             };
             let space = PoolSpace::open(pmem).expect("open");
             let opened = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("node");
@@ -92,7 +93,10 @@ impl Cluster {
                     .enable_all()
                     .build()
                     .expect("runtime");
-                LocalSet::new().block_on(&runtime, served.serve(|_| ready.send(()).expect("somebody waits")))
+                LocalSet::new().block_on(
+                    &runtime,
+                    served.serve(Reactor::spawn, |_| ready.send(()).expect("somebody waits")),
+                )
             });
             is_ready.recv().expect("the node serves");
             (opened, thread)

@@ -121,7 +121,7 @@ impl Links {
             session: self.context.session,
             request_id: self.next_request_id(),
             again: false,
-            epoch: self.context.map.get().epoch,
+            epoch: self.context.map.epoch(),
             cred,
             request: request.into(),
         }
@@ -486,7 +486,7 @@ impl Links {
                     self.context
                         .map
                         .offer(self.call_node(node, Cred::Kernel, ask::Map).await?);
-                    call.epoch = self.context.map.get().epoch;
+                    call.epoch = self.context.map.epoch();
                     moves += 1;
                 }
                 answer => return answer.map(|reply| (node, reply)),

@@ -1,6 +1,7 @@
 //! The newest cluster map known to this process.
 
 use parking_lot::RwLock;
+use polvo_format::Epoch;
 use polvo_proto::ClusterMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The newest cluster map known to this process; `Send + Sync`.
 pub struct MapCell {
     newest: RwLock<Arc<ClusterMap>>,
+    /// Its epoch, which each request names: threads do not meet at the lock for it.
+    epoch: AtomicU64,
     link_sets: AtomicU64,
 }
 
@@ -15,6 +18,7 @@ impl MapCell {
     /// Starts with a map.
     pub fn new(map: ClusterMap) -> Arc<MapCell> {
         Arc::new(MapCell {
+            epoch: AtomicU64::new(map.epoch.0),
             newest: RwLock::new(Arc::new(map)),
             link_sets: AtomicU64::new(0),
         })
@@ -25,11 +29,19 @@ impl MapCell {
         self.newest.read().clone()
     }
 
+    /// Epoch of the newest.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
     /// Takes a newer one. Older ones, and maps of another cluster, are ignored.
     pub fn offer(&self, map: ClusterMap) {
         let mut newest = self.newest.write();
         if map.cluster == newest.cluster && map.epoch > newest.epoch {
+            let epoch = map.epoch.0;
             *newest = Arc::new(map);
+            // last: who goes by the map from before does not name the epoch of this one
+            self.epoch.store(epoch, Ordering::Release);
         }
     }
 
@@ -42,7 +54,6 @@ impl MapCell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_format::Epoch;
 
     fn map(cluster: u8, epoch: u64) -> ClusterMap {
         ClusterMap {
@@ -59,6 +70,7 @@ mod tests {
         for (offered, epoch_then) in [(map(1, 4), 5), (map(2, 9), 5), (map(1, 6), 6), (map(1, 6), 6)] {
             cell.offer(offered);
             assert_eq!((cell.get().cluster, cell.get().epoch), ([1; 16], Epoch(epoch_then)));
+            assert_eq!(cell.epoch(), Epoch(epoch_then));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::provider::{shm, sim, tcp};
 use crate::queue_pair::QueuePair;
-use crate::{Address, FabricError, Identity, MemoryRegions};
+use crate::{Address, FabricError, Identity, MemoryRegions, Role};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +38,42 @@ enum Listening {
     Sim(sim::SimListening),
 }
 
-/// Accepts queue pairs at an address.
+enum From {
+    Tcp(tcp::Arrived),
+    Shm(shm::Arrived),
+    Sim(sim::Arrived),
+}
+
+/// A peer that has proved who it is, and that no thread serves yet. One that is dropped is hung up on.
+pub struct Accepted {
+    from: From,
+}
+
+impl Accepted {
+    /// Who it is.
+    pub fn peer(&self) -> &Role {
+        match &self.from {
+            From::Tcp(arrived) => arrived.role(),
+            From::Shm(arrived) => arrived.role(),
+            From::Sim(arrived) => arrived.role(),
+        }
+    }
+
+    /// The queue pair to it, which belongs to the calling thread and its runtime.
+    ///
+    /// # Errors
+    /// [`FabricError::Connect`]: the system has no descriptor or memory for it.
+    pub fn queue_pair(self) -> Result<QueuePair, FabricError> {
+        let provider = match self.from {
+            From::Tcp(arrived) => arrived.provider()?,
+            From::Shm(arrived) => arrived.provider()?,
+            From::Sim(arrived) => arrived.provider(),
+        };
+        Ok(QueuePair::new(provider))
+    }
+}
+
+/// Accepts peers at an address.
 pub struct Listener {
     listening: Listening,
 }
@@ -56,13 +91,21 @@ impl Listener {
 
     /// Next peer that proved the secret. Handshakes run concurrently and are bounded in number and time; failed ones are
     /// logged and dropped. Dropping the future loses no peer.
-    pub async fn accept(&mut self) -> Result<QueuePair, FabricError> {
-        let provider = match &mut self.listening {
-            Listening::Tcp(listening) => listening.accept().await?,
-            Listening::Shm(listening) => listening.accept().await?,
-            Listening::Sim(listening) => listening.accept().await,
+    pub async fn accept_peer(&mut self) -> Accepted {
+        let from = match &mut self.listening {
+            Listening::Tcp(listening) => From::Tcp(listening.accept().await),
+            Listening::Shm(listening) => From::Shm(listening.accept().await),
+            Listening::Sim(listening) => From::Sim(listening.accept().await),
         };
-        Ok(QueuePair::new(provider))
+        Accepted { from }
+    }
+
+    /// The same, and the queue pair to it, for this thread.
+    ///
+    /// # Errors
+    /// As [`Accepted::queue_pair`].
+    pub async fn accept(&mut self) -> Result<QueuePair, FabricError> {
+        self.accept_peer().await.queue_pair()
     }
 
     /// Where it listens (with the port that was given when bound to port 0).

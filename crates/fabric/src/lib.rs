@@ -32,7 +32,7 @@ pub use provider::sim;
 
 pub use access::{Access, RemoteKey};
 pub use address::Address;
-pub use endpoint::{Listener, connect};
+pub use endpoint::{Accepted, Listener, connect};
 pub use error::FabricError;
 pub use identity::{Identity, Role, Security};
 pub use memory::{Buffer, Memory};

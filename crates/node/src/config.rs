@@ -4,6 +4,7 @@ use polvo_cluster::Timeouts;
 use polvo_fabric::{Address, Identity};
 use polvo_format::NodeId;
 use polvo_proto::ClusterMap;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// To whom a node gives one-sided access to file data.
@@ -66,4 +67,6 @@ pub struct NodeConfig {
     pub accept_older_pool: bool,
     /// File data is compared with its checksums unasked; `None`: never.
     pub scrub: Option<ScrubPace>,
+    /// Threads that serve connections.
+    pub reactors: NonZeroUsize,
 }

@@ -41,5 +41,6 @@ mod transactions;
 pub use clock::{Clock, SystemClock};
 pub use config::{NodeConfig, OneSided, ScrubPace, Transactions};
 pub use node::Node;
+pub use reactor::Reactor;
 #[cfg(feature = "testing")]
 pub use transactions::probe::Phase;

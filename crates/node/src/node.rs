@@ -8,6 +8,7 @@ use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
 use crate::names::rename_lock::RenameLock;
 use crate::opening::{self, Opening};
+use crate::reactor::Reactors;
 use crate::region_service::{PoolKeys, RegionService};
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
@@ -43,6 +44,7 @@ pub struct Node {
     pub(crate) memory: Arc<MemoryRegions>,
     pub(crate) keys: PoolKeys,
     pub(crate) sessions: Sessions,
+    pub(crate) reactors: Reactors,
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
     pub(crate) utilization: Utilization,
@@ -65,8 +67,6 @@ pub struct Node {
     pub(crate) stopping: watch::Sender<bool>,
     /// Why this pool must not be served any longer.
     pub(crate) refused: Mutex<Option<FsError>>,
-    /// Requests under way.
-    pub(crate) under_way: AtomicU64,
     /// Decided transactions that are being dispatched.
     pub(crate) dispatching: AtomicU64,
     /// Where `serve` listens.
@@ -112,6 +112,7 @@ impl Node {
             memory,
             keys,
             sessions: Sessions::default(),
+            reactors: Reactors::new(config.reactors),
             locks: Locks::default(),
             tokens: Tokens::new(incarnation),
             utilization: Utilization::default(),
@@ -129,7 +130,6 @@ impl Node {
             tick: AtomicU64::new(1),
             stopping: watch::channel(false).0,
             refused: Mutex::default(),
-            under_way: AtomicU64::new(0),
             dispatching: AtomicU64::new(0),
             bound: Mutex::default(),
             rename_lock: RenameLock::new(),

@@ -1,36 +1,231 @@
-//! The reactor: listens, accepts, and serves each connection, all on one thread.
+//! Reactors: the threads that serve a node's connections.
+//!
+//! ```text
+//!   reactor 0 (with `Node::serve`): listens; a peer that has proved who it is ---> the reactor that serves the fewest
+//!   each reactor: its own runtime, poller and links to other nodes; queue pairs, which belong to it alone
+//! ```
+//!
+//! A request is carried out by the reactor of its connection, from its first byte to its answer. Reactors meet in the node: at its
+//! regions' locks, and in what sessions have asked for before ([`crate::request::replay`]). What is known of connections is
+//! common to them ([`Connections`]); to close one is left to its reactor.
 
 use crate::housekeeping;
 use crate::housekeeping::scrub;
 use crate::locks::deadlocks;
 use crate::node::Node;
-use crate::request::connections::{Connection, Connections, attached, begin, may_connect, other_session, party_of};
+use crate::request::connections::{Connection, Connections};
 use crate::request::context::RequestContext;
 use crate::request::replay::Running;
 use crate::request::sessions::Party;
 use crate::transactions::dispatch;
+use parking_lot::Mutex;
 use polvo_cluster::{LinkTotals, Links, Timeouts};
-use polvo_fabric::{Address, FabricError, Listener, Sparing};
+use polvo_fabric::{Accepted, Address, FabricError, Listener, QueuePair, Role, Sparing};
+use polvo_format::NodeId;
 use polvo_proto::{Answer, Ask, Call, FsError, Reply, Request, ask, encode_answer, reply};
 use polvo_rpc::MAX_REPLY;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tokio::task::JoinSet;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinSet, LocalSet};
 
 /// How often a node that stops polls whether they have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
-/// Pause after a listener failed (out of descriptors, say).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+fn party_of(role: &Role) -> Party {
+    match role {
+        Role::Node(id) => Party::Node(NodeId(*id)),
+        Role::Client => Party::Client,
+    }
+}
+
+/// What a reactor is told.
+enum ToReactor {
+    /// Serves this peer from now on, over the connection of that number.
+    Serve(Box<Accepted>, Arc<Connection>),
+    /// Closes these, and says so.
+    Close(Vec<u64>, oneshot::Sender<()>),
+    /// Ends, when the node has come to its end.
+    End(oneshot::Sender<()>),
+}
+
+/// A node's reactors, and the connections that they serve.
+pub(crate) struct Reactors {
+    pub(crate) connections: Connections,
+    /// What is in them is bounded by how many connections there may be, and by who waits for an answer.
+    inboxes: Vec<mpsc::UnboundedSender<ToReactor>>,
+    /// Of those that nobody runs yet.
+    waiting: Mutex<Vec<(usize, mpsc::UnboundedReceiver<ToReactor>)>>,
+}
+
+impl Reactors {
+    pub(crate) fn new(count: NonZeroUsize) -> Reactors {
+        let (inboxes, waiting): (Vec<_>, Vec<_>) = (0..count.get())
+            .map(|number| {
+                let (inbox, messages) = mpsc::unbounded_channel();
+                (inbox, (number, messages))
+            })
+            .unzip();
+        Reactors {
+            connections: Connections::default(),
+            inboxes,
+            waiting: Mutex::new(waiting),
+        }
+    }
+
+    /// Has the reactors close connections that were marked for it. On return nothing comes over them any more, and whatever had begun
+    /// before is known to its session ([`Replay`](crate::request::replay::Replay)).
+    pub(crate) async fn close(&self, closing: Vec<Arc<Connection>>) {
+        let mut numbers: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for connection in closing {
+            debug_assert!(connection.is_closing(), "it is marked");
+            numbers.entry(connection.reactor).or_default().push(connection.number);
+        }
+        let mut closed = Vec::with_capacity(numbers.len());
+        for (reactor, numbers) in numbers {
+            let (say, said) = oneshot::channel();
+            if self.inboxes[reactor].send(ToReactor::Close(numbers, say)).is_ok() {
+                closed.push(said);
+            }
+        }
+        for said in closed {
+            // one that ends closes all it has
+            let _ = said.await;
+        }
+    }
+
+    /// Gives a peer to the reactor that has the fewest. False: there are too many.
+    fn serve(&self, accepted: Accepted) -> bool {
+        let party = party_of(accepted.peer());
+        match self.connections.make_room(party) {
+            Ok(None) => {}
+            Ok(Some(idle)) => {
+                // nobody needs to know when: it has no session
+                let (say, _) = oneshot::channel();
+                let _ = self.inboxes[idle.reactor].send(ToReactor::Close(vec![idle.number], say));
+            }
+            Err(()) => return false,
+        }
+        let counts = self.connections.by_reactor(self.inboxes.len());
+        let least = (0..counts.len()).min_by_key(|reactor| counts[*reactor]);
+        let reactor = least.expect("there is a reactor");
+        let connection = self.connections.add(party, reactor);
+        let number = connection.number;
+        if self.inboxes[reactor]
+            .send(ToReactor::Serve(Box::new(accepted), connection))
+            .is_err()
+        {
+            self.connections.forget(number);
+        }
+        true
+    }
+
+    async fn end(&self) {
+        let ends: Vec<_> = self
+            .inboxes
+            .iter()
+            .filter_map(|inbox| {
+                let (say, said) = oneshot::channel();
+                inbox.send(ToReactor::End(say)).is_ok().then_some(said)
+            })
+            .collect();
+        for end in ends {
+            let _ = end.await;
+        }
+    }
+}
+
+/// One reactor of a node, to be run on a thread of its own or on a `LocalSet` with others. It ends with the node.
+pub struct Reactor {
+    node: Arc<Node>,
+    number: usize,
+    inbox: mpsc::UnboundedReceiver<ToReactor>,
+}
+
+impl Reactor {
+    /// Runs it on a new thread.
+    ///
+    /// # Errors
+    /// The system gives none.
+    pub fn spawn(self) -> Result<(), FsError> {
+        let failed = |error: std::io::Error| FsError::Io(format!("starting reactor {}: {error}", self.number));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        let thread = std::thread::Builder::new().name(format!("reactor {}", self.number));
+        let spawned = thread.spawn(move || LocalSet::new().block_on(&runtime, self.run()));
+        spawned
+            .map(drop)
+            .map_err(|error| FsError::Io(format!("starting a reactor: {error}")))
+    }
+
+    /// Serves connections until the node ends. Runs on the current LocalSet.
+    pub async fn run(self) {
+        let mut poller = JoinSet::new();
+        poller.spawn_local(polvo_fabric::poller());
+        // the session that they share ends with the node
+        let links = self.node.new_links();
+        self.run_over(&links).await;
+    }
+
+    async fn run_over(mut self, links: &Rc<Links>) {
+        let pairs: Rc<RefCell<BTreeMap<u64, QueuePair>>> = Rc::default();
+        let mut serving = JoinSet::new();
+        let mut end = None;
+        while end.is_none()
+            && let Some(message) = self.inbox.recv().await
+        {
+            while serving.try_join_next().is_some() {}
+            match message {
+                ToReactor::Serve(accepted, connection) => match accepted.queue_pair() {
+                    Ok(pair) => {
+                        pairs.borrow_mut().insert(connection.number, pair.clone());
+                        let served = Served {
+                            node: self.node.clone(),
+                            links: links.clone(),
+                            connection,
+                            pair,
+                        };
+                        serving.spawn_local(serve(served, pairs.clone()));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "connection dropped");
+                        self.node.reactors.connections.forget(connection.number);
+                    }
+                },
+                ToReactor::Close(numbers, closed) => {
+                    let pairs = pairs.borrow();
+                    numbers
+                        .iter()
+                        .filter_map(|number| pairs.get(number))
+                        .for_each(QueuePair::close);
+                    let _ = closed.send(());
+                }
+                ToReactor::End(ended) => end = Some(ended),
+            }
+        }
+        serving.shutdown().await;
+        let _ = end.map(|ended| ended.send(()));
+    }
+}
 
 impl Node {
     /// Serves until `Shutdown` or `stop()`: listens, accepts, housekeeping (leases, ticks, transactions left over, re-dispatch, log GC).
-    /// Runs on the current LocalSet. `ready` is called once every listener is bound, with the bound addresses.
+    /// Runs on the current LocalSet, the first reactor with it. `begin` has the others run ([`Reactor::run`]). `ready` is called once
+    /// every listener is bound, with the bound addresses.
     ///
     /// # Errors
-    /// An address that is malformed or in use; [`FsError::SetBack`] when another node has seen a later copy of the pool.
-    pub async fn serve(self: Arc<Self>, ready: impl FnOnce(&[Address])) -> Result<(), FsError> {
+    /// An address that is malformed or in use; [`FsError::SetBack`] when another node has seen a later copy of the pool; what `begin`
+    /// says.
+    pub async fn serve(
+        self: Arc<Self>,
+        mut begin: impl FnMut(Reactor) -> Result<(), FsError>,
+        ready: impl FnOnce(&[Address]),
+    ) -> Result<(), FsError> {
         let mut stopping = self.stopping.subscribe();
         let mut tasks = JoinSet::new();
         tasks.spawn_local(polvo_fabric::poller());
@@ -46,21 +241,32 @@ impl Node {
         }
         let addresses: Vec<Address> = listeners.iter().map(Listener::local_addr).collect();
         *self.bound.lock() = addresses.clone();
+        let reactors = std::mem::take(&mut *self.reactors.waiting.lock());
+        for (number, inbox) in reactors {
+            let node = self.clone();
+            let reactor = Reactor { node, number, inbox };
+            match number {
+                0 => {
+                    let links = links.clone();
+                    tasks.spawn_local(async move { reactor.run_over(&links).await });
+                }
+                _ => begin(reactor)?,
+            }
+        }
         ready(&addresses);
 
-        let connections = Rc::new(Connections::default());
         for listener in listeners {
-            tasks.spawn_local(accept(self.clone(), links.clone(), connections.clone(), listener));
+            tasks.spawn_local(accept(self.clone(), listener));
         }
         tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(scrub::run(self.clone()));
-        tasks.spawn_local(housekeeping::run(self.clone(), links.clone(), connections.clone()));
+        tasks.spawn_local(housekeeping::run(self.clone(), links.clone()));
 
         // an error means that the node is gone, and with it the sender: then there is nothing to serve either
         let _stopped = stopping.wait_for(|stop| *stop).await;
         let drained = async {
-            while self.under_way.load(Relaxed) > 0
+            while self.counters.are_under_way()
                 || self.dispatching.load(Relaxed) > 0
                 || !self.undispatched.lock().is_empty()
             {
@@ -71,11 +277,13 @@ impl Node {
         if tokio::time::timeout(Timeouts::DRAIN, drained).await.is_err() {
             tracing::warn!("requests were under way when the time to stop was over");
         }
-        connections.close_where(|_, _| true);
+        let all = self.reactors.connections.begin_closing(|_| true);
+        self.reactors.close(all).await;
         let refused = self.refused.lock().take();
         if refused.is_none() {
             self.end_era(&links).await;
         }
+        self.reactors.end().await;
         links.detach().await;
         tasks.shutdown().await;
         refused.map_or(Ok(()), Err)
@@ -92,131 +300,86 @@ impl Node {
     }
 }
 
-async fn accept(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>, mut listener: Listener) {
-    let mut serving = JoinSet::new();
+async fn accept(node: Arc<Node>, mut listener: Listener) {
     let mut warnings = Sparing::default();
     loop {
-        let pair = match listener.accept().await {
-            Ok(pair) => pair,
-            Err(error) => {
-                if let Some(more) = warnings.may_say() {
-                    tracing::warn!(%error, more, "a listener failed");
-                }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        while serving.try_join_next().is_some() {}
-        if !connections.make_room(party_of(&pair)) {
-            if let Some(more) = warnings.may_say() {
-                tracing::warn!(more, "too many connections are open; one more was refused");
-            }
-            pair.close();
-            continue;
+        let accepted = listener.accept_peer().await;
+        if !node.reactors.serve(accepted)
+            && let Some(more) = warnings.may_say()
+        {
+            tracing::warn!(more, "too many connections are open; one more was refused");
         }
-        let (connection, number) = begin(&connections, pair);
-        serving.spawn_local(serve(
-            node.clone(),
-            links.clone(),
-            connections.clone(),
-            connection,
-            number,
-        ));
     }
 }
 
-/// Serves one connection until its end.
-async fn serve(
+/// A connection as its reactor has it.
+#[derive(Clone)]
+struct Served {
     node: Arc<Node>,
     links: Rc<Links>,
-    connections: Rc<Connections>,
-    connection: Rc<Connection>,
-    number: u64,
-) {
-    let (party, pair) = (connection.party, connection.pair.clone());
-    let handler = {
-        let (node, connections) = (node.clone(), connections.clone());
-        move |request: Vec<u8>| {
-            let (node, links) = (node.clone(), links.clone());
-            let (connection, connections) = (connection.clone(), connections.clone());
-            async move { answer(&node, &links, &connection, &connections, number, &request).await }
-        }
+    connection: Arc<Connection>,
+    pair: QueuePair,
+}
+
+/// Serves one connection until its end.
+async fn serve(served: Served, pairs: Rc<RefCell<BTreeMap<u64, QueuePair>>>) {
+    let (connection, pair, node) = (served.connection.clone(), served.pair.clone(), served.node.clone());
+    let handler = move |request: Vec<u8>| {
+        let served = served.clone();
+        async move { answer(&served, &request).await }
     };
     let ended = polvo_rpc::serve(pair, &node.memory, handler).await;
     if let Err(error) = ended {
         let gone = matches!(error, polvo_rpc::RpcError::Fabric(FabricError::Disconnected { .. }));
         if !gone {
-            tracing::warn!(?party, %error, "connection ended");
+            tracing::warn!(party = ?connection.party, %error, "connection ended");
         }
     }
-    connections.forget(number);
+    pairs.borrow_mut().remove(&connection.number);
+    node.reactors.connections.forget(connection.number);
 }
 
-/// Counts a request while it is under way.
-struct UnderWay<'a>(&'a Node);
-
-impl<'a> UnderWay<'a> {
-    fn new(node: &'a Node) -> Self {
-        node.under_way.fetch_add(1, Relaxed);
-        UnderWay(node)
+async fn answer(served: &Served, request: &[u8]) -> Vec<u8> {
+    let Served {
+        node,
+        links,
+        connection,
+        pair,
+    } = served;
+    if connection.is_closing() {
+        pair.close(); // no later than it is told to; or who waits would take nothing for an answer
     }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        let under_way = self.0.under_way.fetch_sub(1, Relaxed);
-        debug_assert!(under_way > 0, "a request under way is counted");
-    }
-}
-
-async fn answer(
-    node: &Arc<Node>,
-    links: &Rc<Links>,
-    connection: &Connection,
-    connections: &Connections,
-    number: u64,
-    request: &[u8],
-) -> Vec<u8> {
-    if connection.pair.is_closed() {
+    if pair.is_closed() {
         return Vec::new(); // received before it was fenced off: it must not take effect any more
     }
     let call = match Call::decode(request) {
         Ok(call) => call,
         Err(error) => return encode(&Err(FsError::Invalid(error.to_string()))),
     };
-    node.counters.count(&call.request);
-    let _under_way = UnderWay::new(node);
+    let _under_way = node.counters.begin(&call.request);
     if let Request::Attach { .. } = call.request {
-        return encode(&ask::Attach::reply(
-            attach(node, connection, connections, number, call).await,
-        ));
+        return encode(&ask::Attach::reply(attach(node, connection, call).await));
     }
-    let session = match attached(connection, call.session) {
+    let session = match connection.attached(call.session) {
         Ok(session) => session,
         Err(error) => return encode(&Err(error)),
     };
     if call.request == Request::Fence {
-        return encode(&fence(connection, connections, number));
+        return encode(&fence(node, connection).await);
     }
-    let ctx =
-        RequestContext::new(node, links, &session, call.epoch, &call.cred).over(&connection.pair, call.request_id);
+    let ctx = RequestContext::new(node, links, &session, call.epoch, &call.cred).over(pair, call.request_id);
     if !call.request.is_mutation() {
         return encode(&ctx.perform(call.request).await);
     }
-    match session.replay.begin(call.request_id, connection.fence.get()).await {
+    // from the look whether it is closing up to here nothing waits: who closes it finds the request under way, or it is not carried out
+    match session.replay.begin(call.request_id, connection.fence()).await {
         Ok(running) => change(&ctx, call.request, call.again, running).await,
         Err(answer) => answer.to_vec(),
     }
 }
 
 /// The first request over a connection: it speaks for that session from now on.
-async fn attach(
-    node: &Arc<Node>,
-    connection: &Connection,
-    connections: &Connections,
-    number: u64,
-    call: Call,
-) -> Result<reply::Attached, FsError> {
+async fn attach(node: &Arc<Node>, connection: &Connection, call: Call) -> Result<reply::Attached, FsError> {
     let Request::Attach {
         version,
         name,
@@ -227,8 +390,9 @@ async fn attach(
     else {
         return Err(FsError::Invalid("not a request to attach".into()));
     };
-    other_session(connection, call.session)?;
-    may_connect(connection, connections, call.session)?;
+    let connections = &node.reactors.connections;
+    connection.may_speak_for(call.session)?;
+    connections.may_attach(connection, call.session)?;
     let (session, reply) = node.attach(call.session, connection.party, version, name, home)?;
     let link_set = Call::link_set(call.request_id);
     assert!(
@@ -240,19 +404,19 @@ async fn attach(
         "the answer says what number the session has"
     );
     session.set_syncs(syncs);
-    *connection.session.borrow_mut() = Some(session.clone());
-    connection.link_set.set(link_set);
-    connection.fence.set(fence);
-    connections.close_replaced(&session, number, link_set, fence);
+    connection.attach(&session, link_set, fence);
+    let replaced = connections.close_replaced(&session, connection.number, link_set, fence);
+    node.reactors.close(replaced).await;
     session.replay.replaced_have_ended(link_set, fence).await;
     Ok(reply)
 }
 
 /// A node that was started anew has nothing of its older connections take effect any more.
-fn fence(connection: &Connection, connections: &Connections, number: u64) -> Answer {
+async fn fence(node: &Node, connection: &Connection) -> Answer {
     match connection.party {
         Party::Node(peer) => {
-            connections.close_others(peer, number);
+            let others = node.reactors.connections.close_others(peer, connection.number);
+            node.reactors.close(others).await;
             Ok(Reply::Done)
         }
         Party::Client => Err(FsError::NotPermitted),

@@ -16,7 +16,7 @@
 //! ```
 
 use crate::housekeeping::check_pages::facts;
-use crate::{Clock, Node, NodeConfig, OneSided, ScrubPace, Transactions};
+use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
@@ -26,6 +26,7 @@ use polvo_pmem::sim::{CrashImage, KeepAll};
 use polvo_proto::{ClusterMap, FsError, NodeInfo, join_facts};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::cell::Cell;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,6 +38,9 @@ use tokio::time::Instant;
 const CLUSTER: [u8; 16] = [0x51; 16];
 /// When the simulated world begins: 2026-11-21, in nanoseconds since the UNIX epoch.
 const BEGINNING_NS: i64 = 1_795_219_200_000_000_000;
+
+/// Unless said otherwise.
+const TWO: NonZeroUsize = NonZeroUsize::new(2).expect("not 0");
 
 /// What kind of cluster.
 #[derive(Clone, Debug)]
@@ -55,6 +59,8 @@ pub struct ClusterOptions {
     pub checksums: bool,
     /// Whether nodes compare it with them unasked.
     pub scrub: Option<ScrubPace>,
+    /// Reactors a node: tasks here, each with links of its own.
+    pub reactors: NonZeroUsize,
     /// Limits.
     pub timeouts: Timeouts,
     /// To whom the nodes give one-sided access to file data.
@@ -73,6 +79,7 @@ impl Default for ClusterOptions {
             segment_shift: None,
             checksums: true,
             scrub: None,
+            reactors: TWO,
             timeouts: Timeouts::default(),
             one_sided: OneSided::All,
             transactions: Transactions::default(),
@@ -275,12 +282,17 @@ impl Cluster {
             one_sided: self.options.one_sided,
             accept_older_pool,
             scrub: self.options.scrub,
+            reactors: self.options.reactors,
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
         let (ready, is_ready) = oneshot::channel();
         let service = opened.clone();
         let task = spawn_local(async move {
-            let serve = service.serve(|_| ready.send(()).expect("the cluster waits for its nodes"));
+            let begin = |reactor: Reactor| {
+                spawn_local(reactor.run());
+                Ok(())
+            };
+            let serve = service.serve(begin, |_| ready.send(()).expect("the cluster waits for its nodes"));
             LocalSet::new().run_until(serve).await
         });
         if is_ready.await.is_err() {

@@ -65,6 +65,7 @@ impl Life {
             one_sided: polvo_node::OneSided::All,
             accept_older_pool: false,
             scrub: None,
+            reactors: std::num::NonZeroUsize::MIN,
         };
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).unwrap();

@@ -7,6 +7,7 @@ use polvo_cluster::Timeouts;
 use polvo_node::sim::ClusterOptions;
 use polvo_node::{OneSided, ScrubPace, Transactions};
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -93,6 +94,8 @@ pub struct Schedule {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
+    /// Reactors a node.
+    pub reactors: NonZeroUsize,
     /// Bytes of a pool.
     pub pool_bytes: u64,
     /// Pools are so small that they fill up.
@@ -266,6 +269,7 @@ impl Schedule {
             limits: limits.clone(),
             nodes,
             regions_per_node: rng.between(1, 3) as u16,
+            reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             pool_bytes: if is_small { 8 << 20 } else { 32 << 20 },
             is_small,
             clients: homes[..kept].to_vec(),
@@ -307,6 +311,7 @@ impl Schedule {
             segment_shift: Some(18),
             checksums: self.checksums,
             scrub: self.scrub,
+            reactors: self.reactors,
             timeouts: Timeouts {
                 lease: self.lease,
                 ..Timeouts::default()
@@ -364,11 +369,12 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions each; clients {}; {} operations each; {} faults, {} cuts, {} stills; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
             self.regions_per_node,
+            self.reactors,
             homes.join(", "),
             self.operations,
             self.faults,

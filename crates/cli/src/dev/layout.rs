@@ -25,6 +25,9 @@ pub struct DevCluster {
     pub size: u64,
     /// Regions a node.
     pub regions_per_node: u16,
+    /// Reactors of a node; `None`: its share of the cores.
+    #[serde(default)]
+    pub reactors: Option<u16>,
     /// How nodes and clients talk when both ways are there.
     pub provider: String,
     /// Where the pools are.

@@ -5,7 +5,7 @@ use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_fi
 use super::ports::free_ports;
 use crate::args::{ClusterArgs, DevMedium, Provider, UpArgs};
 use crate::cluster_dir::ClusterDir;
-use crate::config::parse_persistence;
+use crate::config::{parse_persistence, reactors_of};
 use crate::connect::with_client_as;
 use crate::daemon::READY;
 use crate::detached::Detached;
@@ -129,6 +129,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         nodes,
         size: size.0,
         regions_per_node: args.regions_per_node.unwrap_or(4),
+        reactors: args.reactors,
         provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
         persistence: args.persistence.clone().unwrap_or_else(|| "auto".into()),
@@ -295,6 +296,8 @@ fn quoted(text: &str) -> String {
 
 fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> String {
     let path = |p: &Path| quoted(&p.to_string_lossy());
+    let share = reactors_of(usize::from(cluster.nodes));
+    let reactors = cluster.reactors.map_or(share.get(), usize::from);
     let mut text = format!(
         "# Node {node} of a development cluster, written by `polvo up`. polvod --print-config explains every key.\n\n\
          [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\n",
@@ -319,7 +322,7 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
     }
     let _ = write!(
         text,
-        "\n[node]\nid = {node}\npid_file = \"polvod.pid\"\n\n[pool]\npath = {}\npersistence = {}\n\n[log]\nlevel = {}\n",
+        "\n[node]\nid = {node}\nreactors = {reactors}\npid_file = \"polvod.pid\"\n\n[pool]\npath = {}\npersistence = {}\n\n[log]\nlevel = {}\n",
         path(&cluster.pool(node)),
         quoted(&cluster.persistence),
         quoted(&cluster.log_level)
@@ -395,6 +398,9 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
         return Err(CliError::Usage(format!(
             "the pools of this cluster are in {place} already; leave out --medium and --pool-dir"
         )));
+    }
+    if args.reactors.is_some() {
+        cluster.reactors = args.reactors;
     }
     if let Some(mode) = &args.persistence {
         cluster.persistence = mode.clone();

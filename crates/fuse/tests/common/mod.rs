@@ -6,7 +6,7 @@ use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::NodeId;
 use polvo_fuse::{Mount, MountError, MountOptions};
-use polvo_node::{Node, NodeConfig, SystemClock, Transactions};
+use polvo_node::{Node, NodeConfig, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, NodeInfo};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
@@ -88,6 +88,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         one_sided: polvo_node::OneSided::All,
         accept_older_pool: false,
         scrub: None,
+        reactors: std::num::NonZeroUsize::MIN,
     };
     let space = PoolSpace::open(pmem).expect("a fresh pool opens");
     let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| {}).expect("a fresh pool opens");
@@ -98,7 +99,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
             .enable_all()
             .build()
             .expect("a runtime");
-        let serve = served.serve(move |_| ready.send(()).expect("somebody waits"));
+        let serve = served.serve(Reactor::spawn, move |_| ready.send(()).expect("somebody waits"));
         LocalSet::new()
             .block_on(&runtime, serve)
             .expect("the node ends in good order");

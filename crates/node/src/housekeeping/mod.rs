@@ -8,7 +8,6 @@ pub(crate) mod status;
 pub(crate) mod utilization;
 
 use crate::node::Node;
-use crate::request::connections::Connections;
 use crate::transactions::dispatch;
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_format::{NodeId, RegionId, TxnId};
@@ -31,7 +30,7 @@ const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
 const GARBAGE_PIECES: u32 = 64;
 
 /// Runs until it is dropped.
-pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Connections>) {
+pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
     let mut open_since: BTreeMap<(RegionId, TxnId), Instant> = BTreeMap::new();
     let mut last_renewal = Instant::now();
     let mut period = interval(PERIOD);
@@ -40,10 +39,12 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>, connections: Rc<Conne
         period.tick().await;
         for session in node.sessions.expired(node.config.timeouts.lease) {
             tracing::info!(%session, "lease ended");
-            connections.close_session(session);
+            let its = node.reactors.connections.close_session(session);
+            node.reactors.close(its).await;
             node.end_session(session);
         }
-        connections.close_late();
+        let late = node.reactors.connections.close_late();
+        node.reactors.close(late).await;
         node.locks.sweep();
         node.sweep_tokens();
         node.give_out_held_back();

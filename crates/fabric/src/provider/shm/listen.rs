@@ -133,8 +133,12 @@ pub(crate) async fn connect(
             failed(why)
         }
     })?;
-    let provider = Shm::new(meeting, peer.clone(), regions.clone()).map_err(|e| failed(e.to_string()))?;
-    Ok(Rc::new(provider))
+    let arrived = Arrived {
+        meeting,
+        name: peer.clone(),
+        regions: regions.clone(),
+    };
+    arrived.provider()
 }
 
 /// Connects; where the listener's queue is full (EAGAIN, at once), waits for a place in it.
@@ -148,6 +152,30 @@ async fn queue_up(path: &Path) -> io::Result<UnixStream> {
 }
 
 type Met = Result<Meeting, Failure>;
+
+/// A peer on this host that has proved who it is.
+pub(crate) struct Arrived {
+    meeting: Meeting,
+    name: String,
+    regions: Arc<MemoryRegions>,
+}
+
+impl Arrived {
+    pub(crate) fn role(&self) -> &Role {
+        &self.meeting.role
+    }
+
+    /// Served by this thread from now on.
+    pub(crate) fn provider(self) -> Result<Rc<dyn Provider>, FabricError> {
+        let peer = self.name.clone();
+        let failed = |e: io::Error| FabricError::Connect {
+            peer,
+            why: e.to_string(),
+        };
+        let shm = Shm::new(self.meeting, self.name, self.regions).map_err(failed)?;
+        Ok(Rc::new(shm))
+    }
+}
 
 /// A bound socket; removed when dropped.
 pub(crate) struct ShmListening {
@@ -207,7 +235,7 @@ impl ShmListening {
     }
 
     /// Next peer that proved who it is. Dropping the future loses nothing.
-    pub(crate) async fn accept(&mut self) -> Result<Rc<dyn Provider>, FabricError> {
+    pub(crate) async fn accept(&mut self) -> Arrived {
         let path = self.path.display();
         loop {
             tokio::select! {
@@ -230,10 +258,11 @@ impl ShmListening {
                     Ok((process, Ok(meeting))) => {
                         self.meetings.proved(process);
                         let name = format!("{} {}", meeting.role, place(process));
-                        match Shm::new(meeting, name, self.regions.clone()) {
-                            Ok(provider) => return Ok(Rc::new(provider)),
-                            Err(error) => tracing::warn!(from = place(process), %error, "connection dropped"),
-                        }
+                        return Arrived {
+                            meeting,
+                            name,
+                            regions: self.regions.clone(),
+                        };
                     }
                     Ok((process, Err(failure))) => {
                         if let Some(more) = self.warnings.may_say() {

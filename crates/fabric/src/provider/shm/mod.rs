@@ -19,7 +19,7 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use listen::{ShmListening, connect};
+pub(crate) use listen::{Arrived, ShmListening, connect};
 
 use crate::access::{Want, check};
 use crate::key_table::{PeerKeys, Slot};

@@ -22,8 +22,8 @@
 mod end;
 mod network;
 
+pub(crate) use network::{Arrived, SimListening, connect};
 pub use network::{Entered, Network};
-pub(crate) use network::{SimListening, connect};
 
 #[allow(unused_imports)] // named in the documentation
 use crate::MemoryRegions;

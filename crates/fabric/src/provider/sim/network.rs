@@ -3,7 +3,7 @@
 use super::end::{End, Message};
 use crate::handshake::Failure;
 use crate::provider::Provider;
-use crate::{Address, FabricError, Identity, MemoryRegions};
+use crate::{Address, FabricError, Identity, MemoryRegions, Role};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -557,12 +557,50 @@ impl SimListening {
         Address::Sim(self.name.clone())
     }
 
-    pub(crate) async fn accept(&mut self) -> Rc<dyn Provider> {
+    pub(crate) async fn accept(&mut self) -> Arrived {
         loop {
             if let Some(peer) = self.inbox.peers.borrow_mut().pop_front() {
-                return peer;
+                return Arrived::new(peer);
             }
             self.inbox.arrived.notified().await;
         }
+    }
+}
+
+thread_local! {
+    /// Peers that were accepted and are served by nobody yet, by their numbers.
+    static ARRIVED: RefCell<BTreeMap<u64, Rc<End>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// A peer that was accepted. As those of other networks it may go to another thread; there it would be found nowhere, but all
+/// hosts of a simulation are on one.
+pub(crate) struct Arrived {
+    number: u64,
+    role: Role,
+}
+
+impl Arrived {
+    fn new(end: Rc<End>) -> Arrived {
+        let role = end.shared.peer.clone();
+        ARRIVED.with_borrow_mut(|arrived| {
+            let number = arrived.last_key_value().map_or(0, |(last, _)| last + 1);
+            arrived.insert(number, end);
+            Arrived { number, role }
+        })
+    }
+
+    pub(crate) fn role(&self) -> &Role {
+        &self.role
+    }
+
+    pub(crate) fn provider(self) -> Rc<dyn Provider> {
+        let end = ARRIVED.with_borrow_mut(|arrived| arrived.remove(&self.number));
+        end.expect("a simulation is one thread")
+    }
+}
+
+impl Drop for Arrived {
+    fn drop(&mut self) {
+        ARRIVED.with_borrow_mut(|arrived| arrived.remove(&self.number));
     }
 }

@@ -4,7 +4,7 @@ use super::Tcp;
 use crate::handshake::{self, ACCEPT_PAUSE, HANDSHAKE_TIMEOUT, Shaken};
 use crate::provider::Provider;
 use crate::strangers::{Sparing, Strangers};
-use crate::{Address, FabricError, Identity, MemoryRegions};
+use crate::{Address, FabricError, Identity, MemoryRegions, Role};
 use rustix::net::sockopt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -32,14 +32,38 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-fn queue_pair(
-    stream: TcpStream,
+/// A connected peer that has proved who it is.
+pub(crate) struct Arrived {
+    socket: OwnedFd,
     shaken: Shaken,
     name: String,
-    regions: &Arc<MemoryRegions>,
-) -> io::Result<Rc<dyn Provider>> {
-    let socket: OwnedFd = stream.into_std()?.into();
-    Ok(Rc::new(Tcp::new(socket, shaken, name, regions.clone())?))
+    regions: Arc<MemoryRegions>,
+}
+
+impl Arrived {
+    fn new(stream: TcpStream, shaken: Shaken, name: String, regions: &Arc<MemoryRegions>) -> io::Result<Arrived> {
+        Ok(Arrived {
+            socket: stream.into_std()?.into(),
+            shaken,
+            name,
+            regions: regions.clone(),
+        })
+    }
+
+    pub(crate) fn role(&self) -> &Role {
+        &self.shaken.role
+    }
+
+    /// Served by this thread from now on.
+    pub(crate) fn provider(self) -> Result<Rc<dyn Provider>, FabricError> {
+        let peer = self.name.clone();
+        let failed = |e: io::Error| FabricError::Connect {
+            peer,
+            why: e.to_string(),
+        };
+        let tcp = Tcp::new(self.socket, self.shaken, self.name, self.regions).map_err(failed)?;
+        Ok(Rc::new(tcp))
+    }
 }
 
 /// Connects to `host:port`; the caller bounds the time.
@@ -69,7 +93,8 @@ pub(crate) async fn connect(
             }
         }
     })?;
-    queue_pair(stream, shaken, peer.clone(), regions).map_err(failed)
+    let arrived = Arrived::new(stream, shaken, peer.clone(), regions).map_err(failed)?;
+    arrived.provider()
 }
 
 type Met = (Result<(TcpStream, Shaken), handshake::Failure>, SocketAddr);
@@ -116,7 +141,7 @@ impl TcpListening {
     }
 
     /// Next peer that proved who it is. Dropping the future loses nothing.
-    pub(crate) async fn accept(&mut self) -> Result<Rc<dyn Provider>, FabricError> {
+    pub(crate) async fn accept(&mut self) -> Arrived {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
@@ -137,8 +162,8 @@ impl TcpListening {
                     Ok((place, (Ok((stream, shaken)), from))) => {
                         self.handshakes.proved(place);
                         let name = format!("{} at {from}", shaken.role);
-                        match queue_pair(stream, shaken, name, &self.regions) {
-                            Ok(provider) => return Ok(provider),
+                        match Arrived::new(stream, shaken, name, &self.regions) {
+                            Ok(arrived) => return arrived,
                             Err(error) => tracing::warn!(%from, %error, "connection dropped"),
                         }
                     }

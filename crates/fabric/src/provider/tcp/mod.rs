@@ -12,7 +12,7 @@ mod records;
 mod tests;
 mod wire;
 
-pub(crate) use listen::{TcpListening, connect};
+pub(crate) use listen::{Arrived, TcpListening, connect};
 
 use crate::handshake::Shaken;
 use crate::provider::{Completion, Polling, Posted, Progress, Provider};
