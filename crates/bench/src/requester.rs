@@ -109,7 +109,7 @@ impl Requester {
             new_name: new.into(),
             mode: RenameMode::Replace,
         };
-        self.ask(request).await
+        self.ask(request).await.map(drop)
     }
 
     /// New inodes of a directory go to the home of who makes them.

@@ -1,8 +1,8 @@
 //! Access times, moved as Linux does by `relatime` (or, if asked, by `strictatime`), without a reader waiting for it.
 //!
 //! A read sends nothing. It notes the inode, and a moment later the maintenance tells the primaries of all inodes noted in
-//! one request each; a primary applies the rule (`Region::accessed`). By `relatime` a file's reads note it once for each state of its
-//! log, so files that do not change are not asked about again. The note says of which state, so that it cannot undo what
+//! one request each; a primary applies the rule (`Region::accessed`). By `relatime` reads of an inode note it once for each state of its
+//! log, so what does not change is not asked about again. The note says of which state, so that it cannot undo what
 //! was set after the read. A request for the attributes of an inode that is noted sends
 //! the note first, so this client sees its own reads at once; others see them within a moment.
 //!
@@ -20,6 +20,8 @@ use tokio::time::Instant;
 
 /// Most inodes noted at a time.
 const NOTED_MAX: usize = 1 << 14;
+/// Directories and links of which it is remembered as of when they were noted last; they share places.
+const PLACES: usize = 4096;
 /// A file that is read without being changed has its access time moved once in this time.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -41,6 +43,25 @@ struct Note {
     read_at: Tail,
 }
 
+/// As of when inodes were noted last that are not open: what files have in [`OpenInode`](crate::open_table::OpenInode).
+struct Marks(Box<[AtomicU64]>);
+
+impl Default for Marks {
+    fn default() -> Marks {
+        Marks((0..PLACES).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Marks {
+    /// Marks an inode. False: it has that mark already.
+    fn set(&self, inode: InodeRef, mark: u64) -> bool {
+        const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+        let hash = (inode.ino.0 ^ u64::from(inode.generation.0) << 40).wrapping_mul(ODD);
+        let mark = hash ^ mark | 1;
+        self.0[(hash >> 52) as usize % PLACES].swap(mark, Ordering::Relaxed) != mark
+    }
+}
+
 /// Inodes read, whose access time is to be moved.
 #[derive(Default)]
 pub(crate) struct AccessTimes {
@@ -51,6 +72,7 @@ pub(crate) struct AccessTimes {
     /// How many are noted, to be read without the lock.
     count: AtomicUsize,
     numbers: AtomicU64,
+    marks: Marks,
     /// Days since the first read.
     day: AtomicU64,
     day_began: Mutex<Option<Instant>>,
@@ -147,7 +169,10 @@ impl LocalClient {
 
     /// A symbolic link was read: as [`LocalClient::accessed`].
     pub(crate) fn accessed_inode(&self, inode: InodeRef, read_at: Tail) {
-        if self.client.access_times.on.load(Ordering::Relaxed) {
+        let times = &self.client.access_times;
+        if times.on.load(Ordering::Relaxed)
+            && (times.marks.set(inode, times.mark(read_at)) || times.strict.load(Ordering::Relaxed))
+        {
             self.note_access(inode, read_at);
         }
     }

@@ -1,6 +1,7 @@
 //! What all threads of a client share: the session, the caches, the holds, the space in hand.
 
 use crate::access_times::AccessTimes;
+use crate::cache::listings::Listings;
 use crate::cache::name_cache::{Known, NameCache};
 use crate::colocated::ColocatedNode;
 use crate::io::extent_pool::ExtentPool;
@@ -74,6 +75,7 @@ pub struct Client {
     pub(crate) transfers: Transfers,
     verify: AtomicBool,
     pub(crate) names: NameCache,
+    pub(crate) listings: Listings,
     pub(crate) open_table: OpenTable,
     pub(crate) locks: Locks,
     pub(crate) access_times: AccessTimes,
@@ -194,6 +196,7 @@ impl Client {
             transfers,
             verify: AtomicBool::new(false),
             names: NameCache::new(),
+            listings: Listings::default(),
             open_table: OpenTable::new(),
             locks: Locks::default(),
             access_times: AccessTimes::default(),

@@ -10,8 +10,8 @@ use crate::remote_inode::Current;
 use polvo_cluster::join_all;
 use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail, UnitPlace};
 use polvo_proto::{
-    Ask, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, SetAttr, Usage, XATTR_VALUE_MAX, XattrMode,
-    ask, reply,
+    Ask, Cred, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, SetAttr, Usage, XATTR_VALUE_MAX,
+    XattrMode, ask, reply,
 };
 use std::sync::Arc;
 
@@ -171,22 +171,25 @@ impl LocalClient {
         .await
     }
 
-    async fn remove<A: Ask<Answer = reply::Attr>>(
+    async fn remove<A: Ask<Answer = reply::Removed>>(
         &self,
         dir: InodeRef,
         name: &[u8],
         ask: impl Fn() -> A,
     ) -> Result<(), FsError> {
         check_name(name)?;
-        let _own = self.client.tokens.changing_any(); // what loses the name may be another inode than is known
+        let own = self.client.tokens.changing_any(); // what loses the name may be another inode than is known
         let victim = self.cached(dir, name);
         let basis = self.client.names.basis(dir);
-        let reply::Attr { tail, .. } = self.call_anew(dir.ino.region(), ask).await?;
+        let reply::Removed { tail, target } = self.call_anew(dir.ino.region(), ask).await?;
         if let Some(basis) = basis {
             self.client.names.enter(dir, basis.tail, name, None);
             self.advance_names(dir, basis, name, tail).await;
         }
         self.bury(victim);
+        if let Some(target) = target {
+            own.was_of([dir.ino, target.ino]);
+        }
         Ok(())
     }
 
@@ -250,7 +253,7 @@ impl LocalClient {
     ) -> Result<(), FsError> {
         check_name(old)?;
         check_name(new)?;
-        let _own = self.client.tokens.changing_any();
+        let own = self.client.tokens.changing_any();
         let victim = if mode.replaces() {
             self.cached(new_dir, new)
         } else {
@@ -264,11 +267,15 @@ impl LocalClient {
             new_name: new.to_vec(),
             mode,
         };
-        self.call(new_dir.ino.region(), request).await?;
+        let reply::Renamed { moved: is_moved, other } = self.call(new_dir.ino.region(), request).await?;
         // what the names stand for now is left to the log: our idea of what moved may have been old, and where both names
         // were the same inode's, nothing has moved
         if victim != moved {
             self.bury(victim);
+        }
+        if let Some(is_moved) = is_moved {
+            let about = [Some(is_moved), other].into_iter().flatten().map(|inode| inode.ino);
+            own.was_of(about.chain([old_dir.ino, new_dir.ino]));
         }
         Ok(())
     }
@@ -289,10 +296,22 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NotDirectory`].
     pub async fn read_dir(&self, dir: InodeRef, after: u64, max: u32) -> Result<DirPage, FsError> {
+        // who may list it else is the node's to say
+        let may_know = after == 0 && self.client.cred == Cred::Kernel;
+        if may_know
+            && let Some(now) = self.client.tokens.known(dir)
+            && let Some(page) = self.client.listings.get(dir, now.log.tail, max)
+        {
+            self.accessed_directory(dir, page.tail);
+            return Ok(page);
+        }
         let basis = self.client.names.basis(dir);
         let page = self.call(dir.ino.region(), ask::ReadDir { dir, after, max }).await?;
         if after == 0 {
             self.accessed_directory(dir, page.tail);
+        }
+        if may_know && self.client.tokens.has(dir) {
+            self.client.listings.keep(dir, &page);
         }
         let entries = &page.entries;
         if let Some(basis) = basis

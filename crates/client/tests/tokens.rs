@@ -4,6 +4,7 @@ use crate::common::{ROOT, directory, external, file, inode, internal, with_clust
 use polvo_client::{LocalClient, OpenFile};
 use polvo_cluster::Timeouts;
 use polvo_format::NodeId;
+use polvo_proto::RenameMode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,5 +49,88 @@ fn who_is_colocated_keeps_its_tokens_when_it_also_connects() {
         let before = Instant::now();
         other.append(&open, b"more").await.unwrap();
         assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
+    });
+}
+
+/// Requests and batches of one-sided reads that a client has made.
+fn round_trips(client: &LocalClient) -> u64 {
+    let counters = client.client().counters();
+    counters.rpcs - counters.renewals + counters.one_sided_batches
+}
+
+/// Which inode a removal or a rename was about is known when it has been answered: of all others a client knows what it knew before.
+#[test]
+fn what_own_removals_and_renames_were_not_about_stays_known() {
+    with_cluster(98, async |cluster| {
+        let client = with_tokens(external(cluster, "client"));
+        let dir = inode(&client.create(ROOT, b"d", directory()).await.unwrap());
+        let names: Vec<String> = (0..30).map(|n| format!("f{n}")).collect();
+        let mut all = vec![dir];
+        for name in &names {
+            all.push(inode(&client.create(dir, name.as_bytes(), file()).await.unwrap()));
+        }
+        client.take_tokens(&all).await;
+        let looks = async || {
+            let before = round_trips(&client);
+            for name in &names {
+                client.lookup(dir, name.as_bytes()).await.unwrap();
+            }
+            round_trips(&client) - before
+        };
+        looks().await;
+        assert_eq!(looks().await, 0, "all is known");
+        let linked = all[1];
+        client.link(linked, ROOT, b"another").await.unwrap();
+        assert_eq!(client.get_attr(linked).await.unwrap().nlink, 2);
+        for round in 0..3 {
+            client.create(dir, b"lock", file()).await.unwrap();
+            match round {
+                0 => client.unlink(dir, b"lock").await.unwrap(),
+                1 => client
+                    .rename(dir, b"lock", ROOT, b"another", RenameMode::Replace)
+                    .await
+                    .unwrap(),
+                _ => client
+                    .rename(dir, b"lock", dir, b"f29", RenameMode::Replace)
+                    .await
+                    .unwrap(),
+            }
+            // the directory and what was renamed are looked at again
+            let took = looks().await;
+            assert!(took <= 8, "{took} round trips in round {round}");
+            let nlink = client.get_attr(linked).await.unwrap().nlink;
+            assert_eq!(nlink, if round == 0 { 2 } else { 1 }, "in round {round}");
+        }
+        assert_eq!(looks().await, 1, "there is no token of the new inode");
+    });
+}
+
+#[test]
+fn a_directory_is_listed_by_its_token() {
+    with_cluster(99, async |cluster| {
+        let client = with_tokens(external(cluster, "client"));
+        let dir = inode(&client.create(ROOT, b"d", directory()).await.unwrap());
+        for name in ["a", "b", "c"] {
+            client.create(dir, name.as_bytes(), file()).await.unwrap();
+        }
+        let list = async || {
+            let before = round_trips(&client);
+            let page = client.read_dir(dir, 0, 100).await.unwrap();
+            let names = page
+                .entries
+                .into_iter()
+                .map(|entry| String::from_utf8(entry.name).unwrap());
+            (names.collect::<Vec<_>>(), round_trips(&client) - before)
+        };
+        client.take_tokens(&[dir]).await;
+        assert_eq!(list().await.0, ["a", "b", "c"]);
+        assert_eq!(list().await, (vec!["a".into(), "b".into(), "c".into()], 0));
+        let other = external(cluster, "other");
+        other.unlink(dir, b"b").await.unwrap();
+        assert_eq!(list().await.0, ["a", "c"]);
+        client.take_tokens(&[dir]).await;
+        list().await;
+        client.create(dir, b"d", file()).await.unwrap();
+        assert_eq!(list().await.0, ["a", "c", "d"]);
     });
 }

@@ -123,7 +123,11 @@ impl OpenDirectory {
                     Err(error) => return Err(error.into()),
                 };
                 let end = *ahead.end.get_or_insert(page.next_cookie);
-                let is_last = page.entries.last().is_none_or(|last| last.cookie >= end);
+                // no name has the cookie after the last one's: the newest is among these
+                let is_last = page
+                    .entries
+                    .last()
+                    .is_none_or(|last| last.cookie.saturating_add(1) >= end);
                 ahead.entries = page.entries.into_iter().take_while(|e| e.cookie < end).collect();
                 ahead.ended = is_last;
                 continue;
@@ -249,6 +253,23 @@ mod tests {
     }
 
     #[test]
+    fn a_listing_that_has_the_newest_name_is_not_asked_to_go_on() {
+        let directory = OpenDirectory::new(inode(9), INodeNo(4));
+        for (names, fetches) in [(vec![], 1), (vec![1, 2], 1), (vec![1, 2, 3, 4], 2)] {
+            let mut fetched = 0;
+            let fetch = |after| {
+                fetched += 1;
+                let entries = names.iter().filter(|c| **c > after).take(3).map(|c| entry(*c));
+                Ok(page(entries.collect(), names.last().copied().unwrap_or(0)))
+            };
+            directory
+                .list(0, fetch, |_, _| Ok(Taken::Yes))
+                .expect("nothing fails here");
+            assert_eq!(fetched, fetches, "{names:?}");
+        }
+    }
+
+    #[test]
     fn deleting_what_was_listed_skips_nothing() {
         let names = std::cell::RefCell::new((1..=20).collect::<Vec<u64>>());
         let directory = OpenDirectory::new(inode(9), INodeNo(4));
@@ -311,7 +332,7 @@ mod tests {
         let directory = OpenDirectory::new(inode(9), INodeNo(4));
         let fetch = |after| {
             if after == 0 {
-                Ok(page(vec![entry(1)], 1))
+                Ok(page(vec![entry(1)], 2))
             } else {
                 Err(FsError::Io("torn".into()))
             }

@@ -109,7 +109,20 @@ pub(crate) struct Shown {
     pub(crate) name: Vec<u8>,
     /// Offset after it.
     pub(crate) next: u64,
-    pub(crate) attr: Attr,
+    pub(crate) what: ShownAs,
+}
+
+/// What it is.
+pub(crate) enum ShownAs {
+    /// `.` or `..`, of which the kernel takes nothing but the number.
+    Dot(INodeNo),
+    Entry(Attr),
+}
+
+/// What is to be shown, before its attributes are known.
+enum Entry {
+    Dot(INodeNo),
+    Inode(InodeRef),
 }
 
 async fn saying_when_it_waits<T>(calls: impl Future<Output = T>) -> T {
@@ -504,17 +517,17 @@ impl PolvoFilesystem {
         self.run(|client| async move { client.take_tokens(&[dir]).await });
         loop {
             let mut room = size as usize;
-            let mut entries: Vec<(InodeRef, Vec<u8>, u64)> = Vec::new();
+            let mut entries: Vec<(Entry, Vec<u8>, u64)> = Vec::new();
             self.list(handle, offset, |listed, next| {
-                let (inode, name) = match listed {
-                    Listed::Dot(_, name) => (dir, name.as_bytes()),
-                    Listed::Entry(e) => (e.target, &e.name[..]),
+                let (entry, name) = match listed {
+                    Listed::Dot(node, name) => (Entry::Dot(node), name.as_bytes()),
+                    Listed::Entry(e) => (Entry::Inode(e.target), &e.name[..]),
                 };
                 let Some(left) = room.checked_sub(Listing::len_plus(name.len())) else {
                     return Ok(Taken::Full);
                 };
                 room = left;
-                entries.push((inode, name.to_vec(), next));
+                entries.push((entry, name.to_vec(), next));
                 Ok(Taken::Yes)
             })?;
             let Some((_, _, last)) = entries.last() else {
@@ -534,16 +547,21 @@ impl PolvoFilesystem {
         }
     }
 
-    async fn attributes_of(
-        client: &LocalClient,
-        entries: Vec<(InodeRef, Vec<u8>, u64)>,
-    ) -> Result<Vec<Shown>, FsError> {
-        let inodes: Vec<InodeRef> = entries.iter().map(|(inode, ..)| *inode).collect();
+    async fn attributes_of(client: &LocalClient, entries: Vec<(Entry, Vec<u8>, u64)>) -> Result<Vec<Shown>, FsError> {
+        let inode_of = |entry: &Entry| match entry {
+            Entry::Dot(_) => None,
+            Entry::Inode(inode) => Some(*inode),
+        };
+        let inodes: Vec<InodeRef> = entries.iter().filter_map(|(entry, ..)| inode_of(entry)).collect();
         client.take_tokens(&inodes).await;
         let mut shown = Vec::with_capacity(entries.len());
-        for (inode, name, next) in entries {
-            match client.get_attr(inode).await {
-                Ok(attr) => shown.push(Shown { name, next, attr }),
+        for (entry, name, next) in entries {
+            let what = match entry {
+                Entry::Dot(node) => Ok(ShownAs::Dot(node)),
+                Entry::Inode(inode) => client.get_attr(inode).await.map(ShownAs::Entry),
+            };
+            match what {
+                Ok(what) => shown.push(Shown { name, next, what }),
                 // deleted since it was listed
                 Err(FsError::NotFound | FsError::Stale) => {}
                 // the kernel comes back for the rest

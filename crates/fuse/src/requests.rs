@@ -4,7 +4,7 @@ use crate::attr::{file_attr, kind_of_mode, statx, time_change};
 use crate::caller::Caller;
 use crate::directory::{Listed, OpenDirectory, Taken};
 use crate::error::{errno, errno_of_inode};
-use crate::filesystem::{NO_CACHING, PolvoFilesystem, Shown, entry, known, valid_for};
+use crate::filesystem::{NO_CACHING, PolvoFilesystem, Shown, ShownAs, entry, known, valid_for};
 use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
 use crate::inodes::{node_id, node_id_of};
 use crate::mappings::{Opened, SharedMappings};
@@ -506,17 +506,18 @@ impl FileSystem for PolvoFilesystem {
         BUFFER.with_borrow_mut(|buffer| {
             let mut listing = Listing::new(buffer, asked.size);
             let mut kept = Vec::new();
-            for Shown { name, next, attr } in &shown {
-                // The kernel does not count `.` and `..` as looked up, nor use their attributes.
-                let is_dot = matches!(&name[..], b"." | b"..");
-                let mut lasts = (NO_CACHING, NO_CACHING);
-                if !is_dot {
-                    self.kernel.inodes.remember(attr, node_id(dir));
-                    let (name, attributes) = self.kept_entry(node_id(dir), name, attr);
-                    lasts = valid_for(&name, &attributes);
-                    kept.extend([name, attributes].into_iter().flatten());
-                }
-                let fits = listing.add_plus(&entry(attr, lasts.0, lasts.1), *next, name);
+            for Shown { name, next, what } in &shown {
+                let entry = match what {
+                    ShownAs::Dot(node) => EntryOut::directory_unsaid(*node),
+                    ShownAs::Entry(attr) => {
+                        self.kernel.inodes.remember(attr, node_id(dir));
+                        let (name, attributes) = self.kept_entry(node_id(dir), name, attr);
+                        let (name_valid, attr_valid) = valid_for(&name, &attributes);
+                        kept.extend([name, attributes].into_iter().flatten());
+                        entry(attr, name_valid, attr_valid)
+                    }
+                };
+                let fits = listing.add_plus(&entry, *next, name);
                 assert!(fits, "it was counted before");
             }
             reply.ok(listing.bytes());

@@ -693,6 +693,14 @@ impl EntryOut {
         }
     }
 
+    /// In a listing: a directory of which nothing is said but its number.
+    pub fn directory_unsaid(ino: INodeNo) -> EntryOut {
+        let mut entry = EntryOut::new_zeroed();
+        entry.attr.ino = ino;
+        entry.attr.mode = 0o040000;
+        entry
+    }
+
     /// There is no such name, which the kernel may keep for so long.
     pub fn absent(valid: Duration) -> EntryOut {
         EntryOut {

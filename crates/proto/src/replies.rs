@@ -218,6 +218,20 @@ replies! {
         /// At most [`crate::TOKENS_PAGE`], the others later
         asked: Vec<(InodeRef, u64)>,
     },
+    /// To `Unlink` and `Rmdir`. What was done before the node was started anew, it does not know all of.
+    Removed {
+        /// the directory's log
+        tail: Tail,
+        /// what has lost a name, if that is known
+        target: Option<InodeRef>,
+    },
+    /// To `Rename`, as the one before.
+    Renamed {
+        /// what has the new name, if that is known
+        moved: Option<InodeRef>,
+        /// what had it before; in an exchange, what has the old one now
+        other: Option<InodeRef>,
+    },
 }
 
 impl From<()> for Reply {

@@ -278,22 +278,22 @@ requests! {
         /// what
         file: NewFile,
     } -> Made(Made),
-    /// Removes a name of something that is no directory; the answer is the directory's `Attr`.
+    /// Removes a name of something that is no directory.
     Unlink {
         /// directory
         dir: InodeRef,
         /// name
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-    } -> Attr,
-    /// Removes an empty directory; the answer is its parent's `Attr`.
+    } -> Removed,
+    /// Removes an empty directory.
     Rmdir {
         /// its parent
         dir: InodeRef,
         /// name
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-    } -> Attr,
+    } -> Removed,
     /// Adds a name.
     Link {
         /// inode (no directory)
@@ -318,7 +318,7 @@ requests! {
         new_name: Vec<u8>,
         /// how
         mode: RenameMode,
-    } -> Done,
+    } -> Renamed,
     /// Target of a symbolic link.
     ReadLink {
         /// inode

@@ -3,5 +3,6 @@
 pub(crate) mod cached_name;
 pub(crate) mod extent_index;
 pub(crate) mod known_ranges;
+pub(crate) mod listings;
 pub(crate) mod name_cache;
 pub(crate) mod pull;

@@ -194,16 +194,16 @@ impl Tokens {
     #[inline]
     pub fn changing(&self, ino: Ino) -> OwnChange<'_> {
         match self.is_in_use() {
-            true => self.own.begin(Some(ino)),
+            true => self.own.begin(ino),
             false => OwnChange::unnoted(),
         }
     }
 
-    /// A change of inodes of which it is not known which they are.
+    /// A change of inodes of which it is not known which they are, until it has ended ([`OwnChange::was_of`]).
     #[inline]
     pub fn changing_any(&self) -> OwnChange<'_> {
         match self.is_in_use() {
-            true => self.own.begin(None),
+            true => self.own.begin_any(),
             false => OwnChange::unnoted(),
         }
     }

@@ -283,11 +283,11 @@ impl RequestContext<'_> {
         }
     }
 
-    pub async fn unlink(&self, dir: InodeRef, name: Vec<u8>) -> Result<reply::Attr, FsError> {
+    pub async fn unlink(&self, dir: InodeRef, name: Vec<u8>) -> Result<reply::Removed, FsError> {
         self.remove(dir, name, false).await
     }
 
-    pub async fn rmdir(&self, dir: InodeRef, name: Vec<u8>) -> Result<reply::Attr, FsError> {
+    pub async fn rmdir(&self, dir: InodeRef, name: Vec<u8>) -> Result<reply::Removed, FsError> {
         match &name[..] {
             b"." => return Err(FsError::Invalid("the last component is .".into())),
             b".." => return Err(FsError::NotEmpty),
@@ -296,7 +296,7 @@ impl RequestContext<'_> {
         self.remove(dir, name, true).await
     }
 
-    async fn remove(&self, dir: InodeRef, name: Vec<u8>, directory: bool) -> Result<reply::Attr, FsError> {
+    async fn remove(&self, dir: InodeRef, name: Vec<u8>, directory: bool) -> Result<reply::Removed, FsError> {
         valid_name::check(&name)?;
         let own = dir.ino.region();
         let mut revalidation = Revalidation::default();
@@ -338,8 +338,9 @@ impl RequestContext<'_> {
             plan.want(inode.ino.region(), drop);
             match transact(self, &plan, false, None).await {
                 Ok(outcomes) => {
-                    let Outcome { attr, tail } = outcomes.of(dir.ino)?;
-                    return Ok(reply::Attr { attr, tail });
+                    let Outcome { tail, .. } = outcomes.of(dir.ino)?;
+                    let target = Some(inode);
+                    return Ok(reply::Removed { tail, target });
                 }
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::Fs(error) | Failure::NoRoom(_, error)) => {

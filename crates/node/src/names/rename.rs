@@ -9,7 +9,7 @@ use crate::names::valid_name;
 use crate::request::context::RequestContext;
 use crate::transactions::coordinator::{Failure, transact};
 use polvo_format::{Attr, FileKind, Ino};
-use polvo_proto::{DirEntry, FsError, InodeRef, NewFile, RenameMode, ask};
+use polvo_proto::{DirEntry, FsError, InodeRef, NewFile, RenameMode, ask, reply};
 
 /// Deepest chain of parents that is walked.
 const DEPTH_MAX: u32 = 1 << 16;
@@ -23,7 +23,7 @@ enum Missed {
 }
 
 impl RequestContext<'_> {
-    pub async fn rename(&self, rename: Rename) -> Result<(), FsError> {
+    pub async fn rename(&self, rename: Rename) -> Result<reply::Renamed, FsError> {
         valid_name::check(&rename.old_name)?;
         valid_name::check_new(&rename.new_name).map_err(|error| match error {
             FsError::Exists => FsError::Busy, // "." and "..": EBUSY
@@ -39,7 +39,7 @@ impl RequestContext<'_> {
                 // the names were looked up one after the other: together they were so only if the first did not change
                 let now = self.find(rename.old_dir, &rename.old_name).await?;
                 if now.is_some_and(|(_, tail)| tail == found.source_tail) {
-                    return verdict;
+                    return verdict.map(|()| found.answer());
                 }
                 backoff.wait().await?;
                 continue;
@@ -53,7 +53,7 @@ impl RequestContext<'_> {
                 lease.release(self).await;
             }
             match result {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(found.answer()),
                 Err(Missed::Before(Failure::Conflict) | Missed::Transaction(Failure::Conflict)) => {
                     backoff.wait().await?
                 }

@@ -2,7 +2,7 @@
 
 use crate::transactions::coordinator::Plan;
 use polvo_format::{FileKind, Tail};
-use polvo_proto::{DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode};
+use polvo_proto::{DirEntry, FsError, InodeRef, Intent, NewFile, Placement, RenameMode, reply};
 
 /// A rename as asked for.
 pub(crate) struct Rename {
@@ -49,6 +49,14 @@ impl FoundNames {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    /// What the rename was about.
+    pub fn answer(&self) -> reply::Renamed {
+        reply::Renamed {
+            moved: Some(self.source.target),
+            other: self.dest.as_ref().map(|dest| dest.target),
         }
     }
 

@@ -191,7 +191,14 @@ impl RequestContext<'_> {
                     before,
                 }))
             }
-            Request::Rename { .. } => Ok(Reply::Done),
+            Request::Rename { .. } => {
+                let (moved, other) = (None, None);
+                Ok(Reply::Renamed { moved, other })
+            }
+            Request::Unlink { .. } | Request::Rmdir { .. } => {
+                let (_, tail) = self.attr_and_tail(inode).await.map_err(gone)?;
+                Ok(Reply::Removed { tail, target: None })
+            }
             request => {
                 let linked = target.filter(|_| matches!(request, Request::Link { .. }));
                 let (attr, tail) = self.attr_and_tail(linked.unwrap_or(inode)).await.map_err(gone)?;

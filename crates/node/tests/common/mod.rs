@@ -176,7 +176,7 @@ impl Caller {
             new_name,
             mode,
         };
-        self.ask(new_dir.ino.region(), request).await
+        self.ask(new_dir.ino.region(), request).await.map(drop)
     }
 
     pub async fn rename(&self, old_dir: InodeRef, old: &str, new_dir: InodeRef, new: &str) -> Result<(), FsError> {
