@@ -43,7 +43,8 @@ struct Note {
     read_at: Tail,
 }
 
-/// As of when inodes were noted last that are not open: what files have in [`OpenInode`](crate::open_table::OpenInode).
+/// Of directories and links: the state of the log, and the day, of which each was noted last. (Files have theirs in
+/// [`OpenInode`](crate::open_table::OpenInode).)
 struct Marks(Box<[AtomicU64]>);
 
 impl Default for Marks {

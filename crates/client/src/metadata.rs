@@ -267,14 +267,14 @@ impl LocalClient {
             new_name: new.to_vec(),
             mode,
         };
-        let reply::Renamed { moved: is_moved, other } = self.call(new_dir.ino.region(), request).await?;
+        let reply::Renamed { moved: renamed, other } = self.call(new_dir.ino.region(), request).await?;
         // what the names stand for now is left to the log: our idea of what moved may have been old, and where both names
         // were the same inode's, nothing has moved
         if victim != moved {
             self.bury(victim);
         }
-        if let Some(is_moved) = is_moved {
-            let about = [Some(is_moved), other].into_iter().flatten().map(|inode| inode.ino);
+        if let Some(renamed) = renamed {
+            let about = [Some(renamed), other].into_iter().flatten().map(|inode| inode.ino);
             own.was_of(about.chain([old_dir.ino, new_dir.ino]));
         }
         Ok(())

@@ -123,11 +123,7 @@ impl OpenDirectory {
                     Err(error) => return Err(error.into()),
                 };
                 let end = *ahead.end.get_or_insert(page.next_cookie);
-                // no name has the cookie after the last one's: the newest is among these
-                let is_last = page
-                    .entries
-                    .last()
-                    .is_none_or(|last| last.cookie.saturating_add(1) >= end);
+                let is_last = page.reaches(end);
                 ahead.entries = page.entries.into_iter().take_while(|e| e.cookie < end).collect();
                 ahead.ended = is_last;
                 continue;

@@ -508,7 +508,7 @@ impl FileSystem for PolvoFilesystem {
             let mut kept = Vec::new();
             for Shown { name, next, what } in &shown {
                 let entry = match what {
-                    ShownAs::Dot(node) => EntryOut::directory_unsaid(*node),
+                    ShownAs::Dot(node) => EntryOut::bare_directory(*node),
                     ShownAs::Entry(attr) => {
                         self.kernel.inodes.remember(attr, node_id(dir));
                         let (name, attributes) = self.kept_entry(node_id(dir), name, attr);

@@ -694,7 +694,7 @@ impl EntryOut {
     }
 
     /// In a listing: a directory of which nothing is said but its number.
-    pub fn directory_unsaid(ino: INodeNo) -> EntryOut {
+    pub fn bare_directory(ino: INodeNo) -> EntryOut {
         let mut entry = EntryOut::new_zeroed();
         entry.attr.ino = ino;
         entry.attr.mode = 0o040000;

@@ -112,8 +112,11 @@ impl Reactors {
             Err(()) => return false,
         }
         let counts = self.connections.by_reactor(self.inboxes.len());
-        let least = (0..counts.len()).min_by_key(|reactor| counts[*reactor]);
-        let reactor = least.expect("there is a reactor");
+        // not one that has ended before its time
+        let running = (0..counts.len()).filter(|reactor| !self.inboxes[*reactor].is_closed());
+        let Some(reactor) = running.min_by_key(|reactor| counts[*reactor]) else {
+            return false;
+        };
         let connection = self.connections.add(party, reactor);
         let number = connection.number;
         if self.inboxes[reactor]

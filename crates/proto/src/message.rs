@@ -249,6 +249,14 @@ pub struct DirPage {
     pub tail: Tail,
 }
 
+impl DirPage {
+    /// Does it have the last of the names with cookies below this one? Not known where that was removed; then the next page is empty.
+    pub fn reaches(&self, cookie: u64) -> bool {
+        let last = self.entries.last();
+        last.is_none_or(|last| last.cookie.saturating_add(1) >= cookie)
+    }
+}
+
 /// A name's inode, found in a directory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Found {

@@ -36,10 +36,7 @@ impl Listings {
 
     /// A directory was listed from its beginning.
     pub(crate) fn keep(&self, dir: InodeRef, page: &DirPage) {
-        let last = page.entries.last().map_or(0, |last| last.cookie);
-        // no name has the cookie after the last one's: the newest is among these
-        let is_whole = page.entries.is_empty() || last.saturating_add(1) >= page.next_cookie;
-        if !is_whole {
+        if !page.reaches(page.next_cookie) {
             return;
         }
         let mut kept = self.0.lock();
