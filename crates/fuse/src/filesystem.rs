@@ -394,20 +394,6 @@ impl PolvoFilesystem {
         self.reply_entry(parent, made, reply);
     }
 
-    /// Truncates a file that is opened with `O_TRUNC`, which also takes privilege bits away.
-    pub(crate) async fn truncate_at_open(client: &LocalClient, inode: InodeRef, caller: Caller) -> Result<(), FsError> {
-        let mut set = SetAttr {
-            size: Some(0),
-            ..SetAttr::default()
-        };
-        if caller.uid != 0 {
-            let attr = client.get_attr(inode).await?;
-            set.mode = without_privileges(&attr, || caller.keeps_set_gid(attr.gid));
-        }
-        client.set_attr(inode, set).await?;
-        Ok(())
-    }
-
     /// Takes privilege bits from a file whose contents this caller is about to change.
     pub(crate) async fn take_privileges(client: &LocalClient, inode: InodeRef, caller: Caller) -> Result<(), FsError> {
         let attr = client.get_attr(inode).await?;
@@ -422,26 +408,21 @@ impl PolvoFilesystem {
         Ok(())
     }
 
-    /// Opens a file, and truncates it with `O_TRUNC`. Who is going to write says so to the cluster, and who could map the file shared
-    /// and writable asks for the right to do so.
+    /// Opens a file. Who is going to write says so to the cluster, and who could map the file shared and writable asks for the right
+    /// to do so. With `O_TRUNC` it is the kernel that truncates it, by `setattr`: only then may it still find that it must not, since
+    /// a program is run from the file.
     pub(crate) async fn open_file(
         &self,
         client: &LocalClient,
         inode: InodeRef,
         flags: i32,
-        caller: Caller,
     ) -> Result<Arc<OpenFile>, FsError> {
         let one = self.mappings.allowed() == SharedMappings::One;
-        let file = match access(flags) {
-            Access::Read => client.open(inode).await?,
-            Access::Write => client.open_to_write(inode, false).await?,
-            Access::ReadWrite => client.open_to_write(inode, one).await?,
-        };
-        if flags & libc::O_TRUNC != 0 {
-            let _change = self.begin_change(inode);
-            Self::truncate_at_open(client, inode, caller).await?;
+        match access(flags) {
+            Access::Read => client.open(inode).await,
+            Access::Write => client.open_to_write(inode, false).await,
+            Access::ReadWrite => client.open_to_write(inode, one).await,
         }
-        Ok(file)
     }
 
     /// Whether a file that was opened to be read may be read by way of pages.
@@ -490,7 +471,10 @@ impl PolvoFilesystem {
             result => return result,
         }
         // The kernel has checked nothing of this file. Where the answer is not plain, ESTALE makes it look again
-        // and open the file by itself.
+        // and open, and truncate, the file by itself.
+        if flags & libc::O_TRUNC != 0 {
+            return Err(FsError::Stale);
+        }
         let attr = client.lookup(dir, name).await.map_err(|_| FsError::Stale)?;
         if !owner_may_open(&attr, caller.uid, flags) {
             return Err(FsError::Stale);
@@ -499,7 +483,7 @@ impl PolvoFilesystem {
             ino: attr.ino,
             generation: attr.generation,
         };
-        let open = self.open_file(client, inode, flags, caller).await;
+        let open = self.open_file(client, inode, flags).await;
         let open = open.map_err(|_| FsError::Stale)?;
         Ok((client.get_attr(inode).await?, open))
     }

@@ -145,11 +145,8 @@ fn reply_xattr(result: Result<Vec<u8>, Errno>, room: u32, reply: Reply<[u8]>) {
 
 impl FileSystem for PolvoFilesystem {
     fn init(&mut self, connection: &mut Connection) {
-        let mut wanted = init::ATOMIC_O_TRUNC
-            | init::AUTO_INVAL_DATA
-            | init::PARALLEL_DIROPS
-            | init::EXPORT_SUPPORT
-            | init::DONT_MASK;
+        // not ATOMIC_O_TRUNC: a program's file would be empty before the kernel finds that it must not be written to
+        let mut wanted = init::AUTO_INVAL_DATA | init::PARALLEL_DIROPS | init::EXPORT_SUPPORT | init::DONT_MASK;
         if self.mappings.allowed() == SharedMappings::One
             && let Err(why) = self.prepare_mappings(connection)
         {
@@ -330,9 +327,9 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn open(&self, req: &Header, asked: &OpenIn, reply: Reply<OpenOut>) {
-        let (caller, flags) = (Caller::from(req), asked.flags);
+        let flags = asked.flags;
         let file = self.with_inode("open", req.node, |client, inode| async move {
-            self.open_file(&client, inode, flags, caller).await
+            self.open_file(&client, inode, flags).await
         });
         let file = match file {
             Ok(file) => file,

@@ -13,6 +13,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 fn read_write(path: &Path) -> OpenOptions {
@@ -95,6 +96,32 @@ fn opening_with_truncation_and_exclusively() {
         Some(17)
     );
     assert_eq!(fs::metadata(&path).expect("there").len(), 10);
+    File::create(&path).expect("truncated");
+    assert_eq!(fs::metadata(&path).expect("there").len(), 0);
+}
+
+/// The kernel finds late that a file is a running program's: after the open that truncates.
+#[test]
+fn a_running_program_is_not_truncated() {
+    let Some(m) = mounted("") else { return };
+    let path = m.dir.join("program");
+    let program = fs::read("/bin/sleep").expect("read");
+    fs::write(&path, &program).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("set");
+    let mut running = Command::new(&path).arg("60").spawn().expect("run");
+    for flags in [
+        OFlags::WRONLY,
+        OFlags::WRONLY | OFlags::TRUNC,
+        OFlags::TRUNC,
+        OFlags::CREATE | OFlags::RDWR | OFlags::TRUNC,
+    ] {
+        let opened = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
+        assert_eq!(opened.map(drop), Err(Errno::TXTBSY), "{flags:?}");
+    }
+    assert_eq!(running.try_wait().expect("a child"), None, "runs on");
+    assert_eq!(fs::read(&path).expect("read"), program);
+    running.kill().expect("killed");
+    running.wait().expect("ended");
     File::create(&path).expect("truncated");
     assert_eq!(fs::metadata(&path).expect("there").len(), 0);
 }
@@ -487,7 +514,7 @@ fn who_changes_a_program_takes_its_capabilities_away() {
     // version 2, effective: CAP_NET_RAW
     let capabilities = [[1, 0, 0, 2], [0, 32, 0, 0], [0; 4], [0; 4], [0; 4]].concat();
     let large = vec![1; 64 << 10];
-    let changes: [(&str, &dyn Fn()); 6] = [
+    let changes: [(&str, &dyn Fn()); 7] = [
         ("a small write", &|| file.write_all_at(b"x", 3).expect("written")),
         ("a large write", &|| file.write_all_at(&large, 3).expect("written")),
         ("an append", &|| {
@@ -495,6 +522,9 @@ fn who_changes_a_program_takes_its_capabilities_away() {
             end.write_all(b"more").expect("appended");
         }),
         ("a truncation", &|| file.set_len(10).expect("cut")),
+        ("a truncation when it is opened", &|| {
+            drop(File::create(&path).expect("truncated"));
+        }),
         ("a hole", &|| {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(&file, flags, 0, 5).expect("punched");
