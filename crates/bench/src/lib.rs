@@ -5,11 +5,13 @@
 //! JSON file whose rows are `name, value, unit, baseline, ratio, target, met`, and a document to be read. A further experiment
 //! is a file in `experiments` and a line in `suite`.
 //!
-//! Two programs use this: `polvo-bench`, the suite's command line, and `hot-operations`, whose instructions are counted.
+//! `polvo-bench` is the suite's command line; what it does of this in processes of its own is a `part`, and so are the hot operations
+//! whose instructions are counted (`scripts/instructions`).
 #![forbid(unsafe_code)]
 
 pub mod cluster;
 pub mod experiments;
+pub mod hot_operations;
 pub mod limits;
 pub mod mounted;
 pub mod on_thread;

@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_bench::report::Report;
 use polvo_bench::suite::{self, COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
-use polvo_bench::{BenchError, experiments, limits, mounted};
+use polvo_bench::{BenchError, experiments, hot_operations, limits, mounted};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -96,6 +96,7 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     let out = &mut io::stdout();
     if let Some((what, values)) = args.part.split_first() {
         return match what.as_str() {
+            hot_operations::PART => hot_operations::part(&args.scratch, values),
             limits::PART => limits::fill(&args.scratch, values),
             mounted::PART => mounted::part(&args.scratch, values),
             experiments::memory::PART => experiments::memory::part(&args.scratch, values),

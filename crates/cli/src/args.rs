@@ -181,7 +181,7 @@ pub struct UpArgs {
     /// Options of the mount, comma-separated
     #[arg(long, value_name = "OPTIONS", requires = "mount")]
     pub mount_options: Option<String>,
-    /// Regions a node [default: 4]
+    /// Regions a node [default: one for each 64 MiB of its pool, at least 4, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]

@@ -510,6 +510,22 @@ mod tests {
         Config::parse(&text, Path::new("/etc/p.toml")).unwrap_err().to_string()
     }
 
+    /// What the fuzzer has found to be worth keeping.
+    #[test]
+    fn whatever_the_text_is_it_is_read_or_refused() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/configuration");
+        let mut inputs = 0;
+        for input in std::fs::read_dir(corpus).unwrap() {
+            let bytes = std::fs::read(input.unwrap().path()).unwrap();
+            let _ = crate::url::Url::parse(&bytes);
+            if let Ok(text) = std::str::from_utf8(&bytes) {
+                let _ = Config::parse(text, Path::new("/etc/p.toml"));
+            }
+            inputs += 1;
+        }
+        assert!(inputs > 100, "{inputs} inputs");
+    }
+
     #[test]
     fn an_unknown_key_is_named_with_line_and_known_ones() {
         let error = error_with("path = \"/dev/dax0.0\"", "pth = \"/dev/dax0.0\"");

@@ -1,7 +1,11 @@
 //! The command line of `polvod`.
 
 use clap::Parser;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// The name under which `polvo` is a node.
+pub const DAEMON: &str = "polvod";
 
 const HELP: &str = "\
 Runs in the foreground; logs to stderr. On stdout it says what it recovers and then, once, `ready` and the addresses at
@@ -22,6 +26,11 @@ A new node:
   polvod --print-config > /etc/polvo/polvod.toml     and edit it
   polvo format --config /etc/polvo/polvod.toml
   polvod --config /etc/polvo/polvod.toml";
+
+/// Whether a program that was called like this is a node.
+pub fn is_daemon(called: &OsStr) -> bool {
+    Path::new(called).file_name() == Some(OsStr::new(DAEMON))
+}
 
 /// A node of PolvoFS: one pool, the regions in it, and optionally a mount.
 #[derive(Parser, Debug)]

@@ -4,7 +4,6 @@
 //! polled: the wait ends with the line, with the child's end, or with the deadline.
 
 use crate::{CliError, Context};
-use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -37,21 +36,17 @@ pub struct NotReady {
 }
 
 impl Detached {
-    /// Starts `program` in a session of its own (it is told `--detached`), with `/` as its directory, its log appended
+    /// Starts a program in a session of its own (it is told `--detached`), with `/` as its directory, its log appended
     /// to `log`.
-    pub fn start<S: AsRef<OsStr>>(program: &Path, args: &[S], log: &Path) -> Result<Detached, CliError> {
+    pub fn start(mut program: Command, log: &Path) -> Result<Detached, CliError> {
         let what = || format!("log file {}", log.display());
         let mut file = OpenOptions::new().create(true).append(true).open(log).doing(what)?;
         let log_start = file.seek(SeekFrom::End(0)).doing(what)?;
-        let mut child = Command::new(program)
-            .args(args)
-            .arg("--detached")
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(file)
+        program.arg("--detached").current_dir("/");
+        program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        let mut child = program
             .spawn()
-            .doing(|| format!("starting {}", program.display()))?;
+            .doing(|| format!("starting {}", program.get_program().display()))?;
         let stdout = child.stdout.take().expect("stdout was asked to be a pipe");
         Ok(Detached {
             child,
@@ -146,6 +141,11 @@ impl NotReady {
     }
 }
 
+/// The file of this program, to be started anew.
+pub fn this_program() -> Result<PathBuf, CliError> {
+    std::env::current_exe().doing(|| "finding this program".into())
+}
+
 /// Leaves the session of whoever started this process, when it was started by [`Detached::start`].
 pub fn leave_session() {
     // It fails for a process that leads a group already, which has no terminal to lose then.
@@ -157,7 +157,9 @@ mod tests {
     use super::*;
 
     fn shell(script: &str, log: &Path) -> Detached {
-        Detached::start(Path::new("/bin/sh"), &["-c", script, "sh"], log).unwrap()
+        let mut sh = Command::new("/bin/sh");
+        sh.args(["-c", script, "sh"]);
+        Detached::start(sh, log).unwrap()
     }
 
     fn soon() -> Instant {

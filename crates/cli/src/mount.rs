@@ -3,7 +3,7 @@
 use crate::args::{ClusterArgs, MountArgs, Mover, Provider, UmountArgs};
 use crate::connect::{Location, Reach};
 use crate::descriptors;
-use crate::detached::{Detached, leave_session};
+use crate::detached::{Detached, leave_session, this_program};
 use crate::mount_files::MountFiles;
 use crate::on_thread::on_thread;
 use crate::output::say;
@@ -14,6 +14,7 @@ use polvo_fuse::{Mount, MountError, MountOptions};
 use polvo_proto::Cred;
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -180,9 +181,10 @@ fn start_detached(
     if args.cluster.verify {
         line.push("--verify".into());
     }
-    let program = std::env::current_exe().doing(|| "finding this program".into())?;
+    let mut program = Command::new(this_program()?);
+    program.args(line);
     let log = args.log.clone().unwrap_or_else(|| files.log());
-    let mut child = Detached::start(&program, &line, &log)?;
+    let mut child = Detached::start(program, &log)?;
     let wait = Duration::from_secs(args.wait);
     match child.wait_for(MOUNTED, Instant::now() + wait, |_| ()) {
         Ok(_) => Ok(()),

@@ -8,7 +8,8 @@ use crate::cluster_dir::ClusterDir;
 use crate::config::{parse_persistence, reactors_of};
 use crate::connect::with_client_as;
 use crate::daemon::READY;
-use crate::detached::Detached;
+use crate::daemon_args::DAEMON;
+use crate::detached::{Detached, this_program};
 use crate::format::{FormatJob, format};
 use crate::output::say;
 use crate::process::ProcessId;
@@ -19,7 +20,9 @@ use polvo_fabric::Address;
 use polvo_format::NodeId;
 use polvo_proto::{Cred, InodeRef, SetAttr};
 use std::fmt::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Time for a clean end of the nodes that a failed `up` has started.
@@ -128,7 +131,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         id: id.to_string(),
         nodes,
         size: size.0,
-        regions_per_node: args.regions_per_node.unwrap_or(4),
+        regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size)),
         reactors: args.reactors,
         provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
@@ -445,18 +448,15 @@ fn start_nodes(
     cluster: &DevCluster,
     nodes: &[u16],
 ) -> Result<(Vec<(u16, u32)>, Duration), StartFailure> {
-    let polvod = polvod_program();
+    let program = this_program()?;
     let begun = Instant::now();
     let mut children: Vec<(u16, Detached)> = Vec::new();
     let result = (|| {
         for node in nodes {
             let _ = std::fs::remove_file(pid_file(dir, *node));
-            let config = config_file(dir, *node);
-            let child = Detached::start(
-                &polvod,
-                &["--config".as_ref(), config.as_os_str()],
-                &log_file(dir, *node),
-            )?;
+            let mut polvod = Command::new(&program);
+            polvod.arg0(DAEMON).arg("--config").arg(config_file(dir, *node));
+            let child = Detached::start(polvod, &log_file(dir, *node))?;
             children.push((*node, child));
         }
         let wait = Duration::from_secs(args.wait);
@@ -490,12 +490,9 @@ fn start_nodes(
     }
 }
 
-/// The daemon: beside this program, else in the `PATH`.
-fn polvod_program() -> PathBuf {
-    let beside = std::env::current_exe()
-        .ok()
-        .and_then(|exe| Some(exe.parent()?.join("polvod")));
-    beside.filter(|p| p.is_file()).unwrap_or_else(|| "polvod".into())
+/// Regions of a node with a pool of that size: threads wait for each other less the more there are, and each takes some segments.
+fn default_regions(pool: Size) -> u16 {
+    (pool.0 / (64 << 20)).clamp(4, 16) as u16
 }
 
 /// What the user wants to know now. `shown` is the directory as the user typed it.

@@ -1,8 +1,11 @@
-//! `polvo`: the command line of PolvoFS. Called as `mount.polvo` or `mount.fuse.polvo` it is a helper of mount(8).
+//! `polvo`: the command line of PolvoFS. Called as `polvod` it is a node, as `mount.polvo` or `mount.fuse.polvo` a helper of mount(8).
 #![forbid(unsafe_code)]
+
+mod polvod;
 
 use clap::Parser;
 use polvo_cli::args::{Cli, Command, MountArgs};
+use polvo_cli::daemon_args;
 use polvo_cli::mount_helper::{self, HelperCall};
 use polvo_cli::{
     CliError, Exit, bench, completions, dev, df, format, fsck, log_output, man, mount, path, scrub, status,
@@ -12,6 +15,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let called = std::env::args_os().next().unwrap_or_default();
+    if daemon_args::is_daemon(&called) {
+        return polvod::main();
+    }
     let line: Vec<OsString> = if mount_helper::is_helper(&called) {
         let as_root = rustix::process::geteuid().is_root();
         match mount_helper::parse(std::env::args_os(), as_root) {

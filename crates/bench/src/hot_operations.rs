@@ -1,31 +1,21 @@
 //! Carries out one of the hottest operations again and again through a colocated client, for profilers and instruction
-//! counters. Only [`measured`] is to be counted: `valgrind --tool=callgrind --toggle-collect=measured`.
+//! counters. Only [`measured`] is to be counted: `valgrind --tool=callgrind --toggle-collect='*hot_operations::measured*'`.
 
-use clap::{Parser, ValueEnum};
-use polvo_bench::BenchError;
-use polvo_bench::cluster::{BenchNode, Scratch, new_file, pool_len, tick};
+use crate::BenchError;
+use crate::cluster::{BenchNode, Scratch, new_file, pool_len, tick};
+use clap::ValueEnum;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::Ino;
 use polvo_proto::{FsError, InodeRef};
-use std::path::PathBuf;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Carries out one operation again and again.
-#[derive(Parser)]
-struct Args {
-    /// Which.
-    operation: Operation,
-    /// How often.
-    #[arg(long, default_value_t = 1000)]
-    times: u64,
-    /// Bytes of the file that is read and written.
-    #[arg(long, default_value_t = 16 << 20)]
-    file: u64,
-    /// Where the pool goes.
-    #[arg(long, default_value = "/dev/shm")]
-    scratch: PathBuf,
-}
+/// What this does in a process of its own: `--part hot-operation OPERATION TIMES`.
+pub const PART: &str = "hot-operation";
+
+/// Bytes of the file that is read and written.
+const FILE: u64 = 16 << 20;
 
 /// The ten hottest operations.
 #[derive(Clone, Copy, ValueEnum)]
@@ -57,8 +47,8 @@ enum Operation {
 const TICK_EVERY: u64 = 256;
 
 /// Places to read and write at: a linear congruence over the pages of the file.
-fn place(n: u64, file: u64, len: u64) -> u64 {
-    let pages = (file - len) / 4096 + 1;
+fn place(n: u64, len: u64) -> u64 {
+    let pages = (FILE - len) / 4096 + 1;
     n.wrapping_mul(6_364_136_223_846_793_005)
         .wrapping_add(1_442_695_040_888_963_407)
         % pages
@@ -71,13 +61,12 @@ struct Stage {
     file: Arc<OpenFile>,
     names: Vec<Vec<u8>>,
     bytes: Vec<u8>,
-    args: Args,
+    operation: Operation,
 }
 
 /// What is counted.
-#[unsafe(no_mangle)]
 #[inline(never)]
-extern "Rust" fn measured(stage: &mut Stage, n: u64) -> Result<(), FsError> {
+fn measured(stage: &mut Stage, n: u64) -> Result<(), FsError> {
     use std::task::{Context, Poll, Waker};
     let mut operation = std::pin::pin!(one(stage, n));
     match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -93,27 +82,25 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
         file,
         names,
         bytes,
-        args,
+        operation,
     } = stage;
     let name = &names[n as usize % names.len()];
     let inode = file.inode();
-    match args.operation {
+    match operation {
         Operation::Read => {
-            client.read(file, place(n, args.file, 4096), &mut bytes[..4096]).await?;
+            client.read(file, place(n, 4096), &mut bytes[..4096]).await?;
         }
         Operation::Overwrite => {
-            client.write(file, place(n, args.file, 4096), &bytes[..4096]).await?;
+            client.write(file, place(n, 4096), &bytes[..4096]).await?;
         }
         Operation::SmallOverwrite => {
-            client
-                .write(file, place(n, args.file, 4096) + 100, &bytes[..64])
-                .await?;
+            client.write(file, place(n, 4096) + 100, &bytes[..64]).await?;
         }
         Operation::Append => {
             client.append(file, &bytes[..4096]).await?;
         }
         Operation::LargeOverwrite => {
-            client.write(file, place(n, args.file, 1 << 20), bytes).await?;
+            client.write(file, place(n, 1 << 20), bytes).await?;
         }
         Operation::Lookup => {
             // in no order, as programs do: neighbours in the log would come by themselves
@@ -134,10 +121,15 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
     Ok(())
 }
 
-fn main() -> Result<(), BenchError> {
-    let args = Args::parse();
-    let scratch = Scratch::new(&args.scratch)?;
-    let node = BenchNode::start(scratch.path(), pool_len(args.file))?;
+/// Carries out one operation so often: `[OPERATION, TIMES]`.
+pub fn part(scratch: &Path, values: &[String]) -> Result<(), BenchError> {
+    let [operation, times] = values else {
+        return Err("which operation, and how often?".into());
+    };
+    let operation = Operation::from_str(operation, false)?;
+    let times: u64 = times.parse()?;
+    let scratch = Scratch::new(scratch)?;
+    let node = BenchNode::start(scratch.path(), pool_len(FILE))?;
     let client = node.internal();
     let served = node.node();
     let done: Result<(), BenchError> = client.run(|client| async move {
@@ -145,23 +137,22 @@ fn main() -> Result<(), BenchError> {
         let (_, file) = client.create_open(root, b"file", new_file()).await?;
         let bytes = vec![7; 1 << 20];
         // the whole pool is touched: first touches are faults of the operating system
-        for at in (0..pool_len(args.file)).step_by(bytes.len()) {
-            client.write(&file, at % args.file, &bytes).await?;
+        for at in (0..pool_len(FILE)).step_by(bytes.len()) {
+            client.write(&file, at % FILE, &bytes).await?;
         }
         // and the file lies as scattered as overwriting leaves it
-        for n in 0..args.file / 4096 {
+        for n in 0..FILE / 4096 {
             if n % TICK_EVERY == 0 {
                 tick(&client, served).await;
             }
             client
-                .write(&file, n.wrapping_mul(7919) % (args.file / 4096) * 4096, &bytes[..4096])
+                .write(&file, n.wrapping_mul(7919) % (FILE / 4096) * 4096, &bytes[..4096])
                 .await?;
         }
-        let times = args.times;
         // what comes first is no more measured than it is in a system that runs
         let warm = times / 4;
         let names: Vec<Vec<u8>> = (0..times + warm).map(|n| format!("name-{n:07}").into_bytes()).collect();
-        if matches!(args.operation, Operation::Lookup | Operation::Unlink) {
+        if matches!(operation, Operation::Lookup | Operation::Unlink) {
             for name in &names {
                 client.create(root, name, new_file()).await?;
             }
@@ -172,7 +163,7 @@ fn main() -> Result<(), BenchError> {
             file,
             names,
             bytes,
-            args,
+            operation,
         };
         for n in 0..warm {
             one(&mut stage, n).await?;

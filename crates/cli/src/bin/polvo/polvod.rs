@@ -1,5 +1,4 @@
 //! `polvod`: a node of PolvoFS.
-#![forbid(unsafe_code)]
 
 use clap::Parser;
 use polvo_cli::config::Config;
@@ -8,7 +7,8 @@ use polvo_cli::daemon_args::DaemonArgs;
 use polvo_cli::{CliError, Exit, daemon, detached, log_output, output};
 use std::process::ExitCode;
 
-fn main() -> ExitCode {
+/// Runs a node to its end, as its command line says.
+pub(crate) fn main() -> ExitCode {
     let args = DaemonArgs::parse();
     if args.print_config {
         output::say(TEMPLATE.trim_end());
