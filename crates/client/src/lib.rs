@@ -34,6 +34,7 @@ mod tokens;
 
 pub use access_times::AccessTimeRule;
 pub use client::{Client, ClientConfig, Counters};
+pub use colocated::shown::ShownFile;
 pub use io::read::Whence;
 pub use io::stream::ReadStream;
 pub use io::transfers::{Buffer, Thresholds, Transfers};

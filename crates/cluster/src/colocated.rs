@@ -6,7 +6,7 @@ use crate::{Links, SessionContext};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Answer, Call, Cred, FsError, InodeRef, WriteAt};
-use polvo_region::FileView;
+use polvo_region::{FileView, Snapshot};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -98,4 +98,24 @@ pub trait ColocatedSession: Send + Sync {
         cred: &'a Cred,
         inode: InodeRef,
     ) -> LocalFuture<'a, Result<Arc<FileView>, FsError>>;
+
+    /// Bytes of a file that the session has open, at most `len` from an offset on, where they lie in the pool.
+    ///
+    /// # Errors
+    /// As [`ColocatedSession::file_view`].
+    fn show<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        cred: &'a Cred,
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+    ) -> LocalFuture<'a, Result<Box<dyn ShownBytes>, FsError>>;
+}
+
+/// Bytes of a file that stay where they are, and as they are, until this is dropped, whatever becomes of the file. It is not to be
+/// kept for long: what is freed meanwhile cannot be used again.
+pub trait ShownBytes {
+    /// Where they are.
+    fn snapshot(&self) -> &Snapshot;
 }

@@ -10,7 +10,7 @@ use crate::inodes::{node_id, node_id_of};
 use crate::mappings::{Opened, SharedMappings};
 use crate::open_file::OpenHandle;
 use crate::xattr;
-use polvo_client::{Kept, OpenFile, Whence};
+use polvo_client::{Kept, OpenFile, ShownFile, Whence};
 use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
@@ -119,6 +119,17 @@ impl PolvoFilesystem {
             None => plain,
         }
     }
+}
+
+/// Reads from here on are answered from where the bytes lie, if they do in this process: what that takes more than a copy of
+/// fewer bytes is two times the region's lock, and some allocations.
+const SHOWN_MIN: usize = 64 << 10;
+
+/// What a read has come to.
+enum Read<'b> {
+    /// Bytes that lie in the pool.
+    Shown(ShownFile),
+    Copied(&'b [u8]),
 }
 
 thread_local! {
@@ -362,26 +373,38 @@ impl FileSystem for PolvoFilesystem {
     }
 
     fn read(&self, _req: &Header, asked: &ReadIn, reply: Reply<[u8]>) {
+        let size = asked.size as usize;
         BUFFER.with_borrow_mut(|buffer| {
-            let size = asked.size as usize;
-            if buffer.len() < size {
-                buffer.resize(size, 0);
-            }
-            let into = &mut buffer[..size];
             let read = self.with_handle("read", asked.handle, |client, handle| async move {
                 // a program's read says whose it is; a page that a mapping lacks is nobody's
                 if handle.opened == Opened::WithoutRight && asked.owner().is_none() {
                     return Err(FsError::Access);
                 }
-                let read = client.read(&handle.file, asked.offset, into).await?;
+                let shown = match size >= SHOWN_MIN {
+                    true => client.show(&handle.file, asked.offset, size).await?,
+                    false => None,
+                };
+                let read = match shown {
+                    Some(shown) => Read::Shown(shown),
+                    None => {
+                        if buffer.len() < size {
+                            buffer.resize(size, 0);
+                        }
+                        let into = &mut buffer[..size];
+                        let read = client.read(&handle.file, asked.offset, into).await?;
+                        Read::Copied(&into[..read])
+                    }
+                };
                 if !handle.leaves_access_time {
                     client.accessed(&handle.file);
                 }
-                Ok(&into[..read])
+                Ok(read)
             });
             match read {
                 Ok(_) if self.has_lost_locks(asked.handle, asked.owner()) => reply.error(Errno::IO),
-                read => reply_bytes(read, reply),
+                Ok(Read::Copied(bytes)) => reply.ok(bytes),
+                Ok(Read::Shown(shown)) => reply.ok_parts(&shown.parts()),
+                Err(errno) => reply.error(errno),
             }
         });
     }

@@ -4,7 +4,7 @@
 //! place that has both).
 
 mod common;
-use common::{mount_at, mounted};
+use common::{mount_at, mounted, mounted_on_memory};
 use polvo_fuse::{Mount, MountError, MountOptions, unmount};
 use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 fn read_write(path: &Path) -> OpenOptions {
@@ -423,6 +424,67 @@ fn a_large_file_through_one_descriptor_and_copied() {
     let space = rustix::fs::statvfs(&m.dir).expect("statvfs");
     assert!(space.f_blocks > space.f_bfree && space.f_bfree > 0 && space.f_namemax == 255);
     assert!(space.f_files > space.f_ffree);
+}
+
+/// Large reads are answered from the pool, where pages stay as they are meanwhile: whatever becomes of the file, a read shows it as
+/// it was at one moment.
+#[test]
+fn a_large_read_shows_one_moment() {
+    // one request of the kernel, wherever the memory begins
+    const LEN: usize = 512 << 10;
+    // so short that what is added goes on in the page
+    const SHORT: usize = LEN / 2 + 1000;
+    let Some(m) = mounted_on_memory("") else { return };
+    let path = m.dir.join("file");
+    let file = read_write(&path).open(&path).expect("created");
+    let chunks = |step: u8| [step; LEN];
+    file.write_all_at(&chunks(0), 0).expect("written");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut adding = OpenOptions::new().append(true).open(&path).expect("opened");
+            for step in 1..=250 {
+                // whole, then shorter, then with a little more behind
+                file.write_all_at(&chunks(step), 0).expect("written");
+                file.set_len(SHORT as u64).expect("cut");
+                adding.write_all(&[step; 500]).expect("added");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let mut bytes = vec![0; LEN];
+        let mut lengths = std::collections::BTreeMap::<usize, u32>::new();
+        while !is_over.load(Ordering::Relaxed) {
+            let read = file.read_at(&mut bytes, 0).expect("read");
+            let step = bytes[0];
+            let differs = bytes[..read].iter().position(|byte| *byte != step);
+            assert_eq!(
+                differs,
+                None,
+                "of {read} bytes of step {step}, with {:?}",
+                differs.map(|at| bytes[at])
+            );
+            *lengths.entry(read).or_default() += 1;
+        }
+        writer.join().expect("no panic");
+        let expected = [SHORT, SHORT + 500, LEN];
+        assert!(lengths.keys().all(|len| expected.contains(len)), "{lengths:?}");
+    });
+    // in very many pieces, with holes, and inline
+    file.set_len(0).expect("cut");
+    let mut model = vec![0; LEN];
+    for n in 0..700 {
+        let (at, byte) = (n * 740, (n % 251) as u8);
+        model[at..at + 9].fill(byte);
+        file.write_all_at(&[byte; 9], at as u64).expect("written");
+    }
+    let mut bytes = vec![1; LEN];
+    let len = 699 * 740 + 9;
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read"), len);
+    assert!(bytes[..len] == model[..len]);
+    for (at, size) in [(0, 100_000), (70_000, 65_536), (len - 66_000, LEN)] {
+        let read = file.read_at(&mut bytes[..size], at as u64).expect("read");
+        assert!(bytes[..read] == model[at..at + read], "{size} bytes at {at}");
+    }
 }
 
 #[test]

@@ -36,5 +36,5 @@ pub use reply::{Listing, Reply};
 pub use request::{Malformed, Operation, Request};
 pub use rustix::io::Errno;
 pub use session::Session;
-pub use transport::BackingId;
+pub use transport::{BODY_PARTS, BackingId};
 pub use upcalls::Upcalls;

@@ -7,6 +7,7 @@
 use crate::abi::{EXPIRE_ONLY, INodeNo, InvalEntryOut, InvalInodeOut, OutHeader, notify_code};
 use crate::transport::Transport;
 use rustix::io::Errno;
+use std::io::IoSlice;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -66,7 +67,7 @@ impl Notifier {
             error: code,
             unique: 0,
         };
-        match self.0.send(&header, body) {
+        match self.0.send(&header, &[IoSlice::new(body)]) {
             Err(Errno::NOENT) => Ok(false),
             sent => sent.map(|()| true),
         }

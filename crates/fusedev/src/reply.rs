@@ -4,9 +4,9 @@
 //! reply that is dropped says EIO, so that no program waits for ever: a handler that panics comes to that, too.
 
 use crate::abi::{Attr, Dirent, Direntplus, EntryOut, INodeNo, OutHeader};
-use crate::transport::{BackingId, Transport};
+use crate::transport::{BODY_PARTS, BackingId, Transport};
 use rustix::io::Errno;
-use std::io;
+use std::io::{self, IoSlice};
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -45,14 +45,14 @@ impl<T: ?Sized> Reply<T> {
         self.send(Err(errno));
     }
 
-    fn send(&mut self, answer: Result<&[u8], Errno>) {
+    fn send(&mut self, answer: Result<&[IoSlice<'_>], Errno>) {
         let (error, body) = match answer {
             Ok(body) => (0, body),
             Err(errno) if errno.raw_os_error() < FIRST_KERNEL_ERROR => (-errno.raw_os_error(), &[][..]),
             Err(_) => (-Errno::IO.raw_os_error(), &[][..]),
         };
         let header = OutHeader {
-            len: (size_of::<OutHeader>() + body.len()) as u32,
+            len: (size_of::<OutHeader>() + body.iter().map(|part| part.len()).sum::<usize>()) as u32,
             error,
             unique: std::mem::take(&mut self.unique),
         };
@@ -76,7 +76,15 @@ impl<T: ?Sized> Reply<T> {
 impl<T: ?Sized + IntoBytes + Immutable> Reply<T> {
     /// The request succeeded.
     pub fn ok(mut self, answer: &T) {
-        self.send(Ok(answer.as_bytes()));
+        self.send(Ok(&[IoSlice::new(answer.as_bytes())]));
+    }
+}
+
+impl Reply<[u8]> {
+    /// The request succeeded, with bytes that lie in several places, at most [`BODY_PARTS`].
+    pub fn ok_parts(mut self, answer: &[IoSlice<'_>]) {
+        assert!(answer.len() <= BODY_PARTS, "{} parts of one answer", answer.len());
+        self.send(Ok(answer));
     }
 }
 
@@ -187,6 +195,7 @@ mod tests {
             .join()
             .expect("no panic");
         Reply::<()>::new(&transport, 12).error(Errno::from_raw_os_error(FIRST_KERNEL_ERROR));
+        Reply::<[u8]>::new(&transport, 14).ok_parts(&[&b"in "[..], b"", b"parts"].map(IoSlice::new));
         let (noent, io) = (-Errno::NOENT.raw_os_error(), -Errno::IO.raw_os_error());
         let expected = [
             (2, 0, vec![7, 0, 0, 0, 0, 0, 0, 0]),
@@ -195,6 +204,7 @@ mod tests {
             (8, io, vec![]),
             (10, 0, b"late".to_vec()),
             (12, io, vec![]),
+            (14, 0, b"in parts".to_vec()),
         ];
         assert_eq!(recorder.answers(), expected);
     }

@@ -9,7 +9,7 @@ use crate::request::{Operation, Request};
 use crate::transport::Transport;
 use crate::upcalls::Upcalls;
 use rustix::io::Errno;
-use std::io;
+use std::io::{self, IoSlice};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -99,10 +99,13 @@ fn shake_hands(filesystem: &mut impl FileSystem, transport: &dyn Transport) -> i
 
 fn answer(transport: &dyn Transport, unique: u64, answer: Result<(&Connection, &InitIn), Errno>) -> Result<(), Errno> {
     let out = answer.map(|(connection, init)| connection.answer(init));
-    let (error, body) = match &out {
-        Ok(out) => (0, out.as_bytes()),
-        Err(errno) => (-errno.raw_os_error(), &[][..]),
+    let header = |body: &[u8], error| OutHeader {
+        len: (size_of::<OutHeader>() + body.len()) as u32,
+        error,
+        unique,
     };
-    let len = (size_of::<OutHeader>() + body.len()) as u32;
-    transport.send(&OutHeader { len, error, unique }, body)
+    match &out {
+        Ok(out) => transport.send(&header(out.as_bytes(), 0), &[IoSlice::new(out.as_bytes())]),
+        Err(errno) => transport.send(&header(&[], -errno.raw_os_error()), &[]),
+    }
 }

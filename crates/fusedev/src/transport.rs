@@ -18,6 +18,9 @@ use zerocopy::IntoBytes;
 /// Where the kernel is met.
 pub(crate) const DEVICE: &str = "/dev/fuse";
 
+/// Most parts of a body: the system takes 1024 in one call, and the header is one.
+pub const BODY_PARTS: usize = 1023;
+
 /// A way to the kernel. All methods may be called from any thread.
 pub trait Transport: Send + Sync {
     /// Waits for a request and puts it into `buffer`; its length in bytes.
@@ -26,11 +29,11 @@ pub trait Transport: Send + Sync {
     /// NODEV and CONNABORTED: the file system was unmounted. Others in passing, or for good.
     fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Gives an answer, or a notification.
+    /// Gives an answer, or a notification. The body is in at most [`BODY_PARTS`] parts.
     ///
     /// # Errors
     /// NOENT: nobody waits for it any more, or what it is about is not known to the kernel.
-    fn send(&self, header: &OutHeader, body: &[u8]) -> Result<(), Errno>;
+    fn send(&self, header: &OutHeader, body: &[IoSlice<'_>]) -> Result<(), Errno>;
 
     /// The device file of the connection.
     fn device(&self) -> BorrowedFd<'_>;
@@ -73,10 +76,10 @@ impl Transport for Device {
         rustix::io::read(&self.0, buffer)
     }
 
-    fn send(&self, header: &OutHeader, body: &[u8]) -> Result<(), Errno> {
+    fn send(&self, header: &OutHeader, body: &[IoSlice<'_>]) -> Result<(), Errno> {
         assert_eq!(
             header.len as usize,
-            size_of::<OutHeader>() + body.len(),
+            size_of::<OutHeader>() + body.iter().map(|part| part.len()).sum::<usize>(),
             "the header says how long the answer is"
         );
         assert!(
@@ -86,9 +89,15 @@ impl Transport for Device {
         );
         assert!(header.error >= 0 || body.is_empty(), "an error has no body");
         // One write is one answer: the kernel takes all of it, or none.
-        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
-        let parts = if body.is_empty() { &parts[..1] } else { &parts[..] };
-        rustix::io::writev(&self.0, parts).map(drop)
+        let mut few = [IoSlice::new(header.as_bytes()); 4];
+        let sent = match few.get_mut(1..=body.len()) {
+            Some(after) => {
+                after.copy_from_slice(body);
+                rustix::io::writev(&self.0, &few[..=body.len()])
+            }
+            None => rustix::io::writev(&self.0, &[&few[..1], body].concat()),
+        };
+        sent.map(drop)
     }
 
     fn device(&self) -> BorrowedFd<'_> {
@@ -189,10 +198,11 @@ pub(crate) mod testing {
             Err(Errno::NODEV)
         }
 
-        fn send(&self, header: &OutHeader, body: &[u8]) -> Result<(), Errno> {
+        fn send(&self, header: &OutHeader, body: &[IoSlice<'_>]) -> Result<(), Errno> {
+            let body: Vec<u8> = body.iter().flat_map(|part| part.to_vec()).collect();
             assert_eq!(header.len as usize, size_of::<OutHeader>() + body.len());
             let mut sent = self.0.lock().expect("no panic");
-            sent.push((header.unique, header.error, body.to_vec()));
+            sent.push((header.unique, header.error, body));
             Ok(())
         }
 

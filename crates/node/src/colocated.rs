@@ -3,7 +3,7 @@
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
-use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext};
+use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext, ShownBytes};
 use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Answer, Ask, Call, Cred, FsError, InodeRef, Request, WriteAt, ask};
@@ -182,6 +182,21 @@ impl ColocatedSession for SessionHere {
         Box::pin(async move {
             let ctx = self.request(links, cred)?;
             ctx.on(inode.ino.region(), |region| region.file_view(inode)).await
+        })
+    }
+
+    fn show<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        cred: &'a Cred,
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+    ) -> LocalFuture<'a, Result<Box<dyn ShownBytes>, FsError>> {
+        Box::pin(async move {
+            let ctx = self.request(links, cred)?;
+            let shown = ctx.show(inode, offset, len, |_| Ok(())).await?;
+            Ok(Box::new(shown) as Box<dyn ShownBytes>)
         })
     }
 }

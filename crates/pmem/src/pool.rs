@@ -5,6 +5,7 @@ use crate::incarnation;
 use crate::mapping::Mapping;
 use crate::sim::{CrashImage, SimMedium};
 use crate::{Medium, Persistence, PmemError, persistence};
+use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -279,6 +280,20 @@ impl Pmem {
                     .copy_out(into.as_mut_ptr(), m.base().add(offset as usize), into.len());
             },
             Backing::Sim(sim) => sim.read(offset, into),
+        }
+    }
+
+    /// Bytes of the mapping, for a system call to read from; `None`: the medium is simulated. They are nothing to look at here:
+    /// whoever maps the pool may store there meanwhile.
+    pub fn for_kernel(&self, offset: u64, len: u64) -> Option<IoSlice<'_>> {
+        self.check(offset, len);
+        match &self.backing {
+            // SAFETY: in range, and mapped as long as `self`. The kernel copies from it as any reader does, and no other code
+            // is given the bytes.
+            Backing::Mapped(m) => Some(IoSlice::new(unsafe {
+                std::slice::from_raw_parts(m.base().add(offset as usize), len as usize)
+            })),
+            Backing::Sim(_) => None,
         }
     }
 

@@ -208,7 +208,7 @@ impl Region {
             let view = inode.file_body()?;
             view.read().index.fetch(offset);
             let mut staged = StagedAppend::on(store);
-            let placed = Placed::new(&mut staged, view, offset, size, bytes.len() as u64)?;
+            let placed = Placed::new(&mut staged, inode, offset, bytes.len() as u64)?;
             let (entries, n) = placed.entries(staged.store, offset, bytes, now_ns);
             let filled_checksum = match placed.filled {
                 Some((at, len)) => staged.store.filled_checksum(at, &bytes[..len as usize]),
@@ -221,7 +221,6 @@ impl Region {
                     store.space.map_more(at, len),
                     "bytes behind the last extent of a page are free"
                 );
-                store.space.snapshots.filled(inode.slot, offset);
                 if let Some(known) = filled_checksum {
                     store.put_checksum(at, known);
                 }
@@ -462,14 +461,9 @@ struct Placed {
 }
 
 impl Placed {
-    /// Finds places for `len` bytes at an offset of a file of `size` bytes. Takes a page if need be.
-    fn new(
-        staged: &mut StagedAppend<'_>,
-        view: &FileView,
-        offset: u64,
-        size: u64,
-        len: u64,
-    ) -> Result<Placed, RegionError> {
+    /// Finds places for `len` bytes at an offset of a file. Takes a page if need be.
+    fn new(staged: &mut StagedAppend<'_>, inode: &Inode, offset: u64, len: u64) -> Result<Placed, RegionError> {
+        let (view, size) = (inode.file_body()?, inode.attr.size);
         let (mut filled, mut fresh) = (None, None);
         if offset != size && len <= INLINE_MAX as u64 {
             return Ok(Placed { filled, fresh });
@@ -479,8 +473,9 @@ impl Placed {
         let behind = last.filter(|(at, e)| at + e.len == size && !e.inline);
         let behind = behind.map(|(_, e)| e.gpa.offset().0 + e.len);
         let room = behind.map_or(0, |at| at.next_multiple_of(PAGE_BYTES) - at);
+        let may_fill = |at| staged.store.may_fill(at) && !staged.store.space.snapshots.show(inode.slot, offset);
         let room = match behind {
-            Some(at) if room > 0 && !staged.store.may_fill(at) => 0,
+            Some(at) if room > 0 && !may_fill(at) => 0,
             _ => room,
         };
         debug_assert!(room < PAGE_BYTES, "{room} bytes behind others in a page");

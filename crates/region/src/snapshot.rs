@@ -3,8 +3,7 @@
 //! Data is copy-on-write, so what is mapped keeps its bytes until its pages are used again, and pages that are freed while a
 //! snapshot is under way stay in quarantine until it has ended, however short space is. Whoever reads so can be trusted with
 //! nothing but the file it may read: it never sees another one's bytes. One thing is written in place: bytes behind the end
-//! of the file in its last page, which a snapshot has seen if the file was shortened since. Such a snapshot is torn, and its
-//! end says so. (Where pages have checksums, nothing is written over what they cover, and no snapshot is torn.)
+//! of the file in its last page, which a snapshot shows if the file was shortened since. As long as one does, they go elsewhere.
 
 use crate::dram_inode::Body;
 use crate::snapshots::UnderWay;
@@ -103,7 +102,6 @@ impl Region {
         let shown = UnderWay {
             slot: inode.slot,
             end: done,
-            torn: false,
         };
         let before = snapshots.under_way.insert(snapshots.begun, shown);
         assert!(before.is_none(), "each snapshot has a number of its own");
@@ -119,8 +117,8 @@ impl Region {
         })
     }
 
-    /// Ends a snapshot. False: some of what it showed was overwritten meanwhile, and is to be read again.
-    pub fn end_read(&mut self, number: u64) -> bool {
+    /// Ends a snapshot, once.
+    pub fn end_read(&mut self, number: u64) {
         let snapshots = &mut self.store.space.snapshots;
         let ended = snapshots.under_way.remove(&number);
         debug_assert!(
@@ -130,7 +128,7 @@ impl Region {
                 .is_none_or(|(last, _)| *last <= snapshots.begun),
             "what is under way has begun"
         );
-        ended.is_some_and(|shown| !shown.torn)
+        debug_assert!(ended.is_some(), "snapshot {number} is under way");
     }
 }
 
@@ -185,7 +183,8 @@ mod tests {
             expected.truncate(read);
             let snapshot = r.begin_read(file, offset, len).unwrap();
             assert_eq!(shown(&r, &snapshot), expected, "{offset}+{len}");
-            assert!(!snapshot.more && r.end_read(snapshot.number));
+            assert!(!snapshot.more);
+            r.end_read(snapshot.number);
         }
         assert!(r.begin_read(ROOT, 0, 1).is_err());
     }
@@ -207,34 +206,36 @@ mod tests {
             }
         }
         assert_eq!(shown(&r, &snapshot), [7; PAGE]);
-        assert!(r.end_read(snapshot.number));
+        r.end_read(snapshot.number);
         assert!(r.store.space.empty_quarantine(), "now they can be used");
     }
 
     #[test]
-    fn it_is_torn_by_bytes_stored_in_place_and_by_nothing_else() {
+    fn it_stays_as_it_was_where_a_file_is_shortened_and_goes_on() {
         let mut r = region_without_checksums(8);
         let file = file(&mut r, &[1; 3000]);
         let whole = r.begin_read(file, 0, 10_000).unwrap();
         let beginning = r.begin_read(file, 0, 500).unwrap();
-        let other = make(&mut r, ROOT, b"other", FileKind::File).unwrap();
-        let of_other = r.begin_read(other, 0, 10_000).unwrap();
         r.write(file, WriteAt::End, &[2; 100], Tail(0), NOW).unwrap();
         r.write(file, WriteAt::Offset(0), &[3; 3000], Tail(0), NOW).unwrap();
-        assert_eq!(shown(&r, &whole), [1; 3000]);
-        assert!(r.end_read(whole.number), "an overwrite and an append go elsewhere");
+        assert_eq!(shown(&r, &whole), [1; 3000], "an append and an overwrite go elsewhere");
+        r.end_read(whole.number);
+        let before = [[3; 3000].as_slice(), &[2; 100]].concat();
         let whole = r.begin_read(file, 0, 10_000).unwrap();
-        let size = SetAttr {
+        let shorten = SetAttr {
             size: Some(1000),
             ..SetAttr::default()
         };
-        r.set_attr(file, &size, NOW).unwrap();
+        r.set_attr(file, &shorten, NOW).unwrap();
         r.write(file, WriteAt::End, &[4; 2000], Tail(0), NOW).unwrap();
-        assert_ne!(shown(&r, &whole), [[3; 3000].as_slice(), &[2; 100]].concat());
-        assert!(!r.end_read(whole.number));
-        assert!(r.end_read(beginning.number));
-        assert!(r.end_read(of_other.number));
-        assert!(!r.end_read(of_other.number), "it is over");
+        assert_eq!(shown(&r, &whole), before);
+        assert_eq!(shown(&r, &beginning), [1; 500]);
+        for snapshot in [whole, beginning] {
+            r.end_read(snapshot.number);
+        }
+        let mut after = vec![0; 3000];
+        r.read(file, 0, &mut after).unwrap();
+        assert_eq!(after, [[3; 1000].as_slice(), &[4; 2000]].concat());
     }
 
     #[test]
@@ -247,7 +248,8 @@ mod tests {
         let (mut at, mut parts) = (0, 0);
         loop {
             let snapshot = r.begin_read(file, at, u64::MAX).unwrap();
-            assert!(r.end_read(snapshot.number) && snapshot.pieces.len() <= PIECES_MAX);
+            assert!(snapshot.pieces.len() <= PIECES_MAX);
+            r.end_read(snapshot.number);
             at += snapshot.len;
             parts += 1;
             if !snapshot.more {

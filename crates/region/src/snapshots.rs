@@ -6,7 +6,6 @@ pub(crate) struct UnderWay {
     pub slot: u64,
     /// Behind the last byte that it shows, in the file.
     pub end: u64,
-    pub torn: bool,
 }
 
 /// Snapshots under way.
@@ -30,10 +29,10 @@ impl Snapshots {
             .is_none_or(|(oldest, _)| *oldest > begun)
     }
 
-    /// Bytes were stored in place, from offset `at` of the file on.
-    pub fn filled(&mut self, slot: u64, at: u64) {
-        for shown in self.under_way.values_mut().filter(|s| s.slot == slot && s.end > at) {
-            shown.torn = true;
-        }
+    /// Whether one shows bytes of a file from that offset on.
+    pub fn show(&self, slot: u64, from: u64) -> bool {
+        self.under_way
+            .values()
+            .any(|shown| shown.slot == slot && shown.end > from)
     }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod extent_cache;
 pub(crate) mod mapped_read;
+pub(crate) mod shown;
 
 use crate::colocated::extent_cache::ExtentCache;
 use crate::local_client::LocalClient;

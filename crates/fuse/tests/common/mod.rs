@@ -1,4 +1,4 @@
-//! A node with a simulated pool, mounted in this process.
+//! A node, mounted in this process.
 #![allow(dead_code)] // each test file uses a part
 
 use polvo_client::Client;
@@ -43,14 +43,25 @@ impl Drop for Mounted {
     }
 }
 
-/// Starts everything; `None` where nothing can be mounted.
+/// Starts everything, with a simulated pool; `None` where nothing can be mounted.
 pub fn mounted(options: &str) -> Option<Mounted> {
+    mounted_on(options, |_| Pmem::simulated(64 << 20))
+}
+
+/// The same, with a pool without checksums that is mapped, as pools are for users.
+pub fn mounted_on_memory(options: &str) -> Option<Mounted> {
+    mounted_on(options, |home| {
+        Pmem::create(&home.join("pool"), 256 << 20, None).expect("there is room for a pool")
+    })
+}
+
+fn mounted_on(options: &str, pool: impl FnOnce(&Path) -> Arc<Pmem>) -> Option<Mounted> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         eprintln!("not tested: mounting needs root and /dev/fuse");
         return None;
     }
     let home = tempfile::tempdir().expect("a directory for the test");
-    let pmem = Pmem::simulated(64 << 20);
+    let pmem = pool(home.path());
     let identity = PoolIdentity {
         cluster: CLUSTER,
         pool: [8; 16],
@@ -61,7 +72,7 @@ pub fn mounted(options: &str) -> Option<Mounted> {
         &FormatParams {
             identity,
             segment_shift: None,
-            checksums: true,
+            checksums: pmem.sim().is_some(),
         },
     )
     .expect("the pool is large enough");

@@ -6,9 +6,10 @@ use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
 use crate::names::permission::{self, READ};
 use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
+use polvo_cluster::ShownBytes;
 use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
 use polvo_proto::{FsError, InodeRef, Window, reply};
-use polvo_region::{Piece, Snapshot};
+use polvo_region::{Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
 /// Reads up to here are put into the caller's memory without waiting for completions: the answer comes behind them over
@@ -18,26 +19,21 @@ const UNSIGNALED_MAX: u64 = 64 << 10;
 /// What holes are made of.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// A snapshot under way, ended when dropped at the latest.
-struct Shown<'a> {
-    service: &'a Arc<RegionService>,
-    number: u64,
-    ended: bool,
+/// A snapshot under way, until it is dropped.
+pub(crate) struct Shown {
+    service: Arc<RegionService>,
+    snapshot: Snapshot,
 }
 
-impl Shown<'_> {
-    /// False: what it showed is to be read again.
-    fn end(mut self) -> bool {
-        self.ended = true;
-        self.service.enter(|region| region.end_read(self.number))
+impl ShownBytes for Shown {
+    fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
     }
 }
 
-impl Drop for Shown<'_> {
+impl Drop for Shown {
     fn drop(&mut self) {
-        if !self.ended {
-            self.service.enter(|region| region.end_read(self.number));
-        }
+        self.service.enter(|region| region.end_read(self.snapshot.number));
     }
 }
 
@@ -52,37 +48,44 @@ impl RequestContext<'_> {
         into: Option<Window>,
         verify: bool,
     ) -> Result<reply::Read, FsError> {
-        let region = inode.ino.region();
-        let service = self.service(region)?;
-        let mut backoff = None;
-        loop {
-            let snapshot = self
-                .on_for_session(region, |r| {
-                    self.check(r, inode, |attr, acl| permission::access(self.cred, attr, acl, READ))?;
-                    r.begin_read(inode, offset, len)
-                })
-                .await?;
-            let shown = Shown {
-                service,
-                number: snapshot.number,
-                ended: false,
-            };
-            if verify {
-                self.verify(inode, &snapshot)?;
-            }
-            let bytes = match into {
-                None => self.copy_out(&snapshot),
-                Some(window) => {
-                    self.put(&snapshot, window).await?;
-                    Vec::new()
-                }
-            };
-            if shown.end() {
-                let Snapshot { len, more, .. } = snapshot;
-                return Ok(reply::Read { len, more, bytes });
-            }
-            backoff.get_or_insert_with(|| self.backoff()).wait().await?;
+        let may_read = |region: &mut Region| {
+            self.check(region, inode, |attr, acl| {
+                permission::access(self.cred, attr, acl, READ)
+            })
+        };
+        let shown = self.show(inode, offset, len, may_read).await?;
+        let snapshot = &shown.snapshot;
+        if verify {
+            self.verify(inode, snapshot)?;
         }
+        let bytes = match into {
+            None => self.copy_out(snapshot),
+            Some(window) => {
+                self.put(snapshot, window).await?;
+                Vec::new()
+            }
+        };
+        let Snapshot { len, more, .. } = *snapshot;
+        Ok(reply::Read { len, more, bytes })
+    }
+
+    /// Bytes of a file where they lie, and where they stay until the answer is dropped.
+    pub(crate) async fn show(
+        &self,
+        inode: InodeRef,
+        offset: u64,
+        len: u64,
+        may_read: impl Fn(&mut Region) -> Result<(), RegionError>,
+    ) -> Result<Shown, FsError> {
+        let region = inode.ino.region();
+        let service = self.service(region)?.clone();
+        let snapshot = self
+            .on_for_session(region, |region| {
+                may_read(region)?;
+                region.begin_read(inode, offset, len)
+            })
+            .await?;
+        Ok(Shown { service, snapshot })
     }
 
     /// EIO for a snapshot that shows damaged data.
