@@ -100,8 +100,12 @@ pub struct BenchNode {
 pub struct ClusterPlan<'a> {
     /// Where its pools and sockets lie.
     pub dir: &'a Path,
-    /// How many, each with one region and a reactor thread of its own.
+    /// How many, each with a thread of its own that accepts connections and is a reactor.
     pub nodes: u16,
+    /// Reactors of each node.
+    pub reactors: NonZeroUsize,
+    /// Regions of each node.
+    pub regions: u16,
     /// Bytes of each pool.
     pub pool_len: u64,
     /// How nodes (and clients that go by the map) reach each other: `shm` or `tcp`; `None`: shm first.
@@ -122,6 +126,8 @@ impl<'a> ClusterPlan<'a> {
         ClusterPlan {
             dir,
             nodes: 1,
+            reactors: NonZeroUsize::MIN,
+            regions: 1,
             pool_len,
             provider: None,
             transactions: Transactions::default(),
@@ -165,7 +171,7 @@ impl ClusterPlan<'_> {
                 .map(Address::to_string)
                 .collect(),
         });
-        let map = initial_map(CLUSTER, infos.collect(), 1);
+        let map = initial_map(CLUSTER, infos.collect(), self.regions);
         let nodes = (0..self.nodes).zip(listen);
         nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
     }
@@ -202,7 +208,7 @@ impl ClusterPlan<'_> {
             one_sided: OneSided::All,
             accept_older_pool: false,
             scrub: None,
-            reactors: NonZeroUsize::MIN,
+            reactors: self.reactors,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;
         let (ready, bound) = mpsc::channel();
@@ -271,14 +277,10 @@ impl BenchNode {
     /// As [`BenchNode::start`], with or without checksums of file data.
     pub fn start_with(dir: &Path, pool_len: u64, checksums: bool) -> Result<BenchNode, BenchError> {
         let plan = ClusterPlan {
-            dir,
-            nodes: 1,
-            pool_len,
-            provider: None,
-            transactions: Transactions::default(),
             first_core: Some(SERVING),
             checksums,
             timeouts: PATIENT,
+            ..ClusterPlan::one_node(dir, pool_len)
         };
         plan.start()?.pop().ok_or_else(|| "one node was asked for".into())
     }

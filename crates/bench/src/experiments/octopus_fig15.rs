@@ -231,15 +231,13 @@ impl Rig {
         std::fs::create_dir_all(&dir)?;
         let core = (usize::from(course.nodes) <= cores()).then_some(MEASURING);
         let plan = ClusterPlan {
-            dir: &dir,
             nodes: course.nodes,
-            pool_len: POOL_LEN,
             provider: Some(provider),
             transactions,
             // who measures is colocated with the first node, whose reactor has nothing else to do
             first_core: core,
-            checksums: false,
             timeouts: PATIENT,
+            ..ClusterPlan::one_node(&dir, POOL_LEN)
         };
         let nodes = plan.start()?;
         let here = OnThread::on_core(core)?;

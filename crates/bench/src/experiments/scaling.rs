@@ -1,4 +1,4 @@
-//! Octopus, Fig. 8, and beyond: what more nodes and more clients bring.
+//! Octopus, Fig. 8, and beyond: what more nodes, more reactors and more clients bring.
 
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
@@ -12,9 +12,10 @@ use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind};
-use polvo_node::Transactions;
 use polvo_proto::{FsError, InodeRef, NewFile};
 use std::cell::Cell;
+use std::fmt;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -23,18 +24,28 @@ use std::time::{Duration, Instant};
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "scaling",
-    title: "More nodes and more clients (Octopus, Fig. 8)",
-    about: "1, 2 and 4 nodes, each with a pool and a reactor thread of its own, and 1 to 16 clients, each with a session, \
-            connections, a directory and a file of 4 MiB of its own and one operation under way. Inodes go where the hash of \
+    title: "More nodes, reactors and clients (Octopus, Fig. 8)",
+    about: "1, 2 and 4 nodes, each with a pool, a reactor and a region of its own; one node with more reactors, as many as there are \
+            cores (2, 4 and 8 of them), and four regions for each; and 1 to 16 clients, each with a session, connections, a directory \
+            and a file of 4 MiB of its own and one operation under way. Inodes go where the hash of \
             their names says, so with several nodes most creations and removals are transactions of two. In one shared \
             directory all names go to the log of one inode. Every write is durable.\n\n\
-            The clients live on as many threads as there are cores beside the nodes' (at least one), where they take turns. \
+            The clients live on as many threads as there are cores beside the reactors' (at least one), where they take turns. \
             Reactors poll for requests where every thread has a core; otherwise nobody polls, and whoever waits sleeps. Ratios \
             are to one client of one node.",
     run,
 };
 
+/// Nodes, each with one reactor.
 const NODES: [u16; 3] = [1, 2, 4];
+/// Reactors of one node.
+const REACTORS: [NonZeroUsize; 3] = [
+    NonZeroUsize::new(2).expect("not 0"),
+    NonZeroUsize::new(4).expect("not 0"),
+    NonZeroUsize::new(8).expect("not 0"),
+];
+/// Regions of a node for each of several reactors.
+const REGIONS: usize = 4;
 const CLIENTS: [usize; 5] = [1, 2, 4, 8, 16];
 const MOST: usize = CLIENTS[CLIENTS.len() - 1];
 /// Pools of all nodes together, bytes.
@@ -312,6 +323,60 @@ async fn carry_out(task: Task, members: &[Rc<Member>]) -> Result<Done, BenchErro
     Ok(Done { start, end, took })
 }
 
+/// What serves the clients.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    nodes: u16,
+    /// Of each node.
+    reactors: NonZeroUsize,
+}
+
+/// What all others are compared with, at one client.
+const ONE: Shape = Shape {
+    nodes: 1,
+    reactors: NonZeroUsize::MIN,
+};
+
+impl Shape {
+    /// Those that are measured.
+    fn all() -> impl Iterator<Item = Shape> {
+        let nodes = NODES.into_iter().map(|nodes| Shape { nodes, ..ONE });
+        // two of them at least, on whatever machine
+        let reactors = REACTORS
+            .into_iter()
+            .filter(|n| n.get() <= cores().max(REACTORS[0].get()));
+        nodes.chain(reactors.map(|reactors| Shape { reactors, ..ONE }))
+    }
+
+    /// Reactors of all nodes.
+    fn threads(self) -> usize {
+        usize::from(self.nodes) * self.reactors.get()
+    }
+
+    /// Threads of clients, beside these.
+    fn client_threads(self) -> usize {
+        cores().saturating_sub(self.threads()).clamp(1, MOST)
+    }
+
+    /// Of each node.
+    fn regions(self) -> u16 {
+        match self.reactors.get() {
+            1 => 1,
+            several => (several * REGIONS) as u16,
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&counted(self.nodes.into(), "node"))?;
+        match self.reactors.get() {
+            1 => Ok(()),
+            several => write!(f, " of {several} reactors"),
+        }
+    }
+}
+
 /// Operations a second, and what the middle one took, nanoseconds.
 type Figures = (f64, f64);
 
@@ -321,22 +386,15 @@ struct Rig {
     workers: Vec<Worker>,
 }
 
-/// Threads of clients, beside so many nodes.
-fn threads(nodes: u16) -> usize {
-    cores().saturating_sub(usize::from(nodes)).clamp(1, MOST)
-}
-
 impl Rig {
-    fn new(context: &Context<'_>, provider: &str, nodes: u16) -> Result<Rig, BenchError> {
+    fn new(context: &Context<'_>, provider: &str, shape: Shape) -> Result<Rig, BenchError> {
         let plan = ClusterPlan {
-            dir: context.scratch,
-            nodes,
-            pool_len: POOLS / u64::from(nodes),
+            nodes: shape.nodes,
+            reactors: shape.reactors,
+            regions: shape.regions(),
             provider: Some(provider),
-            transactions: Transactions::default(),
-            first_core: None,
-            checksums: false,
             timeouts: PATIENT,
+            ..ClusterPlan::one_node(context.scratch, POOLS / u64::from(shape.nodes))
         };
         let nodes = plan.start()?;
         touch(&nodes, plan.pool_len)?;
@@ -344,7 +402,7 @@ impl Rig {
         let top = root(&colocated)?;
         let shared = colocated.run(|c| async move { c.create(top, b"shared", directory()).await })?;
         colocated.shutdown();
-        let mut shares: Vec<Vec<_>> = (0..threads(plan.nodes)).map(|_| Vec::new()).collect();
+        let mut shares: Vec<Vec<_>> = (0..shape.client_threads()).map(|_| Vec::new()).collect();
         for number in 0..MOST {
             let client = nodes[number % nodes.len()].external(provider)?;
             client.start_maintenance();
@@ -402,17 +460,15 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         over(provider, context, found)?;
     }
     let cores = cores();
-    for nodes in NODES {
-        let clients = threads(nodes);
-        let all = usize::from(nodes) + clients;
+    for shape in Shape::all() {
+        let clients = shape.client_threads();
         found.note(format!(
-            "{} and {} of clients on {}: {}.",
-            counted(nodes.into(), "reactor"),
+            "{shape} and {} of clients on {}: {}.",
             counted(clients, "thread"),
             counted(cores, "core"),
-            match all <= cores {
-                true => "a core for each, reactors poll",
-                false => "fewer cores than threads, so more nodes bring no more throughput here; nobody polls",
+            match shape.threads() + clients <= cores {
+                true => "a core for each reactor and thread, reactors poll",
+                false => "fewer cores than reactors and threads, so more of them bring no more throughput here; nobody polls",
             }
         ));
     }
@@ -424,16 +480,16 @@ fn counted(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Of an operation: its name, and its throughput over the clients, for each number of nodes.
-type Curves = Vec<(&'static str, Vec<(u16, Vec<(f64, f64)>)>)>;
+/// Of an operation: its name, and its throughput over the clients, for each shape.
+type Curves = Vec<(&'static str, Vec<(Shape, Vec<(f64, f64)>)>)>;
 
 fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError> {
     let time = TIME_OF_AN_OP * context.effort.ops as u32;
     let mut curves: Curves = OPERATIONS.iter().map(|(_, what)| (*what, Vec::new())).collect();
     let mut lines: Vec<Vec<Vec<String>>> = vec![Vec::new(); OPERATIONS.len()];
-    for nodes in NODES {
-        let _waits = BusyPolling::by_threads(usize::from(nodes) + threads(nodes));
-        let rig = Rig::new(context, provider, nodes)?;
+    for shape in Shape::all() {
+        let _waits = BusyPolling::by_threads(shape.threads() + shape.client_threads());
+        let rig = Rig::new(context, provider, shape)?;
         let mut all: Vec<Vec<Vec<Figures>>> = Vec::new();
         for clients in CLIENTS {
             let rounds = (0..context.effort.rounds).map(|_| rig.measure(clients, time));
@@ -441,18 +497,17 @@ fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Resu
         }
         rig.stop()?;
         for (which, (what, curves)) in curves.iter_mut().enumerate() {
-            let mut cells = vec![format!("{what}, {nodes}")];
+            let mut cells = vec![format!("{what}, {shape}")];
             let mut points = Vec::new();
             for (clients, rounds) in CLIENTS.iter().zip(&all) {
                 let of = |figure: fn(&Figures) -> f64| {
                     Samples::new(rounds.iter().map(|round| figure(&round[which])).collect())
                 };
                 let (rate, took) = (of(|figures| figures.0), of(|figures| figures.1));
-                let name = |nodes: u16, clients: usize| {
-                    let (nodes, clients) = (counted(nodes.into(), "node"), counted(clients, "client"));
-                    format!("{provider} {what}, {nodes}, {clients}")
+                let name = |shape: Shape, clients: usize| {
+                    format!("{provider} {what}, {shape}, {}", counted(clients, "client"))
                 };
-                let (row, base) = (name(nodes, *clients), name(1, 1));
+                let (row, base) = (name(shape, *clients), name(ONE, 1));
                 let latency = |name: &str| format!("{name}: latency");
                 let ratio = if row == base {
                     found.figure(&row, Unit::PerS, &rate);
@@ -469,11 +524,11 @@ fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Resu
                     figure(took.median() / 1e3)
                 ));
             }
-            curves.push((nodes, points));
+            curves.push((shape, points));
             lines[which].push(cells);
         }
     }
-    let mut columns = vec!["operation, nodes".to_owned()];
+    let mut columns = vec!["operation, served by".to_owned()];
     columns.extend(CLIENTS.map(|clients| counted(clients, "client")));
     let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
     let title = format!("{provider}: operations a second, ratio to one client of one node, latency");
@@ -488,8 +543,8 @@ fn over(provider: &str, context: &Context<'_>, found: &mut Findings<'_>) -> Resu
             y: Axis::linear("operations a second"),
             series: curves
                 .into_iter()
-                .map(|(nodes, points)| Series {
-                    name: counted(nodes.into(), "node"),
+                .map(|(shape, points)| Series {
+                    name: shape.to_string(),
                     points,
                 })
                 .collect(),
