@@ -70,6 +70,8 @@ pub enum Planted {
 
     /// A client answers for its tokens and goes on using them.
     AnsweredBeforeForgotten,
+    /// A client believes in a token that a node has asked for, by another reactor, before the answer that gives it has come.
+    OvertakenBelieved,
     /// A client believes what it knows by tokens after their lease.
     BelievedAfterLease,
     /// A client's own changes leave what it knows by tokens as it is.

@@ -46,6 +46,11 @@ fn a_client_that_answers_and_goes_on_believing() {
 }
 
 #[test]
+fn an_answer_of_one_reactor_that_is_overtaken_by_another_s_change() {
+    is_found(Planted::OvertakenBelieved);
+}
+
+#[test]
 fn a_client_that_believes_after_the_lease() {
     is_found(Planted::BelievedAfterLease);
 }

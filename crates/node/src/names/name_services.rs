@@ -133,16 +133,19 @@ impl RequestContext<'_> {
     }
 
     /// The region for a new inode: by the directory's placement, but not on a node that was rejected or that does not
-    /// answer just now (which is rejected then).
+    /// answer just now (which is rejected then). What is no directory itself goes to the directory's region if it is on the
+    /// node that was chosen: to make and to remove it is no transaction of two regions then.
     fn choose_region(
         &self,
         dir: InodeRef,
         name: &[u8],
+        kind: FileKind,
         placement: Placement,
         rejected: &mut Vec<NodeId>,
     ) -> Option<RegionId> {
         let map = self.node.map();
         let home = self.session.home;
+        let of_dir = dir.ino.region();
         loop {
             let region = self
                 .node
@@ -150,6 +153,7 @@ impl RequestContext<'_> {
                 .choose(&map, placement, home, dir.ino, name, rejected)?;
             match map.primary(region) {
                 Some(node) if node != self.node.id() && self.links.is_suspect(node) => rejected.push(node),
+                node if kind != FileKind::Directory && node == map.primary(of_dir) => return Some(of_dir),
                 _ => return Some(region),
             }
         }
@@ -240,7 +244,7 @@ impl RequestContext<'_> {
         loop {
             let parent = lookup().await?;
             let placement = parent.placement;
-            let Some(region) = self.choose_region(dir, seed, placement, &mut rejected) else {
+            let Some(region) = self.choose_region(dir, seed, file.kind, placement, &mut rejected) else {
                 return Err(no_room);
             };
             let mut new = permission::new_file(self.cred, &parent.attr, file.clone());

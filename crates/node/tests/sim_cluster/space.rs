@@ -56,6 +56,7 @@ fn placement_local_keeps_files_at_the_creators_node() {
         for i in 0..10 {
             let file = c.create(sub, &format!("f{i}")).await.unwrap();
             assert_eq!(primary(cluster, file), 2, "inherited through {sub:?}");
+            assert_eq!(file.ino.region(), sub.ino.region(), "a change of one region");
         }
     });
 }
