@@ -391,8 +391,10 @@ fn one_file_after_another_fills_the_pool() {
         let mut regions = BTreeSet::from([kept.ino.region()]);
         for round in 0..10u64 {
             let client = if round % 3 == 2 { &two } else { &one };
-            let name = format!("f{round}");
-            let (attr, open) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+            // a directory of its own, in whose region the file lies
+            let name = format!("d{round}");
+            let dir = inode(&client.create(ROOT, name.as_bytes(), directory()).await.expect("mkdir"));
+            let (attr, open) = client.create_open(dir, b"file", file()).await.expect("create");
             regions.insert(attr.ino.region());
             let mut size = 0;
             loop {
@@ -409,7 +411,8 @@ fn one_file_after_another_fills_the_pool() {
                 assert!(bytes == pattern(at + round, 200_000), "round {round}, offset {at}");
             }
             drop(open);
-            client.unlink(ROOT, name.as_bytes()).await.expect("unlink");
+            client.unlink(dir, b"file").await.expect("unlink");
+            client.rmdir(ROOT, name.as_bytes()).await.expect("rmdir");
             // what is held of the dead is recalled
             cluster.sleep(cluster.timeouts().renew_every() * 2).await;
         }
