@@ -86,11 +86,11 @@ fn pack((node, incarnation): (NodeId, u64)) -> u64 {
 
 enum Slot {
     /// An `Open` is under way.
-    Opening,
+    Opening(InodeRef),
     /// Open at its primary.
     Open(Arc<OpenInode>),
     /// A `Release` is under way.
-    Releasing,
+    Releasing(InodeRef),
 }
 
 /// What a would-be opener finds.
@@ -158,11 +158,14 @@ impl OpenTable {
             Some(Slot::Open(open_inode)) if open_inode.inode == inode => {
                 return Begin::Open(self.count_open(open_inode));
             }
-            // of an earlier file in the same slot, which is gone: nothing is held there any more
+            // of an earlier file in the slot, which is gone: nothing is held there any more; or of a later one
             Some(Slot::Open(_)) | None => {}
-            Some(Slot::Opening | Slot::Releasing) => return Begin::Wait,
+            Some(Slot::Opening(_) | Slot::Releasing(_)) => return Begin::Wait,
         }
-        if let Some(Slot::Open(_)) = shard.insert(inode.ino, Slot::Opening) {
+        // a later file has the slot: the node will say that the one asked for is gone, and what is held stays known
+        let is_gone =
+            matches!(shard.get(&inode.ino), Some(Slot::Open(later)) if later.inode.generation > inode.generation);
+        if !is_gone && let Some(Slot::Open(_)) = shard.insert(inode.ino, Slot::Opening(inode)) {
             self.uncount();
         }
         Begin::Ask(Opening {
@@ -179,7 +182,7 @@ impl OpenTable {
         changed.as_mut().enable();
         if matches!(
             self.shard(inode.ino).lock().get(&inode.ino),
-            Some(Slot::Opening | Slot::Releasing)
+            Some(Slot::Opening(_) | Slot::Releasing(_))
         ) {
             changed.await;
         }
@@ -263,7 +266,7 @@ impl OpenTable {
             Some(Slot::Open(open_inode)) if open_inode.inode == inode => {
                 open_inode.doomed.store(true, Ordering::Release)
             }
-            Some(Slot::Opening | Slot::Releasing) => return false,
+            Some(Slot::Opening(_) | Slot::Releasing(_)) => return false,
             // of another file in the slot, or not known at all (an answer that never reached us): let go
             Some(Slot::Open(_)) | None => return true,
         }
@@ -327,7 +330,7 @@ impl OpenTable {
             Some(Slot::Open(open_inode))
                 if open_inode.inode == inode && open_inode.opens.load(Ordering::Acquire) == 0 =>
             {
-                let before = shard.insert(inode.ino, Slot::Releasing);
+                let before = shard.insert(inode.ino, Slot::Releasing(inode));
                 debug_assert!(matches!(before, Some(Slot::Open(_))), "what is released was open");
                 self.uncount();
                 true
@@ -340,11 +343,8 @@ impl OpenTable {
     pub(crate) fn released(&self, inodes: &[InodeRef]) {
         for inode in inodes {
             let mut shard = self.shard(inode.ino).lock();
-            debug_assert!(
-                !matches!(shard.get(&inode.ino), Some(Slot::Opening)),
-                "nobody begins to open what is being released"
-            );
-            if matches!(shard.get(&inode.ino), Some(Slot::Releasing)) {
+            // else another file has got its slot since, and its place here
+            if matches!(shard.get(&inode.ino), Some(Slot::Releasing(released)) if released == inode) {
                 shard.remove(&inode.ino);
             }
         }
@@ -359,7 +359,7 @@ impl OpenTable {
             let before = shard.len();
             shard.retain(|_, slot| match slot {
                 Slot::Open(open_inode) => open_inode.holder().0 != node || open_inode.opens.load(Ordering::Acquire) > 0,
-                Slot::Opening | Slot::Releasing => true,
+                Slot::Opening(_) | Slot::Releasing(_) => true,
             });
             let gone = before - shard.len();
             let inodes = self.inodes.fetch_sub(gone, Ordering::Relaxed);
@@ -388,7 +388,7 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if !self.done {
             let mut shard = self.open_table.shard(self.inode.ino).lock();
-            if matches!(shard.get(&self.inode.ino), Some(Slot::Opening)) {
+            if matches!(shard.get(&self.inode.ino), Some(Slot::Opening(inode)) if *inode == self.inode) {
                 shard.remove(&self.inode.ino);
             }
             drop(shard);
@@ -409,6 +409,43 @@ mod tests {
             ino: Ino(n),
             generation: Generation(1),
         }
+    }
+
+    /// The node has let go of a file, and made another one in its slot, before its answer to the release has come.
+    #[test]
+    fn a_release_ends_nothing_of_a_later_file_in_the_slot() {
+        let open_table = OpenTable::new();
+        let of_slot = |generation| InodeRef {
+            ino: Ino(1),
+            generation: Generation(generation),
+        };
+        let enter = |generation| open_table.enter(of_slot(generation), FileKind::File, HOLDER, None);
+        let release = |generation| {
+            open_table.closed(&enter(generation));
+            open_table.doom(of_slot(generation));
+            assert_eq!(open_table.take_releases(), [of_slot(generation)]);
+        };
+        release(1);
+        open_table.closed(&enter(2));
+        let Begin::Ask(opening) = open_table.begin(of_slot(3)) else {
+            panic!("nothing is known of the third")
+        };
+        open_table.released(&[of_slot(1)]);
+        assert!(
+            matches!(open_table.begin(of_slot(3)), Begin::Wait),
+            "it is being opened"
+        );
+        open_table.closed(&opening.opened(FileKind::File, HOLDER, None));
+        drop(open_table.begin(of_slot(2)));
+        assert!(open_table.get(of_slot(3)).is_some(), "nor does a file that is gone");
+        release(4);
+        open_table.released(&[of_slot(3)]);
+        assert!(
+            matches!(open_table.begin(of_slot(4)), Begin::Wait),
+            "it is being released"
+        );
+        open_table.released(&[of_slot(4)]);
+        assert!(matches!(open_table.begin(of_slot(4)), Begin::Ask(_)));
     }
 
     fn open(open_table: &OpenTable, n: u64) -> Arc<OpenInode> {
