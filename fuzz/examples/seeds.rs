@@ -72,6 +72,30 @@ fn redo_record() {
     keep("redo_record", "local-and-remote", redo.finish());
 }
 
+/// What copies of a region are told of some changes.
+fn mirror_records() {
+    let mut w = World::new(Shape::small());
+    let (root, region) = (w.root(), RegionId(0));
+    w.region(region).capture(Lsn(0));
+    let mut records = Vec::new();
+    let mut kept = 0;
+    let mut keep_next = |w: &mut World| {
+        w.region(region).take_records(&mut records);
+        MirrorRecord::seal(&mut records);
+        keep("mirror_record", &format!("records-{kept}"), &records);
+        kept += 1;
+    };
+    let file = w.create(root, b"file", new_file(FileKind::File, 0o644), region).unwrap();
+    keep_next(&mut w);
+    w.write(file, WriteAt::Offset(0), &[7; 3000]).unwrap();
+    keep_next(&mut w);
+    w.commit(file, &[(50_000, vec![1; 5000])], WriteAt::Offset(0)).unwrap();
+    keep_next(&mut w);
+    w.unlink(root, b"file").unwrap();
+    w.region(region).release_segments(|_| ());
+    keep_next(&mut w);
+}
+
 /// Requests and answers.
 fn rpc() {
     let inode = InodeRef {
@@ -163,6 +187,7 @@ fn fuse_requests() {
 fn main() {
     pools();
     redo_record();
+    mirror_records();
     rpc();
     tcp_frames();
     fuse_requests();

@@ -233,6 +233,18 @@ impl fmt::Debug for TxnId {
     }
 }
 
+/// Log sequence number: the number of a record among those of its region. The first one has 1, and none is left out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+#[repr(transparent)]
+pub struct Lsn(pub u64);
+
+impl Lsn {
+    /// Of the record after this one.
+    pub fn next(self) -> Lsn {
+        Lsn(self.0 + 1)
+    }
+}
+
 /// Which request asked for a change: with it in the log, a node that was started anew still knows what it was asked, and does
 /// nothing twice (the completion record of RIFL, SOSP 2015).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -15,6 +15,7 @@ mod log_entry;
 mod log_fields;
 mod log_page;
 mod log_record;
+mod mirror_record;
 mod page_checksum;
 mod peer_record;
 mod redo;
@@ -26,7 +27,7 @@ pub use attr::{Attr, FileKind};
 pub use error::FormatError;
 pub use history::{ERAS_KEPT, Era, History, KnownPool, PoolPast};
 pub use ids::{
-    Epoch, Generation, Gpa, Ino, NodeId, Origin, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId,
+    Epoch, Generation, Gpa, Ino, Lsn, NodeId, Origin, RegionId, RegionOffset, SegmentIndex, SessionId, Tail, TxnId,
 };
 pub use inode::{
     INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS,
@@ -35,6 +36,7 @@ pub use inode::{
 pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX, XATTR_PART_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
 pub use log_record::{LogEntries, Record, entry_units, seal};
+pub use mirror_record::{Change, MirrorRecord};
 pub use page_checksum::{PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, crcs_of_pages};
 pub use peer_record::{PEER_PLACE, PEER_RECORD_SIZE, PEERS_MAX, PeerRecord};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};

@@ -100,6 +100,14 @@ pub enum SegmentClass {
     Data = 3,
 }
 
+impl SegmentClass {
+    /// As it is on the media and in records.
+    pub fn from_u8(byte: u8) -> Option<SegmentClass> {
+        use SegmentClass::*;
+        [Inodes, Logs, Data].into_iter().find(|class| *class as u8 == byte)
+    }
+}
+
 /// Where a segment of a region lies on one replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SegmentPlace {

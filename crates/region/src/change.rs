@@ -2,6 +2,7 @@
 //! durable on return; on error nothing changed.
 
 use crate::dram_inode::{Body, Inode};
+use crate::planted::{Planted, planted};
 use crate::region_read::PLACEMENT_XATTR;
 use crate::staged_append::StagedAppend;
 use crate::store::{Store, Urgency};
@@ -273,8 +274,13 @@ impl Region {
                     .all(|run| store.space.is_in_use(run.gpa.offset().0, run.len)),
                 "what is delegated is in use"
             );
-            let checksums = |store: &Store| store.put_checksums_of_runs(runs, crcs);
-            store.append(inode, &entries, Urgency::Normal, checksums)?;
+            let data = |store: &Store| {
+                if store.is_captured() && !planted(Planted::RunsUnnoted) {
+                    runs.iter().for_each(|run| store.note_run(run.gpa.offset().0, run.len));
+                }
+                store.put_checksums_of_runs(runs, crcs);
+            };
+            store.append(inode, &entries, Urgency::Normal, data)?;
             consumed.happened();
             for run in runs {
                 store.space.map_fresh(run.gpa.offset().0, run.len);

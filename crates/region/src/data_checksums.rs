@@ -8,13 +8,12 @@
 //! A writer that made no checksums leaves words of 0.
 
 use crate::dram_inode::Body;
-use crate::planted::{Planted, planted};
 use crate::space::each_page;
 use crate::store::Store;
 use crate::{PoolSpace, Region};
-use polvo_format::{FileKind, LINE, PAGE, PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, PoolLayout};
+use polvo_format::{FileKind, LINE, PAGE, PAGE_CRC_SIZE, PageChecksum, PoolLayout};
 use polvo_pmem::Pmem;
-use polvo_proto::{DamagedData, FsError, ScrubPlace, Scrubbed, SegmentClass, WriteRun};
+use polvo_proto::{DamagedData, FsError, ScrubPlace, Scrubbed, WriteRun};
 
 const PAGE_BYTES: u64 = PAGE as u64;
 
@@ -67,25 +66,9 @@ impl PoolSpace {
 }
 
 impl Store {
-    /// Where the checksum of a data page lies in the pool.
-    fn checksum_at(&self, offset: u64) -> u64 {
-        debug_assert_eq!(
-            self.class(offset),
-            SegmentClass::Data,
-            "only file data have such checksums"
-        );
-        let at = self.pool.layout().checksum_offset(self.at(offset));
-        debug_assert!(
-            at < self.pool.layout().segments_offset,
-            "checksums lie before the segments"
-        );
-        at
-    }
-
     /// What is known of a data page in use.
     fn page_checksum(&self, offset: u64) -> Option<PageChecksum> {
-        let word = self.pmem.read_u64(self.checksum_at(offset));
-        PageChecksum::decode(word).ok().flatten()
+        PageChecksum::decode(self.checksum_word(offset)).ok().flatten()
     }
 
     /// Whether bytes may be added in place at an offset behind others in a page that is in use.
@@ -93,8 +76,7 @@ impl Store {
         if !self.checksums {
             return true;
         }
-        let word = self.pmem.read_u64(self.checksum_at(offset));
-        match PageChecksum::decode(word) {
+        match PageChecksum::decode(self.checksum_word(offset)) {
             Ok(known) => known.is_none_or(|known| known.end() == offset % PAGE_BYTES),
             Err(_) => false,
         }
@@ -106,27 +88,20 @@ impl Store {
         if !self.checksums || len == 0 {
             return;
         }
-        let first = self.checksum_at(offset);
-        let (mut done, mut word) = (0, first);
-        each_page(offset, len, |_, bytes| {
-            let known = known(done, (offset + done) % PAGE_BYTES, bytes);
-            self.pmem.write_u64(word, known.map_or(0, PageChecksum::encode));
+        let pages = (offset % PAGE_BYTES + len).div_ceil(PAGE_BYTES);
+        let mut done = 0;
+        self.write_checksums(offset, pages, || {
+            let at = (offset + done) % PAGE_BYTES;
+            let bytes = (PAGE_BYTES - at).min(len - done);
+            let known = known(done, at, bytes);
             debug_assert!(
                 known.is_none_or(|known| known.end() <= PAGE_BYTES),
                 "a word covers its page"
             );
             done += bytes;
-            word += PAGE_CHECKSUM_SIZE;
+            known.map_or(0, PageChecksum::encode)
         });
         debug_assert_eq!(done, len, "all bytes are covered");
-        debug_assert_eq!(
-            (word - first) / PAGE_CHECKSUM_SIZE,
-            (offset % PAGE_BYTES + len).div_ceil(PAGE_BYTES),
-            "a word for each page"
-        );
-        if !planted(Planted::ChecksumsNotFlushed) {
-            self.pmem.flush(first, word - first);
-        }
     }
 
     /// Stores the checksums of bytes that are stored in fresh pages at an offset. Durable after the next fence.
@@ -151,9 +126,7 @@ impl Store {
     /// Stores it, the tail having moved.
     pub fn put_checksum(&self, offset: u64, known: PageChecksum) {
         debug_assert!(known.end() > offset % PAGE_BYTES, "the word covers what was added");
-        let at = self.checksum_at(offset);
-        self.pmem.write_u64(at, known.encode());
-        self.pmem.flush(at, 8);
+        self.write_checksums(offset, 1, || known.encode());
         debug_assert_eq!(self.page_checksum(offset), Some(known), "it is read as it was written");
     }
 
@@ -258,7 +231,7 @@ impl Region {
                 if last.0 != at / PAGE_BYTES {
                     last = (
                         at / PAGE_BYTES,
-                        verify_page(&store.pmem, store.pool.layout(), store.at(at), &mut page),
+                        verify_page(store.pool.pmem(), store.pool.layout(), store.at(at), &mut page),
                     );
                     looked += PAGE_BYTES;
                 }
@@ -351,8 +324,8 @@ mod tests {
     fn flip(r: &Region, at: u64) {
         let mut byte = [0];
         let at = r.store.at(at);
-        r.store.pmem.read(at, &mut byte);
-        r.store.pmem.write(at, &[byte[0] ^ 4]);
+        r.store.pool.pmem().read(at, &mut byte);
+        r.store.pool.pmem().write(at, &[byte[0] ^ 4]);
     }
 
     /// Where a byte of a file lies in the region.
@@ -408,8 +381,11 @@ mod tests {
         let file = file(&mut r, b"f");
         r.write(file, WriteAt::Offset(0), &[3; 4096], Tail(0), NOW).unwrap();
         let at = place(&mut r, file, 0);
-        let word = r.store.checksum_at(at);
-        r.store.pmem.write_u64(word, r.store.pmem.read_u64(word) ^ 1 << 40);
+        let word = r.store.pool.layout().checksum_offset(r.store.at(at));
+        r.store
+            .pool
+            .pmem()
+            .write_u64(word, r.store.pool.pmem().read_u64(word) ^ 1 << 40);
         assert_eq!(
             scrub(&mut r).damaged,
             [DamagedData {

@@ -165,14 +165,14 @@ fn store_log(store: &Store, inode: &Inode, end: LogEnd<'_>, layout: &Layout) -> 
             lines.resize(lines.len().max(at + bytes.len()), 0);
             lines[at..at + bytes.len()].copy_from_slice(bytes);
         } else {
-            store.pmem.write_streaming(store.at(*offset), bytes);
+            store.write_run(*offset, bytes);
         }
     }
     for (offset, header) in layout.headers(end) {
         store.write(offset, &header);
     }
     if !planted(Planted::SwitchedBeforeDurable) {
-        store.pmem.fence();
+        store.fence();
     }
     let head = InodeHead {
         log_page: RegionOffset(layout.new_pages.first().copied().unwrap_or(0)),

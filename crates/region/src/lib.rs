@@ -10,6 +10,7 @@
 
 mod bitmap;
 mod cache;
+mod capture;
 mod change;
 mod data_checksums;
 mod directory;
@@ -34,6 +35,7 @@ mod recovery;
 mod region;
 mod region_check;
 mod region_read;
+mod replica;
 mod session_resources;
 mod session_table;
 mod shrink;
@@ -68,6 +70,7 @@ pub use pool::{CollectedPart, FormatParams, PoolIdentity, PoolSpace, PoolUsage, 
 pub use recovery::Recovery;
 pub use region::Region;
 pub use region_check::CheckReport;
+pub use replica::Replica;
 pub use snapshot::{Piece, Snapshot};
 pub use tokens::TokenId;
 pub use transaction::Decided;

@@ -49,13 +49,13 @@ impl Store {
     /// Reads a slot's first line and the rest of its inode.
     pub fn read_slot(&self, slot: u64) -> [u8; INODE_SIZE] {
         let mut bytes = [0; INODE_SIZE];
-        self.pmem.read(self.slot_at(slot), &mut bytes);
+        self.read(slot * INODE_SIZE as u64, &mut bytes);
         bytes
     }
 
     /// The floor of a region whose first segment is here.
     pub fn read_floor(&self) -> Result<Floor, FormatError> {
-        Floor::decode(self.pmem.read_u64(self.at(REGION_FLOOR)))
+        Floor::decode(self.read_word(REGION_FLOOR))
     }
 
     /// Calls with each inode slot that is not all zeros, in order, and its bytes.

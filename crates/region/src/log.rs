@@ -12,10 +12,9 @@ use crate::layout::{Layout, LogEnd, UNIT};
 use crate::planted::{Planted, planted};
 use crate::store::{Store, Urgency};
 use polvo_format::{
-    Entry, INLINE_UNITS, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL, Ino,
-    InodeHead, LINE, Record, Tail, UnitPlace, encode_attributes, entry_units, seal,
+    Change, Entry, INLINE_UNITS, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL,
+    Ino, InodeHead, LINE, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
 };
-use polvo_pmem::Pmem;
 
 impl Store {
     /// Lays whole unsealed entries out behind a log's end, into `layout`. Takes log pages as needed: they are in the
@@ -92,7 +91,7 @@ impl Store {
         if let UnitPlace::Page { page, at } = UnitPlace::of(inode.tail.units())
             && let Some(offset) = inode.pages.get(page as usize)
         {
-            self.pmem.fetch_to_write(self.at(offset + at));
+            self.fetch_to_write(offset + at);
         }
     }
 
@@ -108,7 +107,7 @@ impl Store {
         debug_assert!(layout.tail > inode.tail, "a commit makes the log longer");
         for (offset, range) in &layout.pieces {
             if planted(Planted::EntriesNotFlushed) {
-                self.pmem.write(self.at(*offset), &layout.bytes[range.clone()]);
+                self.write_unflushed(*offset, &layout.bytes[range.clone()]);
                 continue;
             }
             self.write(*offset, &layout.bytes[range.clone()]);
@@ -123,9 +122,9 @@ impl Store {
         }
         // what is on its way is waited for no sooner than it has to be there: when others may see the mapping
         let mut hidden = std::mem::take(&mut self.hidden);
-        self.take_over(inode, layout, records, &mut hidden, |pmem| {
+        self.take_over(inode, layout, records, &mut hidden, |store| {
             if !planted(Planted::NoFenceBeforeTail) {
-                pmem.fence();
+                store.fence();
             }
         });
         debug_assert_eq!(inode.tail, layout.tail, "DRAM has what the media are about to say");
@@ -135,19 +134,19 @@ impl Store {
             head.log_page.0 != 0 || inode.tail.units() <= INLINE_UNITS,
             "a long log has a page"
         );
-        let at = self.slot_at(inode.slot);
-        self.pmem.write(at + INODE_ATTRIBUTES, &attributes);
-        self.pmem
-            .write_u64(at + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
-        self.pmem.write_u64(at + INODE_TAIL, head.tail.0);
-        self.pmem.flush(at, LINE as u64);
+        let offset = inode.slot * INODE_SIZE as u64;
+        self.write_unflushed(offset + INODE_ATTRIBUTES, &attributes);
+        self.write_word_unflushed(offset + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
+        self.write_word_unflushed(offset + INODE_TAIL, head.tail.0);
+        self.flush_line(offset);
         // while the line is on its way: the region is entered, so nobody takes what this frees before
         self.unmap(&hidden);
         hidden.clear();
         self.hidden = hidden;
         if !planted(Planted::TailNotFenced) {
-            self.pmem.fence();
+            self.fence();
         }
+        self.end_record();
     }
 
     /// The DRAM side of a commit; `before_seen` as in [`Inode::apply_all`].
@@ -157,7 +156,7 @@ impl Store {
         layout: &Layout,
         records: impl Iterator<Item = Record<'a>>,
         hidden: &mut Vec<Mapped>,
-        before_seen: impl FnOnce(&Pmem),
+        before_seen: impl FnOnce(&Store),
     ) {
         debug_assert!(
             layout.new_pages.iter().all(|page| self.log_page_from_media(*page)),
@@ -179,16 +178,16 @@ impl Store {
         records: impl Iterator<Item = Record<'a>>,
         tail: Tail,
         hidden: &mut Vec<Mapped>,
-        before_seen: impl FnOnce(&Pmem),
+        before_seen: impl FnOnce(&Store),
     ) {
         debug_assert!(
             inode.pages.len() as u64 >= UnitPlace::pages(tail.units()) || planted(Planted::HeldLogCompacted),
             "the log has its pages"
         );
-        let pmem = &self.pmem;
+        let store = &*self;
         inode
             .apply_all(self.region, self.segment_shift(), tail, records, hidden, || {
-                before_seen(pmem)
+                before_seen(store)
             })
             .expect("entries were checked before they were made");
         debug_assert_eq!(inode.tail, tail, "the inode is as of the tail");
@@ -236,9 +235,33 @@ impl Store {
         units
     }
 
+    /// Others have written to a slot: replicas get it as it is.
+    #[cold]
+    pub fn note_slot(&self, slot: u64) {
+        let bytes = self.read_slot(slot);
+        let at = RegionOffset(slot * INODE_SIZE as u64);
+        self.note(Change::Bytes { at, bytes: &bytes });
+    }
+
+    /// Others have written to an inode's log: replicas get its units from position `begin` to the tail. (Those that lie in the
+    /// inode come with its slot, and headers and links of pages are noted when the region stores them.)
+    #[cold]
+    pub fn note_units(&self, inode: &Inode, begin: u64) {
+        let mut position = begin.max(INLINE_UNITS);
+        while position < inode.tail.units() {
+            let n = UnitPlace::room(position).min(inode.tail.units() - position);
+            let mut units = vec![0; n as usize * UNIT];
+            let offset = inode.unit_offset(position);
+            self.read(offset, &mut units);
+            let at = RegionOffset(offset);
+            self.note(Change::Bytes { at, bytes: &units });
+            position += n;
+        }
+    }
+
     /// The lock word of a slot.
     pub fn lock_word(&self, slot: u64) -> u64 {
-        self.pmem.read_u64(self.slot_at(slot) + INODE_LOCK)
+        self.read_word(Store::lock_offset(slot))
     }
 
     /// Region offset of a slot's lock word.

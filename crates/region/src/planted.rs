@@ -43,6 +43,11 @@ pub enum Planted {
     /// What is dispatched again is written although its locks were let go, over what came later.
     DispatchedTwice,
 
+    /// Replicas are not told what a coordinator has written to a log.
+    ReapedUnnoted,
+    /// Replicas are not told of file data that clients have written.
+    RunsUnnoted,
+
     /// Freed pages are free at once.
     NoQuarantine,
     /// Quarantine ends a tick early.

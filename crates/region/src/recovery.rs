@@ -103,9 +103,7 @@ impl Region {
             Some(header) => return Err(store.corrupt("region header", 0, format!("is of region {}", header.region))),
             // the power went while the region was made
             None if is_unfinished(&store) => {
-                let at = store.slot_at(0);
-                store.pmem.zero_streaming(at, 1 << store.segment_shift());
-                store.pmem.fence();
+                store.zero_segment(0);
                 let region = Region::found(store, 0)?;
                 let recovery = Recovery {
                     inodes: region.inodes,
@@ -220,7 +218,7 @@ impl Region {
                 });
             }
         }
-        self.store.pmem.fence();
+        self.store.commit_point();
         mended
     }
 

@@ -90,13 +90,13 @@ impl Region {
         };
         let header = header.encode();
         store.write(8, &header[8..]);
-        store.pmem.fence();
+        store.fence();
         // one word says that all of it is there
         store.write_word(
             0,
             u64::from_le_bytes(header[..8].try_into().expect("a word is 8 bytes")),
         );
-        store.pmem.fence();
+        store.commit_point();
         debug_assert!(
             region.store.space.used(SegmentClass::Inodes) == 1 + region.inodes,
             "nothing else is there"
@@ -289,17 +289,17 @@ impl Region {
             if in_slot == Some(0) && bytes.len() == INODE_HEAD_SIZE {
                 // who reads just the tail must find everything else in place; one write-back for the line
                 let (before, tail) = bytes.split_at(INODE_TAIL as usize);
-                store.pmem.write(store.at(offset), before);
+                store.write_unflushed(offset, before);
                 let tail = u64::from_le_bytes(tail.try_into().expect("the tail ends the head"));
                 store.write_word(offset + INODE_TAIL, tail);
             } else if in_slot == Some(INODE_ATTRIBUTES) && bytes.len() == LINE {
                 // a cache, which recovery does not believe
-                store.pmem.write(store.at(offset), bytes);
+                store.write_unflushed(offset, bytes);
             } else {
                 store.write(offset, bytes);
             }
         }
-        store.pmem.fence();
+        store.commit_point();
         if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
             return Ok(None);
         }
@@ -350,10 +350,10 @@ fn planted_in_place(store: &Store, writes: &Writes) {
     for (offset, bytes) in writes.iter().rev() {
         store.write(offset, bytes);
         if planted(Planted::LogsOneAfterTheOther) && bytes.len() == INODE_HEAD_SIZE {
-            store.pmem.fence();
+            store.fence();
         }
     }
-    store.pmem.fence();
+    store.fence();
 }
 
 /// The tail of a log's next version, empty.

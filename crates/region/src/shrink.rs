@@ -8,7 +8,7 @@
 use crate::region::{Region, VERSION_MAX};
 use crate::space::Run;
 use crate::store::Store;
-use polvo_format::{Floor, Generation, INODE_SIZE, InodeHead, LINE, LogPage, PAGE, REGION_FLOOR, UnitPlace};
+use polvo_format::{Change, Floor, Generation, INODE_SIZE, InodeHead, LINE, LogPage, PAGE, REGION_FLOOR, UnitPlace};
 use polvo_proto::SegmentClass;
 use std::collections::BTreeSet;
 
@@ -93,6 +93,10 @@ impl Store {
             self.space.remove_segment(index);
             let (_, of) = self.segments[index as usize].take().expect("the segment is ours");
             assert_eq!(of, class, "segment {index}");
+            if self.is_captured() {
+                self.note(Change::SegmentGone { index });
+                self.end_record();
+            }
             self.pool.give_back_segment(self.region, index);
             released += 1;
         }
@@ -121,7 +125,7 @@ impl Store {
         assert!(floor.max(self.floor) == floor, "the floor only rises");
         if floor != self.floor {
             self.write_word(REGION_FLOOR, floor.encode());
-            self.pmem.fence();
+            self.commit_point();
             self.floor = floor;
         }
         debug_assert_eq!(self.read_floor(), Ok(floor), "the floor is read as it was written");

@@ -154,7 +154,7 @@ mod tests {
                 Piece::Data { at, len } => {
                     let start = bytes.len();
                     bytes.resize(start + *len as usize, 0);
-                    r.store.pmem.read(*at, &mut bytes[start..]);
+                    r.store.pool.pmem().read(*at, &mut bytes[start..]);
                 }
             }
         }
@@ -202,7 +202,7 @@ mod tests {
         while let Ok(runs) = r.delegate(SESSION, 1000) {
             for run in runs {
                 let at = r.store.at(run.gpa.offset().0);
-                r.store.pmem.write(at, &vec![9; run.pages as usize * PAGE]);
+                r.store.pool.pmem().write(at, &vec![9; run.pages as usize * PAGE]);
             }
         }
         assert_eq!(shown(&r, &snapshot), [7; PAGE]);

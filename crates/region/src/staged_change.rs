@@ -225,7 +225,7 @@ impl<'a> StagedChange<'a> {
 impl Region {
     /// What the tail word of a slot says.
     fn tail_on_media(&self, slot: u64) -> Tail {
-        Tail(self.store.pmem.read_u64(self.store.slot_at(slot) + INODE_TAIL))
+        Tail(self.store.read_word(slot * INODE_SIZE as u64 + INODE_TAIL))
     }
 
     /// A staged inode that loses its last name, and that nobody holds, is freed by the same record.

@@ -3,17 +3,20 @@
 //! Offsets that come from the media are checked here (`*_from_media`) before anything is read at them; offsets that
 //! this crate has made itself are trusted.
 
+mod bytes;
+
+use crate::capture::Capture;
 use crate::extents::Mapped;
 use crate::hash::NumberMap;
 use crate::layout::{AppendMemory, Layout};
 use crate::origins::{Done, Origins};
-use crate::planted::{Planted, planted};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, LINE, Origin, PAGE, RegionId, RegionOffset};
+use polvo_format::{Change, Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, Origin, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -40,7 +43,9 @@ pub(crate) enum Urgency {
 
 pub(crate) struct Store {
     pub pool: Arc<PoolSpace>,
-    pub pmem: Arc<Pmem>,
+    pmem: Arc<Pmem>,
+    /// where replicas are told what is stored
+    capture: Option<Box<RefCell<Capture>>>,
     pub region: RegionId,
     shift: u32,
     /// data pages have checksums
@@ -89,6 +94,7 @@ impl Store {
         );
         Ok(Store {
             pmem: pool.pmem().clone(),
+            capture: None,
             pool: pool.clone(),
             region,
             shift,
@@ -189,11 +195,6 @@ impl Store {
         Ino::new(self.region, slot)
     }
 
-    /// Pool offset of a slot.
-    pub fn slot_at(&self, slot: u64) -> u64 {
-        self.at(slot * INODE_SIZE as u64)
-    }
-
     /// Does an inode number name a slot of this region?
     pub fn slot_of(&self, ino: Ino) -> Option<u64> {
         let offset = ino.offset()?.0;
@@ -210,53 +211,6 @@ impl Store {
             start: ((offset & ((1 << self.shift) - 1)) / INODE_SIZE as u64) as u32,
             len: 1,
         }
-    }
-
-    // ---- bytes
-
-    /// Neighbours in the region need not be neighbours in the pool: what is done at once lies in one segment.
-    fn check_within(&self, offset: u64, len: usize) {
-        debug_assert!(
-            self.is_within(offset, len as u64, self.class(offset)),
-            "{len} bytes at {offset:#x} lie in a segment of ours"
-        );
-    }
-
-    /// Reads at a region offset of ours.
-    pub fn read(&self, offset: u64, into: &mut [u8]) {
-        self.check_within(offset, into.len());
-        self.pmem.read(self.at(offset), into);
-    }
-
-    /// Stores and starts the write-back: durable after the next fence.
-    pub fn write(&self, offset: u64, bytes: &[u8]) {
-        self.check_within(offset, bytes.len());
-        debug_assert!(!bytes.is_empty(), "nothing is stored at {offset:#x}");
-        let at = self.at(offset);
-        self.pmem.write(at, bytes);
-        self.pmem.flush(at, bytes.len() as u64);
-    }
-
-    /// Stores bytes of file data: durable after the next fence.
-    pub fn write_data(&self, offset: u64, bytes: &[u8]) {
-        self.check_within(offset, bytes.len());
-        debug_assert_eq!(self.class(offset), SegmentClass::Data, "file data go to data pages");
-        let at = self.at(offset);
-        if planted(Planted::LastLineNotFlushed) {
-            let whole_lines = bytes.len().saturating_sub((at as usize + bytes.len()) % LINE);
-            self.pmem.write_streaming(at, &bytes[..whole_lines]);
-            self.pmem.write(at + whole_lines as u64, &bytes[whole_lines..]);
-            return;
-        }
-        self.pmem.write_streaming(at, bytes);
-    }
-
-    /// Stores a word and starts the write-back.
-    pub fn write_word(&self, offset: u64, word: u64) {
-        debug_assert!(offset.is_multiple_of(8), "word at {offset:#x}");
-        let at = self.at(offset);
-        self.pmem.write_u64(at, word);
-        self.pmem.flush(at, 8);
     }
 
     // ---- space
@@ -283,6 +237,10 @@ impl Store {
         );
         self.segments.push(Some((at, class)));
         self.space.add_segment(index, class);
+        if self.is_captured() {
+            let class = class as u8;
+            self.note(Change::Segment { index, class });
+        }
         debug_assert_eq!(self.class(u64::from(index) << self.shift), class, "segment {index}");
         debug_assert_eq!(self.at(u64::from(index) << self.shift), at, "segment {index}");
         Ok(())

@@ -42,7 +42,7 @@ fn region_of(pool_mib: u64, checksums: bool) -> Region {
 
 /// The region as the next process finds it.
 pub fn recovered(region: &Region) -> (Region, Recovery) {
-    let image = region.store.pmem.sim().unwrap().image(&mut KeepAll);
+    let image = region.store.pool.pmem().sim().unwrap().image(&mut KeepAll);
     let pool = PoolSpace::open(Pmem::simulated_from_image(&image)).unwrap();
     Region::recover(&pool, region.id(), &mut |_, _| ()).unwrap()
 }
@@ -107,7 +107,7 @@ pub fn unlink(region: &mut Region, dir: InodeRef, name: &[u8]) -> Result<(), Reg
 
 /// Does what a coordinator does with what it has collected.
 pub fn dispatch(region: &Region, txn: TxnId, collected: &Collected) {
-    let pmem: &Arc<Pmem> = &region.store.pmem;
+    let pmem: &Arc<Pmem> = region.store.pool.pmem();
     for (gpa, bytes) in &collected.writes {
         let at = region.store.at(gpa.offset().0);
         pmem.write(at, bytes);

@@ -65,7 +65,7 @@ fn a_collected_change_that_is_given_up_leaves_nothing() {
         if n == 1 {
             // the coordinator gives up on its own
             for lock in &collected.locks {
-                r.store.pmem.cas_u64(r.store.at(lock.offset().0), txn(5).0, 0);
+                r.store.pool.pmem().cas_u64(r.store.at(lock.offset().0), txn(5).0, 0);
             }
         } else {
             r.abort(txn(5));
@@ -132,7 +132,7 @@ fn half_of_a_dispatch_is_no_damage() {
         for (at, word) in &words {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             if seed >> 63 == 1 {
-                again.store.pmem.write_u64(again.store.at(*at), *word);
+                again.store.pool.pmem().write_u64(again.store.at(*at), *word);
             }
         }
         let (mut again, recovery) = recovered(&again);

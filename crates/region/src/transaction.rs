@@ -159,15 +159,13 @@ impl Region {
     pub fn abort(&mut self, txn: TxnId) {
         let slots = self.locked.slots(txn);
         for slot in &slots {
-            let at = self.store.at(Store::lock_offset(*slot));
-            let found = self.store.pmem.cas_u64(at, txn.0, 0);
+            let held = self.store.clear_word(Store::lock_offset(*slot), txn.0);
             debug_assert!(
-                found != txn.0 || self.store.lock_word(*slot) == 0,
+                !held || self.store.lock_word(*slot) == 0,
                 "{txn:?} has let go of slot {slot}"
             );
-            self.store.pmem.flush(at, 8);
         }
-        self.store.pmem.fence();
+        self.store.fence();
         for slot in slots {
             let _ = self.reap_slot(slot);
         }
@@ -185,7 +183,17 @@ impl Region {
             let ino = self.store.ino(slot);
             return Err(RegionError::Locked { ino, txn });
         }
+        let known = self.resolve(slot);
+        self.store.end_record();
+        known
+    }
+
+    /// The transaction has let go of the inode: takes over what it has written here, if it has. Replicas are told of it.
+    fn resolve(&mut self, slot: u64) -> Result<(), RegionError> {
         let ino = self.store.ino(slot);
+        if self.store.is_captured() {
+            self.store.note_slot(slot);
+        }
         let mut line = [0; LINE];
         self.store.read(slot * INODE_SIZE as u64, &mut line);
         let head = match InodeHead::decode(&line[..INODE_LOCK as usize], ino) {
@@ -198,11 +206,14 @@ impl Region {
                 return Err(e);
             }
         };
+        // where its log units begin that are not noted yet
+        let mut begin = 0;
         match self.locked.take(slot).expect("a held slot has a fate") {
             Fate::Changes { units, tail, parent } => {
                 if head.tail != tail {
                     return Ok(());
                 }
+                begin = tail.units() - (units.len() / LINE) as u64;
                 if let Some(inode) = self.cache.known(slot).filter(|inode| inode.tail != tail) {
                     let mut hidden = Vec::new();
                     inode.parent = parent;
@@ -230,7 +241,7 @@ impl Region {
             Fate::Recovered => {
                 let inode = self.store.load(slot)?;
                 self.store.refresh(ino, &inode.head(), &encode_attributes(&inode.attr));
-                self.store.pmem.fence();
+                self.store.commit_point();
                 self.cache.take(slot);
             }
             Fate::RecoveredNew { pages } => {
@@ -245,8 +256,11 @@ impl Region {
             !self.locked.contains(slot) || planted(Planted::CollectedTwice),
             "slot {slot} is let go"
         );
-        let nlink = self.cache.get(&self.store, slot)?.attr.nlink;
-        if nlink == 0 {
+        let inode = self.cache.get(&self.store, slot)?;
+        if self.store.is_captured() && !planted(Planted::ReapedUnnoted) {
+            self.store.note_units(inode, begin);
+        }
+        if inode.attr.nlink == 0 {
             self.dead.insert(slot);
             self.free_if_dead(slot);
         } else {
@@ -283,9 +297,9 @@ impl StagedChange<'_> {
             }
         }
         for (staged, layout) in with_pages() {
-            let at = store.slot_at(staged.slot());
+            let offset = staged.slot() * INODE_SIZE as u64;
             if staged.fresh {
-                store.pmem.write_u64(at + INODE_LOG_PAGE, layout.new_pages[0]);
+                store.write_word_unflushed(offset + INODE_LOG_PAGE, layout.new_pages[0]);
                 continue;
             }
             let inode = cache.known(staged.slot());
@@ -298,7 +312,7 @@ impl StagedChange<'_> {
             }
             // the link in the inode counts among what the attributes' checksum covers
             let checksums = inode.head().checksums(inode.attr.ino, &encode_attributes(&inode.attr));
-            store.pmem.write_u64(at + INODE_CHECKSUMS, checksums);
+            store.write_word_unflushed(offset + INODE_CHECKSUMS, checksums);
         }
     }
 
@@ -347,8 +361,7 @@ impl StagedChange<'_> {
             if staged.fresh && layout.new_pages.is_empty() {
                 // what a transaction that was given up has linked to the slot does not come with it; goes out with
                 // the lock word, which lies in the same line
-                let link = store.at(staged.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE);
-                store.pmem.write_u64(link, 0);
+                store.write_word_unflushed(staged.slot() * INODE_SIZE as u64 + INODE_LOG_PAGE, 0);
             }
             store.write_word(Store::lock_offset(staged.slot()), txn.0);
         }
@@ -360,8 +373,9 @@ impl StagedChange<'_> {
             "{txn:?} has every inode"
         );
         if !planted(Planted::LocksNotDurable) {
-            store.pmem.fence();
+            store.fence();
         }
+        store.end_record();
     }
 
     /// From here on the transaction has what was staged: its end says what becomes of it.

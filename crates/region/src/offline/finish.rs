@@ -199,7 +199,7 @@ impl Cluster {
         let at = &self.pools[self.of_region[&region]].1;
         let store = Store::new(at, region)?;
         store.write_word(Store::lock_offset(slot), 0);
-        store.pmem.fence();
+        store.fence();
         Ok(())
     }
 }

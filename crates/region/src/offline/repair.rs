@@ -13,7 +13,7 @@ use super::finish::{Finished, Unknown};
 use super::name_tree::{Facts, Name, Regions, put_right};
 use super::salvage::{Length, LogPages, Reading, read_log};
 use super::{Cluster, OfflinePool, Progress, in_words, segments};
-use crate::flipped_bit::{flip_back, flipped_bit};
+use crate::flipped_bit::flipped_bit;
 use crate::recovery::is_unfinished;
 use crate::shrink::FLOOR_MAX;
 use crate::store::Store;
@@ -292,9 +292,9 @@ fn mend_header(store: &Store, report: &mut Repaired) {
     }
     let bytes = header.encode();
     store.write(8, &bytes[8..]);
-    store.pmem.fence();
+    store.fence();
     store.write_word(0, u64::from_le_bytes(bytes[..8].try_into().expect("a word is 8 bytes")));
-    store.pmem.fence();
+    store.fence();
     report
         .done
         .push(format!("region {}: header written anew", store.region.0));
@@ -305,17 +305,16 @@ fn mend_floor(store: &Store, report: &mut Repaired) {
     if !begins_with_inodes(store) || store.read_floor().is_ok() {
         return;
     }
-    let at = store.at(REGION_FLOOR);
-    let mut bytes = store.pmem.read_u64(at).to_le_bytes();
+    let mut bytes = store.read_word(REGION_FLOOR).to_le_bytes();
     let is_sound = |bytes: &[u8]| Floor::decode(u64::from_le_bytes(bytes.try_into().expect("a word"))).is_ok();
     let how = match flipped_bit(&mut bytes, 0..64, is_sound) {
         Some(bit) => {
-            flip_back(&store.pmem, at, bit);
+            store.flip_back(REGION_FLOOR, bit);
             "a flipped bit put right"
         }
         None => {
             store.write_word(REGION_FLOOR, FLOOR_MAX.encode());
-            store.pmem.fence();
+            store.fence();
             "set to the highest there can be"
         }
     };
@@ -360,7 +359,7 @@ fn mend_inodes(store: &Store, report: &mut Repaired) {
             continue;
         }
         for flip in &reading.flips {
-            flip_back(&store.pmem, store.at(flip.at), flip.bit);
+            store.flip_back(flip.at, flip.bit);
         }
         if !reading.flips.is_empty() {
             let bits = reading.flips.len();
@@ -373,7 +372,7 @@ fn mend_inodes(store: &Store, report: &mut Repaired) {
 
 /// Puts a flipped bit of an inode's identity right, and one of its tail. False when there is none, or more.
 fn mend_head(store: &Store, slot: u64) -> bool {
-    let (ino, at) = (store.ino(slot), store.slot_at(slot));
+    let ino = store.ino(slot);
     let mut bytes = store.read_slot(slot);
     let only_tail = |result: &Result<InodeHead, FormatError>| {
         // identity is looked at first
@@ -409,7 +408,8 @@ fn mend_head(store: &Store, slot: u64) -> bool {
         }
         bits.push(bit);
     }
-    bits.into_iter().for_each(|bit| flip_back(&store.pmem, at, bit));
+    bits.into_iter()
+        .for_each(|bit| store.flip_back(slot * INODE_SIZE as u64, bit));
     true
 }
 

@@ -6,7 +6,6 @@ use crate::directory::{Dentry, dentry_entry};
 use crate::dram_inode::{Body, Inode};
 use crate::extents::Mapped;
 use crate::file_view::FileView;
-use crate::flipped_bit::flip_back;
 use crate::region::VERSION_MAX;
 use crate::space::{Run, each_page};
 use crate::store::Urgency;
@@ -105,7 +104,7 @@ impl Region {
     pub(super) fn rewrite(&mut self, reading: Reading, newest: u32, nlink: u32) -> Result<(), RegionError> {
         // inline bytes are copied from where they lie
         for flip in &reading.flips {
-            flip_back(&self.store.pmem, self.store.at(flip.at), flip.bit);
+            self.store.flip_back(flip.at, flip.bit);
         }
         let mut inode = reading.inode;
         let version = inode.tail.version().max(newest);

@@ -360,7 +360,7 @@ mod tests {
         let mut pad = Vec::new();
         Entry::encode_pad(units, &mut pad);
         seal(&mut pad, inode.attr.ino, inode.tail.version(), position);
-        store.pmem.write(store.at(inode.unit_offset(position)), &pad);
+        store.write_unflushed(inode.unit_offset(position), &pad);
     }
 
     #[test]

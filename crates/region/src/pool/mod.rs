@@ -212,6 +212,11 @@ impl PoolSpace {
         self.table.segments_of(region)
     }
 
+    /// What a region's segment of this index holds, if it has one here.
+    pub(crate) fn class_of_segment(&self, region: RegionId, index: u32) -> Option<SegmentClass> {
+        self.table.class_of(region, index)
+    }
+
     /// Gives a free segment to a region as its segment number `index`; returns its pool offset. Durable on return.
     /// Segments for inodes and logs come zeroed, those for data as they are. ENOSPC when none is free.
     ///

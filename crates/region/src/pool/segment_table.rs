@@ -7,12 +7,6 @@ use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The value of the class in the table.
-fn class_from_u8(byte: u8) -> Option<SegmentClass> {
-    use SegmentClass::*;
-    [Inodes, Logs, Data].into_iter().find(|class| *class as u8 == byte)
-}
-
 pub(super) struct SegmentTable {
     layout: PoolLayout,
     state: Mutex<State>,
@@ -79,7 +73,7 @@ impl SegmentTable {
 
     /// Could a segment be this one? It makes sense, and no other one is.
     pub fn could_be(&self, owner: SegmentOwner) -> bool {
-        class_from_u8(owner.class).is_some()
+        SegmentClass::from_u8(owner.class).is_some()
             && u64::from(owner.index) < region_segments_max(&self.layout)
             && !self.state.lock().owned.contains_key(&(owner.region, owner.index))
     }
@@ -101,6 +95,12 @@ impl SegmentTable {
         of_region
             .map(|(&(_, index), &(at, class))| (index, self.layout.segment_offset(at), class))
             .collect()
+    }
+
+    /// What a region's segment of this index holds, if it has one.
+    pub fn class_of(&self, region: RegionId, index: u32) -> Option<SegmentClass> {
+        let state = self.state.lock();
+        state.owned.get(&(region, index)).map(|(_, class)| *class)
     }
 
     pub fn take(&self, pmem: &Pmem, region: RegionId, index: u32, class: SegmentClass) -> Result<u64, RegionError> {
@@ -206,7 +206,7 @@ impl State {
 
     fn enter(&mut self, layout: &PoolLayout, at: SegmentIndex, owner: SegmentOwner) -> Result<(), String> {
         let SegmentOwner { region, index, class } = owner;
-        let class = class_from_u8(class).ok_or_else(|| format!("{at}: class {class}"))?;
+        let class = SegmentClass::from_u8(class).ok_or_else(|| format!("{at}: class {class}"))?;
         if u64::from(index) >= region_segments_max(layout) {
             return Err(format!(
                 "{at}: segment {index} of {region} is outside of the region's address space"

@@ -1,5 +1,6 @@
 //! Power cuts: at every fence of a change the media are left in many states; each is recovered and compared.
 
+use super::replicas::Replicas;
 use super::snapshot::{Snapshot, difference, snapshot};
 use super::world::{ROOT_REGION, SESSION, Shape, World, new_file};
 use parking_lot::Mutex;
@@ -255,6 +256,8 @@ pub struct Scenario {
     pub changed: bool,
     /// Crash states so far.
     pub states: u64,
+    /// of the world as it was before the next step
+    replicas: Option<Replicas>,
     steps: usize,
 }
 
@@ -272,6 +275,7 @@ impl Scenario {
             threads,
             changed: false,
             states: 0,
+            replicas: None,
             steps: 0,
         }
     }
@@ -293,12 +297,19 @@ impl Scenario {
 
     fn run<R>(&mut self, what: &str, change: impl FnOnce(&mut World) -> R, seen: fn(Snapshot) -> Snapshot) -> R {
         self.steps += 1;
+        let what = format!("{}, step {} ({what})", self.name, self.steps);
         let before = seen(snapshot(&mut self.world).unwrap());
-        let (mut states, result) = collect_states(&mut self.world, change);
-        let after = seen(snapshot(&mut self.world).unwrap());
+        let mut replicas = self.replicas();
+        let (mut states, result) = collect_states(&mut self.world, |world| {
+            let result = change(world);
+            // as at a tick: participants learn how transactions have ended
+            world.regions.iter_mut().for_each(|region| drop(region.reap()));
+            result
+        });
+        let after = snapshot(&mut self.world).unwrap();
         let last = states.len();
         states.push(CrashState::new(durable(&self.world), "after its end"));
-        let what = format!("{}, step {} ({what})", self.name, self.steps);
+        let (whole, after) = (after.clone(), seen(after));
         self.changed = before != after;
         self.states += states.iter().map(|state| state.times).sum::<u64>();
         let (full, threads, now) = (self.full, self.threads, self.world.now);
@@ -315,7 +326,22 @@ impl Scenario {
             }
             Ok(())
         });
+        if replicas.follow(&mut self.world)
+            && let Err(why) = replicas.compare(&self.world, &whole)
+        {
+            panic!("{what}: replicas differ: {why}");
+        }
+        self.replicas = Some(replicas);
         result
+    }
+}
+
+impl Scenario {
+    /// Copies of the world as it is. They follow what was done between steps, too, unless the regions were started anew there.
+    fn replicas(&mut self) -> Replicas {
+        let kept = self.replicas.take();
+        let kept = kept.and_then(|mut replicas| replicas.follow(&mut self.world).then_some(replicas));
+        kept.unwrap_or_else(|| Replicas::of(&mut self.world))
     }
 }
 

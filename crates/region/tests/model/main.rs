@@ -8,6 +8,7 @@ mod harness;
 mod operation;
 
 use expected::{Bytes, Inode, Model};
+use harness::replicas::Replicas;
 use harness::snapshot::{Body, mapped, snapshot};
 use harness::world::*;
 use operation::{Op, bytes, name, op};
@@ -28,6 +29,8 @@ struct Run {
     world: World,
     model: Model,
     tick: u64,
+    /// copies of the world, as it was after the last step
+    replicas: Option<Replicas>,
 }
 
 impl Run {
@@ -52,7 +55,12 @@ impl Run {
             root,
             seen: BTreeSet::new(),
         };
-        Run { world, model, tick: 1 }
+        Run {
+            world,
+            model,
+            tick: 1,
+            replicas: None,
+        }
     }
 
     fn made(&mut self, inode: InodeRef, file: &NewFile, parent: InodeRef, unnamed: bool) {
@@ -101,7 +109,21 @@ impl Run {
         );
     }
 
+    /// One operation, which the copies follow.
     fn step(&mut self, op: &Op) {
+        if self.replicas.is_none() {
+            self.replicas = Some(Replicas::of(&mut self.world));
+        }
+        self.carry_out(op);
+        let mut replicas = self.replicas.take();
+        if let Some(copies) = &mut replicas
+            && copies.follow(&mut self.world)
+        {
+            self.replicas = replicas;
+        }
+    }
+
+    fn carry_out(&mut self, op: &Op) {
         match op {
             Op::Create {
                 dir,
@@ -452,6 +474,7 @@ impl Run {
     }
 
     fn restart(&mut self) {
+        self.replicas = None;
         self.world.restart().unwrap();
         self.model.inodes.retain(|_, node| node.attr.nlink > 0);
         self.model.inodes.values_mut().for_each(|node| node.open = false);
@@ -479,6 +502,9 @@ impl Run {
     /// Everything of the model is there, and nothing else; checks find nothing.
     fn verify(&mut self) {
         let tree = snapshot(&mut self.world).unwrap();
+        if let Some(replicas) = &self.replicas {
+            replicas.compare(&self.world, &tree).unwrap();
+        }
         let mut reached = BTreeSet::from([self.model.root.ino]);
         for node in tree.0.values() {
             let expected = &self.model.inodes[&node.attr.ino];
@@ -637,6 +663,7 @@ proptest! {
             run.step(op);
         }
         run.verify();
+        run.replicas = None;
         run.world.restart().unwrap();
         run.model.inodes.retain(|_, node| node.attr.nlink > 0);
         run.model.inodes.values_mut().for_each(|node| node.open = false);

@@ -72,6 +72,9 @@ bugs! {
     redo_record_retired_before_it_is_dispatched: RetiredBeforeDispatch, renames_across, "states are wrong";
     lock_words_not_durable: LocksNotDurable, renames_across, "states are wrong";
     an_inode_collected_twice: CollectedTwice, two_coordinators, "the second one waits";
+    // replicas
+    dispatched_units_that_replicas_lack: ReapedUnnoted, renames_between_long_logs, "replicas differ";
+    file_data_that_replicas_lack: RunsUnnoted, pages_used_again, "replicas differ";
     // quarantine
     freed_pages_reused_at_once: NoQuarantine, a_slow_reader, "the reader sees others' bytes";
     quarantine_ends_a_tick_early: QuarantineEndsEarly, a_slow_reader, "the reader sees others' bytes";

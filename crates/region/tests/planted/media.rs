@@ -179,6 +179,8 @@ fn place(w: &World, pool: usize, (offset, len): (u64, u64)) -> &'static str {
 fn run(first: usize, pool: usize, omission: Option<Omission>) -> Option<(String, bool)> {
     let mut s = Scenario::of("omission", prepared(&STEPS[..first]), 1);
     wear_for(&STEPS[first], &mut s.world);
+    // what participants do when they learn how the steps before have ended is not this step's
+    s.world.regions.iter_mut().for_each(|region| drop(region.reap()));
     let pmem = s.world.pools[pool].pmem().clone();
     let medium = pmem.sim().expect("simulated");
     medium.omit(omission);
@@ -232,6 +234,10 @@ const NOT_MISSED: &[(&str, &str)] = &[
     (
         "fence after: segment table",
         "the fence before the tail moves covers it",
+    ),
+    (
+        "fence after: inode",
+        "an inode without a name, freed and not durably so, is freed at the next start",
     ),
     (
         "fence after: data",

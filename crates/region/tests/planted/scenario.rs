@@ -86,6 +86,20 @@ pub fn renames_across() {
     s.step("unlink", |w| w.unlink(b, b"two")).unwrap();
 }
 
+/// The same with logs that have pages of their own.
+pub fn renames_between_long_logs() {
+    let mut s = Scenario::of("renames between long logs", World::new(two_pools()), 1);
+    let root = s.world.root();
+    let a = s.world.create(root, b"a", directory(), R0).unwrap();
+    let b = s.world.create(root, b"b", directory(), R1).unwrap();
+    for n in 0..30u8 {
+        s.world.create(a, &[b'a', n + 1], file(), R0).unwrap();
+        s.world.create(b, &[b'b', n + 1], file(), R1).unwrap();
+    }
+    s.step("there", |w| w.rename(a, b"a\x05", b, b"moved")).unwrap();
+    s.step("back", |w| w.rename(b, b"moved", a, b"again")).unwrap();
+}
+
 /// Two transactions want to link the same file.
 pub fn two_coordinators() {
     let mut w = World::new(two_pools());

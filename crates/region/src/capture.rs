@@ -1,0 +1,119 @@
+//! What is stored in a region, kept for its replicas: one record a commit point ([`MirrorRecord`]), with a log sequence
+//! number (Mojim, section 3.2.1).
+//!
+//! All stores of a region go through [`Store`](crate::store), and there each one is noted where capturing is on. Invariants:
+//!
+//! - records that are applied in order to a copy of the region give, after each of them, a region that recovers to what this
+//!   one was at that commit point; and the copy is equal in every byte that recovery reads;
+//! - what a record says by address alone (a run) is on the media before the commit point, and stays as it is until the pages
+//!   are used again.
+//!
+//! What a coordinator writes here by one-sided operations nobody notes: the region does, when it learns how the transaction
+//! has ended ([`Region::reap_slot`](crate::Region)). What is noted of a change that fails goes out with the next record: it
+//! lies where nothing leads.
+
+use crate::Region;
+use polvo_format::{Change, Lsn, MirrorRecord, RegionId};
+
+/// Stores noted since the records were last taken.
+pub(crate) struct Capture {
+    region: RegionId,
+    /// of the last record
+    last: Lsn,
+    /// records that have ended, and what has been noted since
+    records: Vec<u8>,
+    /// how many bytes have ended
+    ended: usize,
+}
+
+impl Capture {
+    pub fn new(region: RegionId, last: Lsn) -> Capture {
+        Capture {
+            region,
+            last,
+            records: Vec::new(),
+            ended: 0,
+        }
+    }
+
+    /// One more thing for the record that is being made.
+    pub fn note(&mut self, change: Change<'_>) {
+        if self.records.len() == self.ended {
+            MirrorRecord::begin(&mut self.records);
+        }
+        change.encode(&mut self.records);
+    }
+
+    /// A commit point. Where nothing was noted since the last one there is no record.
+    pub fn end_record(&mut self) {
+        if self.records.len() > self.ended {
+            self.last = self.last.next();
+            MirrorRecord::end(&mut self.records, self.ended, self.last, self.region);
+            self.ended = self.records.len();
+        }
+        debug_assert_eq!(self.records.len(), self.ended, "a record goes to the end");
+    }
+
+    /// Takes the records that have ended. `into` is emptied first, and its memory used for those to come.
+    fn take(&mut self, into: &mut Vec<u8>) {
+        into.clear();
+        into.extend_from_slice(&self.records[self.ended..]);
+        self.records.truncate(self.ended);
+        std::mem::swap(&mut self.records, into);
+        self.ended = 0;
+    }
+}
+
+impl Region {
+    /// From here on what changes in the region is kept as records, behind the one with number `last`.
+    pub fn capture(&mut self, last: Lsn) {
+        debug_assert!(!self.store.is_captured(), "one capture a region");
+        debug_assert!(self.locked.is_empty(), "the copies know what transactions have locked");
+        self.store.set_capture(Some(Capture::new(self.store.region, last)));
+    }
+
+    /// Takes the records since the last time, one after the other, without checksums ([`MirrorRecord::seal`]). Gives the number
+    /// of the last one; `None` where nothing is captured.
+    pub fn take_records(&mut self, into: &mut Vec<u8>) -> Option<Lsn> {
+        let capture = self.store.captured()?;
+        capture.take(into);
+        Some(capture.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_format::RegionOffset;
+
+    #[test]
+    fn records_end_at_commit_points_and_are_numbered() {
+        let bytes = |at| Change::Bytes {
+            at: RegionOffset(at),
+            bytes: b"xyz",
+        };
+        let mut capture = Capture::new(RegionId(3), Lsn(6));
+        let mut taken = vec![1; 100];
+        capture.end_record();
+        capture.take(&mut taken);
+        assert!(taken.is_empty() && capture.last == Lsn(6), "nothing was noted");
+
+        capture.note(bytes(8));
+        capture.note(bytes(16));
+        capture.end_record();
+        capture.end_record();
+        capture.note(bytes(24));
+        capture.take(&mut taken);
+        MirrorRecord::seal(&mut taken);
+        let (record, end) = MirrorRecord::decode(&taken).unwrap();
+        assert!(record.changes().eq([bytes(8), bytes(16)]) && end == taken.len());
+        assert_eq!((record.lsn, record.region), (Lsn(7), RegionId(3)));
+
+        capture.note(bytes(32));
+        capture.end_record();
+        capture.take(&mut taken);
+        MirrorRecord::seal(&mut taken);
+        let (record, _) = MirrorRecord::decode(&taken).unwrap();
+        assert!(record.lsn == Lsn(8) && record.changes().eq([bytes(24), bytes(32)]));
+    }
+}
