@@ -61,7 +61,7 @@ fn pools() {
 fn redo_record() {
     let mut record = Vec::new();
     let gpa = |region, offset| Gpa::new(RegionId(region), RegionOffset(offset));
-    let mut redo = RedoEncoder::new(&mut record, 3, TxnId::new(NodeId(1), 5));
+    let mut redo = RedoEncoder::new(&mut record, 3, 8, RegionId(0), TxnId::new(RegionId(0), 5));
     redo.local(gpa(0, 4096), b"eight by");
     redo.collected(
         RegionId(1),

@@ -201,27 +201,33 @@ impl fmt::Debug for Tail {
     }
 }
 
-/// A transaction across regions: the coordinating node and a number that node never uses again. Never 0: it is
-/// what an inode's lock word holds while the transaction has collected the inode.
+/// A transaction across regions: the region whose primary coordinates it, and a number that is never used again there, whoever
+/// becomes its primary. Never 0: it is what an inode's lock word holds while the transaction has collected the inode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[repr(transparent)]
 pub struct TxnId(pub u64);
 
 impl TxnId {
-    /// Joins the coordinator and its sequence number (at least 1, below 2^48).
-    pub fn new(node: NodeId, sequence: u64) -> TxnId {
+    /// Is this the sequence number of a transaction? Those with a single bit are left out, so that a lock word of 0 in which a
+    /// bit has flipped is nobody's.
+    pub fn is_number(sequence: u64) -> bool {
+        !sequence.is_power_of_two() && sequence < 1 << 48 && sequence != 0
+    }
+
+    /// Joins the coordinating region and its sequence number (at least 1, below 2^48).
+    pub fn new(region: RegionId, sequence: u64) -> TxnId {
         assert!(sequence != 0 && sequence < 1 << 48, "transaction number out of range");
-        let txn = TxnId(u64::from(node.0) << 48 | sequence);
-        debug_assert!(txn.node() == node && txn != TxnId::default(), "{txn:?}");
+        let txn = TxnId(u64::from(region.0) << 48 | sequence);
+        debug_assert!(txn.region() == region && txn != TxnId::default(), "{txn:?}");
         txn
     }
 
-    /// The coordinating node.
-    pub fn node(self) -> NodeId {
-        NodeId((self.0 >> 48) as u16)
+    /// The coordinating region.
+    pub fn region(self) -> RegionId {
+        RegionId((self.0 >> 48) as u16)
     }
 
-    /// The coordinator's sequence number.
+    /// The region's sequence number.
     pub fn sequence(self) -> u64 {
         self.0 & ((1 << 48) - 1)
     }
@@ -229,7 +235,7 @@ impl TxnId {
 
 impl fmt::Debug for TxnId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "t{}:{}", self.node().0, self.sequence())
+        write!(f, "t{}:{}", self.region().0, self.sequence())
     }
 }
 

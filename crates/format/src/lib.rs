@@ -40,7 +40,7 @@ pub use mirror_record::{Change, MirrorRecord};
 pub use page_checksum::{PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, crcs_of_pages};
 pub use peer_record::{PEER_PLACE, PEER_RECORD_SIZE, PEERS_MAX, PeerRecord};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
-pub use region_header::{Floor, REGION_FLOOR, RegionHeader};
+pub use region_header::{Floor, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, SequenceLimit};
 pub use segment_entry::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
     FORMAT_VERSION, POOL_MAGIC, PoolLayout, REDO_SLOT_SIZE, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED,

@@ -67,7 +67,11 @@ struct Header {
     local: U32,
     /// remote parts
     remote: U32,
-    reserved: [u8; 28],
+    /// among the records of the pool: what is put in place anew is in this order
+    order: U64,
+    /// whose local writes they are
+    region: U16,
+    reserved: [u8; 18],
     /// over record number, the header from `txn` to here, and the payload
     crc: U32,
 }
@@ -121,9 +125,13 @@ pub enum RedoPart<'a> {
 /// A record as read from the media.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedoRecord<'a> {
-    /// Transaction.
+    /// Transaction. Its region is the one that logged the record, unless that is a part prepared for another one's.
     pub txn: TxnId,
-    /// Bytes to write in this pool.
+    /// The region that logged it.
+    pub region: RegionId,
+    /// Its place among the records of the pool.
+    pub order: u64,
+    /// Bytes to write in that region.
     pub local: Vec<(Gpa, &'a [u8])>,
     /// Bytes to write elsewhere.
     pub remote: Vec<RedoPart<'a>>,
@@ -133,19 +141,23 @@ pub struct RedoRecord<'a> {
 pub struct RedoEncoder<'a> {
     into: &'a mut Vec<u8>,
     number: u64,
+    order: u64,
+    region: RegionId,
     txn: TxnId,
     local: u32,
     remote: u32,
 }
 
 impl<'a> RedoEncoder<'a> {
-    /// Begins record `number` of a slot; what is in the buffer goes.
-    pub fn new(into: &'a mut Vec<u8>, number: u64, txn: TxnId) -> RedoEncoder<'a> {
+    /// Begins record `number` of a slot, the one with number `order` of the pool, which a region logs; what is in the buffer goes.
+    pub fn new(into: &'a mut Vec<u8>, number: u64, order: u64, region: RegionId, txn: TxnId) -> RedoEncoder<'a> {
         into.clear();
         into.resize(LINE, 0);
         RedoEncoder {
             into,
             number,
+            order,
+            region,
             txn,
             local: 0,
             remote: 0,
@@ -183,6 +195,7 @@ impl<'a> RedoEncoder<'a> {
     /// Adds a local write. All of them come before the first remote part.
     pub fn local(&mut self, gpa: Gpa, bytes: &[u8]) {
         assert!(self.remote == 0, "local writes come first");
+        debug_assert_eq!(gpa.region(), self.region, "local writes are the region's own");
         self.write(gpa, bytes);
         self.local += 1;
     }
@@ -244,7 +257,9 @@ impl<'a> RedoEncoder<'a> {
             payload: U32::new(payload as u32),
             local: U32::new(self.local),
             remote: U32::new(self.remote),
-            reserved: [0; 28],
+            order: U64::new(self.order),
+            region: U16::new(self.region.0),
+            reserved: [0; 18],
             crc: U32::ZERO,
         };
         header.crc = U32::new(checksum(&header, self.number, &self.into[LINE..]));
@@ -285,7 +300,12 @@ impl<'a> RedoRecord<'a> {
             return Err(FormatError::Magic(WHAT));
         }
         let mut cursor = Cursor { rest: payload };
+        let region = RegionId(header.region.get());
         let local = cursor.writes(header.local.get())?;
+        if let Some((gpa, _)) = local.iter().find(|(at, _)| at.region() != region) {
+            let why = format!("local write to {gpa:?} in a record of region {region}");
+            return Err(FormatError::invalid(WHAT, why));
+        }
         let mut remote = Vec::new();
         for _ in 0..header.remote.get() {
             remote.push(cursor.part()?);
@@ -298,6 +318,8 @@ impl<'a> RedoRecord<'a> {
         }
         Ok(RedoRecord {
             txn: TxnId(header.txn.get()),
+            region,
+            order: header.order.get(),
             local,
             remote,
         })
@@ -371,7 +393,7 @@ impl<'a> Cursor<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NodeId, RegionOffset};
+    use crate::RegionOffset;
 
     fn gpa(region: u16, offset: u64) -> Gpa {
         Gpa::new(RegionId(region), RegionOffset(offset))
@@ -379,7 +401,9 @@ mod tests {
 
     fn sample() -> RedoRecord<'static> {
         RedoRecord {
-            txn: TxnId::new(NodeId(3), 99),
+            txn: TxnId::new(RegionId(1), 99),
+            region: RegionId(1),
+            order: 1234,
             local: vec![(gpa(1, 256), b"hello"), (gpa(1, 4096), &[7; 64]), (gpa(1, 8), b"")],
             remote: vec![
                 RedoPart::Collected {
@@ -394,7 +418,7 @@ mod tests {
 
     fn encode(record: &RedoRecord, number: u64) -> Vec<u8> {
         let mut buffer = vec![1; 10];
-        let mut encoder = RedoEncoder::new(&mut buffer, number, record.txn);
+        let mut encoder = RedoEncoder::new(&mut buffer, number, record.order, record.region, record.txn);
         let mut size = LINE;
         for (gpa, bytes) in &record.local {
             encoder.local(*gpa, bytes);
@@ -467,6 +491,7 @@ mod tests {
             |h, _| h.local = U32::new(2),
             |h, _| h.remote = U32::new(u32::MAX),
             |h, _| h.remote = U32::new(1),
+            |h, _| h.region = U16::new(2),
             |_, p| p[8] = 0xff,
             |_, p| p[8..12].fill(0xff),
             |h, p| {

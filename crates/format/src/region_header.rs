@@ -1,5 +1,5 @@
-//! The region header: slot 0 of a region's inode table, written last when the region is made. Behind it lies the floor, a word
-//! that changes while the region lives.
+//! The region header: slot 0 of a region's inode table, written last when the region is made. Behind it lie two words that
+//! change while the region lives: the floor, and the limit of its transactions' numbers.
 
 use crate::{FormatError, Generation, RegionId, Tail, checksum};
 use zerocopy::little_endian::{U16, U32};
@@ -119,6 +119,37 @@ impl Floor {
     }
 }
 
+/// Region offset of the word that limits the numbers of the region's transactions.
+pub const REGION_SEQUENCE: u64 = REGION_FLOOR + 8;
+
+/// Numbers of the region's transactions from here on were never used ([`crate::TxnId`]); at most 2^48.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct SequenceLimit(pub u64);
+
+impl SequenceLimit {
+    /// The word: 56 bits, and a check by which up to three flipped ones are noticed.
+    pub fn encode(self) -> u64 {
+        assert!(self.0 <= 1 << 48, "the numbers of a region's transactions are used up");
+        let word = self.0 | u64::from(sequence_check(self.0)) << 56;
+        debug_assert_eq!(SequenceLimit::decode(word), Ok(self), "it is read as it was written");
+        word
+    }
+
+    /// Reads the word.
+    pub fn decode(word: u64) -> Result<SequenceLimit, FormatError> {
+        let limit = word & ((1 << 56) - 1);
+        match limit <= 1 << 48 && sequence_check(limit) == (word >> 56) as u8 {
+            true => Ok(SequenceLimit(limit)),
+            false => Err(FormatError::Checksum("limit of the region's transactions")),
+        }
+    }
+}
+
+fn sequence_check(limit: u64) -> u8 {
+    let bytes = limit.to_le_bytes();
+    checksum::crc8([0, 1, 2, 3, 4, 5, 6].map(|at| bytes[at]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,6 +164,21 @@ mod tests {
         let word = floor.encode();
         assert_eq!(Floor::decode(word), Ok(floor));
         assert!((0..64).all(|bit| Floor::decode(word ^ 1 << bit).is_err()));
+    }
+
+    #[test]
+    fn a_sequence_limit_round_trips_and_damage_is_noticed() {
+        assert_eq!(SequenceLimit::decode(0), Ok(SequenceLimit(0)));
+        for limit in [0, 1, 1 << 20, (1 << 48) - 7, 1 << 48].map(SequenceLimit) {
+            let word = limit.encode();
+            assert_eq!(SequenceLimit::decode(word), Ok(limit));
+            for (a, b) in (0..64).flat_map(|a| (0..=a).map(move |b| (a, b))) {
+                assert!(
+                    SequenceLimit::decode(word ^ (1 << a | 1 << b)).is_err(),
+                    "bits {a} and {b}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -395,7 +395,13 @@ impl PolvoFilesystem {
     }
 
     /// Takes privilege bits from a file whose contents this caller is about to change.
-    pub(crate) async fn take_privileges(client: &LocalClient, inode: InodeRef, caller: Caller) -> Result<(), FsError> {
+    /// (The kernel takes what the caller does for a change of size and times: it is told to ask for the rest, too.)
+    pub(crate) async fn take_privileges(
+        &self,
+        client: &LocalClient,
+        inode: InodeRef,
+        caller: Caller,
+    ) -> Result<(), FsError> {
         let attr = client.get_attr(inode).await?;
         let mode = without_privileges(&attr, || caller.keeps_set_gid(attr.gid));
         if mode.is_some() {
@@ -404,6 +410,7 @@ impl PolvoFilesystem {
                 ..SetAttr::default()
             };
             client.set_attr(inode, set).await?;
+            self.kernel.forget_attributes(inode);
         }
         Ok(())
     }

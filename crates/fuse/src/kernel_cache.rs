@@ -209,7 +209,8 @@ impl KernelCache {
         until.saturating_sub(self.began.elapsed())
     }
 
-    fn forget_attributes(&self, inode: InodeRef) {
+    /// It asks for them anew.
+    pub(crate) fn forget_attributes(&self, inode: InodeRef) {
         self.invalidate(inode, None);
     }
 

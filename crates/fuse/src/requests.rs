@@ -423,7 +423,7 @@ impl FileSystem for PolvoFilesystem {
         let one = self.mappings.allowed() == SharedMappings::One;
         let written = self.writing_file("write", asked.handle, |client, file| async move {
             if asked.has(write_flags::KILL_SUIDGID) {
-                Self::take_privileges(&client, file.inode(), caller).await?;
+                self.take_privileges(&client, file.inode(), caller).await?;
             }
             if one && of_mapping {
                 return client.write_pages(&file, asked.offset, data).await;
@@ -649,7 +649,7 @@ impl FileSystem for PolvoFilesystem {
         let caller = Caller::from(req);
         let done = self.writing_file("fallocate", asked.handle, |client, file| async move {
             if caller.uid != 0 {
-                Self::take_privileges(&client, file.inode(), caller).await?;
+                self.take_privileges(&client, file.inode(), caller).await?;
             }
             client.fallocate(&file, mode, asked.offset, asked.length).await
         });

@@ -6,7 +6,7 @@
 mod common;
 use common::{mount_at, mounted, mounted_on_memory};
 use polvo_fuse::{Mount, MountError, MountOptions, unmount};
-use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -651,6 +651,70 @@ fn the_set_group_id_bit_goes_when_a_stranger_to_the_group_changes_a_file() {
             as_user(OWNER, OWNER, groups, change);
             let mode = fs::metadata(&path).expect("there").mode() & 0o7000;
             assert_eq!(mode, if keeps { 0o2000 } else { 0 }, "{what} by {who}");
+        }
+    }
+}
+
+/// xfstests generic/355: who asks for the mode alone, as stat(1) may, is answered by the kernel, which takes a write or an
+/// allocation to change size and times.
+#[test]
+fn the_mode_alone_is_told_without_the_bits_that_a_write_has_taken() {
+    let Some(m) = mounted("") else { return };
+    const OWNER: u32 = 1007;
+    let path = m.dir.join("marked");
+    let file = read_write(&path).open(&path).expect("created");
+    std::os::unix::fs::chown(&path, Some(OWNER), Some(OWNER)).expect("given");
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let changes: [(&str, &(dyn Fn() + Sync)); 2] = [
+        ("a write", &|| file.write_all_at(b"some bytes", 0).expect("written")),
+        ("a hole", &|| {
+            rustix::fs::fallocate(&file, flags, 0, 5).expect("punched")
+        }),
+    ];
+    let mode = |mask| {
+        rustix::fs::statx(CWD, &path, AtFlags::empty(), mask)
+            .expect("there")
+            .stx_mode
+    };
+    for (what, change) in changes {
+        for round in 0..10 {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6711)).expect("changed");
+            // until the kernel keeps it
+            (0..5).for_each(|_| assert_eq!(mode(StatxFlags::BASIC_STATS) & 0o7777, 0o6711));
+            as_user(OWNER, OWNER, &[], change);
+            assert_eq!(mode(StatxFlags::MODE) & 0o7777, 0o711, "{what}, round {round}");
+        }
+    }
+}
+
+/// As with the mode: of what is made and removed in a directory the kernel knows that it changes the directory's size and times.
+#[test]
+fn the_link_count_of_a_directory_alone_is_told_as_it_is() {
+    let Some(m) = mounted("") else { return };
+    let (one, two) = (m.dir.join("one"), m.dir.join("two"));
+    fs::create_dir(&one).expect("made");
+    fs::create_dir(&two).expect("made");
+    let open = |path: &Path| File::open(path).expect("opened");
+    let (one_dir, two_dir) = (open(&one), open(&two));
+    let links = |dir: &File, mask| {
+        let told = rustix::fs::statx(dir, "", AtFlags::EMPTY_PATH, mask);
+        told.expect("there").stx_nlink
+    };
+    let make: &dyn Fn() = &|| rustix::fs::mkdirat(&one_dir, "sub", Mode::RWXU).expect("made");
+    let moves: &dyn Fn() = &|| rustix::fs::renameat(&one_dir, "sub", &two_dir, "sub").expect("moved");
+    let remove: &dyn Fn() = &|| rustix::fs::unlinkat(&two_dir, "sub", AtFlags::REMOVEDIR).expect("removed");
+    for round in 0..10 {
+        for (what, change, after) in [
+            ("make", make, (3, 2)),
+            ("move", moves, (2, 3)),
+            ("remove", remove, (2, 2)),
+        ] {
+            for dir in [&one_dir, &two_dir] {
+                (0..5).for_each(|_| assert!(links(dir, StatxFlags::BASIC_STATS) >= 2));
+            }
+            change();
+            let now = (links(&one_dir, StatxFlags::NLINK), links(&two_dir, StatxFlags::NLINK));
+            assert_eq!(now, after, "{what}, round {round}");
         }
     }
 }

@@ -289,14 +289,14 @@ impl Node {
     /// Asks the coordinator of a transaction that holds inodes of a region how it ended: lets go if it was given up. (What it has
     /// decided the coordinator writes here; what is prepared here for it is put in place.)
     pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, service: &Arc<RegionService>, txn: TxnId) {
-        let state = if txn.node() == self.id() {
-            self.txn_state(txn)
-        } else if self.map().nodes.iter().all(|node| node.id != txn.node()) {
-            TxnState::Aborted // a damaged lock word: there is nobody who could end it otherwise
-        } else {
-            let asked = links.call_node_within(txn.node(), Cred::Kernel, ask::TxnState { txn }, Timeouts::ASIDE);
-            let Ok(state) = asked.await else { return };
-            state
+        let state = match self.map().primary(txn.region()) {
+            _ if self.serves(txn.region()) => self.txn_state(txn),
+            None => TxnState::Aborted, // a damaged lock word: there is nobody who could end it otherwise
+            Some(coordinator) => {
+                let asked = links.call_node_within(coordinator, Cred::Kernel, ask::TxnState { txn }, Timeouts::ASIDE);
+                let Ok(state) = asked.await else { return };
+                state
+            }
         };
         if state == TxnState::Aborted {
             tracing::info!(

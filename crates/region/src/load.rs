@@ -8,7 +8,7 @@ use crate::origins::Origins;
 use crate::store::Store;
 use polvo_format::{
     FileKind, Floor, FormatError, INLINE_UNITS, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, LogEntries, LogPage,
-    PAGE, PAGE_UNITS, REGION_FLOOR, Tail, UnitPlace,
+    PAGE, PAGE_UNITS, REGION_FLOOR, REGION_SEQUENCE, SequenceLimit, Tail, UnitPlace,
 };
 use polvo_proto::{FsError, SegmentClass};
 
@@ -56,6 +56,11 @@ impl Store {
     /// The floor of a region whose first segment is here.
     pub fn read_floor(&self) -> Result<Floor, FormatError> {
         Floor::decode(self.read_word(REGION_FLOOR))
+    }
+
+    /// Where the numbers of its transactions end that may have been used.
+    pub fn read_sequence(&self) -> Result<SequenceLimit, FormatError> {
+        SequenceLimit::decode(self.read_word(REGION_SEQUENCE))
     }
 
     /// Calls with each inode slot that is not all zeros, in order, and its bytes.

@@ -12,8 +12,8 @@ use crate::layout::{Layout, LogEnd, UNIT};
 use crate::planted::{Planted, planted};
 use crate::store::{Store, Urgency};
 use polvo_format::{
-    Change, Entry, INLINE_UNITS, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, INODE_TAIL,
-    Ino, InodeHead, LINE, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
+    Change, Entry, INLINE_UNITS, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, Ino,
+    InodeHead, LINE, Record, RegionOffset, Tail, UnitPlace, encode_attributes, entry_units, seal,
 };
 
 impl Store {
@@ -134,11 +134,8 @@ impl Store {
             head.log_page.0 != 0 || inode.tail.units() <= INLINE_UNITS,
             "a long log has a page"
         );
-        let offset = inode.slot * INODE_SIZE as u64;
-        self.write_unflushed(offset + INODE_ATTRIBUTES, &attributes);
-        self.write_word_unflushed(offset + INODE_CHECKSUMS, head.checksums(inode.attr.ino, &attributes));
-        self.write_word_unflushed(offset + INODE_TAIL, head.tail.0);
-        self.flush_line(offset);
+        let checksums = head.checksums(inode.attr.ino, &attributes);
+        self.write_head(inode.slot, &attributes, checksums, head.tail);
         // while the line is on its way: the region is entered, so nobody takes what this frees before
         self.unmap(&hidden);
         hidden.clear();

@@ -9,7 +9,9 @@ use crate::region::Region;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
-use polvo_format::{INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, RegionHeader, RegionId, TxnId, encode_attributes};
+use polvo_format::{
+    INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, RegionId, TxnId, encode_attributes,
+};
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -116,6 +118,10 @@ impl Region {
         store.floor = store
             .read_floor()
             .map_err(|e| store.corrupt("region header", REGION_FLOOR, e))?;
+        store.txn_limit = store
+            .read_sequence()
+            .map_err(|e| store.corrupt("region header", REGION_SEQUENCE, e))?;
+        store.next_txn = store.txn_limit.0.max(1);
         Region::rebuild(store, orphans, progress)
     }
 

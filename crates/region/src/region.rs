@@ -30,7 +30,8 @@ use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
     Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
-    LINE, Origin, PAGE, RegionHeader, RegionId, RegionOffset, Tail, TxnId, encode_attributes,
+    LINE, Origin, PAGE, REGION_SEQUENCE, RegionHeader, RegionId, RegionOffset, SequenceLimit, Tail, TxnId,
+    encode_attributes,
 };
 use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
 use std::collections::BTreeSet;
@@ -38,6 +39,9 @@ use std::sync::Arc;
 
 /// Last log version. A log that has reached it is compacted no more, a slot not used again.
 pub(crate) const VERSION_MAX: u32 = (1 << 24) - 1;
+
+/// Numbers of transactions that are set aside at a time. What is left of a stride at a start is lost.
+const TXN_STRIDE: u64 = 1 << 20;
 
 /// Pieces of garbage collection done at once when space is short.
 const COLLECTIONS_FOR_SPACE: u32 = 64;
@@ -165,6 +169,24 @@ impl Region {
         self.store.origins.find(origin)
     }
 
+    /// The id of a new transaction that this region coordinates: never used before, nor by a later primary of the region.
+    pub fn next_txn(&mut self) -> TxnId {
+        let store = &mut self.store;
+        while !TxnId::is_number(store.next_txn) {
+            store.next_txn += 1;
+        }
+        if store.next_txn >= store.txn_limit.0 {
+            let limit = SequenceLimit(store.txn_limit.0.max(1) + TXN_STRIDE);
+            store.write_word(REGION_SEQUENCE, limit.encode());
+            store.commit_point();
+            store.txn_limit = limit;
+            debug_assert_eq!(store.read_sequence(), Ok(limit), "the limit is read as it was written");
+        }
+        let txn = TxnId::new(store.region, store.next_txn);
+        store.next_txn += 1;
+        txn
+    }
+
     /// Which.
     pub fn id(&self) -> RegionId {
         self.store.region
@@ -277,10 +299,10 @@ impl Region {
         }
         if !remote.is_empty() && planted(Planted::DecidedWithoutRemotePart) {
             self.redo(txn, writes, &[])?;
-            let record = store.pool.log(txn, [], remote)?;
+            let record = store.pool.log(store.region, txn, [], remote)?;
             return Ok(store.pool.applied(record));
         }
-        let record = store.pool.log(txn, local, remote)?;
+        let record = store.pool.log(store.region, txn, local, remote)?;
         if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
             store.pool.applied(record);
         }

@@ -13,7 +13,9 @@ use crate::origins::{Done, Origins};
 use crate::space::{Run, Space};
 use crate::writes::Writes;
 use crate::{PoolSpace, PoolUsage, RegionError};
-use polvo_format::{Change, Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, Origin, PAGE, RegionId, RegionOffset};
+use polvo_format::{
+    Change, Floor, Gpa, INODE_HEAD_SIZE, INODE_SIZE, Ino, Origin, PAGE, RegionId, RegionOffset, SequenceLimit,
+};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::cell::RefCell;
@@ -55,6 +57,10 @@ pub(crate) struct Store {
     pub segments: Vec<Option<(u64, SegmentClass)>>,
     /// of slots that nobody has used
     pub floor: Floor,
+    /// of the next transaction that the region coordinates
+    pub next_txn: u64,
+    /// as it is on the media: numbers from here on were never used
+    pub txn_limit: SequenceLimit,
     pub space: Space,
     /// inodes whose log is more than half dead
     pub garbage: BTreeSet<u64>,
@@ -101,6 +107,8 @@ impl Store {
             checksums: pool.layout().has_checksums(),
             segments,
             floor: Floor::default(),
+            next_txn: 1,
+            txn_limit: SequenceLimit::default(),
             space,
             garbage: BTreeSet::new(),
             damaged: NumberMap::default(),

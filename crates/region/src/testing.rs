@@ -48,7 +48,7 @@ pub fn recovered(region: &Region) -> (Region, Recovery) {
 }
 
 pub fn txn(n: u64) -> TxnId {
-    TxnId::new(NodeId(9), n)
+    TxnId::new(RegionId(9), n)
 }
 
 pub fn new_file(kind: FileKind) -> NewFile {

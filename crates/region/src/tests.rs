@@ -2,8 +2,12 @@
 
 use crate::testing::*;
 use crate::{NewData, Region, RegionError};
-use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, Origin, PAGE, SessionId, Tail};
+use parking_lot::Mutex;
+use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, Origin, PAGE, SessionId, Tail, TxnId};
+use polvo_pmem::sim::LoseAll;
 use polvo_proto::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 #[test]
 fn a_collected_change_shows_when_it_is_dispatched() {
@@ -648,4 +652,32 @@ fn a_request_is_in_the_commit_that_does_it_and_in_no_other() {
     r.store(file, WriteAt::Offset(200), b"of nobody", NOW).unwrap();
     let (r, _) = recovered(&r);
     assert_eq!(r.done_before(asked(1)).unwrap().offset, 100);
+}
+
+#[test]
+fn a_transaction_gets_a_number_that_no_incarnation_of_the_region_has_used() {
+    let mut r = region(4);
+    let mut used = BTreeSet::new();
+    for _ in 0..5 {
+        for _ in 0..3 {
+            let txn = r.next_txn();
+            assert!(txn.region() == r.id() && used.insert(txn), "{txn:?}");
+        }
+        r = recovered(&r).0;
+    }
+    // what is set aside is set aside durably before the first of it is used
+    let limit = r.store.txn_limit;
+    assert!(TxnId::is_number(limit.0));
+    r.store.next_txn = limit.0;
+    let images = Arc::new(Mutex::new(Vec::new()));
+    let into = images.clone();
+    let pmem = r.store.pool.pmem().clone();
+    let sim = pmem.sim().unwrap();
+    sim.set_fence_hook(Box::new(move |point| into.lock().push(point.image(&mut LoseAll))));
+    let txn = r.next_txn();
+    sim.clear_fence_hook();
+    assert_eq!(txn.sequence(), limit.0);
+    assert_eq!(images.lock().len(), 1, "one fence");
+    let mut again = recovered(&r).0;
+    assert!(again.next_txn() > txn);
 }

@@ -122,7 +122,10 @@ fn make_file(region: &mut Region, files: &mut u64) -> Result<InodeRef, BenchErro
             kind: FileKind::File,
         },
     ];
-    let attr = region.decide(TxnId::new(NodeId(0), *files), &intents, &[], 0)?.outcomes[0].attr;
+    let attr = region
+        .decide(TxnId::new(RegionId(0), *files), &intents, &[], 0)?
+        .outcomes[0]
+        .attr;
     Ok(InodeRef {
         ino: attr.ino,
         generation: attr.generation,

@@ -45,7 +45,7 @@ impl RequestContext<'_> {
                 continue;
             }
             let lease = match found.moves_directory(&rename) {
-                true => Some(RenameLease::take(self).await?),
+                true => Some(RenameLease::take(self, rename.new_dir.ino.region()).await?),
                 false => None,
             };
             let result = self.attempt(&rename, &found, lease.as_ref()).await;

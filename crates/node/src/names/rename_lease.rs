@@ -1,8 +1,9 @@
 //! The cluster-wide lock under which directories change parents, as who renames one takes it (`rename_lock`: as it is granted).
 
 use crate::request::context::RequestContext;
-use polvo_format::{Ino, TxnId};
+use polvo_format::{Ino, RegionId, TxnId};
 use polvo_proto::{FsError, ask};
+use polvo_region::Region;
 
 /// The cluster-wide lock under which directories change parents, as its holder has it.
 pub(crate) struct RenameLease {
@@ -19,8 +20,9 @@ impl RenameLease {
         ctx.ask_region(region, ask::RenameLock { txn: holder, release }).await
     }
 
-    pub async fn take(ctx: &RequestContext<'_>) -> Result<RenameLease, FsError> {
-        let holder = ctx.node.next_txn();
+    /// Takes it under a number of a region that is served here.
+    pub async fn take(ctx: &RequestContext<'_>, of: RegionId) -> Result<RenameLease, FsError> {
+        let holder = ctx.service(of)?.enter(Region::next_txn);
         let mut backoff = ctx.backoff();
         loop {
             match Self::ask(ctx, holder, false).await {

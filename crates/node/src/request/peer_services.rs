@@ -50,6 +50,15 @@ impl RequestContext<'_> {
         self.node.prepare_here(service, txn, intents, on_behalf).await
     }
 
+    /// Refuses all but the primary of the region whose transaction it is.
+    fn must_coordinate(&self, txn: TxnId) -> Result<(), FsError> {
+        let asking = self.asking_node()?;
+        match self.node.map().primary(txn.region()) == Some(asking) {
+            true => Ok(()),
+            false => Err(FsError::NotPermitted),
+        }
+    }
+
     /// The region that takes part in a transaction of the node that asks, and for whom: a session that is to hold the new inode is
     /// made known here.
     fn participant(
@@ -59,9 +68,7 @@ impl RequestContext<'_> {
         session: SessionId,
         opens: bool,
     ) -> Result<(&Arc<RegionService>, OnBehalf), FsError> {
-        if self.asking_node()? != txn.node() {
-            return Err(FsError::NotPermitted);
-        }
+        self.must_coordinate(txn)?;
         let service = self.service(region)?;
         if opens {
             self.node.sessions.ensure(session, self.node.tick.load(Relaxed))?;
@@ -71,16 +78,14 @@ impl RequestContext<'_> {
 
     #[cfg(feature = "two-phase")]
     pub fn conclude(&self, txn: TxnId, region: RegionId, commit: bool) -> Result<(), FsError> {
-        if self.asking_node()? != txn.node() {
-            return Err(FsError::NotPermitted);
-        }
+        self.must_coordinate(txn)?;
         self.service(region)?;
         self.node.conclude(txn, region, commit)
     }
 
     pub fn txn_state(&self, txn: TxnId) -> Result<TxnState, FsError> {
         self.asking_node()?;
-        if txn.node() != self.node.id() {
+        if !self.node.serves(txn.region()) {
             return Err(FsError::Invalid(format!("{txn:?} is not coordinated here")));
         }
         Ok(self.node.txn_state(txn))

@@ -130,10 +130,6 @@ impl Undecided {
 }
 
 impl Node {
-    pub(crate) fn next_txn(&self) -> TxnId {
-        TxnId::new(self.id(), self.space.next_sequence())
-    }
-
     /// How a transaction of this coordinator stands. Participants hold locks from `begin` on at the earliest, and the
     /// record is in the log before `begin` is taken back, so "aborted" is never said of one that may still happen.
     pub(crate) fn txn_state(&self, txn: TxnId) -> TxnState {
@@ -211,7 +207,7 @@ async fn distributed(
     for inode in own_intents.iter().filter_map(Intent::inode) {
         quieted.extend(ctx.quiet(inode).await?);
     }
-    let txn = ctx.node.next_txn();
+    let txn = ctx.service(*own)?.enter(Region::next_txn);
     let mut running = Some(ctx.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(others.len());
     let mut outcomes = Outcomes::default();
@@ -302,11 +298,10 @@ async fn local(
     if let Some(lease) = lease {
         lease.verify(ctx).await?;
     }
-    let txn = ctx.node.next_txn();
-    debug_assert!(txn.node() == ctx.node.id(), "a transaction names its coordinator");
     let session = ctx.session.id;
     let decide = |region: &mut Region| {
-        let decided = region.decide(txn, intents, &[], ctx.now_ns())?;
+        // nobody asks about it: what is in one region is done when it is in the log
+        let decided = region.decide(TxnId::default(), intents, &[], ctx.now_ns())?;
         let mut outcomes = Outcomes::default();
         outcomes.take(intents, &decided.outcomes);
         if let (true, Some(made)) = (open, outcomes.made) {

@@ -87,11 +87,11 @@ impl Dispatch {
     }
 }
 
-/// The node of the first part that remains.
-fn waits_for(links: &Links, dispatch: &Dispatch) -> NodeId {
+/// The node of the first part that remains; ours where the map does not know it.
+fn waits_for(node: &Node, links: &Links, dispatch: &Dispatch) -> NodeId {
     let part = dispatch.parts.first();
     let primary = part.and_then(|part| links.primary(part.region()).ok());
-    primary.unwrap_or(dispatch.txn.node())
+    primary.unwrap_or(node.id())
 }
 
 /// A dispatch that somebody is at. Whoever drops it unfinished leaves it to those who come by: the next probe, or
@@ -130,7 +130,7 @@ impl Dispatching {
         });
         let results = tokio::time::timeout(limit, join_all(attempts)).await;
         let results = results.map_err(|_| FsError::Unreachable {
-            node: waits_for(links, dispatch).0,
+            node: waits_for(node, links, dispatch).0,
             why: format!(
                 "it did not take its part of a transaction within {} ms",
                 limit.as_millis()
@@ -168,7 +168,7 @@ impl Dispatching {
                 tracing::warn!(?txn, %error, "dispatch goes on in the background");
                 let node = match (&error, &self.dispatch) {
                     (FsError::Unreachable { node, .. }, _) => *node,
-                    (_, Some(dispatch)) => waits_for(&links, dispatch).0,
+                    (_, Some(dispatch)) => waits_for(&self.node, &links, dispatch).0,
                     (_, None) => self.node.id().0,
                 };
                 let why = format!("the operation is committed, but a node it concerns cannot be reached: {error}");
@@ -222,7 +222,7 @@ pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Resu
         "what no participant takes part in is not dispatched"
     );
     debug_assert!(
-        dispatch.txn.node() == ctx.node.id(),
+        ctx.node.serves(dispatch.txn.region()),
         "a node dispatches what it has decided"
     );
     let dispatching = Dispatching::new(ctx.node, dispatch);

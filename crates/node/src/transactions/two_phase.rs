@@ -3,7 +3,7 @@
 //! none of their bytes; each is told to commit, puts its part in place, unlocks and forgets it.
 //!
 //! A prepared part lies in the participant's redo log as a record whose one remote part is the participant's own region.
-//! The transaction's id says whose decision it waits for: a record of one's own transactions is a decision. A
+//! The transaction's id says whose decision it waits for: a record of the region's own transactions is a decision. A
 //! participant that hears nothing asks (`Node::resolve`), before and after a restart.
 
 use crate::error::to_fs;

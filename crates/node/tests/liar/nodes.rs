@@ -2,13 +2,13 @@
 
 use crate::common::*;
 use crate::scene::*;
-use polvo_format::{NodeId, TxnId};
+use polvo_format::{RegionId, TxnId};
 use polvo_proto::*;
 
 #[test]
 fn requests_that_are_for_nodes_only() {
     refused(async |cluster, s| {
-        let txn = TxnId::new(NodeId(0), 1);
+        let txn = TxnId::new(RegionId(0), 1);
         let on_behalf = s.liar.links.context().session();
         let region = s.region;
         let requests = [

@@ -12,7 +12,7 @@ use std::time::Duration;
 fn clients_may_not_do_what_nodes_do() {
     with_cluster(async |cluster| {
         let c = Caller::new(cluster, "client");
-        let txn = polvo_format::TxnId::new(NodeId(1), 1);
+        let txn = polvo_format::TxnId::new(Ino::ROOT.region(), 1);
         let region = Ino::ROOT.region();
         let on_behalf = c.links.context().session();
         let refused = [

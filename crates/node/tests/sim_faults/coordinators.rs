@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use crate::{PHASES, coordinator_stops, healthy, options, renamed, run, stage, until};
-use polvo_format::{INODE_HEAD_SIZE, INODE_LOCK, INODE_SIZE, InodeHead, NodeId, TxnId};
+use polvo_format::{INODE_HEAD_SIZE, INODE_LOCK, INODE_SIZE, InodeHead, RegionId, TxnId};
 use polvo_node::{Phase, Transactions};
 use polvo_pmem::Pmem;
 use polvo_proto::*;
@@ -289,7 +289,7 @@ fn an_inode_held_by_a_transaction_of_nobody_is_let_go() {
         let pmem = cluster.pmem(2).clone();
         let lock = slot_in(&pmem, file) + INODE_LOCK;
         assert_eq!(pmem.read_u64(lock), 0);
-        pmem.write_u64(lock, TxnId::new(NodeId(77), 5).0);
+        pmem.write_u64(lock, TxnId::new(RegionId(7777), 5).0);
         pmem.persist(lock, 8);
         cluster.restart(2).await.unwrap();
         assert_eq!(c.attr(file).await.unwrap().ino, file.ino);

@@ -96,11 +96,11 @@ impl Cluster {
                 if self.is_logged(txn) {
                     continue; // told when it could not be dispatched
                 }
-                match self.pool_of_node(txn.node()) {
+                match self.space_of(txn.region()) {
                     Some(_) => space.retire(prepared.record),
                     None => finished.notes.push(format!(
-                        "transaction {txn:?} waits for the decision of node {}, whose pool was not named",
-                        txn.node().0
+                        "transaction {txn:?} waits for the decision of region {}, whose pool was not named",
+                        txn.region()
                     )),
                 }
             }
@@ -173,10 +173,10 @@ impl Cluster {
                     true
                 }
                 begun => {
-                    let node = txn.node().0;
+                    let region = txn.region();
                     let (why, known) = match begun {
-                        None => (format!("of node {node}, whose pool was not named"), false),
-                        Some(_) => (format!("which node {node} has never begun"), true),
+                        None => (format!("of region {region}, whose pool was not named"), false),
+                        Some(_) => (format!("which region {region} has never begun"), true),
                     };
                     let what = format!("{inodes}: lock word names transaction {txn:?}, {why}");
                     match known || unknown == Unknown::Clear {

@@ -11,8 +11,9 @@ mod rewrite;
 mod salvage;
 mod segments;
 
+use crate::store::Store;
 use crate::{Finding, PoolSpace, RegionError};
-use polvo_format::{Gpa, NodeId, RegionId, TxnId};
+use polvo_format::{Gpa, RegionId, SequenceLimit, TxnId};
 use polvo_pmem::Pmem;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,14 +86,9 @@ impl Cluster {
         self.of_region.get(&region).map(|at| &self.pools[*at].1)
     }
 
-    fn pool_of_node(&self, node: NodeId) -> Option<&Arc<PoolSpace>> {
-        let of_node = |space: &&Arc<PoolSpace>| space.identity().node == node;
-        self.pools.iter().map(|(_, space)| space).find(of_node)
-    }
-
     /// Is a record of this transaction in the redo log of its coordinator?
     fn is_logged(&self, txn: TxnId) -> bool {
-        self.pool_of_node(txn.node()).is_some_and(|space| space.is_logged(txn))
+        self.space_of(txn.region()).is_some_and(|space| space.is_logged(txn))
     }
 
     /// Where bytes at an address lie: the pool and the offset in it.
@@ -101,10 +97,12 @@ impl Cluster {
         Some((space.pmem(), space.locate(gpa, len)?))
     }
 
-    /// Could the coordinator of this transaction have begun it? `None` when its pool is not here.
+    /// Could the coordinator of this transaction have begun it? `None` when its region is not here.
     fn was_begun(&self, txn: TxnId) -> Option<bool> {
-        let space = self.pool_of_node(txn.node())?;
-        Some((1..space.sequence_limit()).contains(&txn.sequence()))
+        let store = Store::new(self.space_of(txn.region())?, txn.region()).ok()?;
+        // a damaged word is mended before; without that all numbers may have been used
+        let limit = store.read_sequence().unwrap_or(SequenceLimit(1 << 48));
+        Some(TxnId::is_number(txn.sequence()) && txn.sequence() < limit.0)
     }
 }
 

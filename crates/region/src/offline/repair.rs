@@ -20,7 +20,7 @@ use crate::store::Store;
 use crate::{PoolSpace, Region, RegionError};
 use polvo_format::{
     FileKind, Floor, FormatError, Generation, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Ino, InodeHead, InodeView, LINE,
-    REGION_FLOOR, RegionHeader, RegionId, TAIL, Tail,
+    REGION_FLOOR, REGION_SEQUENCE, RegionHeader, RegionId, SequenceLimit, TAIL, Tail,
 };
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +75,7 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
         let store = Store::new(space, id)?;
         mend_header(&store, &mut report);
         mend_floor(&store, &mut report);
+        mend_sequence(&store, &mut report);
         mend_inodes(&store, &mut report);
         Ok(())
     })?;
@@ -321,6 +322,29 @@ fn mend_floor(store: &Store, report: &mut Repaired) {
     report
         .done
         .push(format!("region {}: floor of its slots: {how}", store.region.0));
+}
+
+/// The same for the numbers of the region's transactions; else they go on where none can have come to.
+fn mend_sequence(store: &Store, report: &mut Repaired) {
+    if !begins_with_inodes(store) || store.read_sequence().is_ok() {
+        return;
+    }
+    let mut bytes = store.read_word(REGION_SEQUENCE).to_le_bytes();
+    let is_sound = |bytes: &[u8]| SequenceLimit::decode(u64::from_le_bytes(bytes.try_into().expect("a word"))).is_ok();
+    let how = match flipped_bit(&mut bytes, 0..64, is_sound) {
+        Some(bit) => {
+            store.flip_back(REGION_SEQUENCE, bit);
+            "a flipped bit put right"
+        }
+        None => {
+            store.write_word(REGION_SEQUENCE, SequenceLimit(1 << 47).encode());
+            store.fence();
+            "set to half of what there is"
+        }
+    };
+    report
+        .done
+        .push(format!("region {}: limit of its transactions: {how}", store.region.0));
 }
 
 /// Puts single flipped bits of inodes and their logs right.

@@ -63,10 +63,19 @@ pub struct PoolUsage {
 pub struct Undispatched {
     /// record
     pub record: RedoId,
+    /// who logged it
+    pub region: RegionId,
     /// transaction
     pub txn: TxnId,
     /// (region, bytes and locks)
     pub remote: Vec<RemotePart>,
+}
+
+impl Undispatched {
+    /// Was it decided here, or is it a part prepared for another region's transaction?
+    fn is_decision(&self) -> bool {
+        self.txn.region() == self.region
+    }
 }
 
 /// Redo log slot in use: the slot (lower 8 bits) and the number of the record among those of the slot.
@@ -235,18 +244,19 @@ impl PoolSpace {
     }
 
     /// Logs a redo record: from its return on, the transaction has happened, and recovery puts `local` in place.
-    /// The caller then puts it in place, durably, and says so with [`Self::applied`]; until then no other record with
-    /// local writes to the same region may be logged. At most 16 KiB in all.
+    /// The caller then puts it in place, durably, and says so with [`Self::applied`]. `local` lies in the `region` that logs it. At
+    /// most 16 KiB in all.
     ///
     /// # Errors
     /// EINVAL when it is too large; `Retry` when all slots (that a record with a remote part may take) are in use.
     pub(crate) fn log<'a>(
         &self,
+        region: RegionId,
         txn: TxnId,
         local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
         remote: &[RemotePart],
     ) -> Result<RedoId, RegionError> {
-        self.redo.log(&self.pmem, &self.layout, txn, local, remote)
+        self.redo.log(&self.pmem, &self.layout, (region, txn), local, remote)
     }
 
     /// The record's local part is in place and durable. Returns the record when its remote part remains to be
@@ -258,11 +268,7 @@ impl PoolSpace {
     /// Records found at `open` whose remote parts are not known to be dispatched. Dispatch, then `retire`.
     pub fn undispatched(&self) -> Vec<Undispatched> {
         let found = self.redo.found().into_iter();
-        found.filter(|record| self.coordinates(record.txn)).collect()
-    }
-
-    fn coordinates(&self, txn: TxnId) -> bool {
-        txn.node() == self.identity.node
+        found.filter(Undispatched::is_decision).collect()
     }
 
     /// True while a record of this transaction is in the log: it has been decided, and not every participant is known
@@ -276,14 +282,9 @@ impl PoolSpace {
         self.redo.retire(&self.pmem, &self.layout, record);
     }
 
-    /// A number that no earlier incarnation of this pool has used (persisted in strides); for `TxnId`s.
+    /// A number that no earlier incarnation of this pool has used (persisted in strides).
     pub fn next_sequence(&self) -> u64 {
         self.sequence.next(&self.pmem)
-    }
-
-    /// Numbers from here on have not been handed out by [`Self::next_sequence`].
-    pub(crate) fn sequence_limit(&self) -> u64 {
-        self.sequence.limit()
     }
 
     /// Where `len` bytes at an address lie in this pool; `None` unless they all lie in one segment here.

@@ -106,7 +106,7 @@ impl PoolSpace {
             ..
         } = superblock;
         let table = SegmentTable::read(&pmem, &layout, |at, why| damage.at("segment table", at, why))?;
-        let redo = RedoLog::recover(&pmem, &layout, &table, node, |at, why| damage.at("redo log", at, why))?;
+        let redo = RedoLog::recover(&pmem, &layout, &table, |at, why| damage.at("redo log", at, why))?;
         Ok(Arc::new(PoolSpace {
             identity: PoolIdentity { cluster, pool, node },
             layout,

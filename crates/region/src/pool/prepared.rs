@@ -23,7 +23,9 @@ impl PoolSpace {
     /// EAGAIN ([`polvo_proto::FsError::Retry`]) while too many records wait; EINVAL for one that no slot takes.
     pub fn log_prepared(&self, txn: TxnId, part: CollectedPart) -> Result<PreparedPart, RegionError> {
         let remote = [RemotePart::Collected(part.clone())];
-        let record = self.redo.log(&self.pmem, &self.layout, txn, [], &remote)?;
+        let record = self
+            .redo
+            .log(&self.pmem, &self.layout, (part.region, txn), [], &remote)?;
         self.redo.nothing_to_apply(record);
         Ok(PreparedPart { record, txn, part })
     }
@@ -32,13 +34,17 @@ impl PoolSpace {
     /// them in place.
     pub fn prepared(&self) -> Vec<PreparedPart> {
         let found = self.redo.found().into_iter();
-        let others = found.filter(|record| !self.coordinates(record.txn));
-        let parts = others.flat_map(|Undispatched { record, txn, remote }| {
-            remote.into_iter().filter_map(move |part| match part {
-                RemotePart::Collected(part) => Some(PreparedPart { record, txn, part }),
-                RemotePart::Prepared(_) => None,
-            })
-        });
+        let others = found.filter(|record| !record.is_decision());
+        let parts = others.flat_map(
+            |Undispatched {
+                 record, txn, remote, ..
+             }| {
+                remote.into_iter().filter_map(move |part| match part {
+                    RemotePart::Collected(part) => Some(PreparedPart { record, txn, part }),
+                    RemotePart::Prepared(_) => None,
+                })
+            },
+        );
         parts.collect()
     }
 }

@@ -9,12 +9,12 @@ use crate::RegionError;
 use crate::planted::{Planted, planted};
 use parking_lot::Mutex;
 use polvo_format::{
-    FormatError, Gpa, LINE, NodeId, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState, TxnId,
+    FormatError, Gpa, LINE, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState, RegionId, TxnId,
 };
 use polvo_pmem::Pmem;
 use polvo_proto::FsError;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// Record numbers have 56 bits.
 const NUMBER_MAX: u64 = (1 << 56) - 1;
@@ -31,6 +31,8 @@ pub(super) struct RedoLog {
 struct State {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Of the last record, among all of them.
+    order: u64,
     /// From before the last `open`, and not retired.
     found: Vec<Undispatched>,
 }
@@ -110,7 +112,7 @@ impl RedoLog {
         &self,
         pmem: &Pmem,
         layout: &PoolLayout,
-        txn: TxnId,
+        (region, txn): (RegionId, TxnId),
         local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
         remote: &[RemotePart],
     ) -> Result<RedoId, RegionError> {
@@ -134,9 +136,9 @@ impl RedoLog {
             let why = format!("a transaction of {size} bytes, of which a redo record holds {REDO_RECORD_MAX}");
             return Err(FsError::Invalid(why).into());
         }
-        let id = self.claim(txn, !remote.is_empty())?;
+        let (id, order) = self.claim(txn, !remote.is_empty())?;
         RECORD.with_borrow_mut(|buffer| {
-            let mut encoder = RedoEncoder::new(buffer, id.number(), txn);
+            let mut encoder = RedoEncoder::new(buffer, id.number(), order, region, txn);
             for (gpa, bytes) in local {
                 encoder.local(gpa, bytes);
             }
@@ -163,7 +165,8 @@ impl RedoLog {
         Ok(id)
     }
 
-    fn claim(&self, txn: TxnId, remote: bool) -> Result<RedoId, RegionError> {
+    /// A slot for a record, and the record's number among all.
+    fn claim(&self, txn: TxnId, remote: bool) -> Result<(RedoId, u64), RegionError> {
         let mut state = self.state.lock();
         let keep = if remote { self.reserved } else { 0 };
         if state.free.len() <= keep {
@@ -175,7 +178,9 @@ impl RedoLog {
         assert!(slot.stage == Stage::Free, "redo log slot {at} is free");
         slot.number = (slot.number + 1) & NUMBER_MAX;
         slot.stage = Stage::Logged { txn, remote };
-        Ok(RedoId::new(at, slot.number))
+        let id = RedoId::new(at, slot.number);
+        state.order += 1;
+        Ok((id, state.order))
     }
 
     pub fn applied(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) -> Option<RedoId> {
@@ -268,73 +273,87 @@ impl RedoLog {
         })
     }
 
-    /// Reads the log after a start: puts local parts in place (durably), keeps what is to be dispatched, clears what
-    /// was torn. `damage(pool offset, what is wrong)` decides whether damage is an error; if not, the slot is left
-    /// alone for good.
-    ///
-    /// At most one record a region has not been applied, so the order of the records does not matter.
+    /// Reads the log after a start: puts local parts in place (durably), in the order in which they were logged, keeps what is
+    /// to be dispatched, clears what was torn. `damage(pool offset, what is wrong)` decides whether damage is an error; if not,
+    /// the slot is left alone for good.
     pub fn recover(
         pmem: &Pmem,
         layout: &PoolLayout,
         table: &SegmentTable,
-        node: NodeId,
         mut damage: impl FnMut(u64, String) -> Result<(), RegionError>,
     ) -> Result<RedoLog, RegionError> {
         let mut state = State {
             slots: Vec::new(),
             free: Vec::new(),
+            order: 0,
             found: Vec::new(),
         };
-        let mut replayed = BTreeSet::new();
-        let mut bytes = vec![0; REDO_RECORD_MAX];
+        let mut records: BTreeMap<u64, InSlot> = BTreeMap::new();
         for at in 0..layout.redo_slots {
-            let offset = layout.slot_offset(at);
-            pmem.read(offset, &mut bytes[..LINE]);
-            let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-            let (stage, number) = match RedoState::decode(word) {
-                Ok((RedoState::Free, number)) => (Stage::Free, number),
-                Ok((logged, number)) => {
-                    pmem.read(offset, &mut bytes);
-                    match recover_slot(pmem, table, node, &bytes, logged, &mut replayed) {
-                        Ok(Recovered::Torn) => {
-                            tracing::info!(
-                                slot = at,
-                                "redo record was torn by a power cut before its commit; cleared"
-                            );
-                            store_state(pmem, layout, at, RedoState::Free, number);
-                            (Stage::Free, number)
-                        }
-                        Ok(Recovered::Done) => {
-                            store_state(pmem, layout, at, RedoState::Free, number);
-                            (Stage::Free, number)
-                        }
-                        Ok(Recovered::ToDispatch(txn, remote)) => {
-                            store_state(pmem, layout, at, RedoState::AppliedToDispatch, number);
-                            state.found.push(Undispatched {
-                                record: RedoId::new(at, number),
-                                txn,
-                                remote,
-                            });
-                            (Stage::ToDispatch { txn }, number)
-                        }
-                        Err(why) => {
-                            damage(offset, format!("slot {at}: {why}"))?;
-                            (Stage::Closed, number)
-                        }
+            let closed = Slot {
+                number: 0,
+                stage: Stage::Closed,
+            };
+            state.slots.push(closed);
+            match read_slot(pmem, layout, at) {
+                Ok(InSlot {
+                    record: None, number, ..
+                }) => state.slots[at as usize].end(Stage::Free, number),
+                Ok(InSlot {
+                    record: Some((order, bytes)),
+                    number,
+                    logged,
+                    ..
+                }) => {
+                    let record = Some((order, bytes));
+                    let found = InSlot {
+                        at,
+                        number,
+                        logged,
+                        record,
+                    };
+                    if let Some(other) = records.insert(order, found) {
+                        let why = format!("slots {} and {at}: two records with one number", other.at);
+                        damage(layout.slot_offset(at), why)?;
                     }
                 }
-                Err(why) => {
-                    damage(offset, format!("slot {at}: {why}"))?;
-                    (Stage::Closed, 0)
+                Err(why) => damage(layout.slot_offset(at), format!("slot {at}: {why}"))?,
+            }
+        }
+        state.order = records.last_key_value().map_or(0, |(order, _)| *order);
+        for found in records.into_values() {
+            let InSlot {
+                at,
+                number,
+                logged,
+                record,
+            } = found;
+            let (_, bytes) = record.expect("slots without a record were free");
+            match put_in_place(pmem, table, &bytes, logged) {
+                Ok(None) => {
+                    store_state(pmem, layout, at, RedoState::Free, number);
+                    state.slots[at as usize].end(Stage::Free, number);
                 }
-            };
-            state.slots.push(Slot { number, stage });
+                Ok(Some((region, txn, remote))) => {
+                    store_state(pmem, layout, at, RedoState::AppliedToDispatch, number);
+                    state.found.push(Undispatched {
+                        record: RedoId::new(at, number),
+                        region,
+                        txn,
+                        remote,
+                    });
+                    state.slots[at as usize].end(Stage::ToDispatch { txn }, number);
+                }
+                Err(why) => {
+                    state.slots[at as usize].number = number;
+                    damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
+                }
+            }
         }
         state.free = (0..layout.redo_slots)
             .rev()
             .filter(|&at| state.slots[at as usize].stage == Stage::Free)
             .collect();
-        assert_eq!(state.slots.len(), layout.redo_slots as usize, "every slot was read");
         state.check();
         let reserved = (layout.redo_slots as usize / 8).max(2);
         assert!(
@@ -348,62 +367,83 @@ impl RedoLog {
     }
 }
 
-enum Recovered {
-    /// Never came to be.
-    Torn,
-    /// Is in place; nothing remains.
-    Done,
-    /// Is in place; this remains.
-    ToDispatch(TxnId, Vec<RemotePart>),
+impl Slot {
+    /// What became of it at a start.
+    fn end(&mut self, stage: Stage, number: u64) {
+        *self = Slot { number, stage };
+    }
 }
 
-fn recover_slot(
-    pmem: &Pmem,
-    table: &SegmentTable,
-    node: NodeId,
-    slot: &[u8],
+/// What a slot held at a start.
+struct InSlot {
+    at: u32,
+    number: u64,
     logged: RedoState,
-    replayed: &mut BTreeSet<polvo_format::RegionId>,
-) -> Result<Recovered, String> {
-    let record = match RedoRecord::decode(slot) {
-        Ok(record) => record,
-        Err(FormatError::Checksum(_)) if logged == RedoState::Logged => return Ok(Recovered::Torn),
-        Err(why) => return Err(why.to_string()),
+    /// its number among all, and the bytes of the slot; none where the slot is free
+    record: Option<(u64, Vec<u8>)>,
+}
+
+/// Reads a slot. A record that never came to be is cleared.
+fn read_slot(pmem: &Pmem, layout: &PoolLayout, at: u32) -> Result<InSlot, FormatError> {
+    let mut bytes = vec![0; LINE];
+    pmem.read(layout.slot_offset(at), &mut bytes);
+    let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    let (logged, number) = RedoState::decode(word)?;
+    let free = InSlot {
+        at,
+        number,
+        logged,
+        record: None,
     };
-    if record.txn.node() != node && !record.remote.is_empty() {
+    if logged == RedoState::Free {
+        return Ok(free);
+    }
+    bytes.resize(REDO_RECORD_MAX, 0);
+    pmem.read(layout.slot_offset(at), &mut bytes);
+    match RedoRecord::decode(&bytes) {
+        Ok(record) => {
+            let record = Some((record.order, bytes));
+            Ok(InSlot { record, ..free })
+        }
+        Err(FormatError::Checksum(_)) if logged == RedoState::Logged => {
+            tracing::info!(
+                slot = at,
+                "redo record was torn by a power cut before its commit; cleared"
+            );
+            store_state(pmem, layout, at, RedoState::Free, number);
+            Ok(free)
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// What remains of a record: whose, and what is to be written elsewhere.
+type Remains = (RegionId, TxnId, Vec<RemotePart>);
+
+/// Puts a record's local part in place, durably, unless it is there.
+fn put_in_place(pmem: &Pmem, table: &SegmentTable, slot: &[u8], logged: RedoState) -> Result<Option<Remains>, String> {
+    let record = RedoRecord::decode(slot).map_err(|why| why.to_string())?;
+    if record.txn.region() != record.region && !record.remote.is_empty() {
         check_prepared(table, &record, cfg!(feature = "two-phase"))?;
     }
+    let (region, txn) = (record.region, record.txn);
     let remote: Vec<RemotePart> = record.remote.into_iter().map(to_dispatch).collect::<Result<_, _>>()?;
     if logged == RedoState::Logged {
         // all or nothing: every address is checked before the first byte is written
-        let mut writes = Vec::with_capacity(record.local.len());
-        let mut regions = BTreeSet::new();
-        for (gpa, bytes) in &record.local {
-            let offset = table.locate(*gpa, bytes.len() as u64).ok_or_else(|| {
-                format!(
-                    "{:?} writes {} bytes to {gpa:?}, which is no segment of this pool",
-                    record.txn,
-                    bytes.len()
-                )
-            })?;
-            writes.push((offset, *bytes));
-            regions.insert(gpa.region());
-        }
-        if let Some(region) = regions.iter().find(|region| replayed.contains(region)) {
-            return Err(format!("{:?} is the second unapplied record of {region}", record.txn));
-        }
-        replayed.extend(regions);
-        debug_assert_eq!(writes.len(), record.local.len(), "every write has its place");
-        for (offset, bytes) in writes {
-            pmem.write(offset, bytes);
-            pmem.flush(offset, bytes.len() as u64);
+        let place = |(gpa, bytes): &(Gpa, &[u8])| {
+            let len = bytes.len() as u64;
+            table
+                .locate(*gpa, len)
+                .ok_or_else(|| format!("{txn:?} writes {len} bytes to {gpa:?}, which is no segment of this pool"))
+        };
+        let places = record.local.iter().map(place).collect::<Result<Vec<u64>, String>>()?;
+        for (place, (_, bytes)) in places.into_iter().zip(&record.local) {
+            pmem.write(place, bytes);
+            pmem.flush(place, bytes.len() as u64);
         }
         pmem.fence();
     }
-    match remote.is_empty() {
-        true => Ok(Recovered::Done),
-        false => Ok(Recovered::ToDispatch(record.txn, remote)),
-    }
+    Ok((!remote.is_empty()).then_some((region, txn, remote)))
 }
 
 fn to_dispatch(part: RedoPart<'_>) -> Result<RemotePart, String> {
@@ -420,19 +460,19 @@ fn to_dispatch(part: RedoPart<'_>) -> Result<RemotePart, String> {
     }
 }
 
-/// Another node's transaction: the record holds what a region of this pool has prepared for it, and nothing else. `known`: this
-/// program does two-phase commit.
+/// Another region's transaction: the record holds what the region that logged it has prepared for it, and nothing else. `known`:
+/// this program does two-phase commit.
 pub(super) fn check_prepared(table: &SegmentTable, record: &RedoRecord<'_>, known: bool) -> Result<(), String> {
     let [RedoPart::Collected { region, locks, .. }] = record.remote.as_slice() else {
         return Err(format!(
-            "{:?} is another node's, and not one part prepared for it",
+            "{:?} is another region's, and not one part prepared for it",
             record.txn
         ));
     };
-    let here = locks.iter().all(|at| table.locate(*at, 8).is_some());
+    let here = *region == record.region && locks.iter().all(|at| table.locate(*at, 8).is_some());
     if !here || !record.local.is_empty() {
         return Err(format!(
-            "{:?} is another node's, and not prepared by {region} here",
+            "{:?} is another region's, and not prepared by {region} here",
             record.txn
         ));
     }

@@ -47,6 +47,7 @@ impl Sequence {
     }
 
     /// Numbers from here on are not reserved yet.
+    #[cfg(test)]
     pub fn limit(&self) -> u64 {
         self.limit.load(Relaxed)
     }

@@ -37,7 +37,7 @@ fn fresh() -> Arc<PoolSpace> {
 }
 
 fn txn(number: u64) -> TxnId {
-    TxnId::new(NodeId(3), number)
+    TxnId::new(R1, number)
 }
 
 fn gpa(region: RegionId, offset: u64) -> Gpa {
@@ -134,20 +134,22 @@ fn a_truncated_pool_is_refused() {
 }
 
 #[test]
-fn a_pool_of_a_later_version_is_refused() {
-    for copies in [&[0][..], &[1], &[0, 1]] {
+fn a_pool_of_another_version_is_refused() {
+    let (later, earlier) = ((7, "later PolvoFS"), (4, "the PolvoFS that made it"));
+    let copies = [&[0][..], &[1], &[0, 1]].into_iter();
+    for (copies, (version, cure)) in copies.flat_map(|copies| [(copies, later), (copies, earlier)]) {
         let pmem = Pmem::simulated_from_image(&now(&fresh()));
         for copy in copies {
             let offset = copy * SUPERBLOCK_SIZE as u64;
             let mut bytes = [0; SUPERBLOCK_USED];
             pmem.read(offset, &mut bytes);
-            bytes[8] += 1;
+            bytes[8] = version;
             let crc = crc32c::crc32c(&bytes[..SUPERBLOCK_USED - 4]).to_le_bytes();
             bytes[SUPERBLOCK_USED - 4..].copy_from_slice(&crc);
             pmem.write(offset, &bytes);
         }
         let why = error_of(PoolSpace::open(pmem));
-        assert!(why.contains("later PolvoFS"), "{why}");
+        assert!(why.contains(cure), "{why}");
     }
 }
 
@@ -175,7 +177,7 @@ fn one_damaged_superblock_is_written_anew_and_two_are_an_error() {
 fn format_cut_short_leaves_no_pool_or_the_empty_one() {
     let old = fresh();
     old.take_segment(R1, 0, SegmentClass::Data).unwrap();
-    old.log(txn(1), [(gpa(R1, 0), &b"before"[..])], &[]).unwrap();
+    old.log(R1, txn(1), [(gpa(R1, 0), &b"before"[..])], &[]).unwrap();
     let before = [
         CrashImage::zeroed(LEN),
         CrashImage::from_bytes(&vec![0xff; LEN as usize]),
@@ -343,7 +345,7 @@ fn part() -> RemotePart {
     })
 }
 
-/// What R1 has prepared for a transaction of another node.
+/// What R1 has prepared for a transaction of another region.
 fn prepared_here() -> CollectedPart {
     CollectedPart {
         region: R1,
@@ -353,14 +355,14 @@ fn prepared_here() -> CollectedPart {
 }
 
 fn txn_of_others(number: u64) -> TxnId {
-    TxnId::new(NodeId(4), number)
+    TxnId::new(RegionId(4), number)
 }
 
 /// Logs and applies one record as a region does.
 fn run_record(space: &PoolSpace, number: u64, places: [u64; 2], value: u64, remote: &[RemotePart]) -> Option<RedoId> {
     let bytes = value.to_le_bytes();
     let local = [(word_of_r1(0), &bytes[..]), (word_of_r1(4096), &bytes[..])];
-    let record = space.log(txn(number), local.iter().copied(), remote).unwrap();
+    let record = space.log(R1, txn(number), local.iter().copied(), remote).unwrap();
     assert!(space.is_logged(txn(number)));
     for place in places {
         space.pmem().write(place, &bytes);
@@ -420,8 +422,8 @@ fn a_record_happens_whole_or_not_at_all() {
 fn recovery_can_be_cut_short_too() {
     let (space, one, _) = with_words();
     let local = [(word_of_r1(0), &[7; 8][..]), (word_of_r1(4096), &[7; 8])];
-    space.log(txn(1), local.iter().copied(), &[part()]).unwrap();
-    space.log(txn(2), [(gpa(R2, 0), &[8; 8][..])], &[]).unwrap();
+    space.log(R1, txn(1), local.iter().copied(), &[part()]).unwrap();
+    space.log(R2, txn(2), [(gpa(R2, 0), &[8; 8][..])], &[]).unwrap();
     let pmem = Pmem::simulated_from_image(&now(&space));
     let images = power_cuts(&pmem, || drop(PoolSpace::open(pmem.clone()).unwrap()));
     for image in images {
@@ -476,7 +478,7 @@ fn a_prepared_part_is_found_until_it_is_retired() {
 
 #[cfg(feature = "two-phase")]
 #[test]
-fn a_record_of_another_node_that_is_nothing_prepared_is_damage() {
+fn a_record_of_another_region_that_is_nothing_prepared_is_damage() {
     let here = || RemotePart::Collected(prepared_here());
     let word = [7; 8];
     let local = [(word_of_r1(0), &word[..])];
@@ -488,10 +490,10 @@ fn a_record_of_another_node_that_is_nothing_prepared_is_damage() {
     ] {
         let (space, one, _) = with_words();
         let local = local.iter().copied();
-        space.log(txn_of_others(1), local, &remote).unwrap();
+        space.log(R1, txn_of_others(1), local, &remote).unwrap();
         let image = now(&space);
         let why = error_of(PoolSpace::open(Pmem::simulated_from_image(&image)));
-        assert!(why.contains("redo log") && why.contains("another node's"), "{why}");
+        assert!(why.contains("redo log") && why.contains("another region's"), "{why}");
         assert_eq!(space.pmem().read_u64(one), 1, "nothing is written");
     }
 }
@@ -501,7 +503,7 @@ fn a_node_that_does_no_two_phase_commit_refuses_its_records() {
     let (space, ..) = with_words();
     let part = prepared_here();
     let mut buffer = Vec::new();
-    let mut encoder = RedoEncoder::new(&mut buffer, 1, txn_of_others(2));
+    let mut encoder = RedoEncoder::new(&mut buffer, 1, 1, R1, txn_of_others(2));
     let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
     encoder.collected(R1, writes, &part.locks);
     let slot = encoder.finish().to_vec();
@@ -517,7 +519,7 @@ fn records_to_dispatch_leave_slots_for_local_ones() {
     let mut waiting = Vec::new();
     let mut number = 1;
     loop {
-        let record = match space.log(txn(number), [], &[part()]) {
+        let record = match space.log(R1, txn(number), [], &[part()]) {
             Ok(record) => record,
             Err(RegionError::Fs(FsError::Retry)) => break,
             Err(why) => panic!("{why}"),
@@ -530,7 +532,7 @@ fn records_to_dispatch_leave_slots_for_local_ones() {
         assert_eq!(run_record(&space, value, [one, one + 4096], value, &[]), None);
     }
     space.retire(waiting[0]);
-    let record = space.log(txn(500), [], &[part()]).unwrap();
+    let record = space.log(R1, txn(500), [], &[part()]).unwrap();
     space.retire(waiting[0]); // late: its slot has another record now
     assert!(space.is_logged(txn(500)));
     space.applied(record).unwrap();
@@ -542,18 +544,18 @@ fn a_record_too_large_for_a_slot_is_refused() {
     let (space, ..) = with_words();
     let overhead = LINE + 16;
     let fits = vec![3; REDO_RECORD_MAX - overhead];
-    let record = space.log(txn(1), [(word_of_r1(0), &fits[..])], &[]).unwrap();
+    let record = space.log(R1, txn(1), [(word_of_r1(0), &fits[..])], &[]).unwrap();
     assert_eq!(
         reopened(&now(&space)).pmem().read_u64(space.segments_of(R1)[0].1),
         u64::from_le_bytes([3; 8])
     );
     space.applied(record);
     let too_large = vec![3; REDO_RECORD_MAX - overhead + 1];
-    let why = error_of(space.log(txn(2), [(word_of_r1(0), &too_large[..])], &[]));
+    let why = error_of(space.log(R1, txn(2), [(word_of_r1(0), &too_large[..])], &[]));
     assert!(why.contains("redo record"), "{why}");
     let mut remote = prepared_here();
     remote.writes[0].1 = too_large;
-    let why = error_of(space.log(txn(2), [], &[RemotePart::Collected(remote)]));
+    let why = error_of(space.log(R1, txn(2), [], &[RemotePart::Collected(remote)]));
     assert!(why.contains("redo record"), "{why}");
     assert!(!space.is_logged(txn(2)));
 }
@@ -569,9 +571,10 @@ fn a_record_that_leaves_its_region_is_damage_and_nothing_is_written() {
         gpa(R2, segment),
     ] {
         let (space, one, _) = with_words();
-        space
-            .log(txn(1), [(word_of_r1(0), &[7; 8][..]), (bad, &[7; 8][..])], &[])
-            .unwrap();
+        let first = gpa(bad.region(), 0);
+        let first = if first == bad { gpa(bad.region(), 4096) } else { first };
+        let writes = [(first, &[7; 8][..]), (bad, &[7; 8][..])];
+        space.log(bad.region(), txn(1), writes, &[]).unwrap();
         let image = now(&space);
         let why = error_of(PoolSpace::open(Pmem::simulated_from_image(&image)));
         assert!(
@@ -585,12 +588,35 @@ fn a_record_that_leaves_its_region_is_damage_and_nothing_is_written() {
 }
 
 #[test]
-fn two_unapplied_records_of_a_region_are_damage() {
-    let (space, ..) = with_words();
-    space.log(txn(1), [(word_of_r1(0), &[7; 8][..])], &[]).unwrap();
-    space.log(txn(2), [(word_of_r1(0), &[8; 8][..])], &[]).unwrap();
-    let why = error_of(PoolSpace::open(Pmem::simulated_from_image(&now(&space))));
-    assert!(why.contains("second unapplied record"), "{why}");
+fn unapplied_records_of_a_region_are_put_in_place_in_order() {
+    let (space, one, _) = with_words();
+    let log = |number: u64, value: &[u8; 8]| {
+        let writes = [(word_of_r1(0), &value[..])];
+        space.log(R1, txn(number), writes, &[]).unwrap()
+    };
+    let first = log(1, &[7; 8]);
+    log(2, &[8; 8]);
+    space.applied(first);
+    // in the slot of the first one, and so before the second one
+    log(3, &[9; 8]);
+    let again = reopened(&now(&space));
+    assert_eq!(again.pmem().read_u64(one), u64::from_le_bytes([9; 8]));
+    let damaged = |slots: &[u32]| {
+        let pmem = Pmem::simulated_from_image(&now(&space));
+        for slot in slots {
+            let at = space.layout().slot_offset(*slot);
+            let mut record = vec![0; REDO_RECORD_MAX];
+            pmem.read(at, &mut record);
+            let (_, number) = RedoState::decode(u64::from_le_bytes(record[..8].try_into().unwrap())).unwrap();
+            let mut buffer = Vec::new();
+            let mut encoder = RedoEncoder::new(&mut buffer, number, 5, R1, txn(4));
+            encoder.local(word_of_r1(0), &[5; 8]);
+            pmem.write(at, encoder.finish());
+        }
+        error_of(PoolSpace::open(pmem))
+    };
+    let why = damaged(&[0, 1]);
+    assert!(why.contains("two records with one number"), "{why}");
 }
 
 #[test]
@@ -677,9 +703,9 @@ fn threads_log_side_by_side() {
             scope.spawn(move || {
                 let offset = space.segments_of(region)[0].1;
                 for round in 1..=200u64 {
-                    let id = TxnId::new(NodeId(region.0), round);
+                    let id = TxnId::new(region, round);
                     let local = [(gpa(region, 0), &round.to_le_bytes()[..])];
-                    let record = space.log(id, local.iter().copied(), &[]).unwrap();
+                    let record = space.log(region, id, local.iter().copied(), &[]).unwrap();
                     space.pmem().write_u64(offset, round);
                     space.pmem().persist(offset, 8);
                     assert_eq!(space.applied(record), None);

@@ -5,7 +5,10 @@ use super::Store;
 use crate::capture::Capture;
 use crate::flipped_bit::flip_back;
 use crate::planted::{Planted, planted};
-use polvo_format::{Change, LINE, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset};
+use polvo_format::{
+    Change, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_SIZE, INODE_TAIL, LINE, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset,
+    Tail,
+};
 use polvo_proto::SegmentClass;
 use std::cell::RefCell;
 
@@ -73,54 +76,88 @@ impl Store {
     }
 
     /// Reads at a region offset of ours.
+    #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         self.check_within(offset, into.len());
         self.pmem.read(self.at(offset), into);
     }
 
     /// Reads a word.
+    #[inline]
     pub fn read_word(&self, offset: u64) -> u64 {
         debug_assert!(offset.is_multiple_of(8), "word at {offset:#x}");
         self.pmem.read_u64(self.at(offset))
     }
 
     /// Stores and starts the write-back: durable after the next fence.
+    #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
-        self.write_unflushed(offset, bytes);
-        self.pmem.flush(self.at(offset), bytes.len() as u64);
+        let at = self.put(offset, bytes);
+        self.pmem.flush(at, bytes.len() as u64);
     }
 
     /// Stores what is flushed with something else in its line, or need not be durable.
+    #[inline]
     pub fn write_unflushed(&self, offset: u64, bytes: &[u8]) {
+        self.put(offset, bytes);
+    }
+
+    /// Stores; gives where that is in the pool.
+    #[inline]
+    fn put(&self, offset: u64, bytes: &[u8]) -> u64 {
         self.check_within(offset, bytes.len());
         debug_assert!(!bytes.is_empty(), "nothing is stored at {offset:#x}");
         if self.is_captured() {
             self.note_bytes(offset, bytes);
         }
-        self.pmem.write(self.at(offset), bytes);
+        let at = self.at(offset);
+        self.pmem.write(at, bytes);
+        at
     }
 
     /// Stores a word and starts the write-back.
+    #[inline]
     pub fn write_word(&self, offset: u64, word: u64) {
-        self.write_word_unflushed(offset, word);
-        self.pmem.flush(self.at(offset), 8);
+        let at = self.put_word(offset, word);
+        self.pmem.flush(at, 8);
     }
 
     /// As [`Self::write_unflushed`], a word.
+    #[inline]
     pub fn write_word_unflushed(&self, offset: u64, word: u64) {
+        self.put_word(offset, word);
+    }
+
+    #[inline]
+    fn put_word(&self, offset: u64, word: u64) -> u64 {
         debug_assert!(offset.is_multiple_of(8), "word at {offset:#x}");
         if self.is_captured() {
             self.note_bytes(offset, &word.to_le_bytes());
         }
-        self.pmem.write_u64(self.at(offset), word);
+        let at = self.at(offset);
+        self.pmem.write_u64(at, word);
+        at
     }
 
-    /// Starts the write-back of the line in which an offset lies.
-    pub fn flush_line(&self, offset: u64) {
-        self.pmem.flush(self.at(offset), LINE as u64);
+    /// Stores what a commit changes of an inode, the tail last, and starts the write-back of its first line. (The attributes lie
+    /// in the second one: a cache, which recovery does not believe.)
+    #[inline]
+    pub fn write_head(&self, slot: u64, attributes: &[u8; LINE], checksums: u64, tail: Tail) {
+        let offset = slot * INODE_SIZE as u64;
+        if self.is_captured() {
+            self.note_bytes(offset + INODE_ATTRIBUTES, attributes);
+            self.note_bytes(offset + INODE_CHECKSUMS, &checksums.to_le_bytes());
+            self.note_bytes(offset + INODE_TAIL, &tail.0.to_le_bytes());
+        }
+        let at = self.at(offset);
+        self.pmem.write(at + INODE_ATTRIBUTES, attributes);
+        self.pmem.write_u64(at + INODE_CHECKSUMS, checksums);
+        self.pmem.write_u64(at + INODE_TAIL, tail.0);
+        self.pmem.flush(at, LINE as u64);
     }
 
     /// Stores bytes of file data: durable after the next fence.
+    #[inline]
     pub fn write_data(&self, offset: u64, bytes: &[u8]) {
         debug_assert_eq!(self.class(offset), SegmentClass::Data, "file data go to data pages");
         if planted(Planted::LastLineNotFlushed) {
@@ -135,6 +172,7 @@ impl Store {
 
     /// Stores what replicas are sent from here: file data, and log pages to which nothing leads yet. Durable after the next
     /// fence.
+    #[inline]
     pub fn write_run(&self, offset: u64, bytes: &[u8]) {
         self.check_within(offset, bytes.len());
         if self.is_captured() {
@@ -144,6 +182,7 @@ impl Store {
     }
 
     /// Has the line of an offset fetched that will be written soon.
+    #[inline]
     pub fn fetch_to_write(&self, offset: u64) {
         self.pmem.fetch_to_write(self.at(offset));
     }
@@ -186,6 +225,7 @@ impl Store {
     // ---- checksums of file data, which lie outside of the region
 
     /// Where the checksum of a data page lies in the pool.
+    #[inline]
     fn checksum_at(&self, offset: u64) -> u64 {
         debug_assert_eq!(
             self.class(offset),
@@ -206,6 +246,7 @@ impl Store {
     }
 
     /// Stores the words of so many pages, from that on in which an offset lies: durable after the next fence.
+    #[inline]
     pub fn write_checksums(&self, offset: u64, pages: u64, mut word: impl FnMut() -> u64) {
         let first = self.checksum_at(offset);
         let end = first + pages * PAGE_CHECKSUM_SIZE;

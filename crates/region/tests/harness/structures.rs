@@ -193,7 +193,12 @@ impl Media {
                             at + 64..at + 72,
                             &[&format!("region {}:", region.0), "region header"],
                         );
-                        self.quiet(pool, at + 72..at + 256, "behind the region's floor");
+                        self.add(
+                            pool,
+                            at + 72..at + 80,
+                            &[&format!("region {}:", region.0), "region header"],
+                        );
+                        self.quiet(pool, at + 80..at + 256, "behind the words of the region's header");
                     } else if bytes != [0; INODE_SIZE] || n == 100 {
                         self.read_inode(pool, at + n * 256, Ino::new(region, slot), &bytes, &space, image);
                     }

@@ -178,9 +178,8 @@ impl World {
         world.redispatch();
         for (region, held) in held.into_iter().enumerate() {
             for txn in held {
-                let coordinator = usize::from(txn.node().0)
-                    .checked_sub(1)
-                    .and_then(|pool| world.pools.get(pool));
+                let coordinator = world.shape.home.get(usize::from(txn.region().0));
+                let coordinator = coordinator.map(|pool| &world.pools[*pool]);
                 assert!(
                     !coordinator.is_some_and(|pool| pool.is_logged(txn)),
                     "{txn:?} was dispatched"
@@ -271,10 +270,7 @@ impl World {
         coordinator: RegionId,
         intents: Vec<(RegionId, Intent)>,
     ) -> Result<Collecting, RegionError> {
-        let txn = {
-            let pool = self.pool_of(coordinator);
-            TxnId::new(pool.identity().node, pool.next_sequence())
-        };
+        let txn = self.region(coordinator).next_txn();
         let now = self.tick();
         let mut parts: BTreeMap<RegionId, Vec<Intent>> = BTreeMap::new();
         for (region, intent) in intents {
