@@ -4,7 +4,7 @@
 use crate::harness::power::Scenario;
 use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
-use polvo_format::{INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE};
+use polvo_format::{INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, REGION_SEQUENCE};
 use polvo_pmem::sim::Omission;
 use polvo_proto::{InodeRef, SegmentClass, SetAttr, WriteAt, XattrMode};
 use std::collections::BTreeMap;
@@ -158,10 +158,11 @@ fn place(w: &World, pool: usize, (offset, len): (u64, u64)) -> &'static str {
     }
     let size = space.usage().segment_size;
     let segments = space.segments_of(if pool == 0 { R0 } else { R1 });
-    let class = segments
-        .iter()
-        .find(|s| (s.1..s.1 + size).contains(&offset))
-        .map(|s| s.2);
+    let segment = segments.iter().find(|s| (s.1..s.1 + size).contains(&offset));
+    if segment.is_some_and(|s| s.0 == 0 && offset == s.1 + REGION_SEQUENCE) {
+        return "limit of the region's transactions";
+    }
+    let class = segment.map(|s| s.2);
     match (class, offset % INODE_SIZE as u64) {
         (Some(SegmentClass::Inodes), INODE_LOG_PAGE) => "link to the first log page",
         (Some(SegmentClass::Inodes), INODE_CHECKSUMS) => "checksums",
@@ -227,10 +228,10 @@ const NOT_MISSED: &[(&str, &str)] = &[
         "the next change's first fence comes in time, unless another region of the pool takes the slot meanwhile",
     ),
     (
-        "write-back: superblock",
+        "write-back: limit of the region's transactions",
         "a number used twice shows only to who still holds a lock of the first use",
     ),
-    ("fence after: superblock", "as the write-back"),
+    ("fence after: limit of the region's transactions", "as the write-back"),
     (
         "fence after: segment table",
         "the fence before the tail moves covers it",
