@@ -300,6 +300,9 @@ impl<'a> RedoRecord<'a> {
             return Err(FormatError::Magic(WHAT));
         }
         let mut cursor = Cursor { rest: payload };
+        if header.order.get() >> 63 != 0 {
+            return Err(FormatError::invalid(WHAT, format!("order {}", header.order)));
+        }
         let region = RegionId(header.region.get());
         let local = cursor.writes(header.local.get())?;
         if let Some((gpa, _)) = local.iter().find(|(at, _)| at.region() != region) {
@@ -492,6 +495,7 @@ mod tests {
             |h, _| h.remote = U32::new(u32::MAX),
             |h, _| h.remote = U32::new(1),
             |h, _| h.region = U16::new(2),
+            |h, _| h.order = U64::new(1 << 63),
             |_, p| p[8] = 0xff,
             |_, p| p[8..12].fill(0xff),
             |h, p| {

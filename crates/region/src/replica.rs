@@ -69,8 +69,8 @@ impl Replica {
     /// Puts what a record says in place, durably. The runs that it names are there.
     ///
     /// # Errors
-    /// `Pool` for a record that does not follow the last one that was applied, or names what the region does not have. Nothing
-    /// was changed then.
+    /// `Pool` for a record that does not follow the last one that was applied, or names what the region does not have. No byte
+    /// was changed then; segments may have been taken.
     pub fn apply(&mut self, record: &MirrorRecord<'_>) -> Result<(), RegionError> {
         if record.lsn != self.applied.next() {
             return Err(self.refuse(record, format!("the last one was {}", self.applied.0)));

@@ -303,48 +303,47 @@ fn mend_header(store: &Store, report: &mut Repaired) {
 
 /// Puts a flipped bit of the floor right; else it is the highest one there can be, which is right for all.
 fn mend_floor(store: &Store, report: &mut Repaired) {
-    if !begins_with_inodes(store) || store.read_floor().is_ok() {
-        return;
-    }
-    let mut bytes = store.read_word(REGION_FLOOR).to_le_bytes();
-    let is_sound = |bytes: &[u8]| Floor::decode(u64::from_le_bytes(bytes.try_into().expect("a word"))).is_ok();
-    let how = match flipped_bit(&mut bytes, 0..64, is_sound) {
-        Some(bit) => {
-            store.flip_back(REGION_FLOOR, bit);
-            "a flipped bit put right"
-        }
-        None => {
-            store.write_word(REGION_FLOOR, FLOOR_MAX.encode());
-            store.fence();
-            "set to the highest there can be"
-        }
-    };
-    report
-        .done
-        .push(format!("region {}: floor of its slots: {how}", store.region.0));
+    let is_sound = |word| Floor::decode(word).is_ok();
+    mend_word(store, REGION_FLOOR, is_sound, FLOOR_MAX.encode(), report);
 }
 
 /// The same for the numbers of the region's transactions; else they go on where none can have come to.
 fn mend_sequence(store: &Store, report: &mut Repaired) {
-    if !begins_with_inodes(store) || store.read_sequence().is_ok() {
+    let is_sound = |word| SequenceLimit::decode(word).is_ok();
+    mend_word(
+        store,
+        REGION_SEQUENCE,
+        is_sound,
+        SequenceLimit(1 << 47).encode(),
+        report,
+    );
+}
+
+/// Puts a flipped bit of a word behind the region's header right, else stores one that does no harm.
+fn mend_word(store: &Store, offset: u64, is_sound: impl Fn(u64) -> bool, harmless: u64, report: &mut Repaired) {
+    if !begins_with_inodes(store) || is_sound(store.read_word(offset)) {
         return;
     }
-    let mut bytes = store.read_word(REGION_SEQUENCE).to_le_bytes();
-    let is_sound = |bytes: &[u8]| SequenceLimit::decode(u64::from_le_bytes(bytes.try_into().expect("a word"))).is_ok();
-    let how = match flipped_bit(&mut bytes, 0..64, is_sound) {
+    let mut bytes = store.read_word(offset).to_le_bytes();
+    let bit = flipped_bit(&mut bytes, 0..64, |bytes| {
+        is_sound(u64::from_le_bytes(bytes.try_into().expect("a word is 8 bytes")))
+    });
+    let how = match bit {
         Some(bit) => {
-            store.flip_back(REGION_SEQUENCE, bit);
+            store.flip_back(offset, bit);
             "a flipped bit put right"
         }
         None => {
-            store.write_word(REGION_SEQUENCE, SequenceLimit(1 << 47).encode());
+            store.write_word(offset, harmless);
             store.fence();
-            "set to half of what there is"
+            "set to what does no harm"
         }
     };
-    report
-        .done
-        .push(format!("region {}: limit of its transactions: {how}", store.region.0));
+    let what = match offset {
+        REGION_FLOOR => "floor of its slots",
+        _ => "limit of its transactions",
+    };
+    report.done.push(format!("region {}: {what}: {how}", store.region.0));
 }
 
 /// Puts single flipped bits of inodes and their logs right.

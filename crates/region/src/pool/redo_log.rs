@@ -295,29 +295,20 @@ impl RedoLog {
                 stage: Stage::Closed,
             };
             state.slots.push(closed);
-            match read_slot(pmem, layout, at) {
-                Ok(InSlot {
-                    record: None, number, ..
-                }) => state.slots[at as usize].end(Stage::Free, number),
-                Ok(InSlot {
-                    record: Some((order, bytes)),
-                    number,
-                    logged,
-                    ..
-                }) => {
-                    let record = Some((order, bytes));
-                    let found = InSlot {
-                        at,
-                        number,
-                        logged,
-                        record,
-                    };
-                    if let Some(other) = records.insert(order, found) {
-                        let why = format!("slots {} and {at}: two records with one number", other.at);
-                        damage(layout.slot_offset(at), why)?;
-                    }
+            let found = match read_slot(pmem, layout, at) {
+                Ok(found) => found,
+                Err(why) => {
+                    damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
+                    continue;
                 }
-                Err(why) => damage(layout.slot_offset(at), format!("slot {at}: {why}"))?,
+            };
+            let Some((order, _)) = found.record else {
+                state.slots[at as usize].end(Stage::Free, found.number);
+                continue;
+            };
+            if let Some(other) = records.insert(order, found) {
+                let why = format!("slots {} and {at}: two records with one number", other.at);
+                damage(layout.slot_offset(at), why)?;
             }
         }
         state.order = records.last_key_value().map_or(0, |(order, _)| *order);
