@@ -134,6 +134,11 @@ e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some 
 e2e-long: ## The end-to-end tests that take long: conformance and kill -9 in full, a fresh clone
 	@$(MAKE) --no-print-directory e2e RUN="$(E2E_LONG)"
 
+.PHONY: failover
+failover: build ## Nodes are killed and stopped under a load, and others take their place: no operation fails or is lost (ROUNDS=3)
+	@scripts/deps test
+	@POLVO="$(POLVO)" tests/e2e/failover
+
 .PHONY: miri
 miri: ## Interpret unit tests of the media side, looking for undefined behaviour (RUN=polvo-pmem; installs nightly Rust)
 	@scripts/deps miri

@@ -2,9 +2,14 @@
 //!
 //!     cd fuzz && RUSTFLAGS='--cfg fuzzing' cargo run --example seeds
 
+use polvo_consensus::Voters;
+use polvo_consensus::register::Voter;
 use polvo_format::*;
 use polvo_pmem::sim::LoseAll;
-use polvo_proto::{Call, Cred, FsError, InodeRef, Reply, Request, Usage, WriteAt, encode_answer};
+use polvo_proto::{
+    Call, ClusterMap, Cred, FsError, InodeRef, KeptMap, NodeInfo, RegionInfo, Replica, ReplicaRole, Reply, Request,
+    Usage, WriteAt, encode_answer,
+};
 use std::path::Path;
 
 #[path = "../../crates/region/tests/harness/mod.rs"]
@@ -72,6 +77,41 @@ fn redo_record() {
     keep("redo_record", "local-and-remote", redo.finish());
 }
 
+/// What a node keeps of the cluster map.
+fn register() {
+    let node = NodeId(1);
+    let known = ClusterMap {
+        cluster: [1; 16],
+        epoch: Epoch(3),
+        nodes: vec![NodeInfo {
+            id: node,
+            host: "host".into(),
+            addresses: vec!["tcp://127.0.0.1:7000".into()],
+        }],
+        regions: vec![RegionInfo {
+            id: RegionId(0),
+            epoch: Epoch(1),
+            replicas: vec![Replica {
+                node,
+                role: ReplicaRole::Primary,
+            }],
+        }],
+        voters: Voters::new([node]),
+    };
+    let kept = KeptMap {
+        proposed: 5,
+        voter: Voter::of_first(known.clone()),
+        known,
+    };
+    let value = kept.encode();
+    keep("register", "value", &value);
+    let slot = RegisterSlot {
+        written: 3,
+        value: &value,
+    };
+    keep("register", "copy", &slot.encode(&[7; 16]));
+}
+
 /// What copies of a region are told of some changes.
 fn mirror_records() {
     let mut w = World::new(Shape::small());
@@ -85,7 +125,9 @@ fn mirror_records() {
         keep("mirror_record", &format!("records-{kept}"), &records);
         kept += 1;
     };
-    let file = w.create(root, b"file", new_file(FileKind::File, 0o644), region).unwrap();
+    let file = w
+        .create(root, b"file", new_file(FileKind::File, 0o644), region)
+        .unwrap();
     keep_next(&mut w);
     w.write(file, WriteAt::Offset(0), &[7; 3000]).unwrap();
     keep_next(&mut w);
@@ -187,6 +229,7 @@ fn fuse_requests() {
 fn main() {
     pools();
     redo_record();
+    register();
     mirror_records();
     rpc();
     tcp_frames();

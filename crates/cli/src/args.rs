@@ -24,7 +24,7 @@ Examples:
   polvo down --dir .polvo
 
 Exit codes: 0 done; 1 something failed (stderr says what); 2 wrong command line or configuration file.
-`status` ends with 1 when a node does not answer, `fsck` like fsck(8): 0 clean, 1 repaired, 4 errors left, 8 failed.";
+`status` ends with 1 when a node does not answer and 8 when regions lack replicas, `fsck` like fsck(8): 0 clean, 1 repaired, 4 errors left, 8 failed.";
 
 /// PolvoFS: one POSIX file system out of the memory of many machines.
 #[derive(Parser, Debug)]
@@ -157,6 +157,7 @@ nodes on the same pools.
 Examples:
   polvo up --dir .polvo --mount ./mnt                  three nodes of 1 GiB over shm
   polvo up --nodes 5 --size 256M --provider tcp --dir /tmp/five
+  polvo up --nodes 3 --replicas 2 --dir /tmp/twice     each file at two nodes: any one of the three may die
   polvo up --dir .polvo                                again, after a kill or `down --keep`
   polvo down --dir .polvo";
 
@@ -184,6 +185,10 @@ pub struct UpArgs {
     /// Regions a node [default: one for each 64 MiB of its pool, at least 4, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
+    /// Keep each region at so many nodes [default: 1]: nothing is answered before all of them have it, and all but one of them may
+    /// die; no more than there are nodes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=5))]
+    pub replicas: Option<u16>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
@@ -347,7 +352,11 @@ With --mount the counters of a mount's client since it was mounted are shown too
 leases), one_sided_batches, one_sided_bytes, eager_bytes, tokens and recalls, and what the kernel has asked it for (upcalls).
 They are also an attribute of the mount's root: getfattr -n user.polvo.counters DIR
 
-Exit codes: 0 all nodes answer; 1 a node does not, or no node does.";
+Where regions have copies (`replicas` in polvod.toml) it shows who serves which, who has copies that count (mirrors) and who is
+getting them, and says which regions lack a mirror and which nobody serves.
+
+Exit codes: 0 all nodes answer, and each region is served and has all its replicas; 1 a node does not answer, or no node does;
+8 all nodes answer, but regions lack a mirror or are not served.";
 
 /// `polvo status`
 #[derive(Args, Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use crate::ClusterId;
 use crate::config::Config;
-use polvo_cluster::{host_identity, initial_map};
+use polvo_cluster::{host_identity, initial_map, with_replicas};
 use polvo_fabric::Address;
 use polvo_proto::{ClusterMap, NodeInfo};
 
@@ -39,5 +39,32 @@ pub fn cluster_map(config: &Config, cluster: ClusterId) -> ClusterMap {
             addresses: node.addresses.iter().map(Address::to_string).collect(),
         }
     });
-    initial_map(cluster.0, nodes.collect(), config.regions_per_node)
+    let map = initial_map(cluster.0, nodes.collect(), config.regions_per_node);
+    with_replicas(map, config.replicas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_template::TEMPLATE;
+    use polvo_format::NodeId;
+    use polvo_proto::ReplicaRole;
+    use std::path::Path;
+
+    #[test]
+    fn each_region_has_as_many_replicas_as_the_configuration_says() {
+        for replicas in [1, 2] {
+            let text = TEMPLATE.replacen("# replicas = 1", &format!("replicas = {replicas}"), 1);
+            let config = Config::parse(&text, Path::new("/etc/p.toml")).unwrap();
+            let map = cluster_map(&config, ClusterId([7; 16]));
+            assert_eq!(map.regions.len(), 8);
+            for region in &map.regions {
+                let primary = region.id.0 % 2;
+                let roles = [(primary, ReplicaRole::Primary), (1 - primary, ReplicaRole::Backup)];
+                let expected = roles.map(|(node, role)| (NodeId(node), role));
+                let found: Vec<_> = region.replicas.iter().map(|r| (r.node, r.role)).collect();
+                assert_eq!(found, expected[..replicas]);
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@ use crate::text_position::{explain, key_at, line_of};
 use crate::{CliError, ClusterId, ConfigProblem, Context};
 use polvo_cluster::Timeouts;
 use polvo_fabric::{Address, Security};
-use polvo_format::NodeId;
+use polvo_format::{NodeId, REGIONS_MAX};
 use polvo_node::{OneSided, ScrubPace};
 use polvo_pmem::Persistence;
 use serde::Deserialize;
@@ -28,6 +28,10 @@ const HELP: &str = "polvod --print-config explains every key";
 const REGIONS_PER_NODE: u16 = 4;
 /// Regions a node that a configuration may ask for.
 pub const REGIONS_PER_NODE_MAX: u16 = 1024;
+/// Default of `cluster.replicas`: nobody has copies.
+pub const REPLICAS: u16 = 1;
+/// At how many nodes a configuration may ask a region to be kept: one for each node that votes on the cluster map, at most.
+pub const REPLICAS_MAX: u16 = 5;
 
 /// Most reactors of a node.
 pub const REACTORS_MAX: usize = 64;
@@ -124,6 +128,8 @@ pub struct Config {
     pub security: Security,
     /// Regions a node.
     pub regions_per_node: u16,
+    /// At how many nodes each region is kept, its primary counted; no more than there are.
+    pub replicas: u16,
     /// All nodes, by id.
     pub nodes: Vec<ConfigNode>,
     /// Which of them this is; always one of `nodes`.
@@ -174,6 +180,7 @@ struct RawCluster {
     secret_file: PathBuf,
     security: Option<Spanned<String>>,
     regions_per_node: Option<Spanned<u16>>,
+    replicas: Option<Spanned<u16>>,
     nodes: Spanned<Vec<RawClusterNode>>,
 }
 
@@ -257,7 +264,6 @@ fn parse_log_level(level: &str) -> Result<String, String> {
     }
 }
 
-/// Refuses numbers beyond these limits.
 /// How many reactors each of so many nodes of this machine has: they share its cores.
 pub fn reactors_of(nodes: usize) -> NonZeroUsize {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -265,6 +271,7 @@ pub fn reactors_of(nodes: usize) -> NonZeroUsize {
     NonZeroUsize::new(each).unwrap_or(NonZeroUsize::MIN)
 }
 
+/// Refuses numbers beyond these limits.
 fn within<T: PartialOrd + Copy + Display>(
     limits: RangeInclusive<T>,
     unit: &'static str,
@@ -272,6 +279,25 @@ fn within<T: PartialOrd + Copy + Display>(
     move |number| match limits.contains(number) {
         true => Ok(*number),
         false => Err(format!("must be {} to {}{unit}", limits.start(), limits.end())),
+    }
+}
+
+/// How many replicas of each region a cluster of so many nodes can have.
+///
+/// # Errors
+/// None, more than [`REPLICAS_MAX`], or more than there are nodes.
+pub fn check_replicas(wanted: u16, nodes: usize) -> Result<u16, String> {
+    within(1..=REPLICAS_MAX, "")(&wanted)?;
+    match usize::from(wanted) <= nodes {
+        true => Ok(wanted),
+        false => Err(format!(
+            "{wanted} replicas of each region need {wanted} nodes, and there {}; add nodes, or ask for fewer replicas",
+            if nodes == 1 {
+                "is 1".into()
+            } else {
+                format!("are {nodes}")
+            }
+        )),
     }
 }
 
@@ -355,6 +381,7 @@ impl Config {
         let regions_per_node = source.optional(&raw.cluster.regions_per_node, within(1..=REGIONS_PER_NODE_MAX, ""))?;
         let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
         let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
+        let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, nodes.len()))?;
         let node = NodeId(*raw.node.id.as_ref());
         let Some(me) = nodes.iter().find(|n| n.id == node) else {
             let ids: Vec<String> = nodes.iter().map(|n| n.id.0.to_string()).collect();
@@ -379,6 +406,7 @@ impl Config {
             secret_file: base.join(raw.cluster.secret_file),
             security: security.unwrap_or_default(),
             regions_per_node,
+            replicas: replicas.unwrap_or(REPLICAS),
             nodes,
             node,
             listen,
@@ -452,8 +480,8 @@ impl Config {
         if nodes.is_empty() {
             return Err(source.problem(list, "no node; name all nodes of the cluster"));
         }
-        if nodes.len() * usize::from(regions_per_node) > 1 << 16 {
-            return Err(source.problem(list, "nodes times regions_per_node is more than 65536 regions"));
+        if nodes.len() * usize::from(regions_per_node) > REGIONS_MAX {
+            return Err(source.problem(list, "nodes times regions_per_node is more than 65535 regions"));
         }
         nodes.sort_by_key(|n| n.id);
         Ok(nodes)
@@ -585,6 +613,30 @@ mod tests {
             error.contains("key cluster.security") && error.contains("none, auth or encrypt"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn replicas_are_no_more_than_there_are_nodes() {
+        let config = |value| TEMPLATE.replacen("# replicas = 1", &format!("replicas = {value}"), 1);
+        let parse = |value| Config::parse(&config(value), Path::new("/etc/p.toml"));
+        assert_eq!(parse("1").unwrap().replicas, 1);
+        assert_eq!(parse("2").unwrap().replicas, 2, "the template names two nodes");
+        let line = TEMPLATE.lines().position(|l| l == "# replicas = 1").unwrap() + 1;
+        for (value, word) in [
+            ("0", "must be 1 to 5"),
+            ("6", "must be 1 to 5"),
+            (
+                "3",
+                "need 3 nodes, and there are 2; add nodes, or ask for fewer replicas",
+            ),
+            ("\"two\"", "expected u16"),
+        ] {
+            let error = parse(value).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("/etc/p.toml:{line}: key cluster.replicas: ")) && error.contains(word),
+                "{value}: {error}"
+            );
+        }
     }
 
     #[test]

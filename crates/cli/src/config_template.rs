@@ -20,6 +20,11 @@ secret_file = "secret"
 # the cluster has files.
 # regions_per_node = 4
 
+# At how many nodes each region is kept, 1 to 5 and no more than there are nodes: at the one that serves it, and at so many less one
+# that have a copy. Nothing is answered before all of them have it; all but one of them may die. 1: a lost pool loses its files. The
+# same in all nodes' files, and never changed once the cluster has files. docs/replication.md says what happens when nodes die.
+# replicas = 1
+
 # All nodes of the cluster, the same in all nodes' files.
 #   id         number of the node, 0 to 65535
 #   addresses  where the others reach it, in order of preference: tcp://HOST:PORT, shm:///PATH/OF/SOCKET
@@ -140,6 +145,7 @@ mod tests {
         let full = Config::parse(&uncommented(), Path::new("/c.toml")).unwrap();
         assert_eq!(full.timeouts, plain.timeouts);
         assert_eq!(full.regions_per_node, plain.regions_per_node);
+        assert_eq!(full.replicas, plain.replicas);
         assert_eq!(plain.poll, None, "what is shown holds for shm");
         assert_eq!(full.persistence, plain.persistence);
         assert_eq!(full.log_level, plain.log_level);

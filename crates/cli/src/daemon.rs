@@ -29,7 +29,7 @@ use tracing::{info, warn};
 /// First word of the line on stdout that says that the node is up.
 pub const READY: &str = "ready";
 
-/// Runs a node to its end. Returns when it was asked to stop (SIGTERM, SIGINT, a `Shutdown` request).
+/// Runs a node to its end. Returns when it was asked to stop (SIGTERM, SIGINT, a `Shutdown` request), or must not go on.
 /// `accept_older_pool`: even if other nodes have seen a later copy of the pool.
 pub fn run(config: &Config, accept_older_pool: bool) -> Result<(), CliError> {
     let (cluster, secret) = config.cluster_and_secret()?;
@@ -144,8 +144,7 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
     // `serve` drops the sender when it fails before it has bound its addresses.
     let Ok(bound) = bound_rx.await else {
         return Err(match (&mut serving).await {
-            Ok(Err(e @ FsError::SetBack { .. })) => set_back(config, &e),
-            Ok(Err(e)) => CliError::Listen(e.to_string()),
+            Ok(Err(e)) => refusal(config, &e).unwrap_or_else(|| CliError::Listen(e.to_string())),
             Ok(Ok(())) => CliError::Listen("stopped before it was ready".into()),
             Err(join) => CliError::Other(format!("the node failed: {join}")),
         });
@@ -167,47 +166,74 @@ async fn serve(config: &Config, node: &Arc<Node>) -> Result<(), CliError> {
     };
     announce_ready(&bound, config.mount.as_ref());
 
-    let mut ended = None;
-    tokio::select! {
-        _ = terminate.recv() => info!("SIGTERM: stopping"),
-        _ = interrupt.recv() => info!("SIGINT: stopping"),
-        result = &mut serving => ended = Some(result),
-    }
+    let ended = tokio::select! {
+        _ = terminate.recv() => {
+            info!("SIGTERM: stopping");
+            None
+        }
+        _ = interrupt.recv() => {
+            info!("SIGINT: stopping");
+            None
+        }
+        () = node.stopped() => None,
+        result = &mut serving => Some(result),
+    };
     sd_notify("STOPPING=1");
     let deadline = tokio::time::Instant::now() + config.timeouts.stop;
+    let refused = node.refusal();
     // The mount goes first, while the node still serves what the kernel has yet to write.
     if let Some(mounted) = mounted {
-        match tokio::time::timeout_at(deadline, on_thread("unmount", move || mounted.unmount())).await {
-            Ok(Ok(Ok(()))) => info!("unmounted"),
-            Ok(Ok(Err(e)) | Err(e)) => warn!("{e}"),
-            Err(_) => warn!("unmounting takes too long; leaving it"),
-        }
+        take_away(mounted, refused.is_some(), deadline).await;
     }
     let result = match ended {
         Some(result) => result,
         None => {
             node.stop();
-            match tokio::time::timeout_at(deadline, &mut serving).await {
-                Ok(result) => result,
-                Err(_) => {
+            tokio::time::timeout_at(deadline, &mut serving)
+                .await
+                .unwrap_or_else(|_| {
                     warn!("stopping takes too long; ending all the same");
-                    return Ok(());
-                }
-            }
+                    Ok(refused.map_or(Ok(()), Err))
+                })
         }
     };
     match result {
-        Ok(Err(e @ FsError::SetBack { .. })) => Err(set_back(config, &e)),
-        Ok(result) => result.doing(|| format!("node {}", config.node.0)),
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => Err(refusal(config, &e).unwrap_or_else(|| CliError::Fs {
+            what: format!("node {}", config.node.0),
+            source: e,
+        })),
         Err(join) => Err(CliError::Other(format!("the node failed: {join}"))),
     }
 }
 
-/// The pool is an older copy of itself.
-fn set_back(config: &Config, error: &FsError) -> CliError {
-    CliError::SetBack {
-        pool: config.pool.display().to_string(),
-        why: error.to_string(),
+/// Unmounts what is mounted in the node, until `deadline`. `by_force`: the node does not serve any more, so what the kernel has yet to
+/// write cannot be waited for; programs that use the mount get errors.
+async fn take_away(mounted: MountedDir, by_force: bool, deadline: tokio::time::Instant) {
+    let unmounting = on_thread("unmount", move || match by_force {
+        true => mounted.unmount_by_force(),
+        false => mounted.unmount(),
+    });
+    match tokio::time::timeout_at(deadline, unmounting).await {
+        Ok(Ok(Ok(()))) => info!("unmounted"),
+        Ok(Ok(Err(e)) | Err(e)) => warn!("{e}"),
+        Err(_) => warn!("unmounting takes too long; leaving it"),
+    }
+}
+
+/// The error of a node that must not go on, if that is what this one is.
+fn refusal(config: &Config, error: &FsError) -> Option<CliError> {
+    let why = error.to_string();
+    match error {
+        FsError::SetBack { .. } => Some(CliError::SetBack {
+            pool: config.pool.display().to_string(),
+            why,
+        }),
+        FsError::Deposed { .. } => Some(CliError::Deposed {
+            node: config.node.0,
+            why,
+        }),
+        _ => None,
     }
 }
 

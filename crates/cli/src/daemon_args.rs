@@ -21,6 +21,7 @@ Exit codes:
   6  the pool is an older copy of itself: other nodes have seen a later one, by the eras that a pool goes through at each
      start and each clean end. Restore the later copy. Where there is none, start once with --accept-older-pool: what was
      done since the copy is lost on this node; then stop all nodes and run `polvo fsck --repair`
+  7  others serve what this node served before it was away (stopped, or cut off) for too long: start it again
 
 A new node:
   polvod --print-config > /etc/polvo/polvod.toml     and edit it

@@ -25,6 +25,10 @@ pub enum Exit {
     Mount = 5,
     /// `polvod`: the pool is an older copy of itself.
     SetBack = 6,
+    /// `polvod`: others serve regions now that this node served before it was away.
+    Deposed = 7,
+    /// `polvo status`: all nodes answer, and regions lack replicas, or somebody who serves them.
+    Degraded = 8,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -103,6 +107,14 @@ pub enum CliError {
         /// who says so
         why: String,
     },
+    /// others serve what the node served before it was away
+    #[error("node {node}: {why}")]
+    Deposed {
+        /// which
+        node: u16,
+        /// what is served elsewhere
+        why: String,
+    },
     /// an address cannot be used
     #[error(transparent)]
     Fabric(#[from] FabricError),
@@ -131,6 +143,7 @@ impl CliError {
             CliError::Pool { .. } => Exit::Pool,
             CliError::Mount { .. } => Exit::Mount,
             CliError::SetBack { .. } => Exit::SetBack,
+            CliError::Deposed { .. } => Exit::Deposed,
             CliError::Os { .. } | CliError::Fs { .. } | CliError::Fabric(_) | CliError::Other(_) => Exit::Failure,
         }
     }
@@ -182,5 +195,48 @@ impl<T> Context<T> for Result<T, rustix::io::Errno> {
 impl<T> Context<T> for Result<T, FsError> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, CliError> {
         self.map_err(|source| CliError::Fs { what: what(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn systemd_starts_a_node_again_unless_that_cures_nothing() {
+        let unit = include_str!("../../../packaging/polvod.service");
+        let never = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+        let never: Vec<u8> = never
+            .expect("the unit says what starting again does not cure")
+            .split(' ')
+            .map(|code| code.parse().expect("a number"))
+            .collect();
+        assert_eq!(never, [Exit::Usage, Exit::Pool, Exit::SetBack].map(|exit| exit as u8));
+        assert!(unit.contains("\nRestart=on-failure\n"));
+        let deposed = CliError::Deposed {
+            node: 1,
+            why: FsError::Deposed { region: 3 }.to_string(),
+        };
+        assert_eq!(deposed.exit(), Exit::Deposed);
+        assert_eq!(
+            deposed.to_string(),
+            "node 1: region 3 is served by another node since this one was away; start it anew"
+        );
+    }
+
+    #[test]
+    fn the_manual_lists_every_exit_code() {
+        let manual = include_str!("../../../docs/operations.md");
+        let table = manual.split_once("## Exit codes").expect("the section is there").1;
+        let table = table.split_once("\n## ").expect("others follow").0;
+        let of_the_daemon = table.split_once("| `polvod` |").expect("its codes are listed").1;
+        for exit in [Exit::Address, Exit::Pool, Exit::Mount, Exit::SetBack, Exit::Deposed] {
+            let row = format!("\n| | {} | ", exit as u8);
+            assert!(of_the_daemon.contains(&row), "{exit:?}");
+        }
+        let row = format!("| `polvo status` | {} | ", Exit::Degraded as u8);
+        assert!(table.contains(&row), "{row}");
     }
 }

@@ -15,7 +15,7 @@
 //! | `dev` | `polvo up` and `polvo down` |
 //! | `mount`, `mount_files` | `polvo mount`, `umount`; the files by which a mount is found |
 //! | `mount_helper` | `mount.polvo` and `mount.fuse.polvo`, as mount(8) calls them |
-//! | `status`, `df` | what a cluster looks like |
+//! | `status`, `replica_sets`, `df` | what a cluster looks like |
 //! | `fsck` | offline and online check, offline repair |
 //! | `path` | `ls`, `cat`, `put`, `get`, `rm`, `mkdir`, `mv`, `stat` |
 //! | `bench` | hands over to the benchmark suite |
@@ -49,6 +49,7 @@ pub mod output;
 pub mod path;
 pub mod process;
 pub mod progress;
+mod replica_sets;
 pub mod scrub;
 pub mod secret;
 pub mod size;

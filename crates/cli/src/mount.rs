@@ -81,8 +81,18 @@ impl MountedDir {
             }
             other => other,
         };
+        self.end(result)
+    }
+
+    /// Unmounts without waiting for the kernel to write anything back: programs that use the mount get errors. Ends the session.
+    pub fn unmount_by_force(self) -> Result<(), CliError> {
+        let result = self.mount.unmount(true);
+        self.end(result)
+    }
+
+    fn end(self, unmounted: Result<(), MountError>) -> Result<(), CliError> {
         self.client.shutdown();
-        result.map_err(|e| mount_error(self.mount.mountpoint(), e))
+        unmounted.map_err(|e| mount_error(self.mount.mountpoint(), e))
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::args::StatusArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
+use crate::replica_sets::{ReplicaSets, region_json, sets_table};
 use crate::size::Size;
 use crate::table::Table;
 use crate::{CliError, ClusterId, Context, Exit};
@@ -18,22 +19,40 @@ use std::sync::Arc;
 /// Attribute of a mount's root that holds the counters of its client, as JSON.
 pub const COUNTERS_ATTRIBUTE: &str = "user.polvo.counters";
 
-/// Runs the command. A node that does not answer makes it end with [`Exit::Failure`].
+/// Runs the command. A node that does not answer makes it end with [`Exit::Failure`], regions that lack replicas with
+/// [`Exit::Degraded`].
 pub fn status(args: &StatusArgs) -> Result<Exit, CliError> {
     let place = args.url.as_ref().map(|url| Location::parse(url)).transpose()?;
     let authority = place.and_then(|p| p.authority);
     let mount = args.mount.as_deref().map(mount_counters).transpose()?;
     with_client(&args.cluster, authority, "status", |client, local| async move {
-        let map = client.map();
         let answers = ask_all(&client, &local).await;
-        let all_answer = answers.iter().all(|(_, a)| a.is_ok());
+        let map = newest_map(&client, &local, &answers).await;
         if args.json {
             print(format!("{:#}\n", as_json(&map, &answers, mount)))?;
         } else {
             print(as_text(&map, &answers, mount))?;
         }
-        Ok(if all_answer { Exit::Success } else { Exit::Failure })
+        Ok(exit(&map, &answers))
     })
+}
+
+fn exit(map: &ClusterMap, answers: &[NodeAnswer]) -> Exit {
+    match () {
+        () if answers.iter().any(|(_, answer)| answer.is_err()) => Exit::Failure,
+        () if ReplicaSets::of(map, answers).are_degraded() => Exit::Degraded,
+        () => Exit::Success,
+    }
+}
+
+/// The newest map that any node goes by: the one that was asked first may have been away when it changed.
+async fn newest_map(client: &Arc<Client>, local: &Rc<LocalClient>, answers: &[NodeAnswer]) -> Arc<ClusterMap> {
+    let map = client.map();
+    let epoch = |(node, answer): &NodeAnswer| Some((answer.as_ref().ok()?["epoch"].as_u64()?, *node));
+    match answers.iter().filter_map(epoch).max() {
+        Some((epoch, node)) if epoch > map.epoch.0 => local.ask(node, ask::Map).await.map_or(map, Arc::new),
+        _ => map,
+    }
 }
 
 type NodeAnswer = (NodeId, Result<Value, FsError>);
@@ -102,33 +121,36 @@ fn as_json(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> Va
             Value::Object(node)
         })
         .collect();
-    let regions: Vec<Value> = map
-        .regions
-        .iter()
-        .map(|r| json!({ "id": r.id.0, "epoch": r.epoch.0, "primary": r.primary().map(|n| n.0) }))
-        .collect();
+    let regions: Vec<Value> = map.regions.iter().map(region_json).collect();
     let mut all = json!({
-        "cluster": ClusterId(map.cluster).to_string(), "epoch": map.epoch.0, "nodes": nodes, "regions": regions,
+        "cluster": ClusterId(map.cluster).to_string(), "epoch": map.epoch.0, "voters": numbers(map.voters.now()),
+        "next_voters": numbers(map.voters.next()), "nodes": nodes, "regions": regions,
     });
-    if let (Some(mount), Some(all)) = (mount, all.as_object_mut()) {
-        all.insert("mount".into(), mount);
+    all["replicas"] = ReplicaSets::of(map, answers).as_json();
+    if let Some(mount) = mount {
+        all["mount"] = mount;
     }
     all
 }
 
 fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> String {
     let mut text = format!(
-        "Cluster {}   epoch {}   {} nodes, {} regions\n\n{}",
+        "Cluster {}   epoch {}   {} nodes, {} regions   voters {}\n\n{}",
         ClusterId(map.cluster),
         map.epoch.0,
         map.nodes.len(),
         map.regions.len(),
+        voters(map),
         nodes_table(map, answers),
     );
     for (id, answer) in answers {
         if let Err(why) = answer {
             text += &format!("node {}: {why}\n", id.0);
         }
+    }
+    text += &ReplicaSets::of(map, answers).summary();
+    if let Some(sets) = sets_table(map) {
+        text += &format!("\n{sets}");
     }
     if let Some(sessions) = sessions_table(answers) {
         text += &format!("\n{sessions}");
@@ -140,6 +162,20 @@ fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> St
         }
     }
     text
+}
+
+fn numbers(nodes: impl Iterator<Item = NodeId>) -> Vec<u16> {
+    nodes.map(|node| node.0).collect()
+}
+
+/// Who votes on changes of the map; who is to, while voters are being replaced.
+fn voters(map: &ClusterMap) -> String {
+    let list = |nodes: Vec<u16>| nodes.iter().map(u16::to_string).collect::<Vec<_>>().join(" ");
+    let now = list(numbers(map.voters.now()));
+    match map.voters.is_joint() {
+        true => format!("{now} (becoming {})", list(numbers(map.voters.next()))),
+        false => now,
+    }
 }
 
 /// Every node of the map, and what it says of itself.
@@ -226,4 +262,47 @@ fn sessions(answers: &[NodeAnswer]) -> BTreeMap<(String, String), SessionTotal> 
         }
     }
     sessions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_cluster::initial_map;
+    use polvo_proto::NodeInfo;
+
+    fn map() -> ClusterMap {
+        let node = |id| NodeInfo {
+            id: NodeId(id),
+            host: String::new(),
+            addresses: vec![format!("tcp://10.0.0.{id}:7000")],
+        };
+        initial_map([7; 16], (0..4).map(node).collect(), 2)
+    }
+
+    #[test]
+    fn the_map_is_shown_with_its_epoch_and_voters() {
+        let mut map = map();
+        let first_line = |map: &ClusterMap| as_text(map, &[], None).lines().next().unwrap().to_string();
+        let cluster = ClusterId(map.cluster);
+        assert_eq!(
+            first_line(&map),
+            format!("Cluster {cluster}   epoch 1   4 nodes, 8 regions   voters 0 1 2")
+        );
+        let json = as_json(&map, &[], None);
+        assert_eq!(
+            (&json["epoch"], &json["voters"], &json["next_voters"]),
+            (&json!(1), &json!([0, 1, 2]), &json!([]))
+        );
+        map.voters = map.voters.with_next([0, 2, 3].map(NodeId)).unwrap();
+        assert!(
+            first_line(&map).ends_with("voters 0 1 2 (becoming 0 2 3)"),
+            "{}",
+            first_line(&map)
+        );
+        let json = as_json(&map, &[], None);
+        assert_eq!(
+            (&json["voters"], &json["next_voters"]),
+            (&json!([0, 1, 2]), &json!([0, 2, 3]))
+        );
+    }
 }

@@ -318,3 +318,53 @@ fn a_start_that_fails_leaves_nothing_and_says_why() {
     assert_eq!(out.status.code(), Some(2), "{}", text(&out));
     assert!(home.join("precious").exists());
 }
+
+#[test]
+fn replicas_are_asked_for_and_shown() {
+    let cluster = Cluster::up(&["--nodes", "2", "--replicas", "2", "--regions-per-node", "2"]);
+    let config = fs::read_to_string(cluster.home().join("node1/polvod.toml")).unwrap();
+    assert!(config.contains("\nreplicas = 2\n"), "{config}");
+    let said = cluster.ok(&["up", "--dir", "{dir}"]);
+    assert!(said.contains("no majority without each other"), "{said}");
+    let other = cluster.fails(2, &["up", "--dir", "{dir}", "--replicas", "1"]);
+    assert!(other.contains("--replicas 2, not 1"), "{other}");
+
+    // copies may be whole by now or not
+    let status = cluster.run(&["status", "--json"]);
+    assert!(matches!(status.status.code(), Some(0 | 8)), "{}", text(&status));
+    let is_degraded = status.status.code() == Some(8);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["replicas"]["wanted"], 2);
+    assert_eq!(status["replicas"]["degraded"], is_degraded);
+    for region in status["regions"].as_array().unwrap() {
+        let others = ["mirrors", "copying"].map(|role| region[role].as_array().unwrap().clone());
+        assert_eq!(others.concat().len(), 1, "{region}");
+        assert_ne!(others.concat()[0], region["primary"]);
+    }
+    for node in status["nodes"].as_array().unwrap() {
+        let copies = node["copies"].as_array().expect("copies are listed");
+        assert_eq!(node["copies_total"], copies.len());
+    }
+    let shown = text(&cluster.run(&["status"]));
+    assert!(
+        shown.contains("\nreplicas: ") && shown.contains("\nPRIMARY  MIRRORS"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn more_replicas_than_nodes_are_refused_and_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("deep/cluster");
+    let out = Command::new(env!("CARGO_BIN_EXE_polvo"))
+        .args(["up", "--nodes", "2", "--replicas", "3", "--dir", home.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out));
+    assert!(
+        text(&out).contains("--replicas 3: ") && text(&out).contains("there are 2"),
+        "{}",
+        text(&out)
+    );
+    assert!(!dir.path().join("deep").exists());
+}

@@ -16,7 +16,7 @@ use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
 use polvo_format::{Attr, NodeId, RegionId, SessionId};
 use polvo_proto::{ClusterMap, Cred, FsError, InodeRef};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -213,6 +213,12 @@ impl Client {
                 client.is_known_as(node, number);
             }
         });
+        let weak = Arc::downgrade(&client);
+        context.map().on_moves(move |before, now| {
+            if let Some(client) = weak.upgrade() {
+                client.moved(before, now);
+            }
+        });
         client
     }
 
@@ -357,7 +363,9 @@ impl Client {
 
     /// Number of the session at a node: grows when the node forgets it.
     pub(crate) fn incarnation(&self, node: NodeId) -> u64 {
-        self.incarnations.of_node.read().get(&node).copied().unwrap_or(0)
+        let lost = self.incarnations.of_node.read().get(&node).copied().unwrap_or(0);
+        // no two nodes have the same: a region may move from one to another
+        u64::from(node.0) << 32 | lost
     }
 
     /// Number of losses at all nodes: while it stays, nothing was lost.
@@ -380,12 +388,29 @@ impl Client {
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
         tracing::debug!(%node, "a new session at a node");
         let map = self.map();
-        let there = |region: RegionId| map.primary(region) == Some(node);
-        self.extent_pool.forget_where(there);
-        self.open_table.lost(node);
+        self.forget(node, |region| map.primary(region) == Some(node));
         self.locks.lost(node);
+    }
+
+    fn forget(&self, node: NodeId, there: impl Fn(RegionId) -> bool) {
+        self.extent_pool.forget_where(&there);
+        self.open_table.lost(node);
         self.tokens.lost(node);
         self.names.forget_where(|dir| there(dir.ino.region()));
+    }
+
+    /// Regions have other primaries than before: what was had of those before is gone.
+    fn moved(&self, before: &ClusterMap, now: &ClusterMap) {
+        let has_moved = |region: RegionId| before.primary(region) != now.primary(region);
+        let moved = before.regions.iter().filter(|region| has_moved(region.id));
+        let lost: BTreeSet<NodeId> = moved.filter_map(|region| region.primary()).collect();
+        for node in lost {
+            *self.incarnations.of_node.write().entry(node).or_default() += 1;
+            tracing::debug!(%node, "regions have moved from a node");
+            self.forget(node, has_moved);
+        }
+        self.locks.lost_where(|inode| has_moved(inode.ino.region()));
+        self.incarnations.all.fetch_add(1, Ordering::AcqRel);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::io::transfers::Pooled;
 use foldhash::HashMap;
 use polvo_cluster::{Links, RegionVerb};
 use polvo_format::{Gpa, NodeId, RegionId, SEGMENT_SHIFT_MIN};
-use polvo_proto::{Ask, FsError};
+use polvo_proto::{Ask, FsError, Request};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -55,9 +55,21 @@ impl LocalClient {
 
     /// Asks whoever serves the region.
     pub(crate) async fn call<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
-        match self.colocated(region) {
-            Some(here) => self.call_colocated(here, ask).await,
-            None => self.links.call_region(region, self.client.cred.clone(), ask).await,
+        let cred = || self.client.cred.clone();
+        let Some(here) = self.colocated(region) else {
+            return self.links.call_region(region, cred(), ask).await;
+        };
+        if !self.links.has_copies(region) {
+            return self.call_colocated(here, ask).await;
+        }
+        let request: Request = ask.into();
+        match self.call_colocated(here, request.clone()).await {
+            // another node serves it now, and nothing was done here
+            Err(FsError::WrongEpoch) => {
+                let reply = self.links.call_region(region, cred(), request).await?;
+                A::answered(Ok(reply), self.client.primary(region)?)
+            }
+            answer => A::answered(answer, here.node.id()),
         }
     }
 
@@ -131,7 +143,21 @@ impl LocalClient {
                 rest = later;
             }
         }
-        Ok(())
+        self.may_tell(region).await
+    }
+
+    /// What was just read here of a region of the node around us may be told, or is once this returns.
+    #[inline]
+    pub(crate) async fn may_tell(&self, region: RegionId) -> Result<(), FsError> {
+        match self
+            .client
+            .colocated
+            .as_ref()
+            .filter(|here| !here.node.may_tell(region))
+        {
+            None => Ok(()),
+            Some(here) => here.node.until_may_tell(&self.links, region).await,
+        }
     }
 
     /// A request to one node (status, usage, shutdown), as it is. A node that is away is not waited for.

@@ -80,9 +80,18 @@ impl Locks {
 
     /// The session at a node was lost, and all locks there with it.
     pub(crate) fn lost(&self, node: NodeId) {
+        self.lose(|_, mark| mark.node == node);
+    }
+
+    /// Locks of these inodes were lost.
+    pub(crate) fn lost_where(&self, gone: impl Fn(InodeRef) -> bool) {
+        self.lose(|inode, _| gone(inode));
+    }
+
+    fn lose(&self, is_lost: impl Fn(InodeRef, &Mark) -> bool) {
         let mut inner = self.inner.lock();
-        for mark in inner.marks.values_mut() {
-            if mark.node == node && mark.granted && !mark.lost {
+        for ((inode, _), mark) in &mut inner.marks {
+            if is_lost(*inode, mark) && mark.granted && !mark.lost {
                 mark.lost = true;
                 self.lost.fetch_add(1, Ordering::AcqRel);
             }

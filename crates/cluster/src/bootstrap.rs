@@ -63,6 +63,6 @@ async fn ask(
     let reply = decode_answer(&reply).map_err(|e| FsError::Io(e.to_string()))??;
     // which node that is, only the answer would have said
     ask::Attach::answer_of(reply)
-        .map(|attached| attached.map)
+        .map(|attached| *attached.map)
         .ok_or_else(|| FsError::Io(format!("{address} did not answer what it was asked")))
 }

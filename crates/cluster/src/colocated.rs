@@ -20,8 +20,17 @@ pub trait Colocated: Send + Sync {
     /// Which.
     fn id(&self) -> NodeId;
 
-    /// The regions whose primary it is, for as long as it runs.
-    fn regions(&self) -> Vec<RegionId>;
+    /// Is it the primary of this region?
+    fn serves(&self, region: RegionId) -> bool;
+
+    /// May be told at once what was seen of a region here? It is, unless mirrors have to hear of something first.
+    fn may_tell(&self, region: RegionId) -> bool;
+
+    /// Waits until it may.
+    ///
+    /// # Errors
+    /// A mirror does not answer, or the region is served elsewhere.
+    fn until_may_tell<'a>(&'a self, links: &'a Rc<Links>, region: RegionId) -> LocalFuture<'a, Result<(), FsError>>;
 
     /// What the threads of a client in this process share: a session of its own, at home here. Its own node is called through
     /// [`Colocated::caller`], beginning with `Attach`.

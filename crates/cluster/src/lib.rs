@@ -31,7 +31,7 @@ pub use link::Link;
 pub use links::Links;
 pub use map_cell::MapCell;
 pub use one_sided::{RegionVerb, within};
-pub use placement::{candidates, initial_map};
+pub use placement::{candidates, initial_map, next_voters, with_replicas};
 pub use pools_seen::PoolsSeen;
 pub use session::SessionContext;
 pub use timeouts::Timeouts;

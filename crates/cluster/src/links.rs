@@ -13,6 +13,7 @@ use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,6 +26,10 @@ const CONNECT_PAUSE_MIN: Duration = Duration::from_millis(2);
 const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// How often a request follows a region that moves before the caller hears of it.
 const MOVES_MAX: u32 = 4;
+/// The primary of a region with copies is silent: after so long other nodes are asked whether one of them serves it.
+const SILENCE: Duration = Duration::from_millis(300);
+/// A copy takes the place of a primary within so long, where there is a majority of voters.
+const SUCCESSION: Duration = Duration::from_secs(6);
 /// Who waits for room that is held back asks again so often.
 const ROOM_POLL: Duration = Duration::from_millis(20);
 
@@ -304,7 +309,7 @@ impl Links {
             return Err(FsError::Unreachable { node: link.node.0, why });
         }
         context.pools.see_answer(node, known, &past)?;
-        context.map.offer(map);
+        context.map.offer(*map);
         link.tick.set(tick);
         context.note_session(node, number);
         link.resets.set(context.resets(node));
@@ -475,10 +480,29 @@ impl Links {
         let mut call = self.make_call(cred, request);
         let is_part = matches!(call.request, Request::Collect { .. } | Request::Prepare { .. });
         let mut short_since = None;
-        let mut moves = 0;
+        let (mut moves, mut away_since) = (0, None);
         while moves < MOVES_MAX {
             let node = self.primary(region)?;
-            match self.send_within(node, &call, limit).await {
+            let answer = match self.has_copies(region) {
+                false => self.send_within(node, &call, limit).await,
+                true => {
+                    let sent = self.send_patiently(node, &call, limit, Duration::ZERO);
+                    match Box::pin(self.unless_it_moves(region, node, sent)).await {
+                        Err(FsError::Unreachable { .. }) if is_part && self.primary(region)? != node => {
+                            return Err(FsError::Retry); // who takes over has locked what was collected there, or has not
+                        }
+                        Err(FsError::Unreachable { .. })
+                            if self.primary(region)? != node || self.may_move(&mut away_since).await =>
+                        {
+                            call.epoch = self.context.map.epoch();
+                            call.again = call.request.is_mutation();
+                            continue;
+                        }
+                        answer => answer,
+                    }
+                }
+            };
+            match answer {
                 Err(FsError::HeldBack) if !is_part && self.room_may_come(&mut short_since).await => {
                     call.request_id = self.next_request_id();
                 }
@@ -487,7 +511,11 @@ impl Links {
                         .map
                         .offer(self.call_node(node, Cred::Kernel, ask::Map).await?);
                     call.epoch = self.context.map.epoch();
-                    moves += 1;
+                    // who is to take a primary's place needs a moment
+                    let is_coming = self.primary(region)? == node && self.has_copies(region);
+                    if !is_coming || !self.may_move(&mut away_since).await {
+                        moves += 1;
+                    }
                 }
                 answer => return answer.map(|reply| (node, reply)),
             }
@@ -497,6 +525,62 @@ impl Links {
             region.0
         );
         Err(FsError::Io(why))
+    }
+
+    /// Has the region copies, one of which may take its primary's place?
+    pub fn has_copies(&self, region: RegionId) -> bool {
+        self.context.map.has_copies(region)
+    }
+
+    /// An answer of a region's primary. While it does not come the other nodes are asked whether the region is served elsewhere.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] also when it has moved.
+    async fn unless_it_moves(&self, region: RegionId, node: NodeId, answer: impl Future<Output = Answer>) -> Answer {
+        let mut answer = pin!(answer);
+        loop {
+            if let Ok(answer) = tokio::time::timeout(SILENCE, answer.as_mut()).await {
+                if matches!(answer, Err(FsError::Unreachable { .. })) {
+                    self.ask_around(region, node).await;
+                }
+                return answer;
+            }
+            self.ask_around(region, node).await;
+            if self.primary(region)? != node {
+                // what may still be on its way there is not to take effect behind what comes next
+                self.context.give_up(node);
+                let why = "another node serves the region now".into();
+                return Err(FsError::Unreachable { node: node.0, why });
+            }
+        }
+    }
+
+    /// Asks the other nodes for their maps, those first that have copies of a region.
+    pub(crate) async fn ask_around(&self, region: RegionId, silent: NodeId) {
+        let map = self.context.map.get();
+        let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != silent);
+        join_all(others.map(|other| async move {
+            let asked = self.call_node_at_once(other, Cred::Kernel, ask::Map);
+            if let Ok(Ok(map)) = tokio::time::timeout(SILENCE, asked).await {
+                self.context.map.offer(map);
+            }
+        }))
+        .await;
+        debug_assert!(map.region(region).is_some(), "regions do not go");
+    }
+
+    /// A region's primary is away: waits a moment, unless that has been so for longer than a copy needs to take its place, and
+    /// than this session waits.
+    pub(crate) async fn may_move(&self, since: &mut Option<Instant>) -> bool {
+        let patience = match self.hasty.get() {
+            true => Duration::ZERO,
+            false => self.patience().max(SUCCESSION),
+        };
+        let waits = since.get_or_insert_with(Instant::now).elapsed() < patience;
+        if waits {
+            tokio::time::sleep(ROOM_POLL).await;
+        }
+        waits
     }
 
     /// There is no room but for what a node holds back that was started anew ([`FsError::HeldBack`]): waits a moment, unless that

@@ -1,26 +1,34 @@
 //! The newest cluster map known to this process.
 
-use parking_lot::RwLock;
-use polvo_format::Epoch;
+use parking_lot::{Mutex, RwLock};
+use polvo_format::{Epoch, RegionId};
 use polvo_proto::ClusterMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The newest cluster map known to this process; `Send + Sync`.
 pub struct MapCell {
     newest: RwLock<Arc<ClusterMap>>,
     /// Its epoch, which each request names: threads do not meet at the lock for it.
     epoch: AtomicU64,
+    /// Any region has copies, so that threads need not look where none has.
+    replicated: AtomicBool,
     link_sets: AtomicU64,
+    hooks: Mutex<Vec<Hook>>,
 }
+
+/// What is told of regions that have moved: the maps before and after.
+type Hook = Box<dyn Fn(&ClusterMap, &ClusterMap) + Send + Sync>;
 
 impl MapCell {
     /// Starts with a map.
     pub fn new(map: ClusterMap) -> Arc<MapCell> {
         Arc::new(MapCell {
             epoch: AtomicU64::new(map.epoch.0),
+            replicated: AtomicBool::new(map.is_replicated()),
             newest: RwLock::new(Arc::new(map)),
             link_sets: AtomicU64::new(0),
+            hooks: Mutex::default(),
         })
     }
 
@@ -34,15 +42,42 @@ impl MapCell {
         Epoch(self.epoch.load(Ordering::Acquire))
     }
 
-    /// Takes a newer one. Older ones, and maps of another cluster, are ignored.
-    pub fn offer(&self, map: ClusterMap) {
+    /// Has this region copies, one of which may take its primary's place?
+    #[inline]
+    pub fn has_copies(&self, region: RegionId) -> bool {
+        self.replicated.load(Ordering::Acquire) && self.get().region(region).is_some_and(|info| info.replicas.len() > 1)
+    }
+
+    /// Takes a newer one. Older ones, and maps of another cluster, are ignored. On which host a node is, this process goes on to
+    /// believe what it knew before: hosts are known by an identity that each start of a host draws anew, and not everybody knows it.
+    pub fn offer(&self, mut map: ClusterMap) {
         let mut newest = self.newest.write();
         if map.cluster == newest.cluster && map.epoch > newest.epoch {
+            for node in &mut map.nodes {
+                if let Some(known) = newest.node(node.id).filter(|known| !known.host.is_empty()) {
+                    node.host.clone_from(&known.host);
+                }
+            }
             let epoch = map.epoch.0;
+            self.replicated.store(map.is_replicated(), Ordering::Release);
+            if map
+                .regions
+                .iter()
+                .any(|region| newest.primary(region.id) != region.primary())
+            {
+                // before anybody goes by the new map: what was had of the old primaries is gone
+                self.hooks.lock().iter().for_each(|hook| hook(&newest, &map));
+            }
             *newest = Arc::new(map);
             // last: who goes by the map from before does not name the epoch of this one
             self.epoch.store(epoch, Ordering::Release);
         }
+    }
+
+    /// Has this called whenever regions have other primaries than before, with the maps before and after, before anybody gets the
+    /// latter. It must not ask for the map.
+    pub fn on_moves(&self, hook: impl Fn(&ClusterMap, &ClusterMap) + Send + Sync + 'static) {
+        self.hooks.lock().push(Box::new(hook));
     }
 
     /// Number for one more set of links over this map.
@@ -54,6 +89,9 @@ impl MapCell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polvo_consensus::Voters;
+    use polvo_format::NodeId;
+    use polvo_proto::NodeInfo;
 
     fn map(cluster: u8, epoch: u64) -> ClusterMap {
         ClusterMap {
@@ -61,6 +99,7 @@ mod tests {
             epoch: Epoch(epoch),
             nodes: vec![],
             regions: vec![],
+            voters: Voters::new([NodeId(0)]),
         }
     }
 
@@ -72,5 +111,21 @@ mod tests {
             assert_eq!((cell.get().cluster, cell.get().epoch), ([1; 16], Epoch(epoch_then)));
             assert_eq!(cell.epoch(), Epoch(epoch_then));
         }
+    }
+
+    #[test]
+    fn a_host_that_is_known_stays_known() {
+        let node = |id, host: &str| NodeInfo {
+            id: NodeId(id),
+            host: host.into(),
+            addresses: vec![],
+        };
+        let with = |epoch, nodes: &[NodeInfo]| ClusterMap {
+            nodes: nodes.to_vec(),
+            ..map(1, epoch)
+        };
+        let cell = MapCell::new(with(1, &[node(0, "here"), node(1, "")]));
+        cell.offer(with(2, &[node(0, "before"), node(1, "there"), node(2, "")]));
+        assert_eq!(cell.get().nodes, [node(0, "here"), node(1, "there"), node(2, "")]);
     }
 }

@@ -1,10 +1,10 @@
 //! One-sided operations addressed by GPA.
 
 use crate::links::fabric_error;
-use crate::{Link, Links};
+use crate::{Link, Links, Timeouts};
 use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, RegionOffset};
-use polvo_proto::{FsError, SegmentMap, SegmentPlace};
+use polvo_proto::{Cred, EAGER_READ_MAX, FsError, READS_MAX, SegmentMap, SegmentPlace, ask};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -295,7 +295,53 @@ impl Links {
         ops: &mut [RegionVerb<'_>],
         ours: impl Fn() -> bool,
     ) -> Result<(), FsError> {
+        if self.has_copies(region) && ops.iter().all(|op| matches!(op, RegionVerb::Read { .. })) {
+            return Box::pin(self.read_by_request(region, ops)).await;
+        }
         self.batch(region, ops, ours, Wait::Complete).await.map(drop)
+    }
+
+    /// Reads bytes of a region with copies: a primary whose place others have taken meanwhile does not answer, while its memory could
+    /// still be read.
+    async fn read_by_request(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
+        let mut wanted: Vec<(RegionOffset, &mut [u8])> = Vec::new();
+        for op in ops {
+            let RegionVerb::Read { at, into } = op else { continue };
+            if at.region() != region {
+                return Err(FsError::Invalid(format!("{at:?} is not of region {}", region.0)));
+            }
+            for (n, part) in into.chunks_mut(EAGER_READ_MAX).enumerate() {
+                let offset = at.offset().0 + (n * EAGER_READ_MAX) as u64;
+                wanted.push((RegionOffset(offset), part));
+            }
+        }
+        let mut rest = &mut wanted[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fit = rest.iter().take(READS_MAX).take_while(|(_, part)| {
+                bytes += part.len();
+                bytes <= EAGER_READ_MAX
+            });
+            let count = fit.count();
+            let (now, later) = rest.split_at_mut(count);
+            let pieces = now.iter().map(|(offset, part)| (*offset, part.len() as u32)).collect();
+            let read = self
+                .call_region(region, Cred::Kernel, ask::ReadBytes { region, pieces })
+                .await?;
+            let mut read = &read[..];
+            for (_, part) in now {
+                let Some((bytes, others)) = read.split_at_checked(part.len()) else {
+                    return Err(FsError::Io(format!(
+                        "fewer bytes of region {} than were asked for",
+                        region.0
+                    )));
+                };
+                part.copy_from_slice(bytes);
+                read = others;
+            }
+            rest = later;
+        }
+        Ok(())
     }
 
     /// As [`Links::one_sided_while`], for writes that a request follows over the same connection ([`Links::call_behind`]):
@@ -323,12 +369,25 @@ impl Links {
         ours: impl Fn() -> bool,
         wait: Wait,
     ) -> Result<Rc<Link>, FsError> {
-        let mut lost = None;
-        let done = self.try_batch(region, ops, ours, wait, &mut lost).await;
-        if let (Err(_), Some(node)) = (&done, lost) {
-            self.context().give_up(node);
+        let mut away_since = None;
+        loop {
+            let (mut lost, primary) = (None, self.primary(region)?);
+            let done = self.try_batch(region, ops, &ours, wait, &mut lost).await;
+            if let (Err(_), Some(node)) = (&done, lost) {
+                self.context().give_up(node);
+            }
+            // a copy may take its place; what was to be written only once is for the caller to look at
+            let is_gone =
+                matches!(done, Err(FsError::Unreachable { .. } | FsError::WrongEpoch)) && self.has_copies(region);
+            let repeatable = wait != Wait::Posted && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
+            if !is_gone || !repeatable {
+                return done;
+            }
+            self.ask_around(region, primary).await;
+            if self.primary(region)? == primary && !self.may_move(&mut away_since).await {
+                return done;
+            }
         }
-        done
     }
 
     /// As [`Links::batch`]. `lost`: the node at which some of it may still take effect, over a connection that is lost.
@@ -336,17 +395,24 @@ impl Links {
         &self,
         region: RegionId,
         ops: &mut [RegionVerb<'_>],
-        ours: impl Fn() -> bool,
+        ours: &impl Fn() -> bool,
         wait: Wait,
         lost: &mut Option<NodeId>,
     ) -> Result<Rc<Link>, FsError> {
         let bytes = ops.iter().map(RegionVerb::len).sum();
         let repeatable = wait != Wait::Posted && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
-        let limit = self.context().timeouts().rpc;
+        let limit = match self.has_copies(region) {
+            true => Timeouts::MIRROR,
+            false => self.context().timeouts().rpc,
+        };
         // each region's map is fetched again at most once
         let (mut refreshed, mut repeated) = (0, false);
         loop {
-            let link = self.to(self.primary(region)?).await?;
+            let primary = self.primary(region)?;
+            let link = match self.has_copies(region) {
+                true => self.at_once(primary).await?,
+                false => self.to(primary).await?,
+            };
             let maps = self.maps_of(&link, region, ops).await?;
             // before anything is said of the addresses: those of space that is not ours any more may lie nowhere
             if !ours() {

@@ -1,6 +1,7 @@
-//! Which regions may get a new inode, and how a new cluster is divided into regions.
+//! Which regions may get a new inode, how a new cluster is divided into regions, and who votes on its map.
 
-use polvo_format::{Epoch, Ino, RegionId};
+use polvo_consensus::Voters;
+use polvo_format::{Epoch, Ino, NodeId, REGIONS_MAX, RegionId};
 use polvo_proto::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole};
 
 /// Hash of a name in a directory: FNV-1a, finished with the mixer of SplitMix64. It must never change: nothing on the
@@ -38,10 +39,26 @@ pub fn candidates(map: &ClusterMap, dir: Ino, name: &[u8]) -> [RegionId; 2] {
     [first.id, pick(second).id]
 }
 
-/// Regions of a new cluster: `per_node` regions a node, dealt out in turn, region 0 to the first node.
+/// How many vote in a cluster of so many nodes: a majority of them is left when none, one or two are gone.
+fn voters_of(nodes: usize) -> usize {
+    match nodes {
+        0..=2 => 1,
+        3..=4 => 3,
+        _ => 5,
+    }
+}
+
+/// The map of a new cluster: `per_node` regions a node, dealt out in turn, region 0 to the first node. The nodes with the lowest
+/// numbers vote: one of up to two, three of three or four, five of more.
 pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16) -> ClusterMap {
     let count = nodes.len() * usize::from(per_node);
-    assert!(count > 0 && count <= 1 << 16, "a cluster has 1 to 65536 regions");
+    assert!(
+        count > 0 && count <= REGIONS_MAX,
+        "a cluster has 1 to {REGIONS_MAX} regions"
+    );
+    let mut ids: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
+    ids.sort();
+    let voters = Voters::new(ids.into_iter().take(voters_of(nodes.len())));
     let region = |i: usize| RegionInfo {
         id: RegionId(i as u16),
         epoch: Epoch(1),
@@ -56,13 +73,50 @@ pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16) -> Cl
         epoch: Epoch(1),
         nodes,
         regions,
+        voters,
     }
+}
+
+/// The map of a new cluster whose regions are to have so many replicas each, the primary counted; as many as there are nodes where
+/// they are fewer. The copies of one node's regions are dealt out to all others in turn, so that they share its work when it dies.
+pub fn with_replicas(mut map: ClusterMap, replicas: u16) -> ClusterMap {
+    let nodes: Vec<NodeId> = map.nodes.iter().map(|node| node.id).collect();
+    let copies = usize::from(replicas.max(1)).min(nodes.len()) - 1;
+    for (i, region) in map.regions.iter_mut().enumerate() {
+        let (primary, others) = (i % nodes.len(), nodes.len() - 1);
+        for copy in 0..copies {
+            let step = 1 + (i / nodes.len() + copy) % others;
+            region.replicas.push(Replica {
+                node: nodes[(primary + step) % nodes.len()],
+                role: ReplicaRole::Backup,
+            });
+        }
+    }
+    map
+}
+
+/// The next step in replacing a voter that is not `alive` by a node that is: it comes to vote beside the others, or, where that is
+/// under way, the new voters come to stand alone. `None`: there is nothing to do, or nobody to take the place.
+///
+/// Where nodes do not agree on who is alive each may take its own step; the register orders them.
+pub fn next_voters(map: &ClusterMap, alive: impl Fn(NodeId) -> bool) -> Option<Voters> {
+    let voters = &map.voters;
+    if voters.is_joint() {
+        return voters.finished();
+    }
+    let gone = voters.now().find(|node| !alive(*node))?;
+    let mut ids: Vec<NodeId> = map.nodes.iter().map(|node| node.id).collect();
+    ids.sort();
+    let taker = ids
+        .into_iter()
+        .find(|node| alive(*node) && voters.now().all(|voter| voter != *node))?;
+    let others = voters.now().filter(|node| *node != gone);
+    voters.with_next(others.chain([taker]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_format::NodeId;
 
     fn cluster(nodes: u16, per_node: u16) -> ClusterMap {
         let node = |id| NodeInfo {
@@ -85,6 +139,56 @@ mod tests {
         }
     }
 
+    fn voters(ids: &[u16]) -> Voters {
+        Voters::new(ids.iter().copied().map(NodeId))
+    }
+
+    #[test]
+    fn the_nodes_with_the_lowest_numbers_vote() {
+        for (nodes, voting) in [
+            (1, &[0][..]),
+            (2, &[0]),
+            (3, &[0, 1, 2]),
+            (4, &[0, 1, 2]),
+            (5, &[0, 1, 2, 3, 4]),
+            (9, &[0, 1, 2, 3, 4]),
+        ] {
+            let map = cluster(nodes, 2);
+            assert_eq!(map.voters, voters(voting), "{nodes} nodes");
+            assert_eq!(map.check(), Ok(()));
+        }
+        let node = |id| NodeInfo {
+            id: NodeId(id),
+            host: String::new(),
+            addresses: vec![],
+        };
+        let map = initial_map([7; 16], [9, 2, 7, 5].map(node).to_vec(), 1);
+        assert_eq!(map.voters, voters(&[2, 5, 7]));
+    }
+
+    #[test]
+    fn a_voter_that_is_gone_is_replaced_in_two_steps_by_a_node_that_is_there() {
+        let mut map = cluster(5, 1);
+        map.voters = voters(&[0, 1, 2]);
+        let alive = |gone: &'static [u16]| move |node: NodeId| !gone.contains(&node.0);
+        assert_eq!(next_voters(&map, alive(&[])), None, "all are there");
+        assert_eq!(next_voters(&map, alive(&[3, 4])), None, "they do not vote");
+        assert_eq!(next_voters(&map, alive(&[1, 3, 4])), None, "nobody takes the place");
+        let joint = next_voters(&map, alive(&[1, 3])).unwrap();
+        assert_eq!(Some(&joint), map.voters.with_next([0, 2, 4].map(NodeId)).as_ref());
+        assert!(joint.may_follow(&map.voters));
+        map.voters = joint;
+        // whoever is gone by then: the step that was begun is finished
+        for gone in [&[][..], &[0, 4]] {
+            assert_eq!(next_voters(&map, alive(gone)), Some(voters(&[0, 2, 4])));
+        }
+        map.voters = voters(&[0, 2, 4]);
+        assert_eq!(next_voters(&map, alive(&[1])), None);
+        // of two that are gone one after the other
+        let joint = next_voters(&map, alive(&[2, 4])).unwrap();
+        assert_eq!(joint.finished(), Some(voters(&[0, 4, 1])));
+    }
+
     #[test]
     fn candidates_lie_on_different_nodes_and_use_all_of_them() {
         let map = cluster(3, 4);
@@ -99,6 +203,28 @@ mod tests {
         }
         for count in first_on.into_iter().chain(second_on) {
             assert!((2_700..3_300).contains(&count), "{first_on:?} {second_on:?}");
+        }
+    }
+
+    #[test]
+    fn copies_lie_on_different_nodes_and_all_of_them_have_some() {
+        for (nodes, replicas) in [(1, 2), (2, 1), (2, 3), (3, 2), (3, 3), (5, 3)] {
+            let map = with_replicas(cluster(nodes, 12), replicas);
+            let mut copies = vec![0; usize::from(nodes)];
+            for region in &map.regions {
+                let mut on: Vec<u16> = region.replicas.iter().map(|replica| replica.node.0).collect();
+                assert_eq!(on.len(), usize::from(replicas.min(nodes)));
+                on[1..].iter().for_each(|node| copies[usize::from(*node)] += 1);
+                on.sort_unstable();
+                on.dedup();
+                assert_eq!(on.len(), region.replicas.len(), "{region:?}");
+                assert_eq!(region.primary(), Some(NodeId(region.id.0 % nodes)));
+            }
+            let expected = 12 * (replicas.min(nodes) - 1);
+            assert!(
+                copies.iter().all(|count| *count == expected),
+                "{nodes} nodes, {replicas} replicas: {copies:?}"
+            );
         }
     }
 

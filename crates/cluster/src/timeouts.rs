@@ -26,8 +26,12 @@ impl Timeouts {
     pub const ASIDE: Duration = Duration::from_secs(1);
     /// A call from node to node gets so much more than what is left of the request's own time, so that its error arrives.
     pub const CALL_SLACK: Duration = Duration::from_millis(500);
+    /// Reading or changing the cluster map, in all: attempts above those of others, and until a majority of its voters answers.
+    pub const MAP_CHANGE: Duration = Duration::from_secs(5);
     /// One attempt in the background at a transaction that is decided; others follow.
     pub const DISPATCH: Duration = Duration::from_secs(5);
+    /// A node that has a copy of a region answers its primary within so long, or counts as away.
+    pub const MIRROR: Duration = Duration::from_secs(1);
     /// Requests under way when a node is stopped.
     pub const DRAIN: Duration = Duration::from_secs(2);
     /// After a start the node of region 0 grants no rename lock for so long: whoever got it from the previous incarnation has

@@ -90,6 +90,16 @@ impl<V: Value> Voter<V> {
         }
     }
 
+    /// The highest ballot that it has answered.
+    pub fn promised(&self) -> Ballot {
+        self.promised
+    }
+
+    /// The value that it has accepted, and by which ballot.
+    pub fn accepted(&self) -> Option<&(Ballot, V)> {
+        self.accepted.as_ref()
+    }
+
     /// Answers, and changes.
     pub fn answer(&mut self, ask: Ask<V>) -> Answer<V> {
         let ballot = match &ask {
@@ -142,6 +152,9 @@ pub enum Progress<V> {
     Outbid(Ballot),
     /// It is over: others vote. To be tried again with them.
     Moved(Voters),
+    /// It is over: a majority of these voters knows no value. Nothing is known of the register then: they have lost it, or were
+    /// never those that keep it.
+    Unknown,
 }
 
 impl<V: Value> Attempt<V> {
@@ -201,8 +214,10 @@ impl<V: Value> Attempt<V> {
             unreachable!("promises were just counted");
         };
         let newest = promises.into_values().flatten().max_by_key(|(ballot, _)| *ballot);
-        // voters that do not know the register, such as those that were to take others' place, have not been asked alone
-        let (_, found) = newest.expect("a majority of voters knows a value");
+        // voters that do not know the register, such as those that were to take others' place, are not asked alone by who knows it
+        let Some((_, found)) = newest else {
+            return Progress::Unknown;
+        };
         if *found.voters() != self.voters {
             return Progress::Moved(found.voters().clone());
         }

@@ -47,6 +47,22 @@ impl Voters {
         self.now.union(&self.next).copied()
     }
 
+    /// Those that vote now.
+    pub fn now(&self) -> impl Iterator<Item = NodeId> {
+        self.now.iter().copied()
+    }
+
+    /// Those that are to take their place; none unless they are being replaced.
+    pub fn next(&self) -> impl Iterator<Item = NodeId> {
+        self.next.iter().copied()
+    }
+
+    /// Is it one step from those to these? To the same ones is none, and as good.
+    pub fn may_follow(&self, before: &Voters) -> bool {
+        let begins = self.now == before.now && !before.is_joint();
+        self == before || begins || before.finished().as_ref() == Some(self)
+    }
+
     /// Are these a majority, of both sets where there are two?
     pub fn are_majority(&self, who: impl Fn(NodeId) -> bool) -> bool {
         let majority = |set: &BTreeSet<NodeId>| set.iter().filter(|node| who(**node)).count() > set.len() / 2;
@@ -79,5 +95,14 @@ mod tests {
             !Voters::new(nodes(&[1, 2])).are_majority(|node| node.0 == 1),
             "half is none"
         );
+        let alone = joint.finished().unwrap();
+        let steps = [&old, &joint, &alone];
+        for (before, step) in (0..).zip(steps) {
+            for (after, voters) in (0..).zip(steps) {
+                let one_step = after == before || after == before + 1;
+                assert_eq!(voters.may_follow(step), one_step, "from {before} to {after}");
+            }
+        }
+        assert!(!old.with_next(nodes(&[1])).unwrap().may_follow(&joint), "others");
     }
 }

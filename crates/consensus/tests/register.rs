@@ -126,6 +126,7 @@ impl Cluster {
             }
             Progress::Outbid(ballot) => proposer.highest = proposer.highest.max(ballot),
             Progress::Moved(voters) => proposer.believed = voters,
+            Progress::Unknown => unreachable!("no voter forgets"),
         }
         proposer.attempt = None;
     }
@@ -357,4 +358,16 @@ fn new_voters_do_not_stand_alone_before_the_old_ones_know_of_them() {
             false => assert_eq!(found, Progress::Moved(joint)),
         }
     }
+}
+
+/// Voters that have lost what they knew say so; that nobody takes a value from them is not a panic of who asks.
+#[test]
+fn voters_that_know_nothing_are_no_register() {
+    let voters = Voters::new(nodes(0..3));
+    let mut s = Script {
+        voters: vec![Voter::default(); 3],
+        rounds: 0,
+    };
+    let found = s.attempt(&voters, (&[0, 1], &[]), None, |history| history.clone());
+    assert_eq!(found, Progress::Unknown);
 }

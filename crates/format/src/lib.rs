@@ -11,6 +11,7 @@ mod error;
 mod history;
 mod ids;
 mod inode;
+mod lane;
 mod log_entry;
 mod log_fields;
 mod log_page;
@@ -20,6 +21,7 @@ mod page_checksum;
 mod peer_record;
 mod redo;
 mod region_header;
+mod register_slot;
 mod segment_entry;
 mod superblock;
 
@@ -33,6 +35,7 @@ pub use inode::{
     INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_HEAD_SIZE, INODE_LOCK, INODE_LOG_PAGE, INODE_TAIL, INODE_UNITS,
     INODE_VIEW_SIZE, InodeHead, InodeView, TAIL, encode_attributes,
 };
+pub use lane::{LANE_HEADS, LANE_RING, LaneHead, Ring};
 pub use log_entry::{AttrChange, Entry, INLINE_ENTRY_MAX, INLINE_MAX, Init, XATTR_MAX, XATTR_PART_MAX};
 pub use log_page::{INLINE_UNITS, LOG_PAGE_NEXT, LogPage, PAGE_UNITS, UnitPlace};
 pub use log_record::{LogEntries, Record, entry_units, seal};
@@ -41,7 +44,10 @@ pub use page_checksum::{PAGE_CHECKSUM_SIZE, PAGE_CRC_SIZE, PageChecksum, crcs_of
 pub use peer_record::{PEER_PLACE, PEER_RECORD_SIZE, PEERS_MAX, PeerRecord};
 pub use redo::{REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState};
 pub use region_header::{Floor, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, SequenceLimit};
-pub use segment_entry::{REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
+pub use register_slot::{
+    REGIONS_MAX, REGISTER_HEADER, REGISTER_OWNER, REGISTER_PLACE, REGISTER_VALUE_MAX, RegisterSlot,
+};
+pub use segment_entry::{LANE_CLASS, REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
     FORMAT_VERSION, POOL_MAGIC, PoolLayout, REDO_SLOT_SIZE, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED,
     SUPERBLOCKS, Superblock,

@@ -9,7 +9,7 @@
 //! Small things travel in the record. Of file data and of log pages that were written anew it says only where they lie:
 //! they are sent from the primary's pool, ahead of the record, to where nothing leads before the record has been applied.
 
-use crate::{FormatError, Lsn, RegionId, RegionOffset, checksum};
+use crate::{FormatError, Lsn, RegionId, RegionOffset, TxnId, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -47,6 +47,8 @@ const RUN: u8 = 2;
 const CHECKSUMS: u8 = 3;
 const SEGMENT: u8 = 4;
 const SEGMENT_GONE: u8 = 5;
+const DECIDED: u8 = 6;
+const RETIRED: u8 = 7;
 
 /// One thing that a record changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +87,16 @@ pub enum Change<'a> {
         /// Its index in the region.
         index: u32,
     },
+    /// The region has decided a transaction with parts elsewhere: who takes its place has to see them there.
+    Decided {
+        /// A redo record without a local part ([`crate::RedoRecord`]).
+        record: &'a [u8],
+    },
+    /// All parts of a transaction are there, and at the mirrors, too.
+    Retired {
+        /// Which.
+        txn: TxnId,
+    },
 }
 
 impl Change<'_> {
@@ -97,6 +109,8 @@ impl Change<'_> {
             Change::Checksums { at, words } => (CHECKSUMS, at.0, words.len() as u32, 0, words.as_flattened()),
             Change::Segment { index, class } => (SEGMENT, index.into(), 0, class, &[][..]),
             Change::SegmentGone { index } => (SEGMENT_GONE, index.into(), 0, 0, &[][..]),
+            Change::Decided { record } => (DECIDED, 0, record.len() as u32, 0, record),
+            Change::Retired { txn } => (RETIRED, txn.0, 0, 0, &[][..]),
         };
         let head = ChangeHead {
             at: U64::new(at),
@@ -169,6 +183,22 @@ impl<'a> MirrorRecord<'a> {
         debug_assert!(records.is_empty(), "records follow each other");
     }
 
+    /// Bytes of a header.
+    pub const HEAD: usize = HEADER;
+
+    /// How long the record is that begins so, if it is one; no record is so long that it is not known from its header.
+    pub fn len(bytes: &[u8]) -> Option<usize> {
+        let (header, _) = Header::read_from_prefix(bytes).ok()?;
+        let len = header.len.get() as usize;
+        (len > HEADER && len.is_multiple_of(8)).then_some(len)
+    }
+
+    /// The number of the record that begins so, which is one of ours.
+    pub fn lsn_of(bytes: &[u8]) -> Option<Lsn> {
+        let (header, _) = Header::read_from_prefix(bytes).ok()?;
+        Some(Lsn(header.lsn.get()))
+    }
+
     /// Reads the record at the beginning of what is there, and says where the next one begins.
     ///
     /// # Errors
@@ -224,7 +254,7 @@ impl<'a> Changes<'a> {
             .map_err(|_| FormatError::invalid(WHAT, "ends in the middle of a change"))?;
         let (at, len) = (RegionOffset(head.at.get()), head.len.get());
         let travels = match head.kind {
-            BYTES => len as usize,
+            BYTES | DECIDED => len as usize,
             CHECKSUMS => len as usize * 8,
             _ => 0,
         };
@@ -248,6 +278,10 @@ impl<'a> Changes<'a> {
                 class: head.class,
             }),
             (SEGMENT_GONE, 0, Ok(index)) => Ok(Change::SegmentGone { index }),
+            (DECIDED, 1.., Ok(0)) => Ok(Change::Decided {
+                record: &bytes[..travels],
+            }),
+            (RETIRED, 0, _) => Ok(Change::Retired { txn: TxnId(at.0) }),
             (kind, ..) => Err(FormatError::invalid(
                 WHAT,
                 format!("a change of kind {kind} at {at:?}, length {len}"),
@@ -260,7 +294,7 @@ impl<'a> Changes<'a> {
 mod tests {
     use super::*;
 
-    const CHANGES: [Change; 6] = [
+    const CHANGES: [Change; 8] = [
         Change::Segment { index: 3, class: 2 },
         Change::Bytes {
             at: RegionOffset(0x1234),
@@ -279,6 +313,10 @@ mod tests {
             bytes: &[7; 64],
         },
         Change::SegmentGone { index: u32::MAX },
+        Change::Decided {
+            record: b"what a redo record says",
+        },
+        Change::Retired { txn: TxnId(9) },
     ];
 
     /// Two records.
@@ -337,7 +375,7 @@ mod tests {
         let second = HEADER + size_of::<ChangeHead>();
         for (number, change) in [
             (|b| b[HEADER + 12] = 0) as fn(&mut Vec<u8>),
-            |b| b[HEADER + 12] = 6,
+            |b| b[HEADER + 12] = 8,
             |b| b[HEADER + 7] = 1,
             |b| b[HEADER + 8] = 1,
             |b| b.truncate(b.len() - 8),

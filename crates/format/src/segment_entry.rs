@@ -15,6 +15,10 @@ const INDEX_BITS: u32 = 28;
 /// Most segments of a region.
 pub const REGION_SEGMENTS_MAX: u32 = 1 << INDEX_BITS;
 
+/// Class of a segment that is the lane of a region of which the pool has a copy ([`crate::LaneHead`]). Its index is 0, and it is none of
+/// the region's own segments.
+pub const LANE_CLASS: u8 = 4;
+
 /// Owner of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentOwner {
@@ -22,7 +26,7 @@ pub struct SegmentOwner {
     pub region: RegionId,
     /// Index in the region: the segment's first byte is region offset `index * segment size`.
     pub index: u32,
-    /// What it holds, `1..=15` (the values are those of `polvo_proto::SegmentClass`).
+    /// What it holds, `1..=15` (the values are those of `polvo_proto::SegmentClass`, and [`LANE_CLASS`]).
     pub class: u8,
 }
 

@@ -34,6 +34,7 @@ impl Complaints {
                 | FsError::WrongEpoch
                 | FsError::SessionExpired
                 | FsError::SetBack { .. }
+                | FsError::Deposed { .. }
         ) {
             return;
         }

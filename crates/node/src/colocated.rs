@@ -1,6 +1,7 @@
 //! Callers in this process: clients that call a node instead of sending requests to it.
 
 use crate::node::Node;
+use crate::replication::Replication;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
 use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext, ShownBytes};
@@ -14,6 +15,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use tokio::time::Instant;
 
 /// A caller in this process shares the node's map, which is as new as what is served by it.
 const EPOCH: Epoch = Epoch(u64::MAX);
@@ -87,8 +89,22 @@ impl Colocated for ThisNode {
         self.0.id()
     }
 
-    fn regions(&self) -> Vec<RegionId> {
-        self.0.regions.keys().copied().collect()
+    fn serves(&self, region: RegionId) -> bool {
+        self.0.serves(region)
+    }
+
+    fn may_tell(&self, region: RegionId) -> bool {
+        let service = self.0.service(region);
+        service.is_some_and(|service| service.replication().is_none_or(Replication::may_answer))
+    }
+
+    fn until_may_tell<'a>(&'a self, links: &'a Rc<Links>, region: RegionId) -> LocalFuture<'a, Result<(), FsError>> {
+        Box::pin(async move {
+            let service = self.0.service(region).ok_or(FsError::WrongEpoch)?;
+            service
+                .mirrored(links, || Instant::now() + self.0.config.timeouts.held)
+                .await
+        })
     }
 
     fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext> {

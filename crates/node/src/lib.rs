@@ -15,6 +15,8 @@
 //!                    |
 //!               region_service  a region and its lock
 //!
+//!   replication/   copies of regions at other nodes: who waits for them, how they are filled, followed and joined
+//!   map/           the cluster map, which the nodes keep together
 //!   housekeeping/  leases, transactions left over, scrubbing, usage of other nodes
 //! ```
 #![forbid(unsafe_code)]
@@ -27,11 +29,14 @@ mod data;
 mod error;
 mod housekeeping;
 mod locks;
+mod map;
 mod names;
 mod node;
 mod opening;
 mod reactor;
 mod region_service;
+mod regions;
+mod replication;
 mod request;
 #[cfg(feature = "testing")]
 pub mod sim;

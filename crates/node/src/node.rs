@@ -6,10 +6,14 @@ use crate::housekeeping::check_pages::CheckPages;
 use crate::housekeeping::scrub::ScrubCounters;
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
+use crate::map::MapRegister;
 use crate::names::rename_lock::RenameLock;
 use crate::opening::{self, Opening};
 use crate::reactor::Reactors;
 use crate::region_service::{PoolKeys, RegionService};
+use crate::regions::Regions;
+use crate::replication::copies::Copies;
+use crate::replication::leases::Leases;
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
 use crate::tokens::Tokens;
@@ -25,7 +29,6 @@ use polvo_format::{NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, TxnState, Usage, ask};
 use polvo_region::{PoolSpace, Region, RegionError};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -38,11 +41,14 @@ pub struct Node {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) space: Arc<PoolSpace>,
     pub(crate) pmem: Arc<Pmem>,
+    /// The newest map.
     pub(crate) map: Arc<MapCell>,
-    pub(crate) regions: BTreeMap<RegionId, Arc<RegionService>>,
+    /// What the pool keeps of it.
+    pub(crate) register: MapRegister,
+    pub(crate) regions: Regions,
     /// What peers may reach of ours.
     pub(crate) memory: Arc<MemoryRegions>,
-    pub(crate) keys: PoolKeys,
+    pub(crate) keys: Mutex<PoolKeys>,
     pub(crate) sessions: Sessions,
     pub(crate) reactors: Reactors,
     pub(crate) locks: Locks,
@@ -53,6 +59,9 @@ pub struct Node {
     pub(crate) undispatched: Mutex<Vec<Dispatch>>,
     #[cfg(feature = "two-phase")]
     pub(crate) prepared: Prepared,
+    /// Of regions that are served elsewhere.
+    pub(crate) copies: Copies,
+    pub(crate) leases: Leases,
     pub(crate) checks: CheckPages,
     pub(crate) scrubbed: ScrubCounters,
     pub(crate) counters: RequestCounters,
@@ -77,11 +86,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens the pool, recovers its regions (creates those that the map assigns to us and that are not there yet).
-    /// `progress(what, done, total)` tells how far it is.
+    /// Opens the pool, recovers its regions (creates those that the map assigns to us and that are not there yet): by the map that
+    /// the pool keeps, or the configured one, where that was never changed. `progress(what, done, total)` tells how far it is.
     ///
     /// # Errors
-    /// EINVAL for a pool of another node or cluster, EIO for damage, ENOSPC when a new region does not fit.
+    /// EINVAL for a pool of another node or cluster, or a map that is too large; EIO for damage, ENOSPC when a new region does not
+    /// fit.
     pub fn open(
         space: Arc<PoolSpace>,
         config: NodeConfig,
@@ -89,6 +99,7 @@ impl Node {
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<Arc<Node>, FsError> {
         opening::check_owner(&space, &config)?;
+        let (register, map) = opening::kept_map(&space, &config)?;
         let pmem = space.pmem().clone();
         let memory = MemoryRegions::new();
         let keys = PoolKeys::register(&memory, &pmem);
@@ -97,20 +108,22 @@ impl Node {
         let opening = Opening {
             space: &space,
             config: &config,
+            map: &map.get(),
             memory: &memory,
             held_back,
         };
         let regions = opening.regions(clock.now_ns(), progress)?;
+        opening.set_register_aside();
         let undispatched = opening.undispatched();
-        let map = MapCell::new(config.map.clone());
         let context = opening.context(&map, incarnation);
         let node = Arc::new(Node {
             clock,
             pmem,
             map,
+            register,
             regions,
             memory,
-            keys,
+            keys: Mutex::new(keys),
             sessions: Sessions::default(),
             reactors: Reactors::new(config.reactors),
             locks: Locks::default(),
@@ -120,6 +133,8 @@ impl Node {
             undispatched: Mutex::new(undispatched),
             #[cfg(feature = "two-phase")]
             prepared: Prepared::found(space.prepared()),
+            copies: Copies::open(&space),
+            leases: Leases::default(),
             checks: CheckPages::default(),
             scrubbed: ScrubCounters::default(),
             counters: RequestCounters::default(),
@@ -148,6 +163,17 @@ impl Node {
         self.stopping.send_replace(true);
     }
 
+    /// Waits until `serve` was asked to return, by whomever: [`Node::stop`], a `Shutdown` request, or the node itself.
+    pub async fn stopped(&self) {
+        // the sender lives as long as the node
+        let _ = self.stopping.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// Why the node ends by itself, if it does; `serve` says so, too, when it returns.
+    pub fn refusal(&self) -> Option<FsError> {
+        self.refused.lock().clone()
+    }
+
     /// The links that a thread of this process uses for calls from this node (`Role::Node`).
     pub fn new_links(self: &Arc<Self>) -> Rc<Links> {
         self.context.links()
@@ -168,7 +194,7 @@ impl Node {
 
     /// Regions served here?
     pub fn serves(&self, region: RegionId) -> bool {
-        self.regions.contains_key(&region)
+        self.regions.get(region).is_some()
     }
 
     /// Which.
@@ -197,7 +223,7 @@ impl Node {
     }
 
     pub(crate) fn service(&self, region: RegionId) -> Option<&Arc<RegionService>> {
-        self.regions.get(&region)
+        self.regions.get(region)
     }
 
     /// Does something in a region; once more when it finds no space and other regions here have some to spare.
@@ -234,7 +260,7 @@ impl Node {
         }
         let late = self.started.elapsed() >= self.config.timeouts.lease;
         if late || !self.pmem.is_mapped_since_before(self.incarnation).unwrap_or(true) {
-            for service in self.regions.values() {
+            for service in self.regions.all() {
                 service.enter(|region| region.give_out_held_back());
             }
             self.held_back.store(false, Relaxed);
@@ -245,7 +271,7 @@ impl Node {
     /// Has all regions give back segments that hold nothing.
     #[cold]
     fn collect_segments(&self) {
-        let released: u32 = self.regions.values().map(|service| service.release_segments()).sum();
+        let released: u32 = self.regions.all().map(|service| service.release_segments()).sum();
         tracing::debug!(released, "empty segments collected for want of space");
     }
 
@@ -265,7 +291,7 @@ impl Node {
             free_inodes: free / polvo_format::INODE_SIZE as u64,
             ..Usage::default()
         };
-        for service in self.regions.values() {
+        for service in self.regions.all() {
             let usage = service.enter(|region| region.usage());
             sum.free_bytes += usage.free_bytes;
             sum.inodes += usage.inodes;
@@ -315,13 +341,21 @@ impl Node {
         }
     }
 
+    /// Nothing that a node sent here before takes effect any more.
+    pub(crate) async fn fence_off(&self, deposed: NodeId) {
+        // also what it writes without us, to memory that is shared
+        self.keys.lock().renew(&self.memory, &self.pmem);
+        let closing = self.reactors.connections.close_all_of(deposed);
+        self.reactors.close(closing).await;
+    }
+
     /// Ends a session: everything it holds here comes back.
     pub(crate) fn end_session(&self, id: SessionId) {
         if self.sessions.end(id).is_some() {
             self.checks.forget(id);
             self.locks.end_session(id);
             self.end_tokens_of(id);
-            for service in self.regions.values() {
+            for service in self.regions.all() {
                 service.enter(|region| region.end_session(id));
             }
         }

@@ -2,48 +2,56 @@
 
 use crate::config::NodeConfig;
 use crate::error::to_fs;
+use crate::map::MapRegister;
 use crate::region_service::RegionService;
+use crate::regions::Regions;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_proto::FsError;
-use polvo_region::{PoolSpace, Region};
-use std::collections::BTreeMap;
+use polvo_proto::{ClusterMap, FsError, MAP_BYTES_MAX};
+use polvo_region::{Lane, PoolSpace, Region};
 use std::sync::Arc;
 
 /// What a node is made of while it is being opened.
 pub(crate) struct Opening<'a> {
     pub space: &'a Arc<PoolSpace>,
     pub config: &'a NodeConfig,
+    pub map: &'a ClusterMap,
     pub memory: &'a Arc<MemoryRegions>,
     pub held_back: bool,
 }
 
 impl Opening<'_> {
     /// Recovers the regions that the map assigns to this node; creates those that are not there yet.
-    pub fn regions(
-        &self,
-        now_ns: i64,
-        progress: &mut dyn FnMut(&str, u64, u64),
-    ) -> Result<BTreeMap<RegionId, Arc<RegionService>>, FsError> {
+    pub fn regions(&self, now_ns: i64, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Regions, FsError> {
         let Opening { space, config, .. } = self;
         let present = space.regions();
-        let mut regions = BTreeMap::new();
-        let assigned = config.map.regions.iter();
+        let regions = Regions::new(self.map.regions.len());
+        let assigned = self.map.regions.iter();
         for info in assigned.filter(|region| region.primary() == Some(config.id)) {
-            let region = match present.contains(&info.id) {
+            // the node had taken its place when it died
+            let was_copy = space.has_copy(info.id);
+            if was_copy {
+                Lane::promote_in(space, info.id).map_err(to_fs)?;
+            }
+            let is_here = was_copy || present.contains(&info.id);
+            let region = match is_here {
                 true => self.recover(info.id, progress)?,
                 false => Region::create(space, info.id, now_ns).map_err(to_fs)?,
             };
             let (layout, pmem) = (space.layout(), space.pmem());
-            let service = RegionService::new(region, info.epoch, layout, pmem, self.memory, config.one_sided);
+            let service = RegionService::new(region, info, layout, pmem, self.memory, config.one_sided);
             assert!(service.id == info.id, "a region is opened by its number");
-            let before = regions.insert(info.id, Arc::new(service));
-            assert!(before.is_none(), "a map names each region once");
+            match service.replication() {
+                Some(replication) if was_copy => replication.succeeds(),
+                Some(replication) if !is_here => replication.is_new(),
+                _ => {}
+            }
+            regions.begin(Arc::new(service));
         }
-        for stranger in present.iter().filter(|id| !regions.contains_key(id)) {
+        for stranger in present.iter().filter(|id| regions.get(**id).is_none()) {
             tracing::warn!(
                 region = stranger.0,
                 "the pool holds a region that the cluster map gives to another node"
@@ -72,8 +80,20 @@ impl Opening<'_> {
         Ok(region)
     }
 
+    /// In a cluster of several nodes each keeps the map: its segment is taken before others fill the pool.
+    pub fn set_register_aside(&self) {
+        if self.map.nodes.len() > 1
+            && let Err(error) = self.space.set_register_aside()
+        {
+            tracing::warn!(%error, "the pool has no room for the cluster map: this node does not vote on it");
+        }
+    }
+
     pub fn undispatched(&self) -> Vec<Dispatch> {
-        let found: Vec<Dispatch> = self.space.undispatched().into_iter().map(Dispatch::found).collect();
+        // what a region elsewhere has decided, of which there is a copy here, that region dispatches
+        let found = self.space.undispatched().into_iter();
+        let ours = found.filter(|found| self.map.primary(found.region) == Some(self.config.id));
+        let found: Vec<Dispatch> = ours.map(Dispatch::found).collect();
         if !found.is_empty() {
             tracing::info!(
                 count = found.len(),
@@ -107,6 +127,27 @@ impl Opening<'_> {
             .remember(seen, move |peer, known| keep.remember_peer(peer, known));
         context
     }
+}
+
+/// What the pool keeps of the cluster map, and the map to go by: that one where the map was ever changed, else the configured one.
+///
+/// # Errors
+/// EINVAL when the configured one does not fit a message.
+pub(crate) fn kept_map(space: &PoolSpace, config: &NodeConfig) -> Result<(MapRegister, Arc<MapCell>), FsError> {
+    let len = config.map.encoded_len();
+    if len > MAP_BYTES_MAX {
+        let (nodes, regions) = (config.map.nodes.len(), config.map.regions.len());
+        return Err(FsError::Invalid(format!(
+            "the cluster map of {nodes} nodes and {regions} regions takes {len} bytes, and at most {MAP_BYTES_MAX} fit a message: \
+             configure fewer regions a node"
+        )));
+    }
+    let register = MapRegister::open(space, &config.map, config.id);
+    let map = MapCell::new(config.map.clone());
+    if let Some(known) = register.known() {
+        map.offer(known);
+    }
+    Ok((register, map))
 }
 
 pub(crate) fn check_owner(space: &PoolSpace, config: &NodeConfig) -> Result<(), FsError> {

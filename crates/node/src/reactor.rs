@@ -12,7 +12,9 @@
 use crate::housekeeping;
 use crate::housekeeping::scrub;
 use crate::locks::deadlocks;
+use crate::map;
 use crate::node::Node;
+use crate::replication::{keeper, leases};
 use crate::request::connections::{Connection, Connections};
 use crate::request::context::RequestContext;
 use crate::request::replay::Running;
@@ -265,9 +267,19 @@ impl Node {
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(scrub::run(self.clone()));
         tasks.spawn_local(housekeeping::run(self.clone(), links.clone()));
+        if self.map().is_replicated() {
+            tasks.spawn_local(keeper::run(self.clone(), links.clone()));
+            tasks.spawn_local(leases::send_beacons(self.clone(), links.clone()));
+            tasks.spawn_local(leases::watch(self.clone(), links.clone()));
+            tasks.spawn_local(leases::give_way(self.clone()));
+            tasks.spawn_local(keeper::confirm(self.clone(), links.clone()));
+        } else {
+            tasks.spawn_local(map::confirm_at_start(self.clone(), links.clone()));
+        }
 
-        // an error means that the node is gone, and with it the sender: then there is nothing to serve either
-        let _stopped = stopping.wait_for(|stop| *stop).await;
+        // an error means that the node is gone, and with it the sender: then there is nothing to serve either; and what it gives is not
+        // held, since it keeps others from asking again
+        drop(stopping.wait_for(|stop| *stop).await);
         let drained = async {
             while self.counters.are_under_way()
                 || self.dispatching.load(Relaxed) > 0
@@ -282,7 +294,7 @@ impl Node {
         }
         let all = self.reactors.connections.begin_closing(|_| true);
         self.reactors.close(all).await;
-        let refused = self.refused.lock().take();
+        let refused = self.refusal();
         if refused.is_none() {
             self.end_era(&links).await;
         }
@@ -429,17 +441,23 @@ async fn fence(node: &Node, connection: &Connection) -> Answer {
 /// Does what changes something, once: its answer is kept for who asks again.
 async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running: Running<'_>) -> Vec<u8> {
     let is_transfer = matches!(request, Request::WriteFrom { .. });
-    let done = if again { ctx.done_before() } else { None };
+    let done = match again {
+        true => Box::pin(ctx.done_before()).await,
+        false => Ok(None),
+    };
     let answer = match (request, done) {
-        (request, Some(done)) => Box::pin(ctx.answer_again(&request, done)).await,
-        (Request::Withdraw, None) => Ok(Reply::Withdrawn),
-        (request, None) => ctx.perform(request).await,
+        (_, Err(error)) => Err(error),
+        (request, Ok(Some(done))) => Box::pin(ctx.answer_again(&request, done)).await,
+        (Request::Withdraw, Ok(None)) => Ok(Reply::Withdrawn),
+        (request, Ok(None)) => ctx.perform(request).await,
     };
     // also what was done before: it may be the sync that has failed
     let answer = durable(ctx, answer);
     let encoded = encode(&answer);
     // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
-    if !(is_transfer && matches!(answer, Err(FsError::Unreachable { .. }))) {
+    let is_cut_off = is_transfer && matches!(answer, Err(FsError::Unreachable { .. }));
+    // nor has one that was to be asked elsewhere, or by a newer map
+    if !is_cut_off && !matches!(answer, Err(FsError::WrongEpoch)) {
         running.finish(&encoded);
     }
     encoded

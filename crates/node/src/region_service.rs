@@ -1,15 +1,23 @@
 //! A region served here: the region behind its lock, and where its segments lie.
 
 use crate::config::OneSided;
+use crate::replication::Replication;
 use parking_lot::{Mutex, RwLock};
+use polvo_cluster::Links;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
-use polvo_format::{Epoch, Gpa, PoolLayout, RegionId, SessionId, TxnId};
+use polvo_format::{Epoch, Gpa, PAGE, PAGE_CHECKSUM_SIZE, PoolLayout, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{
-    Collected, FsError, InodeRef, Intent, PageRun, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace,
+    Collected, FsError, InodeRef, Intent, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace,
 };
 use polvo_region::{CollectedPart, Region, RegionError};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
+use tokio::time::Instant;
 
 /// Keys under which peers reach the whole pool.
 #[derive(Clone, Copy)]
@@ -34,6 +42,15 @@ impl PoolKeys {
             read: key(false),
             node: key(true),
         }
+    }
+
+    /// Nodes need another key from here on.
+    pub fn renew(&mut self, memory: &MemoryRegions, pmem: &Arc<Pmem>) {
+        let keys = PoolKeys::register(memory, pmem);
+        for old in [self.read, self.node] {
+            memory.deregister(RemoteKey(old));
+        }
+        *self = keys;
     }
 }
 
@@ -78,12 +95,17 @@ pub(crate) struct RegionService {
     pmem: Arc<Pmem>,
     memory: Arc<MemoryRegions>,
     one_sided: OneSided,
+    /// Its copies elsewhere, if it is to have any.
+    replication: Option<Replication>,
+    /// It is served elsewhere since.
+    ended: AtomicBool,
 }
 
 impl RegionService {
+    /// `info`: its entry in the map.
     pub fn new(
         region: Region,
-        epoch: Epoch,
+        info: &RegionInfo,
         layout: &PoolLayout,
         pmem: &Arc<Pmem>,
         memory: &Arc<MemoryRegions>,
@@ -91,7 +113,9 @@ impl RegionService {
     ) -> RegionService {
         let service = RegionService {
             id: region.id(),
-            epoch,
+            epoch: info.epoch,
+            replication: Replication::of(info),
+            ended: AtomicBool::new(false),
             region: Mutex::new(region),
             places: RwLock::default(),
             segment_shift: layout.segment_shift,
@@ -109,7 +133,74 @@ impl RegionService {
 
     /// Enters the region: one short critical section.
     pub fn enter<T>(&self, f: impl FnOnce(&mut Region) -> T) -> T {
-        f(&mut self.region.lock())
+        let mut region = self.region.lock();
+        if let Some(replication) = &self.replication {
+            region.set_mirrored(replication.mirrored());
+        }
+        let done = f(&mut region);
+        self.note_records(&region);
+        done
+    }
+
+    #[inline]
+    fn note_records(&self, region: &Region) {
+        if let Some(replication) = &self.replication {
+            replication.note(region.captured());
+        }
+    }
+
+    /// It is served elsewhere: nobody is answered here any more, or reaches its data.
+    pub fn end(&self) {
+        self.ended.store(true, Release);
+        let places = std::mem::take(&mut *self.places.write());
+        let keys = places.known.iter().flat_map(|place| [place.write_key, place.read_key]);
+        keys.filter(|key| *key != 0)
+            .for_each(|key| self.memory.deregister(RemoteKey(key)));
+    }
+
+    /// It is not served here any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
+    }
+
+    /// Its copies elsewhere, if it is to have any.
+    pub fn replication(&self) -> Option<&Replication> {
+        self.replication.as_ref()
+    }
+
+    /// Need nobody wait before he is told what was found or done in the region by now?
+    #[inline]
+    pub fn may_answer(&self) -> bool {
+        self.replication.as_ref().is_none_or(Replication::may_answer)
+    }
+
+    /// Waits until every mirror has what was found or done in the region by now.
+    ///
+    /// # Errors
+    /// As [`Replication::wait`].
+    #[inline]
+    pub async fn mirrored(&self, links: &Rc<Links>, deadline: impl FnOnce() -> Instant) -> Result<(), FsError> {
+        match &self.replication {
+            Some(replication) if !replication.may_answer() => Box::pin(replication.wait(self, links, deadline())).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// log2 of the size of its segments.
+    pub fn segment_shift(&self) -> u32 {
+        self.segment_shift
+    }
+
+    /// The pool that it lies in.
+    pub fn pmem(&self) -> &Arc<Pmem> {
+        &self.pmem
+    }
+
+    /// Where the checksum of a page of the pool lies, if it has one.
+    pub fn checksum_of(&self, at: u64) -> Option<u64> {
+        let (checksums, segments) = self.checksums;
+        let page = at.checked_sub(segments)? / PAGE as u64;
+        (checksums != 0).then(|| checksums + page * PAGE_CHECKSUM_SIZE)
     }
 
     /// Participant's part of a transaction.
@@ -122,7 +213,9 @@ impl RegionService {
     ) -> Result<Collected, RegionError> {
         let mut region = self.region.lock();
         region.entered_for(on_behalf.session);
-        let collected = region.collect(txn, intents, now_ns)?;
+        let collected = region.collect(txn, intents, now_ns);
+        self.note_records(&region);
+        let collected = collected?;
         debug_assert!(collected.outcomes.len() == intents.len(), "an outcome for each intent");
         debug_assert!(
             intents.is_empty() || !collected.locks.is_empty(),
@@ -139,6 +232,7 @@ impl RegionService {
             };
             if let Err(error) = region.open_made(on_behalf.session, inode) {
                 region.abort(txn);
+                self.note_records(&region);
                 return Err(error);
             }
         }
@@ -167,7 +261,7 @@ impl RegionService {
             let (write_key, read_key) = match (class, self.one_sided) {
                 (SegmentClass::Data, _) => (key(Access::WRITE), 0),
                 (SegmentClass::Inodes | SegmentClass::Logs, OneSided::Nodes) => (0, key(Access::READ)),
-                (SegmentClass::Inodes | SegmentClass::Logs, OneSided::All) => (0, 0),
+                (SegmentClass::Inodes | SegmentClass::Logs, OneSided::All) | (SegmentClass::Register, _) => (0, 0),
             };
             debug_assert!(
                 places.known.last().is_none_or(|last| last.index < index),
@@ -369,7 +463,12 @@ mod tests {
         let space = PoolSpace::open(pmem.clone()).unwrap();
         let region = Region::create(&space, RegionId(0), 0).unwrap();
         let memory = MemoryRegions::new();
-        let service = RegionService::new(region, Epoch(1), space.layout(), &pmem, &memory, OneSided::All);
+        let info = RegionInfo {
+            id: RegionId(0),
+            epoch: Epoch(1),
+            replicas: vec![],
+        };
+        let service = RegionService::new(region, &info, space.layout(), &pmem, &memory, OneSided::All);
         let delegate = |session| service.enter(|region| region.delegate(SessionId(session), 64).unwrap());
         let index = |run: &PageRun| (run.gpa.offset().0 >> 18) as u32;
         let (kept, given_up) = (delegate(7), delegate(8));

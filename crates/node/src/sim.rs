@@ -17,13 +17,13 @@
 
 use crate::housekeeping::check_pages::facts;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
-use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
+use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_replicas};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
-use polvo_format::{NodeId, SessionId};
+use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::{CrashImage, KeepAll};
-use polvo_proto::{ClusterMap, FsError, NodeInfo, join_facts};
+use polvo_proto::{ClusterMap, FsError, NodeInfo, Replica, ReplicaRole, SegmentClass, join_facts};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -51,6 +51,8 @@ pub struct ClusterOptions {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
+    /// Replicas of each region, the primary counted.
+    pub replicas: u16,
     /// Size of a pool, in bytes.
     pub pool_bytes: u64,
     /// log2 of the segment size; `None`: by pool size.
@@ -75,6 +77,7 @@ impl Default for ClusterOptions {
             seed: 0,
             nodes: 3,
             regions_per_node: 2,
+            replicas: 1,
             pool_bytes: 64 << 20,
             segment_shift: None,
             checksums: true,
@@ -172,6 +175,7 @@ impl Cluster {
             (0..options.nodes).map(info).collect(),
             options.regions_per_node,
         );
+        let map = with_replicas(map, options.replicas);
         let mut cluster = Cluster {
             network,
             _entered: entered,
@@ -182,24 +186,37 @@ impl Cluster {
             options,
         };
         for node in 0..cluster.options.nodes {
-            let pmem = Pmem::simulated(cluster.options.pool_bytes);
-            let mut pool = [0xaa; 16];
-            pool[0] = node as u8;
-            let identity = PoolIdentity {
-                cluster: CLUSTER,
-                pool,
-                node: NodeId(node),
-            };
-            let params = FormatParams {
-                identity,
-                segment_shift: cluster.options.segment_shift,
-                checksums: cluster.options.checksums,
-            };
-            PoolSpace::format(&pmem, &params).expect("the pool is large enough");
+            let pmem = cluster.format_pool(node, 0xaa);
             cluster.hosts.push(Host { pmem, running: None });
             cluster.restart(node).await.expect("a fresh pool opens");
         }
         cluster
+    }
+
+    fn format_pool(&self, node: u16, mark: u8) -> Arc<Pmem> {
+        let pmem = Pmem::simulated(self.options.pool_bytes);
+        let mut pool = [mark; 16];
+        pool[0] = node as u8;
+        let identity = PoolIdentity {
+            cluster: CLUSTER,
+            pool,
+            node: NodeId(node),
+        };
+        let params = FormatParams {
+            identity,
+            segment_shift: self.options.segment_shift,
+            checksums: self.options.checksums,
+        };
+        PoolSpace::format(&pmem, &params).expect("the pool is large enough");
+        pmem
+    }
+
+    /// Puts a new, empty pool in the place of that of a node that does not run.
+    pub fn new_pool(&mut self, node: u16) {
+        let pmem = self.format_pool(node, 0xbb);
+        let host = &mut self.hosts[usize::from(node)];
+        assert!(host.running.is_none(), "node {node} runs");
+        host.pmem = pmem;
     }
 
     /// The network, for delays, partitions and disconnections. Nodes are the hosts `node-N`; a client's host is its name.
@@ -285,6 +302,8 @@ impl Cluster {
             reactors: self.options.reactors,
         };
         let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
+        // before it listens: it connects to others first
+        self.network.place(&opened.memory, &host_name(node));
         let (ready, is_ready) = oneshot::channel();
         let service = opened.clone();
         let task = spawn_local(async move {
@@ -322,6 +341,18 @@ impl Cluster {
         self.pmem(node).sim().expect("pools are simulated").power_cut(seed);
     }
 
+    /// A node that runs no more, though nobody has stopped it or had it crash: others have taken its place while it was away.
+    pub fn deposed(&self) -> Option<u16> {
+        let ended = |host: &&(u16, &Host)| {
+            host.1
+                .running
+                .as_ref()
+                .is_some_and(|running| running.task.is_finished())
+        };
+        let hosts: Vec<(u16, &Host)> = (0..).zip(&self.hosts).collect();
+        hosts.iter().find(ended).map(|(node, _)| *node)
+    }
+
     /// What a node ended with that was not asked to.
     pub async fn ended(&mut self, node: u16) -> Result<(), FsError> {
         let running = self.hosts[usize::from(node)].running.take().expect("this node runs");
@@ -338,6 +369,10 @@ impl Cluster {
             .task
             .await
             .expect("a node does not panic")
+            .or_else(|error| match error {
+                FsError::Deposed { .. } => Ok(()),
+                error => Err(error),
+            })
             .expect("a node stops in good order");
         self.network.disconnect(&host_name(node));
     }
@@ -392,7 +427,7 @@ impl Cluster {
     /// Checks every region of the running nodes and joins what they know; transactions must have come to rest.
     pub fn check(&self) -> Vec<String> {
         let nodes = self.hosts.iter().filter_map(|host| host.running.as_ref());
-        let regions = nodes.flat_map(|running| running.node.regions.values());
+        let regions = nodes.flat_map(|running| running.node.regions.all());
         let facts = regions.map(|service| {
             let mut facts = facts(service);
             let damaged = service.enter(|region| region.scrub_all());
@@ -402,6 +437,51 @@ impl Cluster {
             facts
         });
         join_facts(&facts.collect::<Vec<_>>())
+    }
+
+    /// Waits (in simulated time, at most a minute) until every copy at a node that runs is a mirror.
+    pub async fn mirrored(&self) {
+        let runs = |node: NodeId| self.is_running(node.0);
+        let is_mirror = |replica: &Replica| replica.role != ReplicaRole::Backup || !runs(replica.node);
+        for _ in 0..600 {
+            let mut regions = self
+                .running()
+                .flat_map(|node| node.regions.all().map(move |service| (node, service.id)));
+            if regions.all(|(node, region)| {
+                node.map()
+                    .region(region)
+                    .is_some_and(|info| info.replicas.iter().all(is_mirror))
+            }) {
+                return;
+            }
+            self.sleep(Duration::from_millis(100)).await;
+        }
+        panic!("copies were not made within a minute");
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.hosts.iter().filter_map(|host| Some(&host.running.as_ref()?.node))
+    }
+
+    /// Compares the mirrors of all regions of running nodes with what they are copies of, in every byte that recovery goes by. Nothing
+    /// may be under way. Says what differs, and how many were compared.
+    pub fn compare_mirrors(&self) -> Result<usize, String> {
+        let mut compared = 0;
+        for (primary, service) in self
+            .running()
+            .flat_map(|node| node.regions.all().map(move |service| (node, service)))
+        {
+            let map = primary.map();
+            let role = |node: NodeId| map.region(service.id).and_then(|info| info.role(node));
+            for mirror in self
+                .running()
+                .filter(|node| role(node.id()) == Some(ReplicaRole::Mirror))
+            {
+                compare(primary, mirror, service.id)?;
+                compared += 1;
+            }
+        }
+        Ok(compared)
     }
 
     /// True when no node has a transaction that is not decided, or decided and not dispatched.
@@ -417,7 +497,7 @@ impl Cluster {
                     && nothing_is_prepared(node)
                     && node
                         .regions
-                        .values()
+                        .all()
                         .all(|service| service.enter(|region| region.reap()).is_empty())
             })
     }
@@ -432,6 +512,34 @@ impl Cluster {
         }
         panic!("transactions did not come to rest within a minute");
     }
+}
+
+/// Compares a mirror's copy of a region, with all that has come to its lane, with the region.
+fn compare(primary: &Node, mirror: &Node, region: RegionId) -> Result<(), String> {
+    let which = format!("copy of region {} at node {}", region.0, mirror.id().0);
+    mirror
+        .copies
+        .apply(region)
+        .map_err(|error| format!("{which}: {error}"))?;
+    let (ours, theirs) = (primary.space.segments_of(region), mirror.space.segments_of(region));
+    let what = |segments: &[(u32, u64, SegmentClass)]| -> Vec<_> { segments.iter().map(|s| (s.0, s.2)).collect() };
+    if what(&ours) != what(&theirs) {
+        return Err(format!("{which}: segments {:?}, not {:?}", what(&theirs), what(&ours)));
+    }
+    let size = primary.space.usage().segment_size as usize;
+    let (mut here, mut there) = (vec![0; size], vec![0; size]);
+    let pairs = ours
+        .iter()
+        .zip(&theirs)
+        .filter(|(ours, _)| ours.2 != SegmentClass::Data);
+    for ((index, at, class), (_, copy, _)) in pairs {
+        primary.pmem.read(*at, &mut here);
+        mirror.pmem.read(*copy, &mut there);
+        if let Some(at) = (0..size).find(|at| here[*at] != there[*at]) {
+            return Err(format!("{which}: segment {index} ({class:?}) differs at {at:#x}"));
+        }
+    }
+    Ok(())
 }
 
 /// The node has nothing prepared for transactions of others.

@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use polvo_consensus::register::{Answer as VoterAnswer, Ask as VoterAsk, Ballot};
 use polvo_format::NodeId;
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
@@ -39,6 +40,108 @@ fn what_came_later_overwritten_by_a_second_dispatch() {
 #[test]
 fn an_ended_session_that_is_served() {
     caught(Planted::EndedSessionServed, a_session_ends_while_it_waits);
+}
+
+#[test]
+fn a_voter_that_does_not_keep_what_it_promises() {
+    caught(Planted::VoterForgets, a_voter_loses_power);
+}
+
+#[test]
+fn an_answer_before_the_mirrors_have_what_was_done() {
+    caught(Planted::MirrorNotAwaited, a_primary_dies_that_its_mirror_did_not_hear);
+}
+
+#[test]
+fn a_primary_that_answers_when_others_have_taken_its_place() {
+    caught(Planted::LeaseForgotten, a_primary_is_cut_off);
+}
+
+#[test]
+fn a_decision_that_no_mirror_knows_of() {
+    caught(Planted::DecisionsUnnoted, a_coordinator_is_succeeded);
+}
+
+fn replicated(seed: u64) -> ClusterOptions {
+    ClusterOptions {
+        replicas: 2,
+        pool_bytes: 32 << 20,
+        ..options(seed)
+    }
+}
+
+/// A file in a region of node 0, with these contents.
+async fn file_of_node_0(cluster: &Cluster, c: &Caller, contents: &[u8]) -> InodeRef {
+    let dir = c.directory_at(cluster, 0, "dir").await;
+    let (_, file) = c.file_at(cluster, dir, 0, "f").await;
+    c.write(file, 0, contents).await.unwrap();
+    file
+}
+
+/// What was written while nobody with a copy could hear of it is not lost with the node, or nobody was told that it is written.
+fn a_primary_dies_that_its_mirror_did_not_hear() {
+    run(replicated(31), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("node-0", other);
+        }
+        let write = tokio::time::timeout(Duration::from_millis(500), c.write(file, 0, b"after!")).await;
+        cluster.crash(0).await;
+        cluster.network().heal_all();
+        let read = c.read(file).await.unwrap();
+        match write {
+            Ok(Ok(_)) => assert_eq!(read, b"after!"),
+            _ => assert!(read == b"before" || read == b"after!"),
+        }
+        cluster.restart(0).await.unwrap();
+        cluster.sleep(Duration::from_secs(3)).await;
+    });
+}
+
+/// A client that reaches nobody but the old primary is told nothing that is not so any more.
+fn a_primary_is_cut_off() {
+    run(replicated(37), async |cluster| {
+        let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        assert_eq!(behind.read(file).await.unwrap(), b"before");
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("node-0", other);
+            cluster.network().partition("behind", other);
+        }
+        cluster.network().partition("client", "node-0");
+        c.write(file, 0, b"after!").await.unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(2), behind.read(file)).await;
+        assert!(
+            !matches!(read, Ok(Ok(bytes)) if bytes == b"before"),
+            "that was long ago"
+        );
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(2)).await;
+        let ended = cluster.ended(0).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+        cluster.restart(0).await.unwrap();
+        cluster.mirrored().await;
+        assert_eq!(behind.read(file).await.unwrap(), b"after!");
+    });
+}
+
+/// The coordinator of a rename dies when it has decided, and others take its place.
+fn a_coordinator_is_succeeded() {
+    run(replicated(41), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let (stage, asking) = stopped_at(cluster, &c, Phase::Decided).await;
+        cluster.crash(0).await;
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        // until it is missed
+        cluster.sleep(Duration::from_secs(4)).await;
+        cluster.restart(0).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        is_renamed(cluster, &c, stage).await;
+    });
 }
 
 fn options(seed: u64) -> ClusterOptions {
@@ -168,5 +271,27 @@ fn a_session_ends_while_it_waits() {
         is_renamed(cluster, &c, stage).await;
         c.unlink(stage.new_dir, "dest").await.unwrap();
         assert_eq!(c.attr(stage.file).await, Err(FsError::Stale), "nobody holds it");
+    });
+}
+
+/// A voter has promised to accept nothing of a lower ballot any more, and its machine loses power.
+fn a_voter_loses_power() {
+    run(options(11), async |cluster| {
+        // each has asked for the map after its start
+        cluster.sleep(Duration::from_secs(10)).await;
+        let links = [0, 2].map(|node| cluster.node(node).new_links());
+        let promise = |round, by| {
+            let by = NodeId(by);
+            ask::Register(Box::new(VoterAsk::Promise(Ballot { round, by })))
+        };
+        let promised = links[0].call_node(NodeId(1), Cred::Kernel, promise(1000, 0)).await;
+        assert!(
+            matches!(promised.as_deref(), Ok(VoterAnswer::Promised(..))),
+            "{promised:?}"
+        );
+        cluster.power_cut(1, 3).await;
+        cluster.restart(1).await.unwrap();
+        let late = links[1].call_node(NodeId(1), Cred::Kernel, promise(999, 2)).await;
+        assert!(matches!(late.as_deref(), Ok(VoterAnswer::Refused(..))), "{late:?}");
     });
 }

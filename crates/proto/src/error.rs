@@ -98,6 +98,12 @@ pub enum FsError {
     /// storing there for the previous incarnation. Try again.
     #[error("no space left but for what is held back since a node was started anew")]
     HeldBack,
+    /// EIO: another node serves a region now that this one has served before it was away.
+    #[error("region {region} is served by another node since this one was away; start it anew")]
+    Deposed {
+        /// which
+        region: u16,
+    },
     /// A node serves an older copy of its pool than the one that was seen.
     #[error(
         "node {node} serves an older copy of its pool: era {seen} of the pool was seen, and is none of the {found} that this \
@@ -127,7 +133,11 @@ impl FsError {
             FsError::NotPermitted => libc::EPERM,
             FsError::NotFound => libc::ENOENT,
             FsError::Interrupted => libc::EINTR,
-            FsError::Io(_) | FsError::Unreachable { .. } | FsError::WrongEpoch | FsError::SetBack { .. } => libc::EIO,
+            FsError::Io(_)
+            | FsError::Unreachable { .. }
+            | FsError::WrongEpoch
+            | FsError::SetBack { .. }
+            | FsError::Deposed { .. } => libc::EIO,
             FsError::NoSuchOffset => libc::ENXIO,
             FsError::TooBig => libc::E2BIG,
             FsError::BadHandle => libc::EBADF,

@@ -7,6 +7,7 @@
 
 mod check_facts;
 mod error;
+mod kept_map;
 mod limits;
 mod lock;
 mod map;
@@ -17,13 +18,16 @@ mod scrubbed;
 
 pub use check_facts::{CheckFacts, InodeFact, NameFact, join_facts};
 pub use error::FsError;
+pub use kept_map::{KeptMap, ROUNDS_MAX};
 pub use limits::*;
 pub use lock::*;
-pub use map::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap, SegmentPlace};
+pub use map::{
+    ClusterMap, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap, SegmentPlace,
+};
 pub use message::*;
 pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};
 pub use requests::{Ask, Request, RequestKind, ask};
 pub use scrubbed::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;

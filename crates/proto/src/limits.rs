@@ -1,6 +1,7 @@
 //! Limits of messages, and which requests change something.
 
 use crate::{Call, Cred, DecodeError, InodeRef, Intent, Request};
+use polvo_consensus::register;
 
 /// Largest write whose bytes travel in the request, in bytes.
 pub const EAGER_MAX: usize = 4096;
@@ -20,9 +21,11 @@ pub const ACL_MAX: usize = 3584;
 pub const RUNS_MAX: usize = 512;
 /// Most bytes of checksums in one commit: that of a write of 8 MiB to pages of which no two are neighbours.
 pub const CRCS_MAX: usize = 16 << 10;
+/// Most pieces of one `ReadBytes`.
+pub const READS_MAX: usize = 256;
 /// Largest file, in bytes (2^63 - 1, as POSIX `off_t` allows).
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
-/// Most segments in one answer to `Segments`.
+/// Most segments in one answer to `Segments`, or one `MirrorSegments`.
 pub const SEGMENTS_PAGE: usize = 2048;
 /// Most facts (inodes and names together) in one answer to `Check`.
 pub const FACTS_PAGE: usize = 1500;
@@ -34,6 +37,10 @@ pub const RELEASE_MAX: usize = 1024;
 pub const INTENTS_MAX: usize = 16;
 /// Longest name of a client, in bytes.
 pub const CLIENT_NAME_MAX: usize = 256;
+
+/// Most bytes of a cluster map, encoded: it travels in one message, and a pool has room for two. That of 64 nodes and 1,024
+/// regions with three replicas each takes about half of it.
+pub const MAP_BYTES_MAX: usize = 56 << 10;
 
 /// Most locked ranges of a session at a node.
 pub const LOCKS_MAX: usize = 1 << 16;
@@ -78,9 +85,23 @@ impl Call {
             Request::TakeTokens { inodes } => at_most("inodes", inodes.len(), TOKENS_PAGE),
             Request::Watch { answered, .. } => at_most("tokens", answered.len(), TOKENS_PAGE),
             Request::ReturnSpace { runs } => at_most("page runs", runs.len(), RELEASE_MAX),
+            Request::ReadBytes { pieces, .. } => {
+                at_most("pieces", pieces.len(), READS_MAX)?;
+                let bytes = pieces
+                    .iter()
+                    .map(|(_, len)| *len as usize)
+                    .fold(0, usize::saturating_add);
+                at_most("bytes of reads", bytes, EAGER_READ_MAX)
+            }
+            Request::MirrorSegments { segments, .. } => at_most("segments", segments.len(), SEGMENTS_PAGE),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
                 at_most("intents", intents.len(), INTENTS_MAX)
             }
+            Request::Register(ask) => match &**ask {
+                register::Ask::Promise(_) => Ok(()),
+                register::Ask::Accept(_, map) => at_most("bytes of cluster map", map.encoded_len(), MAP_BYTES_MAX),
+            },
+            Request::NewMap(map) => at_most("bytes of cluster map", map.encoded_len(), MAP_BYTES_MAX),
             _ => Ok(()),
         }
     }
@@ -185,7 +206,15 @@ impl Request {
             | Request::OpenToWrite { .. }
             | Request::EndWriting { .. }
             | Request::TakeTokens { .. }
-            | Request::Watch { .. } => false,
+            | Request::Watch { .. }
+            | Request::Register(_)
+            | Request::NewMap(_)
+            | Request::AttachMirror { .. }
+            | Request::MirrorSegments { .. }
+            | Request::ApplyMirror { .. }
+            | Request::Beacon { .. }
+            | Request::ReadBytes { .. }
+            | Request::FenceOff { .. } => false,
         }
     }
 }

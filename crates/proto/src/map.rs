@@ -1,16 +1,18 @@
 //! The cluster map and the segment maps: who serves a region, and where its bytes lie.
 
-use polvo_format::{Epoch, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, RegionOffset};
+use polvo_consensus::{Voters, register};
+use polvo_format::{Epoch, Lsn, NodeId, PAGE, PAGE_CHECKSUM_SIZE, REGIONS_MAX, RegionId, RegionOffset};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Role of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ReplicaRole {
     /// Serves the region.
     Primary,
-    /// Synchronous copy.
+    /// Has a whole copy: nothing is answered before it has it, too.
     Mirror,
-    /// Asynchronous copy.
+    /// Gets a copy, or what it has is behind: nobody waits for it.
     Backup,
 }
 
@@ -42,6 +44,11 @@ impl RegionInfo {
             .find(|r| r.role == ReplicaRole::Primary)
             .map(|r| r.node)
     }
+
+    /// What a node is to the region, if it is anything.
+    pub fn role(&self, node: NodeId) -> Option<ReplicaRole> {
+        self.replicas.iter().find(|r| r.node == node).map(|r| r.role)
+    }
 }
 
 /// A node in the map.
@@ -55,20 +62,60 @@ pub struct NodeInfo {
     pub addresses: Vec<String>,
 }
 
-/// Epoch, nodes, regions with their replica sets and roles.
+/// Epoch, nodes, regions with their replica sets and roles, and who votes on changes of all this: the value of the register that
+/// they keep together.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClusterMap {
     /// Identity of the cluster.
     pub cluster: [u8; 16],
-    /// Raised with every change.
+    /// Raised by one with every change.
     pub epoch: Epoch,
     /// All nodes, by id.
     pub nodes: Vec<NodeInfo>,
     /// All regions, by id.
     pub regions: Vec<RegionInfo>,
+    /// Who keeps it.
+    pub voters: Voters,
+}
+
+impl register::Value for ClusterMap {
+    fn voters(&self) -> &Voters {
+        &self.voters
+    }
 }
 
 impl ClusterMap {
+    /// Looks at a map that came over the wire or from the media.
+    ///
+    /// # Errors
+    /// What makes no sense: no region, or regions out of order; a node twice; a voter or a replica that is no node of the map.
+    pub fn check(&self) -> Result<(), String> {
+        let ids: BTreeSet<NodeId> = self.nodes.iter().map(|node| node.id).collect();
+        if ids.len() < self.nodes.len() {
+            return Err("a node is in it twice".into());
+        }
+        if self.regions.is_empty() || self.regions.len() > REGIONS_MAX {
+            return Err(format!("{} regions", self.regions.len()));
+        }
+        if !self.regions.is_sorted_by(|a, b| a.id < b.id) {
+            return Err("its regions are not in order".into());
+        }
+        let replicas = self.regions.iter().flat_map(|region| &region.replicas);
+        let named = replicas.map(|replica| replica.node).chain(self.voters.all());
+        if let Some(stranger) = named.into_iter().find(|node| !ids.contains(node)) {
+            return Err(format!("node {} is not in it", stranger.0));
+        }
+        match self.voters.now().next() {
+            Some(_) => Ok(()),
+            None => Err("nobody votes".into()),
+        }
+    }
+
+    /// Bytes that it takes in messages and on the media; at most [`crate::MAP_BYTES_MAX`] fit.
+    pub fn encoded_len(&self) -> usize {
+        crate::message::encode(self).len()
+    }
+
     /// The region's entry.
     pub fn region(&self, id: RegionId) -> Option<&RegionInfo> {
         self.regions
@@ -82,10 +129,32 @@ impl ClusterMap {
         self.nodes.iter().find(|n| n.id == id)
     }
 
+    /// Has any region copies?
+    pub fn is_replicated(&self) -> bool {
+        self.regions.iter().any(|region| region.replicas.len() > 1)
+    }
+
     /// The node that serves a region.
     pub fn primary(&self, id: RegionId) -> Option<NodeId> {
         self.region(id).and_then(RegionInfo::primary)
     }
+}
+
+/// The lane by which a region's copy at a node follows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LanePlace {
+    /// Key for one-sided access to the whole pool, as long as nobody attaches anew.
+    pub key: u64,
+    /// Where the lane begins ([`polvo_format::LaneHead`]).
+    pub lane: u64,
+    /// Where the pool's checksums of file data begin, and its segments; 0 and 0: it has none.
+    pub checksums: (u64, u64),
+    /// The last record that has come. All before it have, too.
+    pub last: Lsn,
+    /// Where the next one goes in the ring, which is empty.
+    pub position: u32,
+    /// The copy has got all that the region held when it was begun.
+    pub whole: bool,
 }
 
 /// What a segment holds; fixed while the segment belongs to a region.
@@ -98,13 +167,22 @@ pub enum SegmentClass {
     Logs = 2,
     /// File data.
     Data = 3,
+    /// The register in which the pool keeps the cluster map. It is the pool's own: no region has such a segment.
+    Register = 5,
 }
 
 impl SegmentClass {
     /// As it is on the media and in records.
     pub fn from_u8(byte: u8) -> Option<SegmentClass> {
         use SegmentClass::*;
-        [Inodes, Logs, Data].into_iter().find(|class| *class as u8 == byte)
+        [Inodes, Logs, Data, Register]
+            .into_iter()
+            .find(|class| *class as u8 == byte)
+    }
+
+    /// May a region have segments of this class?
+    pub fn is_of_regions(self) -> bool {
+        self != SegmentClass::Register
     }
 }
 

@@ -511,7 +511,7 @@ pub struct Usage {
 #[error("malformed message: {0}")]
 pub struct DecodeError(pub String);
 
-fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
         Ok((_, rest)) => Err(DecodeError(format!("{} bytes after the end", rest.len()))),
@@ -519,7 +519,7 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
     }
 }
 
-fn encode(message: &impl Serialize) -> Vec<u8> {
+pub(crate) fn encode(message: &impl Serialize) -> Vec<u8> {
     // most fit, so that memory is asked for once
     postcard::to_extend(message, Vec::with_capacity(512)).expect("messages hold nothing that postcard cannot encode")
 }

@@ -4,10 +4,11 @@
 //! Which request is answered by which stands with the requests ([`crate::Ask`]).
 
 use crate::{
-    CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LockSeen, LockWait, LogSequel, Made, Outcome,
-    PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
+    CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LanePlace, LockSeen, LockWait, LogSequel,
+    Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
 };
-use polvo_format::{Epoch, NodeId, PoolPast, Tail};
+use polvo_consensus::register;
+use polvo_format::{Epoch, Lsn, NodeId, PoolPast, Tail};
 use serde::{Deserialize, Serialize};
 
 /// A reply of another kind than the one wanted.
@@ -86,7 +87,7 @@ replies! {
         /// grace tick now
         tick: u64,
         /// the map
-        map: ClusterMap,
+        map: Box<ClusterMap>,
         /// the node that answers
         node: NodeId,
         /// the session's number at this node, never 0; another than before: anything held here before is gone
@@ -232,6 +233,16 @@ replies! {
         /// what had it before; in an exchange, what has the old one now
         other: Option<InodeRef>,
     },
+    /// To `AttachMirror`.
+    Lane(LanePlace),
+    /// To `MirrorSegments`: where each one begins in the pool.
+    Places(Vec<u64>),
+    /// To `ApplyMirror`: number of the last record that is in place.
+    Applied(Lsn),
+    /// To `Beacon`.
+    Heard(Epoch),
+    /// To `Register`: what the voter has to say, which it will not forget.
+    Register(Box<register::Answer<ClusterMap>>),
 }
 
 impl From<()> for Reply {

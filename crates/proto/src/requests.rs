@@ -23,10 +23,11 @@
 
 use crate::{
     Answer, CheckFacts, ClusterMap, Collected, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef, Intent,
-    LockAsk, LockRange, LockSeen, LockTicket, LockWait, LogSequel, Made, MapClaim, NewFile, Outcome, PageRun,
-    RenameMode, Reply, ScrubPlace, Scrubbed, SegmentMap, TxnState, Usage, Window, WriteRun, XattrMode, reply,
+    LanePlace, LockAsk, LockRange, LockSeen, LockTicket, LockWait, LogSequel, Made, MapClaim, NewFile, Outcome,
+    PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, SegmentMap, TxnState, Usage, Window, WriteRun, XattrMode, reply,
 };
-use polvo_format::{Generation, Ino, NodeId, PoolPast, RegionId, SessionId, Tail, TxnId};
+use polvo_consensus::register;
+use polvo_format::{Epoch, Generation, Ino, Lsn, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
@@ -636,4 +637,52 @@ requests! {
         /// all others go back too, and nothing is waited for
         end: bool,
     } -> Asked,
+    /// Node to node: the primary of a region asks for the lane by which the copy of the region here follows it. Whatever was posted to
+    /// it before takes no effect any more.
+    AttachMirror {
+        /// which
+        region: RegionId,
+        /// log2 of the primary's segment size, which has to be that of all who have a copy
+        segment_shift: u32,
+        /// begin anew, with an empty copy, behind the record of this number
+        fill_from: Option<Lsn>,
+    } -> Lane(LanePlace),
+    /// Node to node: takes segments for a copy, unless it has them. At most [`crate::SEGMENTS_PAGE`]. ENOSPC when the pool has no more.
+    MirrorSegments {
+        /// of which region
+        region: RegionId,
+        /// index in the region, and class
+        segments: Vec<(u32, u8)>,
+    } -> Places(Vec<u64>),
+    /// Node to node: puts in place what has come to a copy's lane, which makes room there.
+    ApplyMirror {
+        /// of which region
+        region: RegionId,
+        /// the copy has got all that the region held when it was begun
+        whole: bool,
+    } -> Applied(Lsn),
+    /// Node to node: the primary of regions that have a mirror here is there, and goes by the map of that epoch. Answered with that of
+    /// the newest map here. `WrongEpoch`: its place is being taken, or was since that map.
+    Beacon {
+        /// of its map
+        epoch: Epoch,
+    } -> Heard(Epoch),
+    /// Reads bytes of a region, in order, as one-sided reads do, where those could not tell whether others may have taken the primary's
+    /// place: of a region with copies. At most [`crate::EAGER_READ_MAX`], in at most [`crate::READS_MAX`] pieces.
+    ReadBytes {
+        /// which
+        region: RegionId,
+        /// offset and length of each
+        pieces: Vec<(RegionOffset, u32)>,
+    } -> Bytes(Vec<u8>),
+    /// Node to node: asks a voter of the register whose value the cluster map is. Asking again changes nothing.
+    Register(Box<register::Ask<ClusterMap>>) -> Register(Box<register::Answer<ClusterMap>>),
+    /// Node to node: this map was chosen.
+    NewMap(Box<ClusterMap>) -> Done,
+    /// Node to node: closes all connections of another node here, and takes away the key by which nodes write, so that nothing it sent
+    /// before takes effect after the answer: it was taken for dead, and what it had decided is dispatched by who has taken its place.
+    FenceOff {
+        /// which
+        node: NodeId,
+    } -> Done,
 }

@@ -81,7 +81,9 @@ impl Kind {
             let DecodeError(why) = (self.read)(&bytes).err()?;
             let (left, _) = why.split_once(" bytes after the end")?;
             bytes.truncate(bytes.len() - left.parse::<usize>().ok()?);
-            (self.read)(&bytes).is_ok().then_some(bytes)
+            // sets are written in order, however they were read
+            let (_, again) = (self.read)(&bytes).ok()?;
+            (again == bytes).then_some(bytes)
         };
         (0..ATTEMPTS)
             .filter_map(attempt)

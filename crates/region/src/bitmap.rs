@@ -71,6 +71,17 @@ impl Bitmap {
         found
     }
 
+    /// Runs of units that are in use: (start, length).
+    pub fn used_runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let start = self.find(from, true)?;
+            from = self.find(start, false).unwrap_or(self.len);
+            debug_assert!(start < from && from <= self.len);
+            Some((start, from - start))
+        })
+    }
+
     /// First free run at or after `from`: (start, length up to `max`).
     fn next_run(&self, from: u32, max: u32) -> Option<(u32, u32)> {
         let start = self.find(from, false)?;

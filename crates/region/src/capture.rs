@@ -36,6 +36,10 @@ impl Capture {
         }
     }
 
+    pub fn last(&self) -> Lsn {
+        self.last
+    }
+
     /// One more thing for the record that is being made.
     pub fn note(&mut self, change: Change<'_>) {
         if self.records.len() == self.ended {
@@ -65,11 +69,29 @@ impl Capture {
 }
 
 impl Region {
-    /// From here on what changes in the region is kept as records, behind the one with number `last`.
+    /// From here on what changes in the region is kept as records, behind the one with number `last`. Copies are made of what the
+    /// pool holds from then on, with what transactions have locked.
     pub fn capture(&mut self, last: Lsn) {
         debug_assert!(!self.store.is_captured(), "one capture a region");
-        debug_assert!(self.locked.is_empty(), "the copies know what transactions have locked");
         self.store.set_capture(Some(Capture::new(self.store.region, last)));
+        self.store.space.set_recorded(true);
+    }
+
+    /// From here on nothing is kept.
+    pub fn end_capture(&mut self) {
+        self.store.set_capture(None);
+        self.store.space.set_recorded(false);
+    }
+
+    /// Number of the last record, where the region is captured.
+    #[inline]
+    pub fn captured(&self) -> Option<Lsn> {
+        self.store.last_record()
+    }
+
+    /// Every mirror has the records up to this one: pages that they have freed may be used again.
+    pub fn set_mirrored(&mut self, last: Lsn) {
+        self.store.space.set_mirrored(last);
     }
 
     /// Takes the records since the last time, one after the other, without checksums ([`MirrorRecord::seal`]). Gives the number
@@ -77,7 +99,9 @@ impl Region {
     pub fn take_records(&mut self, into: &mut Vec<u8>) -> Option<Lsn> {
         let capture = self.store.captured()?;
         capture.take(into);
-        Some(capture.last)
+        let last = capture.last;
+        self.store.space.records_taken(last);
+        Some(last)
     }
 }
 

@@ -23,6 +23,7 @@ mod finding;
 mod flipped_bit;
 mod gc;
 mod hash;
+mod lane;
 mod layout;
 mod load;
 mod log;
@@ -62,6 +63,7 @@ pub use change::{NewData, Stored};
 pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use finding::Finding;
+pub use lane::{Lane, ToCopy};
 pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
 pub use origins::Done;
 #[cfg(feature = "two-phase")]

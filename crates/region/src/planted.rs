@@ -47,6 +47,15 @@ pub enum Planted {
     ReapedUnnoted,
     /// Replicas are not told of file data that clients have written.
     RunsUnnoted,
+    /// Replicas are not told of parts elsewhere of what a region has decided.
+    DecisionsUnnoted,
+    /// A primary answers before its mirrors have what it has done.
+    MirrorNotAwaited,
+    /// A primary goes on answering without a lease of its mirrors.
+    LeaseForgotten,
+
+    /// A voter answers, and does not keep what it has answered in its pool.
+    VoterForgets,
 
     /// Freed pages are free at once.
     NoQuarantine,

@@ -29,8 +29,8 @@ use crate::txn_locks::TxnLocks;
 use crate::writes::Writes;
 use crate::{PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
-    Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino, InodeHead,
-    LINE, Origin, PAGE, REGION_SEQUENCE, RegionHeader, RegionId, RegionOffset, SequenceLimit, Tail, TxnId,
+    Change, Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino,
+    InodeHead, LINE, Origin, PAGE, REGION_SEQUENCE, RegionHeader, RegionId, RegionOffset, SequenceLimit, Tail, TxnId,
     encode_attributes,
 };
 use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
@@ -303,6 +303,9 @@ impl Region {
             return Ok(store.pool.applied(record));
         }
         let record = store.pool.log(store.region, txn, local, remote)?;
+        if store.is_captured() && !remote.is_empty() && !planted(Planted::DecisionsUnnoted) {
+            store.note_decision(txn, remote);
+        }
         if remote.is_empty() && planted(Planted::RetiredBeforeApplied) {
             store.pool.applied(record);
         }
@@ -326,6 +329,15 @@ impl Region {
             return Ok(None);
         }
         Ok(store.pool.applied(record))
+    }
+
+    /// Every participant has its part of what was decided here, and so have their mirrors.
+    pub fn retire(&mut self, txn: TxnId, record: RedoId) {
+        self.store.pool.retire(record);
+        if self.store.is_captured() {
+            self.store.note(Change::Retired { txn });
+            self.store.end_record();
+        }
     }
 
     /// Frees an inode that has no name and that nobody holds.

@@ -44,17 +44,30 @@ impl Replica {
             let Change::Segment { index, class } = change else {
                 continue;
             };
-            let Some(class) = SegmentClass::from_u8(class) else {
-                return Err(self.refuse(record, format!("a segment of class {class}")));
-            };
-            match self.segment(index) {
-                None => drop(self.space.take_segment(self.region, index, class)?),
-                // since it was applied before
-                Some(there) if there == class => {}
-                Some(there) => return Err(self.refuse(record, format!("segment {index} is for {there:?}"))),
-            }
+            self.take_segment(index, class).map_err(|error| match error {
+                RegionError::Pool(why) => self.refuse(record, why),
+                error => error,
+            })?;
         }
         Ok(())
+    }
+
+    /// Takes a segment, unless it is there since it was taken before; gives where it lies in the pool.
+    ///
+    /// # Errors
+    /// ENOSPC when the pool has no free segment; `Pool` for one of no class, or that is there for something else.
+    pub fn take_segment(&self, index: u32, class: u8) -> Result<u64, RegionError> {
+        let Some(class) = SegmentClass::from_u8(class).filter(|class| class.is_of_regions()) else {
+            return Err(RegionError::Pool(format!("a segment of class {class}")));
+        };
+        match self.segment(index) {
+            None => self.space.take_segment(self.region, index, class),
+            Some(there) if there == class => {
+                let at = RegionOffset(u64::from(index) << self.space.layout().segment_shift);
+                Ok(self.place(at, 1).expect("a segment that is there has a place"))
+            }
+            Some(there) => Err(RegionError::Pool(format!("segment {index} is for {there:?}"))),
+        }
     }
 
     /// Where bytes of the region lie in this pool; `None` unless all of them are in one segment.
@@ -70,7 +83,7 @@ impl Replica {
     ///
     /// # Errors
     /// `Pool` for a record that does not follow the last one that was applied, or names what the region does not have. No byte
-    /// was changed then; segments may have been taken.
+    /// was changed then; segments and slots of the redo log may have been taken. `Retry` when the redo log has no slot free.
     pub fn apply(&mut self, record: &MirrorRecord<'_>) -> Result<(), RegionError> {
         if record.lsn != self.applied.next() {
             return Err(self.refuse(record, format!("the last one was {}", self.applied.0)));
@@ -90,16 +103,17 @@ impl Replica {
                     pmem.write(first, words.as_flattened());
                     pmem.flush(first, words.as_flattened().len() as u64);
                 }
-                Change::Run { .. } | Change::Checksums { .. } | Change::Segment { .. } | Change::SegmentGone { .. } => {
-                }
+                _ => {}
             }
         }
         pmem.fence();
         for change in record.changes() {
-            if let Change::SegmentGone { index } = change
-                && self.segment(index).is_some()
-            {
-                self.space.give_back_segment(self.region, index);
+            match change {
+                Change::SegmentGone { index } if self.segment(index).is_some() => {
+                    self.space.give_back_segment(self.region, index);
+                }
+                Change::Retired { txn } => self.space.retire_of(txn),
+                _ => {}
             }
         }
         self.applied = record.lsn;
@@ -109,6 +123,15 @@ impl Replica {
     /// All or nothing: every address is looked up before the first byte is written.
     fn check(&self, record: &MirrorRecord<'_>) -> Result<(), RegionError> {
         self.prepare(record)?;
+        for change in record.changes() {
+            if let Change::Decided { record: redo } = change {
+                // before anything else, since there may be no room; nobody asks about it here as long as this is a copy
+                self.space.adopt(self.region, redo).map_err(|error| match error {
+                    RegionError::Pool(why) => self.refuse(record, why),
+                    error => error,
+                })?;
+            }
+        }
         let page = polvo_format::PAGE as u64;
         for change in record.changes() {
             let is_here = match change {
@@ -117,7 +140,10 @@ impl Replica {
                 Change::Checksums { at, words } => {
                     at.0.is_multiple_of(page) && self.place(at, words.len() as u64 * page).is_some()
                 }
-                Change::Segment { .. } | Change::SegmentGone { .. } => true,
+                Change::Segment { .. }
+                | Change::SegmentGone { .. }
+                | Change::Decided { .. }
+                | Change::Retired { .. } => true,
             };
             if !is_here {
                 return Err(self.refuse(record, format!("the region has no place for {change:?}")));

@@ -8,7 +8,7 @@ use crate::bitmap::Bitmap;
 use crate::hash::NumberMap;
 use crate::planted::{Planted, planted};
 use crate::snapshots::Snapshots;
-use polvo_format::{INODE_SIZE, PAGE};
+use polvo_format::{INODE_SIZE, Lsn, PAGE};
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -40,6 +40,8 @@ struct Freed {
     written: bool,
     /// snapshots that had begun: they may show it, and then it is never free before they end
     shown: u64,
+    /// the record that has freed it, or a later one; the last number there is while that has not been sent
+    record: Lsn,
 }
 
 /// A segment that is being emptied: what is free in it stays out of use, counted as in quarantine.
@@ -70,10 +72,15 @@ pub(crate) struct Space {
     held_back: Vec<Run>,
     closed: Option<Closed>,
     tick: u64,
+    /// of what is freed now
+    record: Lsn,
+    /// what these records have freed may be used again: every copy that follows has them
+    mirrored: Lsn,
     pub snapshots: Snapshots,
 }
 
 fn class_at(class: SegmentClass) -> usize {
+    debug_assert!(class.is_of_regions(), "a region's segment");
     class as usize - 1
 }
 
@@ -93,6 +100,8 @@ impl Space {
             held_back: Vec::new(),
             closed: None,
             tick: 0,
+            record: Lsn(0),
+            mirrored: Lsn(0),
             snapshots: Snapshots::default(),
         }
     }
@@ -401,6 +410,30 @@ impl Space {
 
     // ---- quarantine
 
+    /// The region's records are kept for copies from now on, or no longer.
+    pub fn set_recorded(&mut self, recorded: bool) {
+        self.record = match recorded {
+            true => Lsn(u64::MAX),
+            false => Lsn(0),
+        };
+        if !recorded {
+            self.quarantine.iter_mut().for_each(|freed| freed.record = Lsn(0));
+        }
+    }
+
+    /// What was freed by now, the records up to this one say.
+    pub fn records_taken(&mut self, last: Lsn) {
+        let unsent = self.quarantine.iter_mut().rev();
+        unsent
+            .take_while(|freed| freed.record == Lsn(u64::MAX))
+            .for_each(|freed| freed.record = last);
+    }
+
+    /// Every mirror has the records up to this one: what it is sent from pages that they have freed it has got.
+    pub fn set_mirrored(&mut self, last: Lsn) {
+        self.mirrored = self.mirrored.max(last);
+    }
+
     /// What is freed from now on carries `tick`; what was freed at or before `safe` is free again.
     pub fn set_tick(&mut self, tick: u64, safe: u64) {
         assert!(safe <= tick, "tick {tick}, and what {safe} has freed is free");
@@ -409,7 +442,7 @@ impl Space {
         while self
             .quarantine
             .front()
-            .is_some_and(|f| f.tick <= safe && self.snapshots.let_go(f.shown))
+            .is_some_and(|f| f.tick <= safe && self.snapshots.let_go(f.shown) && f.record <= self.mirrored)
         {
             let freed = self.quarantine.pop_front().expect("there is a front");
             self.leave_quarantine(freed.run);
@@ -447,6 +480,7 @@ impl Space {
             if follows && last.tick == self.tick && last.written == written {
                 last.run.len += run.len;
                 last.shown = self.snapshots.begun();
+                last.record = self.record;
                 return;
             }
         }
@@ -458,6 +492,7 @@ impl Space {
             run,
             written,
             shown: self.snapshots.begun(),
+            record: self.record,
         });
     }
 
@@ -476,7 +511,7 @@ impl Space {
         self.open_closed();
         for freed in std::mem::take(&mut self.quarantine) {
             let written = freed.written && !planted(Planted::WrittenPagesReused);
-            if written || !self.snapshots.let_go(freed.shown) {
+            if written || !self.snapshots.let_go(freed.shown) || freed.record > self.mirrored {
                 self.quarantine.push_back(freed);
             } else {
                 self.leave_quarantine(freed.run);
@@ -486,7 +521,7 @@ impl Space {
         debug_assert!(
             self.quarantine
                 .iter()
-                .all(|freed| freed.written || !self.snapshots.let_go(freed.shown)),
+                .all(|freed| freed.written || !self.snapshots.let_go(freed.shown) || freed.record > self.mirrored),
             "only what somebody may still reach waits on"
         );
         self.check_class(SegmentClass::Data);

@@ -442,6 +442,80 @@ fn segments_are_known_by_what_they_hold() {
     }
 }
 
+/// What a node has to remember of the cluster map is found again where nothing says that it is there; where it cannot be read it is
+/// named, and left as it is.
+#[test]
+fn the_register_of_a_node_is_known_by_what_it_holds() {
+    let images = furnished();
+    let kept = |byte: u8| {
+        let node = |id| NodeInfo {
+            id: NodeId(id),
+            host: String::new(),
+            addresses: vec![],
+        };
+        let region = RegionInfo {
+            id: R0,
+            epoch: Epoch(1),
+            replicas: vec![],
+        };
+        let known = ClusterMap {
+            cluster: [byte; 16],
+            epoch: Epoch(3),
+            nodes: vec![node(0)],
+            regions: vec![region],
+            voters: polvo_consensus::Voters::new([NodeId(0)]),
+        };
+        let voter = polvo_consensus::register::Voter::of_first(known.clone());
+        KeptMap {
+            proposed: 9,
+            voter,
+            known,
+        }
+    };
+    let mut with_register = images.clone();
+    let space = PoolSpace::open(Pmem::simulated_from_image(&images[1])).unwrap();
+    space.keep_register(&kept(1).encode()).unwrap();
+    with_register[1] = space.pmem().sim().unwrap().image(&mut KeepAll);
+    let (_, report) = repairs(&with_register);
+    assert_eq!(report.done, Vec::<String>::new());
+    let register = |images: &[CrashImage]| {
+        let space = PoolSpace::open(Pmem::simulated_from_image(&images[1])).unwrap();
+        space.register().map(|bytes| KeptMap::decode(&bytes.unwrap()).unwrap())
+    };
+    let layout = *PoolSpace::open(Pmem::simulated_from_image(&with_register[1]))
+        .unwrap()
+        .layout();
+    let entry = (0..layout.segments)
+        .map(SegmentIndex)
+        .find(|at| {
+            let of = |images: &[CrashImage]| Pmem::simulated_from_image(&images[1]).read_u64(layout.entry_offset(*at));
+            of(&images) != of(&with_register)
+        })
+        .unwrap();
+    let lost = changed(&with_register, 1, |pmem| {
+        pmem.write_u64(layout.entry_offset(entry), 0x1234_5678_9abc_def0)
+    });
+    let (again, report) = repairs(&lost);
+    said_something(&report, "register");
+    assert_eq!(register(&again).unwrap(), kept(1));
+
+    let damaged = changed(&with_register, 1, |pmem| {
+        let at = layout.segment_offset(entry);
+        for place in [at, at + REGISTER_PLACE as u64] {
+            pmem.write_u64(place + 72, !pmem.read_u64(place + 72));
+        }
+    });
+    let pools = offline(&damaged);
+    assert!(findings(&pools).iter().any(|line| line.contains("register")));
+    let report = repaired(&pools).unwrap();
+    assert!(
+        report.refused.iter().any(|line| line.contains("register")),
+        "{report:?}"
+    );
+    assert_eq!(report.done, Vec::<String>::new());
+    assert!(register(&self::images(&pools)).is_err());
+}
+
 #[test]
 fn headers_and_records_that_are_gone_are_written_anew() {
     let (images, _, tree) = media();

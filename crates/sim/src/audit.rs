@@ -115,7 +115,8 @@ pub async fn is_empty(client: &LocalClient) -> Result<(), String> {
 /// # Errors
 /// What it complains about.
 pub fn check(cluster: &Cluster, when: &str) -> Result<(), String> {
-    let complaints = cluster.check();
+    let mut complaints = cluster.check();
+    complaints.extend(cluster.compare_mirrors().err());
     if complaints.is_empty() {
         Ok(())
     } else {

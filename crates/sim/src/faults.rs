@@ -6,6 +6,7 @@ use crate::rng::Rng;
 use crate::schedule::{Fault, Home, USUAL_DELAY};
 use crate::workload::Workload;
 use polvo_node::sim::Cluster;
+use polvo_proto::FsError;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -68,6 +69,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
     loop {
         let now = Instant::now();
         faults.remedy(now).await?;
+        faults.restart_deposed().await?;
         if faults.workload.is_done() {
             break;
         }
@@ -285,6 +287,26 @@ impl Faults<'_> {
         }
     }
 
+    /// A node that ended since others have taken its place is started anew, as its machine would do.
+    async fn restart_deposed(&mut self) -> Result<(), String> {
+        while let Some(node) = self.cluster.deposed() {
+            let colocated = self.workload.colocated(node);
+            let corpses: Vec<_> = colocated
+                .iter()
+                .filter_map(|number| self.workload.kill(*number))
+                .collect();
+            match self.cluster.ended(node).await {
+                Err(FsError::Deposed { region }) => self.note(&format!("node {node} gives way in region {region}")),
+                other => return Err(format!("node {node} ended with {other:?}")),
+            }
+            for corpse in corpses {
+                corpse.gone().await;
+            }
+            self.restart(node).await?;
+        }
+        Ok(())
+    }
+
     async fn client_dies(&mut self) {
         let running = self.workload.running();
         let remote: Vec<usize> = running
@@ -353,6 +375,6 @@ impl Faults<'_> {
                 Remedy::Revive(_) | Remedy::Heal(..) | Remedy::Crash { .. } => {}
             }
         }
-        Ok(())
+        self.restart_deposed().await
     }
 }

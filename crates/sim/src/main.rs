@@ -49,6 +49,9 @@ struct Options {
     /// At most so many faults
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
+    /// Replicas of each region, as far as there are nodes [default: by seed]
+    #[arg(long, value_name = "N")]
+    replicas: Option<u16>,
     /// Plant a misbehaviour between clients and history, to see it found
     #[arg(long, value_name = "KIND")]
     plant: Option<Plant>,
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
             true => Transactions::TwoPhaseCommit,
             false => Transactions::CollectDispatch,
         },
+        replicas: options.replicas,
     };
     match options.seed {
         Some(seed) => one(&options, &Schedule::of(seed, &limits)),

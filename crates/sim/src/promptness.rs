@@ -29,6 +29,8 @@ const TAKEN_IN: u32 = 4;
 /// For so long a mount's kernel may believe in names that it is told of now.
 const NAMES_LAST: Duration =
     Duration::from_millis((NAME_LASTS.as_millis() + NAME_MARGIN.as_millis() + 2 * TICK_MAX.as_millis()) as u64);
+/// A mirror joins the set within so long, in which answers wait: the map changes, and the mirror has to have heard of the primary.
+const JOINING: Duration = Duration::from_secs(2);
 /// What tokio's timers are late.
 const TIMER: Duration = Duration::from_millis(1);
 
@@ -63,12 +65,17 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
         (Operation::Rename { .. }, false) => lock,
         _ => Duration::ZERO,
     };
+    // each step has the mirrors hear of it, and while one joins them the map changes
+    let mirrors = match schedule.replicas > 1 {
+        true => messages * 3 + JOINING,
+        false => Duration::ZERO,
+    };
     // each time that it finds the page that it has filled no longer good
     let refilling = match (&record.operation, is_mounted) {
         (Operation::Read { .. }, true) => (messages + own_kernel) * FILLED_MAX,
         _ => Duration::ZERO,
     };
-    messages + names + own_kernel + renaming + refilling
+    messages + names + own_kernel + renaming + refilling + mirrors
 }
 
 /// Has the client of an operation a kernel?

@@ -81,6 +81,8 @@ pub struct Limits {
     pub plant: Option<Plant>,
     /// How nodes carry out transactions.
     pub transactions: Transactions,
+    /// Replicas of each region, as far as there are nodes.
+    pub replicas: Option<u16>,
 }
 
 /// A run.
@@ -94,6 +96,8 @@ pub struct Schedule {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
+    /// Replicas of each region.
+    pub replicas: u16,
     /// Reactors a node.
     pub reactors: NonZeroUsize,
     /// Bytes of a pool.
@@ -158,6 +162,19 @@ fn transfers(rng: &mut Rng) -> Transfers {
 
 /// So many runs of a hundred have crowds of files.
 const CROWDED: u64 = 4;
+
+/// In a third of the runs regions have mirrors. Not where pools are to fill up, nor where participants log themselves.
+fn replicas(seed: u64, nodes: u16, is_small: bool, limits: &Limits) -> u16 {
+    let mut rng = Rng::new(seed, 14);
+    let drawn = match rng.percent(34) {
+        true => rng.between(2, 3) as u16,
+        false => 1,
+    };
+    match is_small || limits.transactions == Transactions::TwoPhaseCommit {
+        true => 1,
+        false => limits.replicas.unwrap_or(drawn).clamp(1, nodes),
+    }
+}
 
 /// Half of the clients keep access times, as mounts with `relatime` or `strictatime`, `nodiratime` or not.
 fn access_times(rng: &mut Rng) -> Option<AccessTimeRule> {
@@ -269,6 +286,7 @@ impl Schedule {
             limits: limits.clone(),
             nodes,
             regions_per_node: rng.between(1, 3) as u16,
+            replicas: replicas(seed, nodes, is_small, limits),
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             pool_bytes: if is_small { 8 << 20 } else { 32 << 20 },
             is_small,
@@ -307,6 +325,7 @@ impl Schedule {
             seed: self.seed,
             nodes: self.nodes,
             regions_per_node: self.regions_per_node,
+            replicas: self.replicas,
             pool_bytes: self.pool_bytes,
             segment_shift: Some(18),
             checksums: self.checksums,
@@ -333,6 +352,7 @@ impl Schedule {
         add("operations", limits.operations.map(|n| n.to_string()));
         add("clients", limits.clients.map(|n| n.to_string()));
         add("faults", limits.faults.map(|n| n.to_string()));
+        add("replicas", limits.replicas.map(|n| n.to_string()));
         add("plant", limits.plant.map(|plant| plant.to_string()));
         if limits.transactions == Transactions::TwoPhaseCommit {
             command.push_str(" --two-phase");
@@ -369,11 +389,12 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
             self.regions_per_node,
+            self.replicas,
             self.reactors,
             homes.join(", "),
             self.operations,

@@ -12,6 +12,7 @@ use crate::schedule::Schedule;
 use crate::workload::{Workload, remote};
 use polvo_client::Transfers;
 use polvo_node::sim::{Cluster, run};
+use polvo_proto::FsError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -82,6 +83,16 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster
         .sleep(cluster.timeouts().lease * 3 + Duration::from_secs(20))
         .await;
+    while let Some(node) = cluster.deposed() {
+        // nobody that was colocated with it is left
+        match cluster.ended(node).await {
+            Err(FsError::Deposed { .. }) => {}
+            other => return Err(format!("node {node} ended with {other:?}")),
+        }
+        let restarted = cluster.restart(node).await;
+        restarted.map_err(|error| format!("node {node} does not start again: {error}"))?;
+        cluster.sleep(Duration::from_secs(20)).await;
+    }
     cluster.rest().await;
     audit::check(cluster, "after all faults have ended")?;
 

@@ -1,7 +1,7 @@
 //! What a development cluster is made of and where it lies: `dev.toml`, and the paths that follow from it.
 
 use crate::args::Provider;
-use crate::config::parse_persistence;
+use crate::config::{REPLICAS, check_replicas, parse_persistence};
 use crate::process::{ProcessId, RunningProcess};
 use crate::text_position::explain;
 use crate::{CliError, ClusterId, Context};
@@ -25,6 +25,9 @@ pub struct DevCluster {
     pub size: u64,
     /// Regions a node.
     pub regions_per_node: u16,
+    /// At how many nodes each region is kept.
+    #[serde(default = "replicas_of_before")]
+    pub replicas: u16,
     /// Reactors of a node; `None`: its share of the cores.
     #[serde(default)]
     pub reactors: Option<u16>,
@@ -44,6 +47,11 @@ pub struct DevCluster {
     pub ports: Vec<u16>,
     /// Directories that were made besides the cluster's own, outermost first; removed again when they are empty.
     pub made: Vec<PathBuf>,
+}
+
+/// Of a cluster that was made before there was a choice.
+fn replicas_of_before() -> u16 {
+    REPLICAS
 }
 
 /// Name of the file.
@@ -87,6 +95,7 @@ impl DevCluster {
         if cluster.ports.len() != usize::from(cluster.nodes) || cluster.nodes == 0 {
             return Err(problem("there must be a port for each node"));
         }
+        check_replicas(cluster.replicas, usize::from(cluster.nodes)).map_err(|why| problem(&why))?;
         Ok(Some(cluster))
     }
 

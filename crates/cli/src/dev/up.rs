@@ -5,7 +5,7 @@ use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_fi
 use super::ports::free_ports;
 use crate::args::{ClusterArgs, DevMedium, Provider, UpArgs};
 use crate::cluster_dir::ClusterDir;
-use crate::config::{parse_persistence, reactors_of};
+use crate::config::{REPLICAS, check_replicas, parse_persistence, reactors_of};
 use crate::connect::with_client_as;
 use crate::daemon::READY;
 use crate::daemon_args::DAEMON;
@@ -32,6 +32,8 @@ const ENDED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts again with other ports when somebody was faster at one of those chosen.
 const PORT_TRIES: u32 = 4;
+/// Nodes of a new cluster, unless it is told so.
+const NODES: u16 = 3;
 /// Where pools go by default.
 const TMPFS: &str = "/dev/shm";
 
@@ -60,6 +62,12 @@ fn check(args: &UpArgs) -> Result<(), CliError> {
         parse_persistence(mode).map_err(CliError::Usage)?;
     }
     Ok(())
+}
+
+/// Replicas that a new cluster of so many nodes is to have.
+fn replicas_of_new(args: &UpArgs, nodes: u16) -> Result<u16, CliError> {
+    let wanted = args.replicas.unwrap_or(REPLICAS);
+    check_replicas(wanted, usize::from(nodes)).map_err(|why| CliError::Usage(format!("--replicas {wanted}: {why}")))
 }
 
 /// What `up` has to report.
@@ -94,7 +102,11 @@ fn start_new(args: &UpArgs, dir: &Path, made: Vec<PathBuf>) -> Result<Started, C
             dir.display()
         )));
     }
-    let mut cluster = plan(args, dir)?;
+    let mut cluster = plan(args, dir).inspect_err(|_| {
+        for made in made.iter().rev() {
+            let _ = std::fs::remove_dir(made); // it stays where somebody has put something into it
+        }
+    })?;
     cluster.made = made;
     let result = build(args, dir, &mut cluster);
     if result.is_err() {
@@ -108,7 +120,8 @@ fn start_new(args: &UpArgs, dir: &Path, made: Vec<PathBuf>) -> Result<Started, C
 /// Decides everything that the command line leaves open.
 fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
     let id = ClusterId::random();
-    let nodes = args.nodes.unwrap_or(3);
+    let nodes = args.nodes.unwrap_or(NODES);
+    let replicas = replicas_of_new(args, nodes)?;
     let size = args.size.unwrap_or(Size(1 << 30));
     let on_tmpfs = Path::new(TMPFS).join(format!("polvo-{}", id.short()));
     let pool_dir = match (&args.pool_dir, args.medium) {
@@ -132,6 +145,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         nodes,
         size: size.0,
         regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size)),
+        replicas,
         reactors: args.reactors,
         provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
@@ -303,9 +317,10 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
     let reactors = cluster.reactors.map_or(share.get(), usize::from);
     let mut text = format!(
         "# Node {node} of a development cluster, written by `polvo up`. polvod --print-config explains every key.\n\n\
-         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\n",
+         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\nreplicas = {}\n",
         quoted(&cluster.id),
-        cluster.regions_per_node
+        cluster.regions_per_node,
+        cluster.replicas
     );
     // Nodes of one host talk over shm, unless they take each other to be on different ones.
     let tcp = cluster.provider() == Provider::Tcp;
@@ -392,6 +407,9 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
             cluster.regions_per_node.to_string(),
             regions.to_string(),
         )?;
+    }
+    if let Some(replicas) = args.replicas {
+        fixed("--replicas", cluster.replicas.to_string(), replicas.to_string())?;
     }
     if let Some(provider) = args.provider {
         fixed("--provider", cluster.provider.clone(), provider.to_string())?;
@@ -495,6 +513,20 @@ fn default_regions(pool: Size) -> u16 {
     (pool.0 / (64 << 20)).clamp(4, 16) as u16
 }
 
+/// What is to be known of the cluster's replicas, if it has more than one.
+fn replicas_said(cluster: &DevCluster) -> Option<String> {
+    let DevCluster { nodes, replicas, .. } = cluster;
+    match (replicas, nodes) {
+        (..=1, _) => None,
+        (_, 2) => Some(
+            "Each region is kept at both nodes. Two nodes have no majority without each other, so node 0 decides alone who serves what:\n\
+             nothing is lost when one dies, but while node 0 is dead files wait until it is back. Of three nodes any one may die."
+                .into(),
+        ),
+        _ => Some(format!("Each region is kept at {replicas} nodes.")),
+    }
+}
+
 /// What the user wants to know now. `shown` is the directory as the user typed it.
 fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
     let c = &started.cluster;
@@ -523,6 +555,9 @@ fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
             "  node {node}  127.0.0.1:{}  pid {pid}  {how}{mounted}",
             c.ports[usize::from(node)]
         );
+    }
+    if let Some(said) = replicas_said(c) {
+        let _ = writeln!(text, "{said}");
     }
     if !started.nodes.is_empty() {
         let _ = writeln!(text, "Ready after {:.1} s.", started.took.as_secs_f64());

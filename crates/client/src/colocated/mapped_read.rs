@@ -52,10 +52,12 @@ impl LocalClient {
         offset: u64,
         into: &mut [u8],
     ) -> Result<(usize, bool), FsError> {
-        match self.read_at_once(open_inode, offset, into) {
-            Some(read) => Ok(read),
-            None => self.read_mapped_slowly(here, open_inode, offset, into).await,
-        }
+        let read = match self.read_at_once(open_inode, offset, into) {
+            Some(read) => read,
+            None => self.read_mapped_slowly(here, open_inode, offset, into).await?,
+        };
+        self.may_tell(open_inode.inode.ino.region()).await?;
+        Ok(read)
     }
 
     /// As [`LocalClient::read_mapped`], by the mapping in hand and without a future. `None`: there is none, or a writer has

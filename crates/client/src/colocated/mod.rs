@@ -23,8 +23,6 @@ pub(crate) struct ColocatedNode {
     pub(crate) node: Arc<dyn Colocated>,
     /// Its pool.
     pub(crate) pool: Arc<Pmem>,
-    /// Its regions.
-    regions: Vec<RegionId>,
     /// The session is known to it.
     attached: AtomicBool,
     /// The session's number there.
@@ -73,7 +71,6 @@ impl ColocatedNode {
     pub(crate) fn new(node: Arc<dyn Colocated>) -> ColocatedNode {
         ColocatedNode {
             pool: node.pool().clone(),
-            regions: node.regions(),
             node,
             attached: AtomicBool::new(false),
             number: AtomicU64::new(0),
@@ -82,7 +79,7 @@ impl ColocatedNode {
     }
 
     pub(crate) fn serves(&self, region: RegionId) -> bool {
-        self.regions.contains(&region)
+        self.node.serves(region)
     }
 
     /// The session has that number here. True: not the one that was known.
@@ -215,7 +212,7 @@ impl LocalClient {
             syncs: true, // where that is needed here, it always was
         };
         let attached = ask::Attach::answered(self.call_once(here, attach).await, here.node.id())?;
-        self.client.context.map().offer(attached.map);
+        self.client.context.map().offer(*attached.map);
         self.client.is_known_as(here.node.id(), attached.number);
         here.attached.store(true, Ordering::Release);
         Ok(())

@@ -53,7 +53,10 @@ impl LocalClient {
             None
         };
         match read {
-            Some((read, false)) => Ok(read),
+            Some((read, false)) => {
+                self.may_tell(data_region(open_inode)).await?;
+                Ok(read)
+            }
             read => {
                 let done = read.map_or(0, |(done, _)| done);
                 let rest = offset.saturating_add(done as u64);

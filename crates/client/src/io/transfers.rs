@@ -253,7 +253,10 @@ impl LocalClient {
             return Ok(Transfers::Client); // memory on both sides
         }
         match self.client.transfers {
-            Transfers::Client if !self.links.to(self.client.primary(region)?).await?.one_sided => {
+            // of a region with copies, reads are answered by its primary
+            Transfers::Client
+                if self.links.has_copies(region) || !self.links.to(self.client.primary(region)?).await?.one_sided =>
+            {
                 Ok(Transfers::Server(Thresholds::default()))
             }
             chosen => Ok(chosen),

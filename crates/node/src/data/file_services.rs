@@ -247,7 +247,7 @@ impl RequestContext<'_> {
         self.may_access_data()?;
         let session = self.session.id;
         let pages = pages.clamp(1, DELEGATE_MAX);
-        self.on_for_session(region, |r| r.delegate(session, pages)).await
+        self.take_for_session(region, |r| r.delegate(session, pages)).await
     }
 
     pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {

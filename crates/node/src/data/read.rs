@@ -8,7 +8,8 @@ use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
 use polvo_cluster::ShownBytes;
 use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
-use polvo_proto::{FsError, InodeRef, Window, reply};
+use polvo_format::{Gpa, RegionId, RegionOffset};
+use polvo_proto::{FsError, InodeRef, SegmentClass, Window, reply};
 use polvo_region::{Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
@@ -80,12 +81,47 @@ impl RequestContext<'_> {
         let region = inode.ino.region();
         let service = self.service(region)?.clone();
         let snapshot = self
-            .on_for_session(region, |region| {
+            .take_for_session(region, |region| {
                 may_read(region)?;
                 region.begin_read(inode, offset, len)
             })
             .await?;
-        Ok(Shown { service, snapshot })
+        let shown = Shown { service, snapshot };
+        self.mirrored(&shown.service).await?;
+        Ok(shown)
+    }
+
+    /// See [`polvo_proto::Request::ReadBytes`].
+    pub async fn read_bytes(&self, region: RegionId, pieces: &[(RegionOffset, u32)]) -> Result<Vec<u8>, FsError> {
+        let service = self.service(region)?;
+        if self.asking_node().is_ok() {
+            // a node that looks at locks asks whether what it has written is there, at the mirrors, too
+            service.enter(|region| drop(region.reap()));
+        }
+        let mut bytes = vec![0; pieces.iter().map(|(_, len)| *len as usize).sum()];
+        let mut rest = &mut bytes[..];
+        let shift = service.segment_shift();
+        for (offset, len) in pieces {
+            let (mut offset, mut len) = (*offset, *len as usize);
+            while len > 0 {
+                let room = (1u64 << shift) - (offset.0 & ((1 << shift) - 1));
+                let part = len.min(usize::try_from(room).unwrap_or(len));
+                if offset.0 >> Gpa::OFFSET_BITS != 0 {
+                    return Err(FsError::Invalid(format!("offset {:#x} is in no region", offset.0)));
+                }
+                let (found, class) = service.locate(Gpa::new(region, offset), part)?;
+                if class == SegmentClass::Data && !self.node.gives_one_sided(self.session.party) {
+                    return Err(FsError::NotPermitted);
+                }
+                let now;
+                (now, rest) = rest.split_at_mut(part);
+                self.node.pmem.read(found, now);
+                (offset, len) = (RegionOffset(offset.0 + part as u64), len - part);
+            }
+        }
+        // what was seen is there to stay, and was ours to show
+        self.mirrored(service).await?;
+        Ok(bytes)
     }
 
     /// EIO for a snapshot that shows damaged data.

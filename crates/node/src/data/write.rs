@@ -115,6 +115,9 @@ impl RequestContext<'_> {
     /// before, or to be refused, and nothing was done.
     pub fn write_colocated_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         let service = self.service(inode.ino.region()).ok()?;
+        if service.replication().is_some() {
+            return None; // it waits for its mirrors
+        }
         service
             .enter(|r| {
                 self.enters(r);
@@ -239,7 +242,7 @@ impl RequestContext<'_> {
         let pages = u32::try_from(len.div_ceil(PAGE as u64)).map_err(|_| FsError::NoSpace)?;
         let region = inode.ino.region();
         let runs = self
-            .on_for_session(region, |r| {
+            .take_for_session(region, |r| {
                 // a caller who may not write, or comes too late, is told before anything is moved
                 match r.attr(inode.ino, Some(inode.generation))?.0.kind {
                     FileKind::File | FileKind::Object => {}

@@ -7,6 +7,7 @@ pub(crate) mod scrub;
 pub(crate) mod status;
 pub(crate) mod utilization;
 
+use crate::map;
 use crate::node::Node;
 use crate::transactions::dispatch;
 use polvo_cluster::{Links, Timeouts, join_all};
@@ -17,6 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// How often a node does its housekeeping. It does nothing in between.
@@ -33,6 +35,8 @@ const GARBAGE_PIECES: u32 = 64;
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
     let mut open_since: BTreeMap<(RegionId, TxnId), Instant> = BTreeMap::new();
     let mut last_renewal = Instant::now();
+    let mut reached = map::Reached::default();
+    let mut replacing = JoinSet::new();
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for round in 0u64.. {
@@ -51,9 +55,11 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
         node.advance_tick();
         let resolved = resolve_left_over(&node, &links, &mut open_since);
         let rest = async {
-            if last_renewal.elapsed() >= node.config.timeouts.renew_every() {
+            if last_renewal.elapsed() >= node.config.timeouts.renew_every() || round % EXCHANGE_EVERY == 0 {
                 last_renewal = Instant::now();
-                links.renew().await;
+                let renewed = links.renew().await;
+                node.follow_map(&links, &renewed).await;
+                reached.note(&node.map(), &renewed);
             }
             if node.utilization.take_used() || round % EXCHANGE_EVERY == 0 {
                 exchange_usage(&node, &links).await;
@@ -68,7 +74,20 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
             dispatch::dispatch_left_over(&node, &links).await;
         };
         tokio::join!(resolved, rest);
+        if round % EXCHANGE_EVERY == 0 && replacing.is_empty() && reached.must_replace(node.id(), &node.map()) {
+            replacing.spawn_local(replace_voter(node.clone(), links.clone(), reached.clone()));
+        }
+        while replacing.try_join_next().is_some() {}
         collect_garbage(&node).await;
+    }
+}
+
+/// A voter has been away for long: it is replaced, beside the rounds, which wait for nobody.
+async fn replace_voter(node: Arc<Node>, links: Rc<Links>, reached: map::Reached) {
+    let map = node.map();
+    match node.replace_voter(&links, reached.alive(node.id(), &map)).await {
+        Ok(map) => tracing::warn!(voters = ?map.voters, "a voter of the cluster map was away and is replaced"),
+        Err(error) => tracing::warn!(%error, "a voter of the cluster map is away and cannot be replaced"),
     }
 }
 
@@ -100,7 +119,7 @@ impl Node {
         assert!(oldest > 0 && tick > 1, "ticks of grace are counted from 1");
         let safe = oldest.min(tick) - 1;
         assert!(safe < tick, "space freed in this tick is not used in it");
-        for service in self.regions.values() {
+        for service in self.regions.all() {
             service.enter(|region| region.set_tick(tick, safe));
         }
     }
@@ -110,7 +129,7 @@ impl Node {
 async fn resolve_left_over(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
     let now = Instant::now();
     let mut open = BTreeMap::new();
-    for service in node.regions.values() {
+    for service in node.regions.all() {
         let held = service.enter(|region| region.reap());
         open.extend(held.into_iter().map(|txn| ((service.id, txn), now)));
     }
@@ -154,7 +173,7 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
 
 /// In small pieces, so that requests come in between; then what is empty goes back to the pool.
 async fn collect_garbage(node: &Arc<Node>) {
-    for service in node.regions.values() {
+    for service in node.regions.all() {
         for _ in 0..GARBAGE_PIECES {
             if !service.enter(|region| region.collect_garbage(node.clock.now_ns())) {
                 break;

@@ -71,7 +71,7 @@ pub(crate) async fn run(node: Arc<Node>) {
     let pause = Duration::from_secs_f64(STEP_BYTES as f64 / pace.rate.max(1) as f64).max(PAUSE_MIN);
     loop {
         tokio::time::sleep(pace.every).await;
-        for service in node.regions.values() {
+        for service in node.regions.all() {
             let (mut place, mut logged) = (Some(ScrubPlace::default()), 0);
             while let Some(from) = place {
                 let step = node.scrub_step(service, from);

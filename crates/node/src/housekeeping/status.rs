@@ -2,7 +2,9 @@
 
 use crate::node::Node;
 use crate::region_service::RegionService;
+use crate::replication::Replication;
 use crate::request::sessions::{self, Party};
+use polvo_format::{Lsn, RegionId};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,14 +12,17 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Sessions listed; more are only counted, so that the answer fits a message.
 const SESSIONS_SHOWN: usize = 100;
-/// Regions listed, likewise.
+/// Regions listed, likewise, and copies of others' regions.
 const REGIONS_SHOWN: usize = 128;
 
 #[derive(Serialize)]
 struct Status {
     node: u16,
     name: String,
+    /// Of the cluster map that it goes by.
     epoch: u64,
+    /// Whether it votes on changes of that: its map says so, and it can read what it has promised.
+    votes: bool,
     listen: Vec<String>,
     providers: Vec<&'static str>,
     medium: String,
@@ -27,6 +32,8 @@ struct Status {
     pool: Pool,
     regions_total: usize,
     regions: Vec<Region>,
+    copies_total: usize,
+    copies: Vec<Copy>,
     sessions_total: usize,
     sessions: Vec<Session>,
     transactions: Transactions,
@@ -65,9 +72,21 @@ struct Region {
     id: u16,
     epoch: u64,
     role: &'static str,
+    /// Whether it is known that nobody else serves it: nothing is answered before.
+    confirmed: bool,
     inodes: u64,
     segments: usize,
     free_bytes: u64,
+}
+
+/// Of a region that is served elsewhere.
+#[derive(Serialize)]
+struct Copy {
+    region: u16,
+    /// Number of the last record that was put in place.
+    applied: u64,
+    /// Whether it has got all that the region held when it was begun.
+    whole: bool,
 }
 
 #[derive(Serialize)]
@@ -115,16 +134,26 @@ fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+fn copy_status((region, applied, whole): (RegionId, Lsn, bool)) -> Copy {
+    Copy {
+        region: region.0,
+        applied: applied.0,
+        whole,
+    }
+}
+
 impl Node {
     /// Everything there is to show, as JSON.
     pub(crate) fn status(self: &Arc<Self>) -> String {
         let sessions = self.sessions.list();
         let (held, waits) = self.locks.counts();
         let links = self.link_totals();
+        let copies = self.copies.list();
         let status = Status {
             node: self.id().0,
             name: self.config.name.clone(),
-            epoch: self.map().epoch.0,
+            epoch: self.map.epoch().0,
+            votes: self.votes(),
             listen: self.bound().iter().map(ToString::to_string).collect(),
             providers: self.providers(),
             medium: format!("{:?}", self.pmem.medium()).to_lowercase(),
@@ -132,8 +161,10 @@ impl Node {
             needs_sync: self.needs_sync(),
             uptime_ms: millis(self.started.elapsed()),
             pool: self.pool_status(),
-            regions_total: self.regions.len(),
+            regions_total: self.regions.all().count(),
             regions: self.region_status(),
+            copies_total: copies.len(),
+            copies: copies.into_iter().take(REGIONS_SHOWN).map(copy_status).collect(),
             sessions_total: sessions.len(),
             sessions: sessions
                 .iter()
@@ -194,18 +225,19 @@ impl Node {
                 id: service.id.0,
                 epoch: map.region(service.id).map_or(0, |info| info.epoch.0),
                 role: "primary",
+                confirmed: service.replication().is_none_or(Replication::is_confirmed),
                 inodes: usage.inodes,
                 segments,
                 free_bytes: usage.free_bytes,
             }
         };
-        self.regions.values().take(REGIONS_SHOWN).map(of).collect()
+        self.regions.all().take(REGIONS_SHOWN).map(of).collect()
     }
 
     fn session_status(&self, session: &sessions::Session) -> Session {
         let held = self
             .regions
-            .values()
+            .all()
             .map(|service| service.enter(|region| region.held_by_session(session.id)));
         let (opens, delegated_pages) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
         Session {

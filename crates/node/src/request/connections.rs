@@ -196,6 +196,11 @@ impl Connections {
         })
     }
 
+    /// All connections of a node.
+    pub fn close_all_of(&self, node: NodeId) -> Vec<Arc<Connection>> {
+        self.begin_closing(|c| c.party == Party::Node(node))
+    }
+
     /// All connections of a node but one.
     pub fn close_others(&self, node: NodeId, keep: u64) -> Vec<Arc<Connection>> {
         self.begin_closing(|c| c.number != keep && c.party == Party::Node(node))

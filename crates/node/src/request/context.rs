@@ -150,6 +150,8 @@ impl<'a> RequestContext<'a> {
 
     /// Does something in a region served here. While an inode it needs is locked by a transaction, or watched by another session,
     /// or the redo log is full, waits (bounded) and does it anew.
+    /// Then it waits until every mirror has what was found or done: what was found counts as much, since others may have done it a
+    /// moment ago.
     pub async fn on<T>(
         &self,
         region: RegionId,
@@ -157,10 +159,28 @@ impl<'a> RequestContext<'a> {
     ) -> Result<T, FsError> {
         let service = self.service(region)?;
         let mut f = |region: &mut Region| self.in_its_name(region, &mut f);
-        match self.node.enter_with_room(service, &mut f) {
+        let done = match self.node.enter_with_room(service, &mut f) {
             Ok(done) => Ok(done),
             Err(error) => Box::pin(self.wait_and_do(service, error, f)).await,
+        };
+        match service.may_answer() {
+            true => done,
+            false => Box::pin(self.told_when_mirrored(service, done)).await,
         }
+    }
+
+    /// What was found or done, once every mirror has it.
+    async fn told_when_mirrored<T>(&self, service: &RegionService, done: Result<T, FsError>) -> Result<T, FsError> {
+        self.mirrored(service).await?;
+        done
+    }
+
+    /// Waits until every mirror has what was found or done in a region by now.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`]: a mirror does not take it. It has happened, and may be found later.
+    pub async fn mirrored(&self, service: &RegionService) -> Result<(), FsError> {
+        service.mirrored(self.links, || self.deadline()).await
     }
 
     /// As `on`, for what a session gets: nothing once it has ended. Its end takes back what was given before, since
@@ -179,6 +199,28 @@ impl<'a> RequestContext<'a> {
             }
         })
         .await
+    }
+
+    /// As `on_for_session`, of what is taken and has to come back, which the caller sees to from then on: no mirror is waited for, or it
+    /// would be lost when that fails.
+    pub async fn take_for_session<T>(
+        &self,
+        region: RegionId,
+        mut f: impl FnMut(&mut Region) -> Result<T, RegionError>,
+    ) -> Result<T, FsError> {
+        let (service, session) = (self.service(region)?, self.session);
+        let mut f = |region: &mut Region| {
+            self.in_its_name(region, |r| {
+                match session.is_ended() && !planted(Planted::EndedSessionServed) {
+                    true => Err(FsError::SessionExpired.into()),
+                    false => f(r),
+                }
+            })
+        };
+        match self.node.enter_with_room(service, &mut f) {
+            Ok(taken) => Ok(taken),
+            Err(error) => Box::pin(self.wait_and_do(service, error, f)).await,
+        }
     }
 
     /// It failed: where that is for a moment only, waits and does it anew.

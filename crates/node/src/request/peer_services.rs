@@ -3,8 +3,9 @@
 use crate::region_service::{OnBehalf, RegionService};
 use crate::request::context::RequestContext;
 use crate::request::sessions::Party;
+use polvo_consensus::register::{Answer, Ask};
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
-use polvo_proto::{Collected, FsError, InodeRef, Intent, TxnState};
+use polvo_proto::{ClusterMap, Collected, FsError, InodeRef, Intent, TxnState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,6 +26,20 @@ impl RequestContext<'_> {
         Ok(self.node.space.past())
     }
 
+    /// A voter's answer.
+    pub fn register(&self, ask: Ask<ClusterMap>) -> Result<Box<Answer<ClusterMap>>, FsError> {
+        self.asking_node()?;
+        self.node.vote(ask).map(Box::new)
+    }
+
+    /// A map that was chosen.
+    pub fn new_map(&self, map: &ClusterMap) -> Result<(), FsError> {
+        self.asking_node()?;
+        self.node.is_map_of_ours(map)?;
+        self.node.learn_map(map);
+        Ok(())
+    }
+
     pub async fn collect(
         &self,
         txn: TxnId,
@@ -34,7 +49,12 @@ impl RequestContext<'_> {
         intents: &[Intent],
     ) -> Result<Collected, FsError> {
         let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
-        self.node.collect_here(service, txn, intents, on_behalf).await
+        let collected = self.node.collect_here(service, txn, intents, on_behalf).await;
+        // who takes over knows of the locks
+        if !service.may_answer() {
+            Box::pin(self.mirrored(service)).await?;
+        }
+        collected
     }
 
     #[cfg(feature = "two-phase")]
@@ -48,6 +68,16 @@ impl RequestContext<'_> {
     ) -> Result<Vec<polvo_proto::Outcome>, FsError> {
         let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
         self.node.prepare_here(service, txn, intents, on_behalf).await
+    }
+
+    /// See [`polvo_proto::Request::FenceOff`].
+    pub async fn fence_off(&self, deposed: NodeId) -> Result<(), FsError> {
+        let asking = self.asking_node()?;
+        if deposed == asking || deposed == self.node.id() {
+            return Err(FsError::Invalid("a node fences others off".into()));
+        }
+        self.node.fence_off(deposed).await;
+        Ok(())
     }
 
     /// Refuses all but the primary of the region whose transaction it is.

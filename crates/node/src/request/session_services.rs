@@ -40,7 +40,7 @@ impl Node {
         let reply = reply::Attached {
             lease_ms: u64::try_from(self.config.timeouts.lease.as_millis()).unwrap_or(u64::MAX),
             tick,
-            map: (*self.map()).clone(),
+            map: Box::new((*self.map()).clone()),
             node: self.id(),
             number: session.number,
             needs_sync: self.needs_sync(),
@@ -149,15 +149,31 @@ impl RequestContext<'_> {
             EndWriting { inodes } => self.end_writing(&inodes),
             TakeTokens { inodes } => self.take_tokens(&inodes),
             Watch { term, answered, end } => Box::pin(self.watch(term, &answered, end)).await,
+            FenceOff { node } => Box::pin(self.fence_off(node)).await,
+            ReadBytes { region, pieces } => Box::pin(self.read_bytes(region, &pieces)).await,
+            AttachMirror { region, segment_shift, fill_from } => self.attach_mirror(region, segment_shift, fill_from),
+            MirrorSegments { region, segments } => self.mirror_segments(region, &segments),
+            Beacon { epoch } => self.asking_node().and_then(|node| self.node.beacon(node, epoch)),
+            ApplyMirror { region, whole } => self.apply_mirror(region, whole),
+            Register(ask) => self.register(*ask),
+            NewMap(map) => self.new_map(&map),
         )
     }
 
     /// What the request has done, if it was done: by this incarnation, though nothing else is known of its session any more, or by
     /// an earlier one.
-    pub(crate) fn done_before(&self) -> Option<Done> {
-        let origin = self.origin()?;
-        let mut regions = self.node.regions.values();
-        regions.find_map(|service| service.enter(|region| region.done_before(origin)))
+    ///
+    /// # Errors
+    /// A mirror does not take it.
+    pub(crate) async fn done_before(&self) -> Result<Option<Done>, FsError> {
+        let Some(origin) = self.origin() else { return Ok(None) };
+        for service in self.node.regions.all() {
+            if let Some(done) = service.enter(|region| region.done_before(origin)) {
+                self.mirrored(service).await?;
+                return Ok(Some(done));
+            }
+        }
+        Ok(None)
     }
 
     /// The answer to a request that has been done: what it concerned as it is now.
@@ -211,20 +227,20 @@ impl RequestContext<'_> {
         let now = self.node.tick.load(Relaxed);
         self.session.renew(tick.min(now));
         let mut recall: Vec<InodeRef> = Vec::new();
-        for service in self.node.regions.values() {
+        for service in self.node.regions.all() {
             recall.extend(service.enter(|region| region.dead_held(self.session.id)));
         }
         recall.truncate(RECALL_MAX);
         reply::Renewed {
             tick: now,
             recall,
-            epoch: self.node.map().epoch,
+            epoch: self.node.map.epoch(),
         }
     }
 
     fn segments(&self, region: RegionId, from: u32) -> Result<SegmentMap, FsError> {
         let service = self.service(region)?;
-        let mut keys = self.node.keys;
+        let mut keys = *self.node.keys.lock();
         if self.session.party == Party::Client {
             keys.node = 0;
         }

@@ -99,7 +99,7 @@ impl Node {
         if believed_until.is_none_or(|until| Instant::now() < until) {
             return;
         }
-        for service in self.regions.values() {
+        for service in self.regions.all() {
             service.enter(|region| region.open_to_changes());
         }
         self.space.note_tokens_given(false);

@@ -18,7 +18,7 @@ use crate::node::Node;
 use parking_lot::Mutex;
 use polvo_format::SessionId;
 use polvo_proto::{InodeRef, TOKENS_MAX, TOKENS_PAGE};
-use polvo_region::TokenId;
+use polvo_region::{Region, TokenId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -165,9 +165,16 @@ impl Node {
             return;
         }
         *self.tokens.believed_until.lock() = Some(self.started + self.config.timeouts.token);
-        for service in self.regions.values() {
+        for service in self.regions.all() {
             service.enter(|region| region.close_to_changes());
         }
+    }
+
+    /// A region that is about to be served here was served elsewhere: nothing changes in it until the tokens given there are over.
+    pub(crate) fn mistrust_tokens_until(&self, until: Instant, region: &mut Region) {
+        let mut believed_until = self.tokens.believed_until.lock();
+        *believed_until = Some(believed_until.map_or(until, |before| before.max(until)));
+        region.close_to_changes();
     }
 
     /// Takes tokens out of the regions; whoever waits for one of them goes on.
@@ -208,7 +215,7 @@ impl Node {
             self.lapse_late(&holder, now);
         }
         let now_ms = self.token_clock_ms();
-        for service in self.regions.values() {
+        for service in self.regions.all() {
             service.enter(|region| region.sweep_tokens(now_ms));
         }
     }

@@ -238,11 +238,15 @@ async fn distributed(
     match decide(ctx, txn, *own, own_intents, &remote, &mut outcomes, lease).await {
         Ok(Some(record)) => {
             drop(running); // the log speaks for it from here on
+            // a mirror that takes over knows of it before anybody hears of it
+            let mirrored = ctx.mirrored(ctx.service(*own)?).await;
             dispatch::finish(ctx, Dispatch::new(txn, record, remote)).await?;
+            mirrored?;
             Ok(outcomes)
         }
         Ok(None) => {
             abort(ctx, txn, &remote).await; // there was nothing to write, only locks to let go
+            ctx.mirrored(ctx.service(*own)?).await?;
             Ok(outcomes)
         }
         Err(error) => {
@@ -347,6 +351,7 @@ async fn collect(
         };
         let collected = ctx.node.collect_here(service, txn, intents, on_behalf).await?;
         let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
+        ctx.mirrored(service).await?;
         return Ok((RemotePart::Collected(part), outcomes));
     }
     commit_protocol::join(ctx, txn, region, intents, open).await

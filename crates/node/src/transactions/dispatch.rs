@@ -56,6 +56,8 @@ pub(crate) struct Dispatch {
     record: RedoId,
     parts: Vec<RemotePart>,
     sent: Sent,
+    /// Nodes that may have sent parts of it before this one took their place.
+    deposed: Vec<NodeId>,
 }
 
 impl Dispatch {
@@ -66,6 +68,7 @@ impl Dispatch {
             record,
             parts,
             sent: Sent::Nothing,
+            deposed: Vec::new(),
         }
     }
 
@@ -77,6 +80,14 @@ impl Dispatch {
         }
     }
 
+    /// Decided by the primary whose place was taken: one of these, which may not know it yet.
+    pub fn succeeded(undispatched: Undispatched, deposed: Vec<NodeId>) -> Dispatch {
+        Dispatch {
+            deposed,
+            ..Dispatch::found(undispatched)
+        }
+    }
+
     fn is_on_its_way(&self) -> bool {
         let all = matches!(self.sent, Sent::Everything(_));
         debug_assert!(
@@ -85,6 +96,24 @@ impl Dispatch {
         );
         all
     }
+}
+
+/// Whoever decided it before has no more say where it has parts.
+async fn fence_off(node: &Arc<Node>, links: &Rc<Links>, dispatch: &Dispatch) -> Result<(), FsError> {
+    for part in &dispatch.parts {
+        let at = links.primary(part.region())?;
+        for deposed in dispatch.deposed.iter().copied().filter(|deposed| *deposed != at) {
+            if at == node.id() {
+                node.fence_off(deposed).await;
+                continue;
+            }
+            let fence = ask::FenceOff { node: deposed };
+            links
+                .call_node_within(at, Cred::Kernel, fence, Timeouts::MIRROR)
+                .await?;
+        }
+    }
+    Ok(())
 }
 
 /// The node of the first part that remains; ours where the map does not know it.
@@ -115,8 +144,21 @@ impl Dispatching {
         let Some(dispatch) = &mut self.dispatch else {
             return Ok(());
         };
-        let in_doubt = mem::replace(&mut dispatch.sent, Sent::InDoubt) != Sent::Nothing;
         let (node, txn) = (&self.node, dispatch.txn);
+        match node.service(txn.region()) {
+            // whoever takes the coordinator's place knows of it before a participant does
+            Some(service) => service.mirrored(links, || Instant::now() + limit).await?,
+            // others have taken our place, and see to it if they know of it: if not, it has not happened
+            None => {
+                node.space.retire(dispatch.record);
+                self.dispatch = None;
+                return Ok(());
+            }
+        }
+        if !dispatch.deposed.is_empty() {
+            fence_off(node, links, dispatch).await?;
+        }
+        let in_doubt = mem::replace(&mut dispatch.sent, Sent::InDoubt) != Sent::Nothing;
         debug_assert!(
             node.space.is_logged(txn),
             "the record stays until every part has arrived"
@@ -188,7 +230,11 @@ impl Dispatching {
         if let Some(dispatch) = &self.dispatch {
             debug_assert!(dispatch.sent != Sent::Nothing, "what was not sent has not arrived");
             self.node.probe.reached(Phase::Dispatched).await;
-            self.node.space.retire(dispatch.record);
+            match self.node.service(dispatch.txn.region()) {
+                Some(service) => service.enter(|region| region.retire(dispatch.txn, dispatch.record)),
+                // who serves the region now sees to it
+                None => self.node.space.retire(dispatch.record),
+            }
         }
         self.dispatch = None;
     }
@@ -220,10 +266,6 @@ pub(crate) async fn finish(ctx: &RequestContext<'_>, dispatch: Dispatch) -> Resu
     assert!(
         !dispatch.parts.is_empty(),
         "what no participant takes part in is not dispatched"
-    );
-    debug_assert!(
-        ctx.node.serves(dispatch.txn.region()),
-        "a node dispatches what it has decided"
     );
     let dispatching = Dispatching::new(ctx.node, dispatch);
     let mut to_do = Box::pin(dispatching.until_sent(ctx.links.clone(), ctx.backoff(), ctx.deadline()));
@@ -356,9 +398,16 @@ impl Node {
     /// Sends a part that may have arrived already, or may be about to.
     async fn send_again(self: &Arc<Self>, links: &Rc<Links>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
         // What was sent before must not come in later than what is sent now.
-        links
-            .call_node(links.primary(part.region)?, Cred::Kernel, ask::Fence)
-            .await?;
+        let at = links.primary(part.region)?;
+        match links.has_copies(part.region) {
+            // one that is away may be succeeded soon
+            true => {
+                links
+                    .call_node_within(at, Cred::Kernel, ask::Fence, Timeouts::MIRROR)
+                    .await?
+            }
+            false => links.call_node(at, Cred::Kernel, ask::Fence).await?,
+        }
         links.forget_segments(part.region);
         debug_assert!(!part.locks.is_empty(), "a part without locks cannot be seen to arrive");
         let words = read_words(links, part.region, part.locks.iter().copied()).await?;
@@ -425,11 +474,19 @@ impl CommitProtocol for CollectDispatch {
     ) -> Result<Arrival, FsError> {
         debug_assert!(!part.locks.is_empty(), "a part without locks cannot be seen to arrive");
         if let Some(service) = node.service(part.region) {
-            return service.dispatch(txn, part).map(|()| Arrival::There);
+            service.dispatch(txn, part)?;
+            if service.replication().is_some() {
+                service.enter(|region| drop(region.reap()));
+                Box::pin(service.mirrored(links, || Instant::now() + Timeouts::MIRROR)).await?;
+            }
+            return Ok(Arrival::There);
         }
         if in_doubt {
-            let again = Box::pin(node.send_again(links, txn, part));
-            return again.await.map(|()| Arrival::There);
+            Box::pin(node.send_again(links, txn, part)).await?;
+            return match links.has_copies(part.region) {
+                true => Ok(Arrival::OnItsWay), // it is probed whether its mirrors have it
+                false => Ok(Arrival::There),
+            };
         }
         let writes = part.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
         let free = part.locks.iter().map(|at| (*at, FREE.as_slice()));
@@ -442,7 +499,8 @@ impl CommitProtocol for CollectDispatch {
                 writes.map(write_any).collect()
             }
         };
-        match links.post_writes(part.region, &mut ops).await? {
+        let is_there = links.post_writes(part.region, &mut ops).await?;
+        match is_there && !links.has_copies(part.region) {
             true => Ok(Arrival::There),
             false => Ok(Arrival::OnItsWay),
         }

@@ -323,3 +323,19 @@ fn the_same_seed_runs_the_same() {
     };
     assert_eq!(trace(5), trace(5));
 }
+
+#[test]
+fn a_node_that_ends_may_be_asked_to_stop_again() {
+    with_cluster(async |cluster| {
+        let node = cluster.node(1).clone();
+        node.stop();
+        node.stopped().await;
+        for _ in 0..20 {
+            node.stop();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(node.refusal(), None);
+        cluster.stop(1).await;
+        cluster.restart(1).await.unwrap();
+    });
+}

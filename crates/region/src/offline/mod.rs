@@ -15,6 +15,7 @@ use crate::store::Store;
 use crate::{Finding, PoolSpace, RegionError};
 use polvo_format::{Gpa, RegionId, SequenceLimit, TxnId};
 use polvo_pmem::Pmem;
+use polvo_proto::KeptMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -69,6 +70,7 @@ impl Cluster {
                 }
             }
             damage.extend(findings.into_iter().map(|f| format!("{name}: {}", f.what)));
+            damage.extend(register_damage(&space).map(|what| format!("{name}: {what}")));
             let at = cluster.pools.len();
             for region in space.regions() {
                 if let Some(other) = cluster.of_region.insert(region, at) {
@@ -103,6 +105,15 @@ impl Cluster {
         // a damaged word is mended before; without that all numbers may have been used
         let limit = store.read_sequence().unwrap_or(SequenceLimit(1 << 48));
         Some(TxnId::is_number(txn.sequence()) && txn.sequence() < limit.0)
+    }
+}
+
+/// What is wrong with what a pool keeps of the cluster map. Nobody can make it anew: its node does not vote until it is replaced.
+fn register_damage(space: &PoolSpace) -> Option<String> {
+    match space.register() {
+        Ok(None) => None,
+        Ok(Some(bytes)) => KeptMap::decode(&bytes).err().map(|why| format!("register: {why}")),
+        Err(error) => Some(error.to_string()),
     }
 }
 

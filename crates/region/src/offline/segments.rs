@@ -8,7 +8,8 @@ use super::salvage::{Length, LogPages, read_log};
 use crate::PoolSpace;
 use crate::store::Store;
 use polvo_format::{
-    INODE_SIZE, Ino, InodeHead, LINE, LogPage, PAGE, RegionHeader, RegionId, SegmentEntry, SegmentIndex, SegmentOwner,
+    INODE_SIZE, Ino, InodeHead, LINE, LogPage, PAGE, REGISTER_OWNER, RegionHeader, RegionId, SegmentEntry,
+    SegmentIndex, SegmentOwner,
 };
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +28,10 @@ pub(super) fn mend(space: &Arc<PoolSpace>) -> Vec<String> {
         let flipped = space
             .segment_entry_before_flip(at)
             .filter(|entry| fits(space, at, *entry));
-        match flipped.or_else(|| inodes_say(space, at)) {
+        match flipped
+            .or_else(|| register_says(space, at))
+            .or_else(|| inodes_say(space, at))
+        {
             Some(entry) => done.push(store(space, at, entry)),
             None => unknown.push(at),
         }
@@ -79,6 +83,9 @@ fn store(space: &PoolSpace, at: SegmentIndex, entry: SegmentEntry) -> String {
     space.store_segment_entry(at, entry);
     match entry {
         SegmentEntry::Free => format!("segment table: {at}: free"),
+        SegmentEntry::Owned(owner) if owner.region == REGISTER_OWNER => {
+            format!("segment table: {at}: the register of the cluster map")
+        }
         SegmentEntry::Owned(owner) => {
             format!(
                 "segment table: {at}: segment {} of region {}",
@@ -97,6 +104,16 @@ fn fits(space: &PoolSpace, at: SegmentIndex, entry: SegmentEntry) -> bool {
         }
         _ => true,
     }
+}
+
+/// The entry of the segment that holds what the node has to remember of the cluster map.
+fn register_says(space: &PoolSpace, at: SegmentIndex) -> Option<SegmentEntry> {
+    let holds_it = !space.has_register() && space.holds_register(space.layout().segment_offset(at));
+    holds_it.then_some(SegmentEntry::Owned(SegmentOwner {
+        region: REGISTER_OWNER,
+        index: 0,
+        class: SegmentClass::Register as u8,
+    }))
 }
 
 /// A slot of a segment that is not all zeros.

@@ -10,6 +10,7 @@ mod peers;
 #[cfg(feature = "two-phase")]
 mod prepared;
 mod redo_log;
+mod register;
 mod segment_table;
 mod sequence;
 
@@ -18,6 +19,7 @@ use polvo_format::{Era, Gpa, NodeId, PoolLayout, PoolPast, RegionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Collected, FsError, Outcome, SegmentClass};
 use redo_log::RedoLog;
+pub(crate) use redo_log::encode_parts;
 use segment_table::SegmentTable;
 use sequence::Sequence;
 use std::sync::Arc;
@@ -202,9 +204,27 @@ impl PoolSpace {
         &self.layout
     }
 
-    /// Regions that own segments here, in order.
+    /// Regions that own segments here, in order; copies of others are none of them.
     pub fn regions(&self) -> Vec<RegionId> {
         self.table.regions()
+    }
+
+    /// Regions of which the pool has a copy ([`crate::Lane`]), in order, each with where its lane begins.
+    pub(crate) fn lanes(&self) -> Vec<(RegionId, u64)> {
+        self.table.lanes()
+    }
+
+    /// Is there a copy of this region?
+    pub fn has_copy(&self, region: RegionId) -> bool {
+        self.table.lanes().iter().any(|(copy, _)| *copy == region)
+    }
+
+    pub(crate) fn take_lane(&self, region: RegionId) -> Result<u64, RegionError> {
+        self.table.take_lane(&self.pmem, region)
+    }
+
+    pub(crate) fn give_back_lane(&self, region: RegionId) {
+        self.table.give_back_lane(&self.pmem, region);
     }
 
     /// Counts.
@@ -263,6 +283,34 @@ impl PoolSpace {
     /// dispatched (then [`Self::retire`] it); else its slot is free again. Durable on return.
     pub(crate) fn applied(&self, record: RedoId) -> Option<RedoId> {
         self.redo.applied(&self.pmem, &self.layout, record)
+    }
+
+    /// A region of which there is a copy here has decided this, which it has in a record without a local part: it is in the log from
+    /// its return on. Nothing happens where it is there already.
+    ///
+    /// # Errors
+    /// `Pool` for what is no such record; `Retry` when all slots that it may take are in use.
+    pub(crate) fn adopt(&self, region: RegionId, record: &[u8]) -> Result<(), RegionError> {
+        let (txn, remote) = redo_log::parts_of(region, record).map_err(RegionError::Pool)?;
+        if self.redo.is_logged(txn) {
+            return Ok(());
+        }
+        let id = self.log(region, txn, [], &remote)?;
+        self.redo.applied(&self.pmem, &self.layout, id);
+        self.redo.keep(Undispatched {
+            record: id,
+            region,
+            txn,
+            remote,
+        });
+        Ok(())
+    }
+
+    /// As [`Self::retire`], of what was adopted.
+    pub(crate) fn retire_of(&self, txn: TxnId) {
+        if let Some(record) = self.redo.record_of(txn) {
+            self.retire(record);
+        }
     }
 
     /// Records found at `open` whose remote parts are not known to be dispatched. Dispatch, then `retire`.

@@ -143,14 +143,7 @@ impl RedoLog {
                 encoder.local(gpa, bytes);
             }
             for part in remote {
-                match part {
-                    RemotePart::Collected(part) => {
-                        let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));
-                        encoder.collected(part.region, writes, &part.locks);
-                    }
-                    #[cfg(feature = "two-phase")]
-                    RemotePart::Prepared(region) => encoder.prepared(*region),
-                }
+                encode_part(&mut encoder, part);
             }
             let record = encoder.finish();
             assert_eq!(record.len(), size, "a record is as long as was reckoned");
@@ -246,6 +239,21 @@ impl RedoLog {
         debug_assert!(!state.free.contains(&record.slot()), "a slot is freed once");
         state.free.push(record.slot());
         state.check();
+    }
+
+    /// One more that is to be dispatched by whoever asks what was found.
+    pub fn keep(&self, adopted: Undispatched) {
+        let mut state = self.state.lock();
+        state.found.push(adopted);
+        state.check();
+    }
+
+    /// The record of a transaction that is to be dispatched.
+    pub fn record_of(&self, txn: TxnId) -> Option<RedoId> {
+        let state = self.state.lock();
+        let is_it = |slot: &Slot| matches!(slot.stage, Stage::ToDispatch { txn: t } if t == txn);
+        let found = (0..).zip(&state.slots).find(|(_, slot)| is_it(slot));
+        found.map(|(at, slot)| RedoId::new(at, slot.number))
     }
 
     /// Records found at the start whose remote parts remain, and that were not retired since.
@@ -435,6 +443,37 @@ fn put_in_place(pmem: &Pmem, table: &SegmentTable, slot: &[u8], logged: RedoStat
         pmem.fence();
     }
     Ok((!remote.is_empty()).then_some((region, txn, remote)))
+}
+
+/// What a region has decided: the transaction and its parts elsewhere, of a record without a local part.
+pub(super) fn parts_of(region: RegionId, record: &[u8]) -> Result<(TxnId, Vec<RemotePart>), String> {
+    let record = RedoRecord::decode(record).map_err(|why| why.to_string())?;
+    if record.region != region || record.txn.region() != region || !record.local.is_empty() || record.remote.is_empty()
+    {
+        return Err(format!("{:?} is not what region {region} has decided", record.txn));
+    }
+    let remote = record.remote.into_iter().map(to_dispatch).collect::<Result<_, _>>()?;
+    Ok((record.txn, remote))
+}
+
+/// A record without a local part, as replicas of the region get it.
+pub(crate) fn encode_parts(into: &mut Vec<u8>, region: RegionId, txn: TxnId, remote: &[RemotePart]) {
+    let mut encoder = RedoEncoder::new(into, 0, 0, region, txn);
+    for part in remote {
+        encode_part(&mut encoder, part);
+    }
+    encoder.finish();
+}
+
+fn encode_part(encoder: &mut RedoEncoder<'_>, part: &RemotePart) {
+    match part {
+        RemotePart::Collected(part) => {
+            let writes = part.writes.iter().map(|(gpa, bytes)| (*gpa, bytes.as_slice()));
+            encoder.collected(part.region, writes, &part.locks);
+        }
+        #[cfg(feature = "two-phase")]
+        RemotePart::Prepared(region) => encoder.prepared(*region),
+    }
 }
 
 fn to_dispatch(part: RedoPart<'_>) -> Result<RemotePart, String> {

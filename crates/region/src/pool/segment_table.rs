@@ -2,7 +2,9 @@
 
 use crate::RegionError;
 use parking_lot::Mutex;
-use polvo_format::{Gpa, PoolLayout, RegionId, RegionOffset, SegmentEntry, SegmentIndex, SegmentOwner};
+use polvo_format::{
+    Gpa, LANE_CLASS, PoolLayout, REGISTER_OWNER, RegionId, RegionOffset, SegmentEntry, SegmentIndex, SegmentOwner,
+};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +18,8 @@ pub(super) struct SegmentTable {
 struct State {
     free: BTreeSet<u32>,
     owned: BTreeMap<(RegionId, u32), (SegmentIndex, SegmentClass)>,
+    /// by whose records come there: the pool has a copy of that region
+    lanes: BTreeMap<RegionId, SegmentIndex>,
     /// neither: nobody knows whose they are
     damaged: BTreeSet<u32>,
 }
@@ -56,7 +60,7 @@ impl SegmentTable {
         }
         state.check(layout);
         assert_eq!(
-            state.free.len() + state.owned.len() + state.damaged.len(),
+            state.free.len() + state.owned.len() + state.lanes.len() + state.damaged.len(),
             layout.segments as usize,
             "every entry was read"
         );
@@ -73,16 +77,77 @@ impl SegmentTable {
 
     /// Could a segment be this one? It makes sense, and no other one is.
     pub fn could_be(&self, owner: SegmentOwner) -> bool {
-        SegmentClass::from_u8(owner.class).is_some()
+        let state = self.state.lock();
+        if owner.class == LANE_CLASS {
+            return owner.index == 0 && !state.lanes.contains_key(&owner.region);
+        }
+        SegmentClass::from_u8(owner.class).is_some_and(|class| may_own(owner.region, owner.index, class))
             && u64::from(owner.index) < region_segments_max(&self.layout)
-            && !self.state.lock().owned.contains_key(&(owner.region, owner.index))
+            && !state.owned.contains_key(&(owner.region, owner.index))
     }
 
+    /// Regions that live here: those that have segments, and are no copies.
     pub fn regions(&self) -> Vec<RegionId> {
         let state = self.state.lock();
-        let mut regions: Vec<_> = state.owned.keys().map(|(region, _)| *region).collect();
+        let owners = state.owned.keys().map(|(region, _)| *region);
+        let mut regions: Vec<_> = owners.filter(|region| !state.lanes.contains_key(region)).collect();
         regions.dedup();
+        regions.retain(|region| *region != REGISTER_OWNER);
         regions
+    }
+
+    /// Regions of which there is a copy, each with where its lane begins.
+    pub fn lanes(&self) -> Vec<(RegionId, u64)> {
+        let state = self.state.lock();
+        let lanes = state.lanes.iter();
+        lanes
+            .map(|(region, at)| (*region, self.layout.segment_offset(*at)))
+            .collect()
+    }
+
+    /// Takes a segment for a lane, zeroed. Durable on return; gives where it begins.
+    pub fn take_lane(&self, pmem: &Pmem, region: RegionId) -> Result<u64, RegionError> {
+        let at = {
+            let mut state = self.state.lock();
+            assert!(!state.lanes.contains_key(&region), "{region} has a lane");
+            SegmentIndex(state.free.pop_first().ok_or(FsError::NoSpace)?)
+        };
+        let offset = self.layout.segment_offset(at);
+        pmem.zero_streaming(offset, self.layout.segment_size());
+        pmem.fence();
+        let owner = SegmentOwner {
+            region,
+            index: 0,
+            class: LANE_CLASS,
+        };
+        store(pmem, &self.layout, at, SegmentEntry::Owned(owner));
+        let mut state = self.state.lock();
+        let before = state.lanes.insert(region, at);
+        assert!(before.is_none(), "{region} has got a lane meanwhile");
+        state.check(&self.layout);
+        Ok(offset)
+    }
+
+    /// Gives a lane back. Durable on return. What else the region has here is no copy any more.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn give_back_lane(&self, pmem: &Pmem, region: RegionId) {
+        let lane = self.state.lock().lanes.remove(&region);
+        let at = lane.unwrap_or_else(|| panic!("{region} has no lane"));
+        store(pmem, &self.layout, at, SegmentEntry::Free);
+        let mut state = self.state.lock();
+        let added = state.free.insert(at.0);
+        assert!(added, "{at} is free already");
+        state.check(&self.layout);
+    }
+
+    /// Pool offset of the segment that holds the register, if there is one.
+    pub fn register(&self) -> Option<u64> {
+        let state = self.state.lock();
+        let (at, class) = state.owned.get(&(REGISTER_OWNER, 0))?;
+        debug_assert_eq!(*class, SegmentClass::Register, "{at}");
+        Some(self.layout.segment_offset(*at))
     }
 
     pub fn free(&self) -> u32 {
@@ -112,6 +177,7 @@ impl SegmentTable {
         if u64::from(index) >= region_segments_max(&self.layout) {
             return Err(FsError::NoSpace.into());
         }
+        assert!(may_own(region, index, class), "{region}: segment {index} for {class:?}");
         let at = {
             let mut state = self.state.lock();
             assert!(
@@ -123,7 +189,7 @@ impl SegmentTable {
         let offset = self.layout.segment_offset(at);
         assert!(offset.is_multiple_of(self.layout.segment_size()), "{at} is aligned");
         match class {
-            SegmentClass::Inodes | SegmentClass::Logs => {
+            SegmentClass::Inodes | SegmentClass::Logs | SegmentClass::Register => {
                 pmem.zero_streaming(offset, self.layout.segment_size());
                 // zeros first: a segment that is the region's is never seen with what it held before
                 pmem.fence();
@@ -192,13 +258,13 @@ impl State {
     /// Each segment is free, or owned, or nobody knows whose, or just changing hands.
     fn check(&self, layout: &PoolLayout) {
         assert!(
-            self.free.len() + self.owned.len() + self.damaged.len() <= layout.segments as usize,
+            self.free.len() + self.owned.len() + self.lanes.len() + self.damaged.len() <= layout.segments as usize,
             "no segment counts twice"
         );
         debug_assert!(
-            self.owned
-                .values()
-                .all(|(at, _)| !self.free.contains(&at.0) && !self.damaged.contains(&at.0)),
+            (self.owned.values().map(|(at, _)| at))
+                .chain(self.lanes.values())
+                .all(|at| !self.free.contains(&at.0) && !self.damaged.contains(&at.0)),
             "what is owned is neither free nor damaged"
         );
         debug_assert!(self.free.is_disjoint(&self.damaged), "what is damaged is not free");
@@ -206,17 +272,38 @@ impl State {
 
     fn enter(&mut self, layout: &PoolLayout, at: SegmentIndex, owner: SegmentOwner) -> Result<(), String> {
         let SegmentOwner { region, index, class } = owner;
+        if class == LANE_CLASS {
+            return match (index, self.lanes.get(&region)) {
+                (0, None) => {
+                    self.lanes.insert(region, at);
+                    Ok(())
+                }
+                (0, Some(other)) => Err(format!("{other} and {at} both claim to be the lane of {region}")),
+                (index, _) => Err(format!("{at}: lane {index} of {region}, which has one")),
+            };
+        }
         let class = SegmentClass::from_u8(class).ok_or_else(|| format!("{at}: class {class}"))?;
         if u64::from(index) >= region_segments_max(layout) {
             return Err(format!(
                 "{at}: segment {index} of {region} is outside of the region's address space"
             ));
         }
+        if !may_own(region, index, class) {
+            return Err(format!("{at}: segment {index} of {region} for {class:?}"));
+        }
         if let Some((other, _)) = self.owned.get(&(region, index)) {
             return Err(format!("{other} and {at} both claim to be segment {index} of {region}"));
         }
         self.owned.insert((region, index), (at, class));
         Ok(())
+    }
+}
+
+/// The register has one segment, of an owner of its own, who has no other.
+fn may_own(owner: RegionId, index: u32, class: SegmentClass) -> bool {
+    match class.is_of_regions() {
+        true => owner != REGISTER_OWNER,
+        false => owner == REGISTER_OWNER && index == 0,
     }
 }
 

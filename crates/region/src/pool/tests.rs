@@ -858,3 +858,96 @@ fn what_is_no_part_is_refused_when_it_is_collected() {
     let refused = CollectedPart::new(region, collected(), 1);
     assert!(matches!(refused, Err(FsError::Io(_))), "outcomes of something else");
 }
+
+#[test]
+fn a_register_is_what_was_kept_last_whenever_the_power_goes() {
+    let space = fresh();
+    assert_eq!(space.register().unwrap(), None);
+    let mut before: Option<Vec<u8>> = None;
+    for round in 1..=6u8 {
+        // of several lines, growing and shrinking
+        let value = vec![round; 100 + usize::from(round % 3) * 700];
+        for image in power_cuts(space.pmem(), || space.keep_register(&value).unwrap()) {
+            let found = reopened(&image).register().unwrap();
+            assert!(
+                found == before || found.as_ref() == Some(&value),
+                "round {round}: {found:?}"
+            );
+        }
+        assert_eq!(reopened(&now(&space)).register().unwrap().as_ref(), Some(&value));
+        before = Some(value);
+    }
+    assert_eq!(space.regions(), [], "it belongs to no region");
+    assert_eq!(space.usage().free_segments, space.usage().segments - 1);
+}
+
+#[test]
+fn a_register_is_in_two_places_and_any_damage_of_one_is_made_up_for_by_the_other() {
+    let space = fresh();
+    let value: Vec<u8> = (0..200).collect();
+    space.keep_register(&[1; 300]).unwrap();
+    space.keep_register(&value).unwrap();
+    let segment = space.table.register().unwrap();
+    let flipped = |space: &PoolSpace, at: u64| {
+        let word = space.pmem().read_u64(at);
+        space.pmem().write_u64(at, word ^ 1 << (at % 61));
+        space.pmem().persist(at, 8);
+    };
+    let place = polvo_format::REGISTER_PLACE as u64;
+    for at in (0..264).step_by(8) {
+        for one in [segment, segment + place] {
+            let damaged = reopened(&now(&space));
+            flipped(&damaged, one + at);
+            assert_eq!(damaged.register().unwrap().as_ref(), Some(&value), "{at}");
+            flipped(&damaged, 2 * segment + place - one + at);
+            let why = error_of(damaged.register());
+            assert!(why.contains("register"), "{why}");
+            // it is no register that was never written
+            let why = error_of(damaged.keep_register(&[1]));
+            assert!(why.contains("register"), "{why}");
+        }
+    }
+    // what is kept next is in both again
+    let damaged = reopened(&now(&space));
+    flipped(&damaged, segment + 8);
+    damaged.keep_register(&[7; 20]).unwrap();
+    flipped(&damaged, segment + place + 8);
+    assert_eq!(damaged.register().unwrap(), Some(vec![7; 20]));
+}
+
+#[test]
+fn a_register_needs_a_segment_that_no_region_gets() {
+    let space = fresh();
+    let free = space.usage().free_segments;
+    for index in 0..free {
+        space.take_segment(R1, index, SegmentClass::Data).unwrap();
+    }
+    assert_eq!(
+        error_of(space.keep_register(&[1])),
+        RegionError::from(FsError::NoSpace).to_string()
+    );
+    assert_eq!(space.register().unwrap(), None);
+    space.give_back_segment(R1, 3);
+    space.set_register_aside().unwrap();
+    space.set_register_aside().unwrap();
+    assert_eq!(space.usage().free_segments, 0);
+    assert_eq!(space.register().unwrap(), None, "nothing was kept");
+    space.keep_register(&[1]).unwrap();
+    let space = reopened(&now(&space));
+    assert_eq!(space.register().unwrap(), Some(vec![1]));
+    assert_eq!(space.regions(), [R1]);
+    // another segment of its owner, or one of its class, is damage
+    for (region, index, class) in [
+        (polvo_format::REGISTER_OWNER, 1, SegmentClass::Register),
+        (polvo_format::REGISTER_OWNER, 1, SegmentClass::Data),
+        (R2, 0, SegmentClass::Register),
+    ] {
+        let pmem = Pmem::simulated_from_image(&now(&space));
+        let class = class as u8;
+        let entry = SegmentEntry::Owned(SegmentOwner { region, index, class });
+        let at = SegmentIndex(0);
+        pmem.write_u64(space.layout().entry_offset(at), entry.encode(at));
+        let why = error_of(PoolSpace::open(pmem));
+        assert!(why.contains("segment table"), "{why}");
+    }
+}

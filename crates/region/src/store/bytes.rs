@@ -2,12 +2,14 @@
 //! is stored here is what replicas are told ([`crate::capture`]).
 
 use super::Store;
+use crate::RemotePart;
 use crate::capture::Capture;
 use crate::flipped_bit::flip_back;
 use crate::planted::{Planted, planted};
+use crate::pool::encode_parts;
 use polvo_format::{
     Change, INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_SIZE, INODE_TAIL, LINE, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset,
-    Tail,
+    Tail, TxnId,
 };
 use polvo_proto::SegmentClass;
 use std::cell::RefCell;
@@ -21,6 +23,11 @@ impl Store {
 
     pub fn captured(&mut self) -> Option<&mut Capture> {
         Some(self.capture.as_mut()?.get_mut())
+    }
+
+    #[inline]
+    pub fn last_record(&self) -> Option<polvo_format::Lsn> {
+        Some(self.capture.as_ref()?.borrow().last())
     }
 
     #[inline]
@@ -48,6 +55,14 @@ impl Store {
         let at = RegionOffset(offset);
         let len = u32::try_from(len).expect("a run lies in a segment");
         self.note(Change::Run { at, len });
+    }
+
+    /// Parts elsewhere of what this record decides.
+    #[cold]
+    pub fn note_decision(&self, txn: TxnId, remote: &[RemotePart]) {
+        let mut record = Vec::new();
+        encode_parts(&mut record, self.region, txn, remote);
+        self.note(Change::Decided { record: &record });
     }
 
     /// What was stored since the last commit point belongs together and is durable.

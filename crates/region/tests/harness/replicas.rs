@@ -73,6 +73,7 @@ impl Replicas {
             copy.apply(&record).expect("records of ours");
         }
         assert_eq!(copy.applied(), last, "no record is left out");
+        world.regions[number].set_mirrored(last);
         true
     }
 

@@ -27,7 +27,8 @@ impl LocalClient {
             };
             match written {
                 Ok(first) => return Ok((first, bytes.len())),
-                Err(FsError::SessionExpired) => {}
+                // or another node serves the region now, and nothing was done here
+                Err(FsError::SessionExpired | FsError::WrongEpoch) => {}
                 Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, None).await {
                         return Err(error);

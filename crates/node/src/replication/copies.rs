@@ -1,0 +1,214 @@
+//! A mirror's side: the copies that this node's pool has of regions elsewhere.
+
+use crate::error::to_fs;
+use crate::request::context::RequestContext;
+use parking_lot::Mutex;
+use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
+use polvo_format::{Lsn, RegionId};
+use polvo_pmem::Pmem;
+use polvo_proto::{FsError, LanePlace, ReplicaRole};
+use polvo_region::{Lane, PoolSpace};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One copy.
+struct Copy {
+    lane: Lane,
+    /// Under which its primary writes; none before it has attached.
+    key: Option<RemoteKey>,
+}
+
+/// The copies that a node has.
+#[derive(Default)]
+pub(crate) struct Copies {
+    by_region: Mutex<BTreeMap<RegionId, Arc<Mutex<Copy>>>>,
+}
+
+impl Copies {
+    /// Those that the pool has. One that is damaged is given up when its primary attaches.
+    pub fn open(space: &Arc<PoolSpace>) -> Copies {
+        let mut by_region = BTreeMap::new();
+        for (region, opened) in Lane::open_all(space) {
+            match opened {
+                Ok(lane) => {
+                    let (_, head) = lane.state();
+                    tracing::info!(region = region.0, applied = head.applied.0, whole = head.whole, "copy");
+                    by_region.insert(region, Arc::new(Mutex::new(Copy { lane, key: None })));
+                }
+                Err(error) => tracing::error!(region = region.0, %error, "a copy cannot be used"),
+            }
+        }
+        Copies {
+            by_region: Mutex::new(by_region),
+        }
+    }
+
+    fn get(&self, region: RegionId) -> Option<Arc<Mutex<Copy>>> {
+        self.by_region.lock().get(&region).cloned()
+    }
+
+    fn get_or_create(&self, space: &Arc<PoolSpace>, region: RegionId) -> Result<Arc<Mutex<Copy>>, FsError> {
+        let mut by_region = self.by_region.lock();
+        if let Some(copy) = by_region.get(&region) {
+            return Ok(copy.clone());
+        }
+        if space.has_copy(region) {
+            Lane::discard(space, region); // it could not be opened
+        }
+        let lane = Lane::create(space, region).map_err(to_fs)?;
+        let copy = Arc::new(Mutex::new(Copy { lane, key: None }));
+        by_region.insert(region, copy.clone());
+        Ok(copy)
+    }
+
+    /// Which.
+    pub fn regions(&self) -> Vec<RegionId> {
+        self.by_region.lock().keys().copied().collect()
+    }
+
+    /// Nothing more comes to a copy from here on. False: there is none that is whole.
+    pub fn seal(&self, region: RegionId, memory: &MemoryRegions) -> bool {
+        let Some(copy) = self.get(region) else { return false };
+        let mut copy = copy.lock();
+        copy.revoke(memory);
+        let (_, head) = copy.lane.state();
+        head.whole
+    }
+
+    /// A copy becomes the region itself: what has come is put in place, and it is a copy no more.
+    ///
+    /// # Errors
+    /// There is none, it is not whole, or what has come makes no sense: then it stays what it is.
+    pub fn promote(&self, region: RegionId) -> Result<(), FsError> {
+        let mut by_region = self.by_region.lock();
+        let copy = by_region.remove(&region).ok_or(FsError::NotFound)?;
+        let mut promoted = copy.lock();
+        match promoted.lane.promote() {
+            Ok(last) => {
+                tracing::info!(region = region.0, last = last.0, "a copy takes its region's place");
+                Ok(())
+            }
+            Err(error) => {
+                drop(promoted);
+                by_region.insert(region, copy);
+                Err(to_fs(error))
+            }
+        }
+    }
+
+    /// Puts in place what has come for a region.
+    #[cfg(feature = "testing")]
+    pub fn apply(&self, region: RegionId) -> Result<Lsn, FsError> {
+        let copy = self.get(region).ok_or(FsError::NotFound)?;
+        copy.lock().lane.apply().map_err(to_fs)
+    }
+
+    /// Which, how far each has followed, and whether it is whole; for status.
+    pub fn list(&self) -> Vec<(RegionId, Lsn, bool)> {
+        let by_region = self.by_region.lock();
+        let state = |(region, copy): (&RegionId, &Arc<Mutex<Copy>>)| {
+            let (_, head) = copy.lock().lane.state();
+            (*region, head.applied, head.whole)
+        };
+        by_region.iter().map(state).collect()
+    }
+}
+
+impl Copy {
+    /// Nothing that was posted under the key before takes effect any more.
+    fn revoke(&mut self, memory: &MemoryRegions) {
+        if let Some(key) = self.key.take() {
+            memory.deregister(key);
+        }
+    }
+
+    fn give_key(&mut self, memory: &MemoryRegions, pmem: &Arc<Pmem>) -> u64 {
+        let access = Access {
+            read: true,
+            write: true,
+            atomic: false,
+        };
+        let key = memory.register(Memory::Pool(pmem.clone()), 0, pmem.len(), access);
+        self.key = Some(key);
+        key.0
+    }
+}
+
+impl RequestContext<'_> {
+    /// Refuses all but the primary of a region of which the map gives us a copy.
+    fn must_be_mirrored(&self, region: RegionId) -> Result<(), FsError> {
+        let (asking, map) = (self.asking_node()?, self.node.map());
+        let info = map.region(region).ok_or(FsError::WrongEpoch)?;
+        let ours = info.role(self.node.id());
+        let is_copy = matches!(ours, Some(ReplicaRole::Mirror | ReplicaRole::Backup));
+        match info.primary() == Some(asking) && is_copy && !self.node.serves(region) {
+            true => Ok(()),
+            false => Err(FsError::NotPermitted),
+        }
+    }
+
+    fn copy(&self, region: RegionId) -> Result<Arc<Mutex<Copy>>, FsError> {
+        self.must_be_mirrored(region)?;
+        let copy = self.node.copies.get(region);
+        copy.ok_or_else(|| FsError::Invalid(format!("there is no copy of region {} here", region.0)))
+    }
+
+    /// See [`polvo_proto::Request::AttachMirror`].
+    pub fn attach_mirror(
+        &self,
+        region: RegionId,
+        segment_shift: u32,
+        fill_from: Option<Lsn>,
+    ) -> Result<LanePlace, FsError> {
+        self.must_be_mirrored(region)?;
+        let node = self.node;
+        let layout = node.space.layout();
+        if layout.segment_shift != segment_shift {
+            return Err(FsError::Invalid(format!(
+                "the pool of node {} has segments of {} bytes, that of the primary of region {} of {}: make them alike \
+                 (polvo format --segment-shift)",
+                node.id().0,
+                1u64 << layout.segment_shift,
+                region.0,
+                1u64 << segment_shift.min(63)
+            )));
+        }
+        let copy = node.copies.get_or_create(&node.space, region)?;
+        let mut copy = copy.lock();
+        copy.revoke(&node.memory);
+        if let Some(before) = fill_from {
+            copy.lane.restart(before);
+        }
+        let last = copy.lane.apply().map_err(to_fs)?;
+        let key = copy.give_key(&node.memory, &node.pmem);
+        let (_, head) = copy.lane.state();
+        Ok(LanePlace {
+            key,
+            lane: copy.lane.offset(),
+            checksums: match layout.has_checksums() {
+                true => (layout.checksums_offset, layout.segments_offset),
+                false => (0, 0),
+            },
+            last,
+            position: head.position,
+            whole: head.whole,
+        })
+    }
+
+    /// See [`polvo_proto::Request::MirrorSegments`].
+    pub fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<u64>, FsError> {
+        let copy = self.copy(region)?;
+        copy.lock().lane.take_segments(segments).map_err(to_fs)
+    }
+
+    /// See [`polvo_proto::Request::ApplyMirror`].
+    pub fn apply_mirror(&self, region: RegionId, whole: bool) -> Result<Lsn, FsError> {
+        let copy = self.copy(region)?;
+        let mut copy = copy.lock();
+        let last = copy.lane.apply().map_err(to_fs)?;
+        if whole {
+            copy.lane.finish();
+        }
+        Ok(last)
+    }
+}

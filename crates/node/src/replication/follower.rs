@@ -1,0 +1,391 @@
+//! A primary's end of a lane: how the records of a region get to one node that has a copy of it.
+
+use crate::region_service::RegionService;
+use crate::replication::records::Records;
+use polvo_cluster::{Links, Timeouts, within};
+use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
+use polvo_format::{
+    Change, Gpa, LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset,
+    Ring,
+};
+use polvo_proto::{Cred, FsError, LanePlace, SEGMENTS_PAGE, SegmentClass, ask};
+use polvo_region::ToCopy;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem;
+use std::rc::Rc;
+
+/// Bytes moved in one batch.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Most verbs of a batch.
+const BATCH_VERBS: usize = 128;
+
+/// The lane at one node, as its only writer knows it.
+pub(crate) struct LaneFeed {
+    place: LanePlace,
+    ring: Ring,
+    /// What lies in the ring from here on may not have been applied yet.
+    head: u32,
+    /// Where the next record goes.
+    tail: u32,
+    /// The last record that is there, with all before it.
+    sent: Lsn,
+    /// Where the copy's segments lie in that pool, by their indexes.
+    segments: BTreeMap<u32, u64>,
+}
+
+/// Verbs of a batch, put together record by record.
+struct Batch<'v> {
+    verbs: Vec<Verb<'v>>,
+    bytes: u64,
+}
+
+/// One run of bytes of the backlog that goes to one place in the ring: records that follow each other there and here.
+#[derive(Clone, Copy)]
+struct Stretch {
+    from: usize,
+    len: usize,
+    at: u32,
+}
+
+impl LaneFeed {
+    /// As the node that has it has answered.
+    pub fn new(place: LanePlace, segment_shift: u32) -> LaneFeed {
+        LaneFeed {
+            ring: Ring::of_segment(1 << segment_shift),
+            head: place.position,
+            tail: place.position,
+            sent: place.last,
+            segments: BTreeMap::new(),
+            place,
+        }
+    }
+
+    /// The last record that is there.
+    pub fn sent(&self) -> Lsn {
+        self.sent
+    }
+
+    /// Has everything been applied, as far as is known?
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// What came is applied; the lane is empty.
+    pub async fn apply(
+        &mut self,
+        to: NodeId,
+        service: &RegionService,
+        links: &Links,
+        whole: bool,
+    ) -> Result<(), FsError> {
+        let region = service.id;
+        let applied = links
+            .call_node_within(to, Cred::Kernel, ask::ApplyMirror { region, whole }, Timeouts::MIRROR)
+            .await?;
+        if applied != self.sent {
+            let (applied, sent) = (applied.0, self.sent.0);
+            return Err(FsError::Io(format!(
+                "node {} has applied the records of region {} up to {applied}, and was sent those up to {sent}",
+                to.0, region.0
+            )));
+        }
+        self.head = self.tail;
+        Ok(())
+    }
+
+    /// Sends what of the backlog is not there yet. On return it is there, durably, with the file data that it names.
+    ///
+    /// # Errors
+    /// The node cannot be reached, or has no more space; something may have arrived. The lane is not to be used any more.
+    pub async fn send(
+        &mut self,
+        to: NodeId,
+        service: &RegionService,
+        links: &Rc<Links>,
+        backlog: &VecDeque<Records>,
+    ) -> Result<(), FsError> {
+        for records in backlog {
+            if records.last() <= self.sent {
+                continue;
+            }
+            self.send_some(to, service, links, records).await?;
+            self.sent = records.last();
+        }
+        Ok(())
+    }
+
+    async fn send_some(
+        &mut self,
+        to: NodeId,
+        service: &RegionService,
+        links: &Rc<Links>,
+        records: &Records,
+    ) -> Result<(), FsError> {
+        self.take_segments(to, service, links, records).await?;
+        let link = links.at_once(to).await?;
+        let pair = link.rpc.queue_pair();
+        let memory = Memory::Pool(service.pmem().clone());
+        let mut batch = Batch {
+            verbs: Vec::new(),
+            bytes: 0,
+        };
+        let mut stretch: Option<Stretch> = None;
+        let mut from = 0;
+        let mut last = self.sent;
+        while let Some(rest) = records.bytes().get(from..).filter(|rest| !rest.is_empty()) {
+            let (record, len) =
+                MirrorRecord::decode(rest).map_err(|why| FsError::Io(format!("a record of ours: {why}")))?;
+            if record.lsn <= self.sent {
+                from += len;
+                continue;
+            }
+            if len > self.ring.record_max() as usize {
+                return Err(FsError::Io(format!("a record of {len} bytes fits no lane")));
+            }
+            // file data first: the record is found only where they are
+            for change in record.changes() {
+                let Change::Run { at, len } = change else { continue };
+                let (Some(there), Ok((at, _))) = (
+                    self.locate(service, at),
+                    service.locate(Gpa::new(service.id, at), len as usize),
+                ) else {
+                    continue; // its segment has gone since, and so does the copy's, with a later record
+                };
+                if let Some(stretch) = stretch.take() {
+                    batch.push_stretch(&self.place, records, stretch);
+                }
+                for start in (0..u64::from(len)).step_by(BATCH_BYTES as usize) {
+                    let len = BATCH_BYTES.min(u64::from(len) - start);
+                    if batch.is_full(len) {
+                        batch.execute(pair, to).await?;
+                    }
+                    let local = Local {
+                        memory: &memory,
+                        offset: at + start,
+                        len,
+                    };
+                    let there = Remote {
+                        offset: there.offset + start,
+                        ..there
+                    };
+                    batch.push(Verb::WriteFrom { to: there, from: local }, len);
+                }
+            }
+            let place = match self.ring.place(self.head, self.tail, len as u32) {
+                Some(place) => place,
+                None => {
+                    if let Some(stretch) = stretch.take() {
+                        batch.push_stretch(&self.place, records, stretch);
+                    }
+                    batch.execute(pair, to).await?;
+                    self.sent = last;
+                    self.apply(to, service, links, false).await?;
+                    let place = self.ring.place(self.head, self.tail, len as u32);
+                    place.expect("an empty ring has room for any record")
+                }
+            };
+            stretch = match stretch {
+                Some(before) if before.at + before.len as u32 == place && before.from + before.len == from => {
+                    Some(Stretch {
+                        len: before.len + len,
+                        ..before
+                    })
+                }
+                before => {
+                    if let Some(before) = before {
+                        batch.push_stretch(&self.place, records, before);
+                    }
+                    Some(Stretch { from, len, at: place })
+                }
+            };
+            self.tail = place + len as u32;
+            (last, from) = (record.lsn, from + len);
+        }
+        if let Some(stretch) = stretch {
+            batch.push_stretch(&self.place, records, stretch);
+        }
+        let mut heads = [0; LANE_HEADS];
+        batch.verbs.push(Verb::Read {
+            from: self.remote(self.place.lane),
+            into: &mut heads,
+        });
+        batch.execute(pair, to).await?;
+        drop(batch);
+        if let Ok(head) = LaneHead::newest(&heads) {
+            self.head = head.position;
+        }
+        Ok(())
+    }
+
+    fn remote(&self, offset: u64) -> Remote {
+        Remote {
+            key: RemoteKey(self.place.key),
+            offset,
+        }
+    }
+
+    /// Where an address of the region lies in the copy.
+    fn locate(&self, service: &RegionService, at: RegionOffset) -> Option<Remote> {
+        let shift = service.segment_shift();
+        let segment = self.segments.get(&u32::try_from(at.0 >> shift).ok()?)?;
+        Some(self.remote(segment + (at.0 & ((1 << shift) - 1))))
+    }
+
+    /// The copy gets the segments that records are about, unless it has them; those that go are forgotten.
+    async fn take_segments(
+        &mut self,
+        to: NodeId,
+        service: &RegionService,
+        links: &Links,
+        records: &Records,
+    ) -> Result<(), FsError> {
+        let shift = service.segment_shift();
+        let mut wanted = BTreeSet::new();
+        let mut rest = records.bytes();
+        while let Ok((record, len)) = MirrorRecord::decode(rest) {
+            rest = &rest[len..];
+            for change in record.changes().filter(|_| record.lsn > self.sent) {
+                match change {
+                    Change::Segment { index, class } => _ = wanted.insert((index, class)),
+                    Change::Run { at, .. } => {
+                        let index = (at.0 >> shift) as u32;
+                        let Ok((_, class)) = service.locate(Gpa::new(service.id, at), 1) else {
+                            continue;
+                        };
+                        wanted.insert((index, class as u8));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        wanted.retain(|(index, _)| !self.segments.contains_key(index));
+        let wanted: Vec<(u32, u8)> = wanted.into_iter().collect();
+        self.learn_segments(to, service, links, &wanted).await
+    }
+
+    async fn learn_segments(
+        &mut self,
+        to: NodeId,
+        service: &RegionService,
+        links: &Links,
+        wanted: &[(u32, u8)],
+    ) -> Result<(), FsError> {
+        for page in wanted.chunks(SEGMENTS_PAGE) {
+            let segments = ask::MirrorSegments {
+                region: service.id,
+                segments: page.to_vec(),
+            };
+            let places = links
+                .call_node_within(to, Cred::Kernel, segments, Timeouts::MIRROR)
+                .await?;
+            if places.len() != page.len() {
+                return Err(FsError::Io(format!(
+                    "node {} has other segments than it was asked for",
+                    to.0
+                )));
+            }
+            self.segments.extend(page.iter().map(|(index, _)| *index).zip(places));
+        }
+        Ok(())
+    }
+
+    /// Copies all that the region holds, while it is served: what changes meanwhile comes with records.
+    pub async fn fill(&mut self, to: NodeId, service: &RegionService, links: &Rc<Links>) -> Result<u64, FsError> {
+        let segments = service.enter(|region| region.segments().collect::<Vec<_>>());
+        let wanted: Vec<(u32, u8)> = segments
+            .iter()
+            .map(|(index, _, class)| (*index, *class as u8))
+            .collect();
+        self.learn_segments(to, service, links, &wanted).await?;
+        let size = 1u64 << service.segment_shift();
+        let mut copied = 0;
+        for (index, _, _) in segments {
+            // one that has gone since goes with a record
+            let Some(ToCopy { at, class, pages }) = service.enter(|region| region.to_copy(index)) else {
+                continue;
+            };
+            let there = self.segments[&index];
+            let mut moves: Vec<(u64, u64, u64)> = Vec::new();
+            match class {
+                SegmentClass::Inodes | SegmentClass::Logs | SegmentClass::Register => moves.push((at, there, size)),
+                SegmentClass::Data => {
+                    for (first, count) in pages {
+                        let (start, len) = (u64::from(first) * PAGE as u64, u64::from(count) * PAGE as u64);
+                        moves.push((at + start, there + start, len));
+                        if let (Some(from), Some(to)) =
+                            (service.checksum_of(at + start), self.checksum_of(there + start))
+                        {
+                            moves.push((from, to, u64::from(count) * PAGE_CHECKSUM_SIZE));
+                        }
+                    }
+                }
+            }
+            let link = links.at_once(to).await?;
+            let memory = Memory::Pool(service.pmem().clone());
+            let mut batch = Batch {
+                verbs: Vec::new(),
+                bytes: 0,
+            };
+            for (from, there, len) in moves {
+                copied += len;
+                for start in (0..len).step_by(BATCH_BYTES as usize) {
+                    let len = BATCH_BYTES.min(len - start);
+                    if batch.is_full(len) {
+                        batch.execute(link.rpc.queue_pair(), to).await?;
+                        tokio::task::yield_now().await;
+                    }
+                    let local = Local {
+                        memory: &memory,
+                        offset: from + start,
+                        len,
+                    };
+                    let to = self.remote(there + start);
+                    batch.push(Verb::WriteFrom { to, from: local }, len);
+                }
+            }
+            batch.execute(link.rpc.queue_pair(), to).await?;
+        }
+        Ok(copied)
+    }
+
+    /// Where the checksum of a page of the copy lies in that pool, if it has checksums.
+    fn checksum_of(&self, at: u64) -> Option<u64> {
+        let (checksums, segments) = self.place.checksums;
+        let page = at.checked_sub(segments)? / PAGE as u64;
+        (checksums != 0).then(|| checksums + page * PAGE_CHECKSUM_SIZE)
+    }
+}
+
+impl<'v> Batch<'v> {
+    fn is_full(&self, more: u64) -> bool {
+        self.verbs.len() >= BATCH_VERBS || self.bytes + more > BATCH_BYTES
+    }
+
+    fn push(&mut self, verb: Verb<'v>, bytes: u64) {
+        self.verbs.push(verb);
+        self.bytes += bytes;
+    }
+
+    fn push_stretch(&mut self, place: &LanePlace, records: &'v Records, stretch: Stretch) {
+        let Stretch { from, len, at } = stretch;
+        let to = Remote {
+            key: RemoteKey(place.key),
+            offset: place.lane + LANE_RING + u64::from(at),
+        };
+        let bytes = &records.bytes()[from..from + len];
+        self.push(Verb::Write { to, bytes }, len as u64);
+    }
+
+    async fn execute(&mut self, pair: &QueuePair, node: NodeId) -> Result<(), FsError> {
+        if self.verbs.is_empty() {
+            return Ok(());
+        }
+        let mut verbs = mem::take(&mut self.verbs);
+        self.bytes = 0;
+        let done = within(pair, Timeouts::MIRROR, pair.execute(&mut verbs)).await;
+        done.map_err(|error: FabricError| FsError::Unreachable {
+            node: node.0,
+            why: error.to_string(),
+        })
+    }
+}

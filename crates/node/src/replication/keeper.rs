@@ -1,0 +1,291 @@
+//! What is done for copies beside the requests: they are filled, taken into the set and out of it, and told to put in place what has
+//! come to their lanes.
+//!
+//! Who is in the set the map says, and the map changes by consensus ([`Node::change_map`]). A mirror that cannot be reached for
+//! [`MIRROR_AWAY`] is taken out of it; then answers go on without it. One that comes back gets what it has missed, or a new copy,
+//! and is taken in again. The primary waits for it from before the map says so.
+
+use crate::node::Node;
+use crate::region_service::RegionService;
+use crate::replication::Replication;
+use crate::replication::follower::LaneFeed;
+use crate::replication::leases::{GRACE, LEASE};
+use crate::replication::records::{Follower, Standing, attach};
+use polvo_cluster::{Links, join_all};
+use polvo_format::{Epoch, NodeId, RegionId};
+use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// How often it is looked after copies of which nobody has said that something is to be done.
+const PERIOD: Duration = Duration::from_millis(500);
+/// A mirror that has not been reached for so long is taken out of the set.
+pub(crate) const MIRROR_AWAY: Duration = Duration::from_millis(1500);
+/// After a copy could not be made it is tried again so much later.
+const FILL_AGAIN: Duration = Duration::from_secs(2);
+
+/// Runs until it is dropped.
+pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
+    let mut kept: JoinSet<()> = JoinSet::new();
+    let mut known: BTreeMap<RegionId, Arc<RegionService>> = BTreeMap::new();
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        period.tick().await;
+        for service in node.regions.all().filter(|service| service.replication().is_some()) {
+            let before = known.insert(service.id, service.clone());
+            if before.is_none_or(|before| !Arc::ptr_eq(&before, service)) {
+                let (node, links, service) = (node.clone(), links.clone(), service.clone());
+                kept.spawn_local(async move { keep(&node, &links, &service).await });
+            }
+        }
+    }
+}
+
+/// Has a majority of the voters confirm the map before regions with copies are served: what this pool knows of it may be from before
+/// others took our place.
+pub(crate) async fn confirm(node: Arc<Node>, links: Rc<Links>) {
+    let mut replicated = node.regions.all().filter_map(|service| service.replication());
+    if replicated.any(Replication::has_succeeded) {
+        tokio::time::sleep(GRACE).await;
+    }
+    loop {
+        match node.confirm_map(&links).await {
+            Ok(map) => {
+                // others have taken our place since: nobody was answered here
+                let theirs = node
+                    .regions
+                    .all()
+                    .filter(|service| map.primary(service.id) != Some(node.id()));
+                for service in theirs {
+                    tracing::info!(region = service.id.0, "served elsewhere now");
+                    service.end();
+                }
+                let ours = |info: &&RegionInfo| info.primary() == Some(node.id());
+                for info in map.regions.iter().filter(ours) {
+                    let replication = node.service(info.id).and_then(|service| service.replication());
+                    let Some(replication) = replication else { continue };
+                    if let Err(error) = replication.confirm(info, &node.leases).await {
+                        tracing::error!(%error, "this node stops");
+                        *node.refused.lock() = Some(error);
+                        node.stop();
+                        return;
+                    }
+                }
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "regions with copies wait for a majority"),
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// Looks after the copies of one region.
+async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>) {
+    let Some(replication) = service.replication() else {
+        return;
+    };
+    let nodes: Vec<NodeId> = replication
+        .feed()
+        .lock()
+        .await
+        .followers
+        .iter()
+        .map(|f| f.node)
+        .collect();
+    join_all(nodes.into_iter().map(|copy| async move {
+        let mut not_before = Instant::now();
+        while !service.has_ended() {
+            if let Err(error) = look_after(node, links, service, replication, copy, &mut not_before).await {
+                tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
+            }
+            let _ = tokio::time::timeout(PERIOD, replication.wanted.notified()).await;
+        }
+    }))
+    .await;
+}
+
+async fn look_after(
+    node: &Arc<Node>,
+    links: &Rc<Links>,
+    service: &Arc<RegionService>,
+    replication: &Replication,
+    copy: NodeId,
+    not_before: &mut Instant,
+) -> Result<(), FsError> {
+    if !replication.is_confirmed() {
+        return Ok(());
+    }
+    let mut feed = replication.feed().lock().await;
+    // whether it is there is found out even when nothing changes in the region
+    let sent = replication.send(&mut feed, service, links, false).await;
+    let is_current = feed.is_current(copy);
+    let Some(follower) = feed.follower(copy) else {
+        return Ok(());
+    };
+    let late = follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY)
+        || node.leases.is_silent(copy, MIRROR_AWAY);
+    if follower.in_sync && (follower.standing == Standing::Lost || late) {
+        leave(node, links, service.id, copy).await?;
+        (follower.in_sync, follower.has_joined) = (false, false);
+        tracing::warn!(
+            region = service.id.0,
+            node = copy.0,
+            "the region goes on without this mirror"
+        );
+        replication.set_changed(&feed, &node.leases);
+        feed.rest_if_idle(service);
+        return Ok(());
+    }
+    match follower.standing {
+        Standing::Lost if Instant::now() >= *not_before => {
+            *not_before = Instant::now() + FILL_AGAIN;
+            drop(feed);
+            fill(service, links, replication, copy).await?;
+            replication.wanted.notify_one();
+            Ok(())
+        }
+        Standing::Lost | Standing::Filling(_) => Ok(()),
+        Standing::Whole => {
+            sent?;
+            if let Some(mut lane) = follower.lane.take() {
+                if !lane.is_empty() {
+                    lane.apply(copy, service, links, false).await?;
+                }
+                follower.lane = Some(lane);
+            }
+            if is_current && !follower.has_joined && !node.leases.is_silent(copy, LEASE / 2) {
+                // nothing is answered without it from here on: also when this fails, the map may say that it is one
+                follower.in_sync = true;
+                replication.set_changed(&feed, &node.leases);
+                join(node, links, service.id, copy).await?;
+                feed.follower(copy)
+                    .into_iter()
+                    .for_each(|follower| follower.has_joined = true);
+                tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Makes a copy, while the region is served.
+async fn fill(
+    service: &Arc<RegionService>,
+    links: &Rc<Links>,
+    replication: &Replication,
+    copy: NodeId,
+) -> Result<(), FsError> {
+    let from = replication.feed().lock().await.begin_fill(copy, service);
+    let copied = async {
+        let place = attach(copy, service, links, Some(from)).await?;
+        let mut lane = LaneFeed::new(place, service.segment_shift());
+        let bytes = lane.fill(copy, service, links).await?;
+        Ok((lane, bytes))
+    }
+    .await;
+    let mut feed = replication.feed().lock().await;
+    let filled = match copied {
+        Ok((lane, bytes)) => feed.filled(copy, from, lane, service, links).await.map(|()| bytes),
+        Err(error) => Err(error),
+    };
+    match filled {
+        Ok(bytes) => {
+            tracing::info!(region = service.id.0, node = copy.0, bytes, "a copy is made");
+            Ok(())
+        }
+        Err(error) => {
+            feed.follower(copy).into_iter().for_each(Follower::lose);
+            feed.rest_if_idle(service);
+            Err(error)
+        }
+    }
+}
+
+/// A copy becomes a mirror: who takes over must have asked it, or be it.
+async fn join(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: NodeId) -> Result<(), FsError> {
+    set_role(node, links, region, copy, ReplicaRole::Mirror).await
+}
+
+/// A mirror is one no more: it may never take over with what it has.
+async fn leave(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: NodeId) -> Result<(), FsError> {
+    set_role(node, links, region, copy, ReplicaRole::Backup).await
+}
+
+async fn set_role(
+    node: &Arc<Node>,
+    links: &Rc<Links>,
+    region: RegionId,
+    copy: NodeId,
+    role: ReplicaRole,
+) -> Result<(), FsError> {
+    let us = node.id();
+    let map = node
+        .change_map(links, |map| with_role(map, region, us, copy, role))
+        .await?;
+    let now = map.region(region).filter(|info| info.primary() == Some(us));
+    match now.and_then(|info| info.role(copy)) == Some(role) {
+        true => Ok(()),
+        false => Err(FsError::WrongEpoch),
+    }
+}
+
+/// The map with a copy's role changed by the region's primary; `None` where nothing is to be changed, or somebody else is primary.
+fn with_role(
+    map: &ClusterMap,
+    region: RegionId,
+    primary: NodeId,
+    copy: NodeId,
+    role: ReplicaRole,
+) -> Option<ClusterMap> {
+    let info = map.region(region).filter(|info| info.primary() == Some(primary))?;
+    if info.role(copy)? == role {
+        return None;
+    }
+    let mut changed = map.clone();
+    changed.epoch = Epoch(map.epoch.0 + 1);
+    let info = changed.regions.iter_mut().find(|info| info.id == region)?;
+    info.epoch = changed.epoch;
+    info.replicas
+        .iter_mut()
+        .filter(|replica| replica.node == copy)
+        .for_each(|replica| replica.role = role);
+    Some(changed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polvo_proto::{RegionInfo, Replica};
+
+    #[test]
+    fn only_the_primary_changes_roles_and_epochs_rise() {
+        let [us, other, third] = [1, 2, 3].map(NodeId);
+        let replica = |node, role| Replica { node, role };
+        let map = ClusterMap {
+            cluster: [1; 16],
+            voters: polvo_consensus::Voters::new([NodeId(1)]),
+            epoch: Epoch(4),
+            nodes: vec![],
+            regions: vec![RegionInfo {
+                id: RegionId(7),
+                epoch: Epoch(2),
+                replicas: vec![replica(us, ReplicaRole::Primary), replica(other, ReplicaRole::Backup)],
+            }],
+        };
+        let change = |by, copy, role| with_role(&map, RegionId(7), by, copy, role);
+        let changed = change(us, other, ReplicaRole::Mirror).expect("it is a change");
+        let info = changed.region(RegionId(7)).unwrap();
+        assert_eq!(
+            (changed.epoch, info.epoch, info.role(other)),
+            (Epoch(5), Epoch(5), Some(ReplicaRole::Mirror))
+        );
+        assert_eq!(change(us, other, ReplicaRole::Backup), None, "as it is");
+        assert_eq!(change(other, other, ReplicaRole::Mirror), None, "by who is not primary");
+        assert_eq!(change(us, third, ReplicaRole::Mirror), None, "of who has no copy");
+    }
+}

@@ -1,0 +1,27 @@
+//! Copies of regions at other nodes, which follow record by record (Mojim, section 3.2; thesis, section 3.3).
+//!
+//! ```text
+//! primary   region --records--> Replication --batches--> Follower ....one-sided writes.... lane, copy   mirror
+//!                                    ^                                                        Copies
+//!           requests wait ----------'         keeper: attaches, fills, applies, joins, drops
+//! ```
+//!
+//! Invariants:
+//!
+//! - nothing is answered before every mirror in the set has the records of what was found or done ([`Replication::wait`]);
+//! - a mirror gets a region's records in order, each after the file data that it names, and one batch at a time;
+//! - a mirror counts only once it has all that the region held, and the map says so ([`keeper`]); it is taken out of the map before
+//!   anything is answered without it;
+//! - a primary answers only as long as every mirror in its set has heard of it a moment ago ([`leases`]).
+//!
+//! Who needs a record mirrored sends all that have ended by then; who comes meanwhile waits, and finds its own sent, or sends what
+//! has come since: commits travel together without anybody waiting for others to come.
+
+pub(crate) mod copies;
+pub(crate) mod follower;
+pub(crate) mod keeper;
+pub(crate) mod leases;
+pub(crate) mod promotion;
+pub(crate) mod records;
+
+pub(crate) use records::Replication;

@@ -1,0 +1,55 @@
+//! A copy takes the place of its region: it is recovered as after a restart, and served from then on.
+
+use crate::error::to_fs;
+use crate::node::Node;
+use crate::region_service::RegionService;
+use crate::replication::leases::LEASE;
+use crate::transactions::dispatch::Dispatch;
+use polvo_format::{NodeId, RegionId};
+use polvo_proto::{ClusterMap, FsError};
+use polvo_region::Region;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+impl Node {
+    /// Serves a region from its copy here. `map` says so, and its former primary was last `heard` of then.
+    ///
+    /// # Errors
+    /// There is no copy, or it cannot be recovered.
+    pub(crate) fn promote(&self, region: RegionId, map: &ClusterMap, heard: Instant) -> Result<(), FsError> {
+        let info = map.region(region).ok_or(FsError::WrongEpoch)?;
+        self.copies.promote(region)?;
+        let (mut recovered, found) = Region::recover(&self.space, region, &mut |_, _| {}).map_err(to_fs)?;
+        tracing::info!(
+            region = region.0,
+            inodes = found.inodes,
+            held_by = ?found.held_by,
+            damaged = ?found.damaged,
+            "copy recovered"
+        );
+        // tokens that the one before has given are believed for so long at the most
+        let until = heard + LEASE + self.config.timeouts.token;
+        self.mistrust_tokens_until(until, &mut recovered);
+        let (layout, one_sided) = (self.space.layout(), self.config.one_sided);
+        let service = RegionService::new(recovered, info, layout, &self.pmem, &self.memory, one_sided);
+        if let Some(replication) = service.replication() {
+            replication.confirm_new();
+        }
+        self.regions.begin(Arc::new(service));
+        // what it has decided, and not all participants may have
+        let decided = self
+            .space
+            .undispatched()
+            .into_iter()
+            .filter(|decided| decided.region == region);
+        let others = info
+            .replicas
+            .iter()
+            .map(|replica| replica.node)
+            .filter(|node| *node != self.id());
+        let deposed: Vec<NodeId> = others.collect();
+        let dispatches = decided.map(|decided| Dispatch::succeeded(decided, deposed.clone()));
+        self.undispatched.lock().extend(dispatches);
+        Ok(())
+    }
+}

@@ -1,0 +1,564 @@
+//! A primary's side: the records of one region, who has to get them, and who waits for that.
+
+use crate::region_service::RegionService;
+use crate::replication::follower::LaneFeed;
+use crate::replication::leases::Leases;
+use polvo_cluster::{Links, join_all};
+use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
+use polvo_proto::{Cred, FsError, LanePlace, RegionInfo, ReplicaRole, ask};
+use polvo_region::planted::{Planted, planted};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Release},
+};
+use std::time::Duration;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::Instant;
+
+/// Bytes of records that are kept for those that are behind. One that is further behind gets a new copy.
+const BACKLOG_MAX: usize = 64 << 20;
+/// Of a region of which nobody has had a copy yet.
+const FIRST_EPOCH: Epoch = Epoch(1);
+/// Between two attempts to reach a mirror that did not take a record.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Records of a region that follow each other, sealed.
+pub(crate) struct Records {
+    last: Lsn,
+    bytes: Vec<u8>,
+}
+
+impl Records {
+    pub fn last(&self) -> Lsn {
+        self.last
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// How a copy stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// It has nothing that counts, and gets no records.
+    Lost,
+    /// It is being filled, and gets the records behind this one afterwards.
+    Filling(Lsn),
+    /// It has all that the region holds, but for records of the backlog.
+    Whole,
+}
+
+/// A node that has, or is to get, a copy of the region.
+pub(crate) struct Follower {
+    pub node: NodeId,
+    pub standing: Standing,
+    /// The map says that it is a mirror, or may say so: nothing is answered without it.
+    pub in_sync: bool,
+    /// It says so.
+    pub has_joined: bool,
+    /// None while it is not connected, and while something is being sent: who gives up in the middle leaves none.
+    pub lane: Option<LaneFeed>,
+    /// Since when it has not been reached.
+    pub away_since: Option<Instant>,
+    /// The last record that it is known to have.
+    has: Lsn,
+}
+
+/// What one region's records go through.
+#[derive(Default)]
+pub(crate) struct Feed {
+    pub followers: Vec<Follower>,
+    backlog: VecDeque<Records>,
+    backlog_bytes: usize,
+    /// The last record that was taken from the region.
+    taken: Lsn,
+}
+
+/// The copies of one region, as its primary sees them.
+pub(crate) struct Replication {
+    /// Number of the last record of the region.
+    captured: AtomicU64,
+    /// Every mirror in the set has the records up to this one.
+    mirrored: AtomicU64,
+    /// There are mirrors in the set.
+    waits: AtomicBool,
+    /// Which.
+    mirrors: parking_lot::Mutex<Vec<NodeId>>,
+    /// All that have, or are to get, a copy.
+    nodes: Vec<NodeId>,
+    /// A majority has confirmed that the region is served here: before that nothing is answered.
+    confirmed: AtomicBool,
+    is_new: AtomicBool,
+    succeeds: AtomicBool,
+    /// Answers may be given until then, in microseconds since `begun`: the shortest lease of a mirror.
+    lease_until: AtomicU64,
+    begun: Instant,
+    feed: Mutex<Feed>,
+    /// Something is to be seen to.
+    pub wanted: Notify,
+}
+
+impl Replication {
+    /// Of a region whose map entry is this, which has just been opened: whatever copies there are have not followed this incarnation.
+    /// `None` for one that is to have none.
+    pub fn of(info: &RegionInfo) -> Option<Replication> {
+        let others = info
+            .replicas
+            .iter()
+            .filter(|replica| replica.role != ReplicaRole::Primary);
+        let followers: Vec<Follower> = others
+            .map(|replica| Follower {
+                node: replica.node,
+                standing: Standing::Lost,
+                in_sync: replica.role == ReplicaRole::Mirror,
+                has_joined: replica.role == ReplicaRole::Mirror,
+                lane: None,
+                away_since: None,
+                has: Lsn(0),
+            })
+            .collect();
+        let mirrors = followers
+            .iter()
+            .filter(|follower| follower.in_sync)
+            .map(|follower| follower.node);
+        let mirrors: Vec<NodeId> = mirrors.collect();
+        (!followers.is_empty()).then(|| Replication {
+            nodes: followers.iter().map(|follower| follower.node).collect(),
+            // mirrors in the set lack something as long as they have not followed this incarnation
+            captured: AtomicU64::new(1),
+            mirrored: AtomicU64::new(0),
+            waits: AtomicBool::new(!mirrors.is_empty()),
+            mirrors: parking_lot::Mutex::new(mirrors),
+            confirmed: AtomicBool::new(false),
+            is_new: AtomicBool::new(false),
+            succeeds: AtomicBool::new(false),
+            lease_until: AtomicU64::new(0),
+            begun: Instant::now(),
+            feed: Mutex::new(Feed {
+                followers,
+                taken: Lsn(1),
+                ..Feed::default()
+            }),
+            wanted: Notify::new(),
+        })
+    }
+
+    /// The region has been entered, and this is its last record since.
+    pub fn note(&self, last: Option<Lsn>) {
+        if let Some(last) = last {
+            debug_assert!(last.0 >= self.captured.load(Acquire), "records are numbered in order");
+            self.captured.store(last.0, Release);
+        }
+    }
+
+    /// Every mirror in the set has the records up to this one.
+    pub fn mirrored(&self) -> Lsn {
+        Lsn(self.mirrored.load(Acquire))
+    }
+
+    /// Where the records are.
+    pub fn feed(&self) -> &Mutex<Feed> {
+        &self.feed
+    }
+
+    /// May be answered what was found or done in the region by now? Every mirror has it, and nobody has taken our place.
+    #[inline]
+    pub fn may_answer(&self) -> bool {
+        if !self.waits.load(Acquire) {
+            return self.confirmed.load(Acquire);
+        }
+        let captured = self.captured.load(Acquire);
+        let mirrored = self.mirrored.load(Acquire) >= captured || planted(Planted::MirrorNotAwaited);
+        mirrored && self.has_lease() && self.confirmed.load(Acquire)
+    }
+
+    fn has_lease(&self) -> bool {
+        let now = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        now < self.lease_until.load(Acquire) || planted(Planted::LeaseForgotten)
+    }
+
+    /// The map that gives us the region was chosen, and nobody else can have taken it since without our knowledge.
+    ///
+    /// # Errors
+    /// It was served before, and this pool had nothing of it: what is here now is empty, and not the region.
+    pub async fn confirm(&self, info: &RegionInfo, leases: &Leases) -> Result<(), FsError> {
+        if self.is_new.load(Acquire) && info.epoch > FIRST_EPOCH {
+            return Err(FsError::Io(format!(
+                "the pool holds nothing of region {}, which it has served: a mirror takes its place, if there is one",
+                info.id.0
+            )));
+        }
+        // who counts as a mirror by this map may take our place: nothing is answered without it from here on
+        let mut feed = self.feed.lock().await;
+        for follower in &mut feed.followers {
+            follower.in_sync |= info.role(follower.node) == Some(ReplicaRole::Mirror);
+        }
+        self.set_changed(&feed, leases);
+        self.confirmed.store(true, Release);
+        Ok(())
+    }
+
+    /// As [`Self::confirm`], of the map by which it was made.
+    pub fn confirm_new(&self) {
+        self.confirmed.store(true, Release);
+    }
+
+    /// Has been confirmed.
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed.load(Acquire)
+    }
+
+    /// This node had taken the place of another one when it died: that one may have a lease of ours.
+    pub fn succeeds(&self) {
+        self.succeeds.store(true, Release);
+    }
+
+    /// See [`Self::succeeds`].
+    pub fn has_succeeded(&self) -> bool {
+        self.succeeds.load(Acquire)
+    }
+
+    /// The pool had nothing of the region.
+    pub fn is_new(&self) {
+        self.is_new.store(true, Release);
+    }
+
+    /// All nodes that have, or are to get, a copy.
+    pub fn nodes(&self) -> &[NodeId] {
+        &self.nodes
+    }
+
+    /// There may be later leases.
+    pub fn renew(&self, leases: &Leases) {
+        let until = leases.until(&self.mirrors.lock());
+        let until = until.map_or(0, |until| until.saturating_duration_since(self.begun).as_micros());
+        self.lease_until
+            .store(u64::try_from(until).unwrap_or(u64::MAX), Release);
+    }
+
+    /// Waits until every mirror has what the region has recorded by now: only then may be said what was found or done there.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when a mirror has not taken it by then. It has happened, and may be found later.
+    pub async fn wait(&self, service: &RegionService, links: &Rc<Links>, deadline: Instant) -> Result<(), FsError> {
+        let lsn = Lsn(self.captured.load(Acquire));
+        loop {
+            let mut feed = match tokio::time::timeout_at(deadline, self.feed.lock()).await {
+                Ok(feed) => feed,
+                Err(_) => return Err(not_taken(service, None)),
+            };
+            if service.has_ended() {
+                // who serves it now may have it, or may not
+                return Err(not_taken(service, None));
+            }
+            let waits = self.waits.load(Acquire);
+            let is_mirrored = !waits || self.mirrored.load(Acquire) >= lsn.0;
+            if is_mirrored && (!waits || self.has_lease()) && self.confirmed.load(Acquire) {
+                return Ok(());
+            }
+            // one that is away is left to the keeper, which sees to it that the region goes on without it: others do not queue for it
+            let is_away = feed
+                .followers
+                .iter()
+                .any(|follower| follower.in_sync && follower.away_since.is_some());
+            let error = match is_mirrored || is_away {
+                false => match self.send(&mut feed, service, links, true).await {
+                    Ok(()) => continue,
+                    Err(error) => Some(error),
+                },
+                true => None,
+            };
+            drop(feed);
+            self.wanted.notify_one();
+            if Instant::now() + AGAIN >= deadline {
+                return Err(not_taken(service, error));
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Sends all records there are to those who are in the set, and (not `only_set`) to the others that are whole.
+    ///
+    /// # Errors
+    /// That of one in the set that did not take them.
+    pub async fn send(
+        &self,
+        feed: &mut Feed,
+        service: &RegionService,
+        links: &Rc<Links>,
+        only_set: bool,
+    ) -> Result<(), FsError> {
+        feed.take(service);
+        let (backlog, taken) = (&feed.backlog, feed.taken);
+        let sent = feed
+            .followers
+            .iter_mut()
+            .filter(|follower| follower.in_sync || !only_set && follower.standing == Standing::Whole)
+            .map(|follower| async move {
+                let sent = follower.send(service, links, backlog, taken).await;
+                (follower.in_sync, sent)
+            });
+        let mut result = Ok(());
+        for (in_sync, sent) in join_all(sent).await {
+            if let (true, Err(error)) = (in_sync, sent) {
+                result = Err(error);
+            }
+        }
+        if result.is_ok() {
+            self.mirrored.fetch_max(taken.0, Release);
+        }
+        feed.trim();
+        result
+    }
+
+    /// Who is in the set has changed. A mirror more: nothing is answered before it has heard of us.
+    pub fn set_changed(&self, feed: &Feed, leases: &Leases) {
+        let mirrors = feed
+            .followers
+            .iter()
+            .filter(|follower| follower.in_sync)
+            .map(|follower| follower.node);
+        let mirrors: Vec<NodeId> = mirrors.collect();
+        let waits = !mirrors.is_empty();
+        *self.mirrors.lock() = mirrors;
+        self.renew(leases);
+        self.waits.store(waits, Release);
+    }
+}
+
+#[cold]
+fn not_taken(service: &RegionService, error: Option<FsError>) -> FsError {
+    let (node, why) = match error {
+        Some(FsError::Unreachable { node, why }) => (node, why),
+        Some(error) => (u16::MAX, error.to_string()),
+        None => (
+            u16::MAX,
+            "it has not answered for so long that it may have taken our place".into(),
+        ),
+    };
+    let region = service.id.0;
+    FsError::Unreachable {
+        node,
+        why: format!("a mirror of region {region} did not take what was done in time: {why}"),
+    }
+}
+
+impl Feed {
+    /// Takes what the region has recorded since the last time.
+    pub fn take(&mut self, service: &RegionService) {
+        let mut bytes = Vec::new();
+        let Some(last) = service.enter(|region| region.take_records(&mut bytes)) else {
+            return;
+        };
+        self.taken = last;
+        if bytes.is_empty() {
+            return;
+        }
+        MirrorRecord::seal(&mut bytes);
+        self.backlog_bytes += bytes.len();
+        self.backlog.push_back(Records { last, bytes });
+        while self.backlog_bytes > BACKLOG_MAX {
+            let Some(slowest) = self.slowest() else { break };
+            tracing::warn!(
+                region = service.id.0,
+                node = slowest.node.0,
+                "a copy is too far behind, and is made anew"
+            );
+            slowest.lose();
+            self.trim();
+        }
+    }
+
+    /// The one out of the set that is furthest behind.
+    fn slowest(&mut self) -> Option<&mut Follower> {
+        let behind = self
+            .followers
+            .iter_mut()
+            .filter(|follower| !follower.in_sync && follower.needs().is_some());
+        behind.min_by_key(|follower| follower.needs())
+    }
+
+    /// Lets go of records that everybody has.
+    fn trim(&mut self) {
+        let needed = self.followers.iter().filter_map(Follower::needs).min();
+        while self
+            .backlog
+            .front()
+            .is_some_and(|records| needed.is_none_or(|needed| records.last <= needed))
+        {
+            let records = self.backlog.pop_front().expect("there is a front");
+            self.backlog_bytes -= records.bytes.len();
+        }
+    }
+
+    /// A copy is begun behind the last record there is. The region is captured from here on.
+    pub fn begin_fill(&mut self, node: NodeId, service: &RegionService) -> Lsn {
+        let taken = self.taken;
+        service.enter(|region| {
+            if region.captured().is_none() {
+                region.capture(taken);
+            }
+        });
+        self.take(service);
+        let from = self.taken;
+        if let Some(follower) = self.follower(node) {
+            follower.standing = Standing::Filling(from);
+            follower.lane = None;
+        }
+        from
+    }
+
+    /// All that the region held has been copied. With the records that have come since then, the copy is whole.
+    ///
+    /// # Errors
+    /// They could not be sent; or there are too many of them since.
+    pub async fn filled(
+        &mut self,
+        node: NodeId,
+        from: Lsn,
+        mut lane: LaneFeed,
+        service: &RegionService,
+        links: &Rc<Links>,
+    ) -> Result<(), FsError> {
+        self.take(service);
+        if self
+            .follower(node)
+            .is_none_or(|follower| follower.standing != Standing::Filling(from))
+        {
+            return Err(FsError::Io("too much has changed meanwhile".into()));
+        }
+        lane.send(node, service, links, &self.backlog).await?;
+        lane.apply(node, service, links, true).await?;
+        if let Some(follower) = self.follower(node) {
+            follower.standing = Standing::Whole;
+            follower.has = lane.sent();
+            follower.lane = Some(lane);
+            follower.away_since = None;
+        }
+        Ok(())
+    }
+
+    /// Nobody follows: nothing is kept for anybody.
+    pub fn rest_if_idle(&mut self, service: &RegionService) {
+        if self
+            .followers
+            .iter()
+            .all(|follower| follower.standing == Standing::Lost)
+        {
+            self.take(service);
+            service.enter(|region| region.end_capture());
+            self.trim();
+        }
+    }
+
+    /// Has this copy all that was taken, as far as is known?
+    pub fn is_current(&self, node: NodeId) -> bool {
+        let follower = self.followers.iter().find(|follower| follower.node == node);
+        follower.is_some_and(|follower| follower.lane.is_some() && follower.has == self.taken)
+    }
+
+    pub fn follower(&mut self, node: NodeId) -> Option<&mut Follower> {
+        self.followers.iter_mut().find(|follower| follower.node == node)
+    }
+}
+
+impl Follower {
+    /// The last record that it does not need any more; `None`: it needs none.
+    fn needs(&self) -> Option<Lsn> {
+        match self.standing {
+            Standing::Lost => None,
+            Standing::Filling(from) => Some(from),
+            Standing::Whole => Some(self.has),
+        }
+    }
+
+    /// What it has is good for nothing.
+    pub fn lose(&mut self) {
+        self.standing = Standing::Lost;
+        self.lane = None;
+    }
+
+    async fn send(
+        &mut self,
+        service: &RegionService,
+        links: &Rc<Links>,
+        backlog: &VecDeque<Records>,
+        taken: Lsn,
+    ) -> Result<(), FsError> {
+        if self.standing != Standing::Whole {
+            return Err(FsError::Unreachable {
+                node: self.node.0,
+                why: "its copy is not whole".into(),
+            });
+        }
+        let mut lane = match self.lane.take() {
+            Some(lane) => lane,
+            None => self
+                .attach(service, links, taken)
+                .await
+                .inspect_err(|_| self.is_away())?,
+        };
+        let sent = lane.send(self.node, service, links, backlog).await;
+        match &sent {
+            Ok(()) => {
+                self.has = lane.sent();
+                self.lane = Some(lane);
+                self.away_since = None;
+            }
+            Err(error) => {
+                self.is_away();
+                tracing::debug!(region = service.id.0, node = self.node.0, %error, "a mirror did not take records");
+            }
+        }
+        sent
+    }
+
+    fn is_away(&mut self) {
+        self.away_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Connects again to a lane that it has followed by.
+    async fn attach(&mut self, service: &RegionService, links: &Rc<Links>, taken: Lsn) -> Result<LaneFeed, FsError> {
+        let place = attach(self.node, service, links, None).await?;
+        if !place.whole || place.last < self.has || place.last > taken {
+            tracing::warn!(
+                region = service.id.0,
+                node = self.node.0,
+                "a copy is not what it was, and is made anew"
+            );
+            self.lose();
+            return Err(FsError::Unreachable {
+                node: self.node.0,
+                why: "it has lost its copy".into(),
+            });
+        }
+        self.has = place.last;
+        Ok(LaneFeed::new(place, service.segment_shift()))
+    }
+}
+
+/// Asks a node for the lane to its copy.
+pub(crate) async fn attach(
+    node: NodeId,
+    service: &RegionService,
+    links: &Rc<Links>,
+    fill_from: Option<Lsn>,
+) -> Result<LanePlace, FsError> {
+    let attach = ask::AttachMirror {
+        region: service.id,
+        segment_shift: service.segment_shift(),
+        fill_from,
+    };
+    let limit = polvo_cluster::Timeouts::MIRROR;
+    tokio::time::timeout(limit, links.call_node_at_once(node, Cred::Kernel, attach))
+        .await
+        .unwrap_or_else(|_| {
+            Err(FsError::Unreachable {
+                node: node.0,
+                why: format!("it did not answer within {} ms", limit.as_millis()),
+            })
+        })
+}

@@ -1,0 +1,198 @@
+//! A node dies, and what it has served is served by those that have copies; nobody who was answered has lost anything.
+
+use crate::common::*;
+use polvo_format::NodeId;
+use polvo_node::Phase;
+use polvo_node::sim::{Cluster, ClusterOptions, run};
+use polvo_proto::*;
+use std::time::Duration;
+use tokio::task::spawn_local;
+
+fn options(seed: u64) -> ClusterOptions {
+    ClusterOptions {
+        seed,
+        replicas: 2,
+        pool_bytes: 32 << 20,
+        segment_shift: Some(18),
+        ..ClusterOptions::default()
+    }
+}
+
+/// Files with contents of their own, spread over all regions.
+async fn files(c: &Caller, dir: InodeRef, count: u64) -> Vec<(InodeRef, Vec<u8>)> {
+    let mut files = Vec::new();
+    for i in 0..count {
+        let file = c.create(dir, &format!("f{i}")).await.unwrap();
+        let contents = pattern(500 + 100 * i as usize, i);
+        c.write(file, 0, &contents).await.unwrap();
+        files.push((file, contents));
+    }
+    files
+}
+
+async fn all_there(c: &Caller, dir: InodeRef, files: &[(InodeRef, Vec<u8>)]) {
+    for (i, (file, contents)) in files.iter().enumerate() {
+        assert_eq!(c.find(dir, &format!("f{i}")).await, Ok(*file));
+        assert_eq!(&c.read(*file).await.unwrap(), contents, "file {i}");
+    }
+}
+
+async fn settle(cluster: &Cluster) {
+    cluster.rest().await;
+    cluster.mirrored().await;
+    cluster.sleep(Duration::from_secs(2)).await;
+    assert_eq!(cluster.check(), Vec::<String>::new());
+    cluster.compare_mirrors().unwrap();
+}
+
+#[test]
+fn what_a_dead_node_has_served_is_served_by_others_with_all_that_was_answered() {
+    for dead in 0..3 {
+        std::thread::spawn(move || {
+            run(options(100 + u64::from(dead)), async |cluster| {
+                let c = Caller::new(cluster, "client");
+                cluster.mirrored().await;
+                let before = files(&c, ROOT, 30).await;
+                cluster.crash(dead).await;
+                let begun = tokio::time::Instant::now();
+                all_there(&c, ROOT, &before).await;
+                let dir = c.mkdir(ROOT, "dir").await.unwrap();
+                println!("node {dead}: went on after {:?}", begun.elapsed());
+                assert!(begun.elapsed() < Duration::from_secs(6));
+                let since = files(&c, dir, 30).await;
+                all_there(&c, ROOT, &before).await;
+                all_there(&c, dir, &since).await;
+                cluster.restart(dead).await.unwrap();
+                cluster.sleep(Duration::from_secs(3)).await;
+                settle(cluster).await;
+                all_there(&c, ROOT, &before).await;
+                all_there(&c, dir, &since).await;
+                // and once more, with another one
+                cluster.crash((dead + 1) % 3).await;
+                all_there(&c, ROOT, &before).await;
+                all_there(&c, dir, &since).await;
+                cluster.restart((dead + 1) % 3).await.unwrap();
+                cluster.sleep(Duration::from_secs(3)).await;
+                settle(cluster).await;
+            });
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+/// A coordinator dies when it has decided, before its participants have their parts; or a participant, before or after it has.
+#[test]
+fn transactions_are_finished_by_who_takes_a_dead_nodes_place() {
+    for (phase, dead) in [
+        (Phase::Decided, 0),
+        (Phase::Decided, 1),
+        (Phase::Dispatched, 1),
+        (Phase::Collected, 0),
+        (Phase::Collected, 1),
+    ] {
+        let scenario = move || {
+            run(options(200 + u64::from(dead)), async |cluster| {
+                let c = Caller::new(cluster, "client");
+                cluster.mirrored().await;
+                // a rename from a directory on node 1 to one on node 0, which coordinates
+                let new_dir = dir_on(cluster, &c, 0).await;
+                let old_dir = dir_on(cluster, &c, 1).await;
+                let file = c.create(old_dir, "old").await.unwrap();
+                c.write(file, 0, b"contents").await.unwrap();
+                cluster.node(0).stop_coordinator_at(phase);
+                let renaming = {
+                    let c = c.clone();
+                    spawn_local(async move { c.rename(old_dir, "old", new_dir, "new").await })
+                };
+                while !cluster.node(0).coordinator_has_stopped() {
+                    cluster.sleep(Duration::from_millis(1)).await;
+                }
+                cluster.crash(dead).await;
+                if dead != 0 {
+                    cluster.node(0).let_coordinator_go_on();
+                }
+                let renamed = tokio::time::timeout(Duration::from_secs(30), renaming).await;
+                let renamed = renamed.expect("it ends").unwrap();
+                println!("{phase:?}, node {dead} died: {renamed:?}");
+                let (old, new) = (c.find(old_dir, "old").await, c.find(new_dir, "new").await);
+                match renamed {
+                    Ok(()) => assert_eq!((old, new), (Err(FsError::NotFound), Ok(file))),
+                    Err(_) => assert!(
+                        (old.clone(), new.clone()) == (Ok(file), Err(FsError::NotFound))
+                            || (old, new) == (Err(FsError::NotFound), Ok(file)),
+                        "half done"
+                    ),
+                }
+                assert_eq!(c.read(file).await.unwrap(), b"contents");
+                cluster.restart(dead).await.unwrap();
+                cluster.sleep(Duration::from_secs(3)).await;
+                settle(cluster).await;
+            });
+        };
+        std::thread::spawn(scenario).join().unwrap();
+    }
+}
+
+async fn dir_on(cluster: &Cluster, c: &Caller, node: u16) -> InodeRef {
+    for i in 0.. {
+        let dir = c.mkdir(ROOT, &format!("dir on {node}, {i}")).await.unwrap();
+        if cluster.map().primary(dir.ino.region()) == Some(NodeId(node)) {
+            return dir;
+        }
+    }
+    unreachable!()
+}
+
+/// A node is cut off from the others, which take its place; when it is back it gives way, and gets copies.
+#[test]
+fn a_node_that_was_cut_off_gives_way() {
+    run(options(300), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let before = files(&c, ROOT, 20).await;
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("node-0", other);
+        }
+        let dir = c.mkdir(ROOT, "dir").await.unwrap();
+        let since = files(&c, dir, 20).await;
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(2)).await;
+        let ended = cluster.ended(0).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+        cluster.restart(0).await.unwrap();
+        settle(cluster).await;
+        all_there(&c, ROOT, &before).await;
+        all_there(&c, dir, &since).await;
+    });
+}
+
+/// A node comes back without its disk: what it has served is served by others, and it gets copies of everything.
+#[test]
+fn a_node_that_has_lost_its_pool_is_filled_again() {
+    run(options(400), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let before = files(&c, ROOT, 30).await;
+        cluster.crash(0).await;
+        cluster.new_pool(0);
+        // at once: the others have not missed it yet
+        if cluster.restart(0).await.is_ok() {
+            cluster.sleep(Duration::from_secs(5)).await;
+            if let Some(node) = cluster.deposed() {
+                let ended = cluster.ended(node).await;
+                println!("it ended with {ended:?}");
+                cluster.restart(node).await.unwrap();
+            }
+        }
+        cluster.sleep(Duration::from_secs(3)).await;
+        all_there(&c, ROOT, &before).await;
+        settle(cluster).await;
+        // what it has now counts
+        cluster.crash(1).await;
+        all_there(&c, ROOT, &before).await;
+        cluster.restart(1).await.unwrap();
+        cluster.sleep(Duration::from_secs(3)).await;
+        settle(cluster).await;
+    });
+}
