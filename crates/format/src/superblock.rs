@@ -16,9 +16,9 @@ const WHAT: &str = "superblock";
 /// First bytes of a pool.
 pub const POOL_MAGIC: [u8; 8] = *b"POLVOFS\0";
 /// Newest version of the media format that this program knows: that of pools with checksums of file data.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 8;
 /// Version of pools without them; it is the same in all else.
-const WITHOUT_CHECKSUMS: u32 = 5;
+const WITHOUT_CHECKSUMS: u32 = 7;
 /// Bytes set aside for one superblock; the second one lies this far into the pool.
 pub const SUPERBLOCK_SIZE: usize = PAGE;
 /// Number of superblocks.
