@@ -37,6 +37,8 @@ const _: () = assert!(
     LEASE.as_millis() * (1000 + DRIFT) as u128 * 1000 < GRACE.as_millis() * (1000 - DRIFT) as u128 * 1000,
     "a grace is longer than a lease, by whichever clocks"
 );
+/// A mirror that wakes up so late has stood still, and not heard what it should have.
+const STOOD_STILL: Duration = Duration::from_millis(1000);
 /// Three beacons a lease.
 const BEACON_EVERY: Duration = Duration::from_millis(333);
 
@@ -119,6 +121,12 @@ impl Leases {
             }
         }
         silent
+    }
+
+    /// This node itself has stood still: what it has not heard meanwhile says nothing of others.
+    fn begin_anew(&self) {
+        let now = Instant::now();
+        self.watched.lock().values_mut().for_each(|watch| watch.heard = now);
     }
 
     /// The map has been changed, or need not be: the primary is heard again once it knows that map.
@@ -214,7 +222,11 @@ pub(crate) async fn watch(node: Arc<Node>, links: Rc<Links>) {
     let mut period = interval(BEACON_EVERY);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let waits_since = Instant::now();
         period.tick().await;
+        if waits_since.elapsed() > STOOD_STILL {
+            node.leases.begin_anew();
+        }
         let newer_at = node.leases.newer_at.lock().take();
         if let Some(newer_at) = newer_at {
             learn_map(&node, &links, newer_at).await;
