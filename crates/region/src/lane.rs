@@ -239,3 +239,211 @@ impl crate::Region {
         Some(ToCopy { at, class, pages })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+    use crate::{FormatParams, PoolIdentity, Region};
+    use polvo_format::{Change, FileKind, Gpa, NodeId};
+    use polvo_pmem::Pmem;
+    use polvo_pmem::sim::{CrashImage, RandomLines};
+    use polvo_proto::{InodeRef, WriteAt};
+    use std::sync::Mutex;
+
+    /// A region, its copy in another pool, and what the primary knows of the lane there.
+    struct Pair {
+        region: Region,
+        lane: Lane,
+        pool: Arc<PoolSpace>,
+        tail: u32,
+    }
+
+    impl Pair {
+        fn new() -> Pair {
+            let mut region = region(8);
+            make(&mut region, ROOT, b"first", FileKind::File).unwrap();
+            region.capture(Lsn(4));
+            let pmem = Pmem::simulated(8 << 20);
+            let identity = PoolIdentity {
+                cluster: [1; 16],
+                pool: [3; 16],
+                node: NodeId(2),
+            };
+            let params = FormatParams {
+                identity,
+                segment_shift: Some(18),
+                checksums: true,
+            };
+            PoolSpace::format(&pmem, &params).unwrap();
+            let pool = PoolSpace::open(pmem).unwrap();
+            let mut lane = Lane::create(&pool, region.id()).unwrap();
+            lane.restart(Lsn(4));
+            assert_eq!(pool.regions(), [], "a copy is no region of the pool");
+            let segments: Vec<_> = region.segments().collect();
+            for (index, from, class) in segments {
+                let to = lane.take_segments(&[(index, class as u8)]).unwrap()[0];
+                copy(&region, from, &pool, to, 1 << 18);
+            }
+            let mut pair = Pair {
+                region,
+                lane,
+                pool,
+                tail: 0,
+            };
+            pair.send();
+            pair.lane.apply().unwrap();
+            pair.lane.finish();
+            pair
+        }
+
+        /// What has been recorded goes to the lane, as a primary sends it.
+        fn send(&mut self) {
+            let mut bytes = Vec::new();
+            self.region.take_records(&mut bytes).expect("it is captured");
+            MirrorRecord::seal(&mut bytes);
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let (record, len) = MirrorRecord::decode(rest).unwrap();
+                for change in record.changes() {
+                    match change {
+                        Change::Segment { index, class } => drop(self.lane.take_segments(&[(index, class)]).unwrap()),
+                        Change::Run { at, len } => {
+                            let to = self.pool.locate(Gpa::new(record.region, at), len.into()).unwrap();
+                            copy(&self.region, self.region.store.at(at.0), &self.pool, to, len.into());
+                        }
+                        _ => {}
+                    }
+                }
+                let (ring, head) = self.lane.state();
+                let place = ring.place(head.position, self.tail, len as u32).unwrap_or_else(|| {
+                    self.lane.apply().unwrap();
+                    let (_, head) = self.lane.state();
+                    assert_eq!(head.position, self.tail, "what came is in place");
+                    ring.place(head.position, self.tail, len as u32)
+                        .expect("there is room now")
+                });
+                let pmem = self.pool.pmem();
+                pmem.write_streaming(self.lane.offset() + LANE_RING + u64::from(place), &rest[..len]);
+                pmem.fence();
+                self.tail = place + len as u32;
+                rest = &rest[len..];
+            }
+        }
+    }
+
+    fn copy(from: &Region, at: u64, to: &PoolSpace, there: u64, len: u64) {
+        let mut bytes = vec![0; len as usize];
+        from.store.pool.pmem().read(at, &mut bytes);
+        to.pmem().write_streaming(there, &bytes);
+        to.pmem().fence();
+    }
+
+    /// The region that a mirror's pool gives after its machine has lost power.
+    fn promoted(image: &CrashImage) -> Region {
+        let pool = PoolSpace::open(Pmem::simulated_from_image(image)).unwrap();
+        let (region, lane) = Lane::open_all(&pool).pop().expect("there is a copy");
+        lane.unwrap().promote().unwrap();
+        Region::recover(&pool, region, &mut |_, _| ()).unwrap().0
+    }
+
+    fn names(region: &mut Region) -> Vec<u32> {
+        let is_there = |n: &u32| region.lookup(ROOT, format!("f{n}").as_bytes()).is_ok();
+        (0..60).filter(is_there).collect()
+    }
+
+    fn store(region: &mut Region, file: InodeRef, n: u32) {
+        let bytes = vec![n as u8; 700];
+        region
+            .store(file, WriteAt::Offset(u64::from(n) * 500), &bytes, NOW)
+            .unwrap();
+    }
+
+    #[test]
+    fn whatever_a_mirror_loses_with_its_power_it_has_all_that_was_answered() {
+        let mut pair = Pair::new();
+        let file = make(&mut pair.region, ROOT, b"data", FileKind::File).unwrap();
+        pair.send();
+        let images: Arc<Mutex<Vec<CrashImage>>> = Arc::default();
+        let seen = images.clone();
+        pair.pool.pmem().sim().unwrap().set_fence_hook(Box::new(move |point| {
+            let mut lines = RandomLines::new(point.number());
+            seen.lock().unwrap().push(point.image(&mut lines));
+        }));
+        let mut answered = Vec::new();
+        for n in 0..60u32 {
+            if n % 5 == 4 {
+                unlink(&mut pair.region, ROOT, format!("f{}", n - 2).as_bytes()).unwrap();
+            }
+            make(&mut pair.region, ROOT, format!("f{n}").as_bytes(), FileKind::File).unwrap();
+            store(&mut pair.region, file, n % 16);
+            pair.send();
+            let now = names(&mut pair.region);
+            if n % 9 == 8 {
+                pair.lane.apply().unwrap();
+            }
+            for image in std::mem::take(&mut *images.lock().unwrap()) {
+                let mut found = promoted(&image);
+                let names = names(&mut found);
+                // what was under way may be there or not; all before it is
+                assert!(
+                    names.iter().eq(&now) || answered_are_there(&answered, &names, n),
+                    "{n}: {names:?}, {now:?}"
+                );
+                assert_eq!(findings(&mut found), Vec::<String>::new());
+            }
+            answered = now;
+        }
+        assert!(pair.lane.state().1.applied > Lsn(60));
+    }
+
+    /// All that was there before operation `n`, but for what it takes away.
+    fn answered_are_there(answered: &[u32], found: &[u32], n: u32) -> bool {
+        let goes = |name: &u32| n % 5 == 4 && *name == n - 2;
+        answered.iter().all(|name| goes(name) || found.contains(name))
+            && found.iter().all(|name| *name == n || answered.contains(name))
+    }
+
+    #[test]
+    fn a_copy_that_is_not_whole_takes_nobodys_place_and_goes_back_to_the_pool() {
+        let mut pair = Pair::new();
+        let free = pair.pool.usage().free_segments;
+        pair.lane.restart(Lsn(9));
+        assert!(pair.lane.promote().unwrap_err().to_string().contains("not whole"));
+        assert!(pair.pool.usage().free_segments > free, "it is empty");
+        let region = pair.region.id();
+        drop(pair.lane);
+        Lane::discard(&pair.pool, region);
+        assert!(!pair.pool.has_copy(region) && Lane::open_all(&pair.pool).is_empty());
+        let usage = pair.pool.usage();
+        assert_eq!(usage.free_segments, usage.segments);
+    }
+
+    #[test]
+    fn a_record_that_has_come_in_part_is_none() {
+        let mut pair = Pair::new();
+        make(&mut pair.region, ROOT, b"f1", FileKind::File).unwrap();
+        pair.send();
+        let (_, head) = pair.lane.state();
+        let end = pair.lane.offset() + LANE_RING + u64::from(pair.tail) - 8;
+        pair.pool.pmem().write_u64(end, !pair.pool.pmem().read_u64(end));
+        let applied = pair.lane.apply().unwrap();
+        assert!(
+            applied < pair.region.captured().unwrap(),
+            "the last record is not whole"
+        );
+        assert!(applied >= head.applied);
+    }
+
+    #[test]
+    fn a_region_that_lived_here_makes_room_for_its_copy() {
+        let pair = Pair::new();
+        let pool = pair.region.store.pool.clone();
+        let region = pair.region.id();
+        drop(pair.region);
+        assert_eq!(pool.regions(), [region]);
+        let lane = Lane::create(&pool, region).unwrap();
+        assert!(pool.regions().is_empty() && pool.segments_of(region).is_empty());
+        assert!(!lane.state().1.whole);
+    }
+}
