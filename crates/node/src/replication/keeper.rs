@@ -121,6 +121,17 @@ async fn look_after(
         return Ok(());
     }
     let mut feed = replication.feed().lock().await;
+    if feed.is_missed(copy) {
+        // nobody waits for it, nor for this
+        drop(feed);
+        if Instant::now() < *not_before {
+            return Ok(());
+        }
+        *not_before = Instant::now() + PERIOD;
+        let place = attach(copy, service, links, None).await?;
+        feed = replication.feed().lock().await;
+        feed.returned(copy, place, service)?;
+    }
     // whether it is there is found out even when nothing changes in the region
     let sent = replication.send(&mut feed, service, links, false).await;
     let is_current = feed.is_current(copy);

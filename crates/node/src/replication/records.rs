@@ -280,7 +280,7 @@ impl Replication {
         }
     }
 
-    /// Sends all records there are to those who are in the set, and (not `only_set`) to the others that are whole.
+    /// Sends all records there are to those who are in the set, and (not `only_set`) to the others that follow.
     ///
     /// # Errors
     /// That of one in the set that did not take them.
@@ -296,7 +296,7 @@ impl Replication {
         let sent = feed
             .followers
             .iter_mut()
-            .filter(|follower| follower.in_sync || !only_set && follower.standing == Standing::Whole)
+            .filter(|follower| follower.in_sync || !only_set && follower.lane.is_some())
             .map(|follower| async move {
                 let sent = follower.send(service, links, backlog, taken).await;
                 (follower.in_sync, sent)
@@ -392,6 +392,25 @@ impl Feed {
             let records = self.backlog.pop_front().expect("there is a front");
             self.backlog_bytes -= records.bytes.len();
         }
+    }
+
+    /// A copy out of the set can be reached again: it gets what it has missed, unless it is not what it was.
+    pub fn returned(&mut self, node: NodeId, place: LanePlace, service: &RegionService) -> Result<(), FsError> {
+        let taken = self.taken;
+        let is_waited_for = |follower: &&mut Follower| follower.standing == Standing::Whole && follower.lane.is_none();
+        if let Some(follower) = self.follower(node).filter(is_waited_for) {
+            follower.lane = Some(follower.follow_by(place, service, taken)?);
+        }
+        Ok(())
+    }
+
+    /// Is this a copy out of the set that cannot be reached, and would have to get only what it has missed?
+    pub fn is_missed(&self, node: NodeId) -> bool {
+        let missed =
+            |follower: &Follower| !follower.in_sync && follower.standing == Standing::Whole && follower.lane.is_none();
+        self.followers
+            .iter()
+            .any(|follower| follower.node == node && missed(follower))
     }
 
     /// A copy is begun behind the last record there is. The region is captured from here on.
@@ -523,6 +542,14 @@ impl Follower {
     /// Connects again to a lane that it has followed by.
     async fn attach(&mut self, service: &RegionService, links: &Rc<Links>, taken: Lsn) -> Result<LaneFeed, FsError> {
         let place = attach(self.node, service, links, None).await?;
+        self.follow_by(place, service, taken)
+    }
+
+    /// It follows by the lane that it has followed by, if nothing of it is lost.
+    ///
+    /// # Errors
+    /// It has lost its copy.
+    fn follow_by(&mut self, place: LanePlace, service: &RegionService, taken: Lsn) -> Result<LaneFeed, FsError> {
         if !place.whole || place.last < self.has || place.last > taken {
             tracing::warn!(
                 region = service.id.0,
