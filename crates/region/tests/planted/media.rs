@@ -171,7 +171,6 @@ fn place(w: &World, pool: usize, (offset, len): (u64, u64)) -> &'static str {
         (Some(SegmentClass::Inodes), at) if at < INODE_LOCK => "inode",
         (Some(SegmentClass::Inodes | SegmentClass::Logs), _) => "log",
         (Some(SegmentClass::Data), _) => "data",
-        (Some(SegmentClass::Register), _) => "register",
         (None, _) => "segment that is being added",
         (Some(SegmentClass::Register), _) => "the register of the cluster map",
     }
