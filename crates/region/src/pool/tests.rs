@@ -4,8 +4,8 @@ use super::redo_log::check_prepared;
 use super::*;
 use parking_lot::Mutex;
 use polvo_format::{
-    ERAS_KEPT, KnownPool, LINE, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, RegionOffset, SUPERBLOCK_SIZE,
-    SUPERBLOCK_USED, SegmentEntry, SegmentIndex, SegmentOwner,
+    ERAS_KEPT, FORMAT_VERSION, KnownPool, LINE, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, RegionOffset,
+    SUPERBLOCK_SIZE, SUPERBLOCK_USED, SegmentEntry, SegmentIndex, SegmentOwner,
 };
 use polvo_pmem::sim::{CrashImage, KeepAll, LoseAll, RandomLines};
 use polvo_proto::FsError;
@@ -135,7 +135,8 @@ fn a_truncated_pool_is_refused() {
 
 #[test]
 fn a_pool_of_another_version_is_refused() {
-    let (later, earlier) = ((7, "later PolvoFS"), (4, "the PolvoFS that made it"));
+    let later = FORMAT_VERSION as u8 + 1;
+    let (later, earlier) = ((later, "later PolvoFS"), (6, "the PolvoFS that made it"));
     let copies = [&[0][..], &[1], &[0, 1]].into_iter();
     for (copies, (version, cure)) in copies.flat_map(|copies| [(copies, later), (copies, earlier)]) {
         let pmem = Pmem::simulated_from_image(&now(&fresh()));
