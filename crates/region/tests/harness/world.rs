@@ -372,7 +372,7 @@ impl World {
             self.dispatch(collecting.txn, part);
         }
         if let Some(record) = decided.record {
-            self.pool_of(collecting.coordinator).retire(record);
+            self.region(collecting.coordinator).retire(collecting.txn, record);
         }
         let local = collecting.local.into_iter().zip(decided.outcomes);
         Ok(local.chain(collecting.outcomes).collect())
