@@ -9,10 +9,14 @@ use polvo_sim::schedule::Limits;
 /// Seeds within which each must be found.
 const SEEDS: u64 = 1000;
 
-/// Gives what was said of it.
+/// Gives what was said of it. Where regions have mirrors, much else explains that something takes long.
 fn is_found(bug: Planted) -> String {
     let _plant = Plant::new(bug);
-    let failed = first_that_fails(&format!("{bug:?}"), 0..SEEDS, &Limits::default());
+    let limits = Limits {
+        replicas: Some(1),
+        ..Limits::default()
+    };
+    let failed = first_that_fails(&format!("{bug:?}"), 0..SEEDS, &limits);
     failed.failure.unwrap_or_default()
 }
 
