@@ -5,7 +5,7 @@
 //! again from the first one on, to the same end.
 
 use crate::{PoolSpace, RegionError};
-use polvo_format::{Change, Gpa, Lsn, MirrorRecord, RegionId, RegionOffset};
+use polvo_format::{Change, Gpa, Lsn, MirrorRecord, REGISTER_OWNER, RegionId, RegionOffset};
 use polvo_proto::SegmentClass;
 use std::sync::Arc;
 
@@ -60,6 +60,9 @@ impl Replica {
         let Some(class) = SegmentClass::from_u8(class).filter(|class| class.is_of_regions()) else {
             return Err(RegionError::Pool(format!("a segment of class {class}")));
         };
+        if self.region == REGISTER_OWNER {
+            return Err(RegionError::Pool("the register is no region".into()));
+        }
         match self.segment(index) {
             None => self.space.take_segment(self.region, index, class),
             Some(there) if there == class => {
