@@ -149,12 +149,15 @@ impl LocalClient {
     /// What was just read here of a region of the node around us may be told, or is once this returns.
     #[inline]
     pub(crate) async fn may_tell(&self, region: RegionId) -> Result<(), FsError> {
-        match self
-            .client
-            .colocated
-            .as_ref()
-            .filter(|here| !here.node.may_tell(region))
-        {
+        let here = match self.links.has_copies(region) {
+            true => self
+                .client
+                .colocated
+                .as_ref()
+                .filter(|here| !here.node.may_tell(region)),
+            false => None,
+        };
+        match here {
             None => Ok(()),
             Some(here) => here.node.until_may_tell(&self.links, region).await,
         }
