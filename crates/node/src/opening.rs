@@ -45,8 +45,8 @@ impl Opening<'_> {
             let service = RegionService::new(region, info, layout, pmem, self.memory, config.one_sided);
             assert!(service.id == info.id, "a region is opened by its number");
             match service.replication() {
-                Some(replication) if was_copy => replication.succeeds(),
-                Some(replication) if !is_here => replication.is_new(),
+                Some(replication) if was_copy => replication.set_successor(),
+                Some(replication) if !is_here => replication.set_new(),
                 _ => {}
             }
             regions.begin(Arc::new(service));

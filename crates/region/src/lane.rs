@@ -243,9 +243,9 @@ impl crate::Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Region;
     use crate::testing::*;
-    use crate::{FormatParams, PoolIdentity, Region};
-    use polvo_format::{Change, FileKind, Gpa, NodeId};
+    use polvo_format::{Change, FileKind, Gpa};
     use polvo_pmem::Pmem;
     use polvo_pmem::sim::{CrashImage, RandomLines};
     use polvo_proto::{InodeRef, WriteAt};
@@ -264,19 +264,7 @@ mod tests {
             let mut region = region(8);
             make(&mut region, ROOT, b"first", FileKind::File).unwrap();
             region.capture(Lsn(4));
-            let pmem = Pmem::simulated(8 << 20);
-            let identity = PoolIdentity {
-                cluster: [1; 16],
-                pool: [3; 16],
-                node: NodeId(2),
-            };
-            let params = FormatParams {
-                identity,
-                segment_shift: Some(18),
-                checksums: true,
-            };
-            PoolSpace::format(&pmem, &params).unwrap();
-            let pool = PoolSpace::open(pmem).unwrap();
+            let pool = pool(8, true);
             let mut lane = Lane::create(&pool, region.id()).unwrap();
             lane.restart(Lsn(4));
             assert_eq!(pool.regions(), [], "a copy is no region of the pool");

@@ -25,6 +25,11 @@ pub fn region_without_checksums(pool_mib: u64) -> Region {
 }
 
 fn region_of(pool_mib: u64, checksums: bool) -> Region {
+    Region::create(&pool(pool_mib, checksums), RegionId(0), NOW).unwrap()
+}
+
+/// An empty pool of some MiB with segments of 256 KiB.
+pub fn pool(pool_mib: u64, checksums: bool) -> Arc<PoolSpace> {
     let pmem = Pmem::simulated(pool_mib << 20);
     let identity = PoolIdentity {
         cluster: [1; 16],
@@ -37,7 +42,7 @@ fn region_of(pool_mib: u64, checksums: bool) -> Region {
         checksums,
     };
     PoolSpace::format(&pmem, &params).unwrap();
-    Region::create(&PoolSpace::open(pmem).unwrap(), RegionId(0), NOW).unwrap()
+    PoolSpace::open(pmem).unwrap()
 }
 
 /// The region as the next process finds it.

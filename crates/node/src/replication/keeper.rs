@@ -50,7 +50,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
 /// others took our place.
 pub(crate) async fn confirm(node: Arc<Node>, links: Rc<Links>) {
     let mut replicated = node.regions.all().filter_map(|service| service.replication());
-    if replicated.any(Replication::has_succeeded) {
+    if replicated.any(Replication::is_successor) {
         tokio::time::sleep(GRACE).await;
     }
     loop {

@@ -91,8 +91,10 @@ pub(crate) struct Replication {
     nodes: Vec<NodeId>,
     /// A majority has confirmed that the region is served here: before that nothing is answered.
     confirmed: AtomicBool,
+    /// See [`Self::set_new`].
     is_new: AtomicBool,
-    succeeds: AtomicBool,
+    /// See [`Self::set_successor`].
+    successor: AtomicBool,
     /// Answers may be given until then, in microseconds since `begun`: the shortest lease of a mirror.
     lease_until: AtomicU64,
     begun: Instant,
@@ -134,7 +136,7 @@ impl Replication {
             mirrors: parking_lot::Mutex::new(mirrors),
             confirmed: AtomicBool::new(false),
             is_new: AtomicBool::new(false),
-            succeeds: AtomicBool::new(false),
+            successor: AtomicBool::new(false),
             lease_until: AtomicU64::new(0),
             begun: Instant::now(),
             feed: Mutex::new(Feed {
@@ -212,17 +214,17 @@ impl Replication {
     }
 
     /// This node had taken the place of another one when it died: that one may have a lease of ours.
-    pub fn succeeds(&self) {
-        self.succeeds.store(true, Release);
+    pub fn set_successor(&self) {
+        self.successor.store(true, Release);
     }
 
-    /// See [`Self::succeeds`].
-    pub fn has_succeeded(&self) -> bool {
-        self.succeeds.load(Acquire)
+    /// See [`Self::set_successor`].
+    pub fn is_successor(&self) -> bool {
+        self.successor.load(Acquire)
     }
 
     /// The pool had nothing of the region.
-    pub fn is_new(&self) {
+    pub fn set_new(&self) {
         self.is_new.store(true, Release);
     }
 
