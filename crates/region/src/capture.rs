@@ -77,6 +77,15 @@ impl Region {
         self.store.space.set_recorded(true);
     }
 
+    /// A copy begins: with the next record it hears of what was decided before and is not seen everywhere, which lies in the pool's redo
+    /// log and in no segment.
+    pub fn note_decisions(&mut self) {
+        for (txn, parts) in self.store.pool.decided_by(self.id()) {
+            self.store.note_decision(txn, &parts);
+        }
+        self.store.end_record();
+    }
+
     /// From here on nothing is kept.
     pub fn end_capture(&mut self) {
         self.store.set_capture(None);

@@ -425,6 +425,7 @@ impl Feed {
         });
         self.take(service);
         let from = self.taken;
+        service.enter(|region| region.note_decisions());
         if let Some(follower) = self.follower(node) {
             follower.standing = Standing::Filling(from);
             follower.lane = None;

@@ -243,6 +243,9 @@ impl<'a> RequestContext<'a> {
                 }
                 Obstacle::Transaction(_) | Obstacle::Moment => backoff.wait().await?,
             }
+            if service.has_ended() {
+                return Err(FsError::WrongEpoch); // and nothing was done
+            }
             if let Obstacle::Transaction(txn) = in_the_way
                 && Instant::now() >= ask_at
             {

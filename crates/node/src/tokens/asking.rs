@@ -28,7 +28,7 @@ impl Node {
     /// do not answer until their lease is over.
     ///
     /// # Errors
-    /// EBUSY when the deadline comes first.
+    /// EBUSY when the deadline comes first; [`FsError::WrongEpoch`] when the region is served elsewhere meanwhile.
     pub(crate) async fn quiet<'a>(
         &'a self,
         service: &'a Arc<RegionService>,
@@ -60,8 +60,12 @@ impl Node {
             if now >= deadline {
                 return Err(FsError::Busy);
             }
-            if let Some(until) = self.ask_for(&holders, now) {
-                drop(tokio::time::timeout_at(until.min(deadline), changed).await);
+            if service.has_ended() {
+                return Err(FsError::WrongEpoch); // here nobody gives its tokens back any more
+            }
+            match self.ask_for(&holders, now) {
+                Some(until) => drop(tokio::time::timeout_at(until.min(deadline), changed).await),
+                None => tokio::task::yield_now().await,
             }
             asked = cfg!(debug_assertions).then_some(holders);
         }

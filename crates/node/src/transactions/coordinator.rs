@@ -207,7 +207,15 @@ async fn distributed(
     for inode in own_intents.iter().filter_map(Intent::inode) {
         quieted.extend(ctx.quiet(inode).await?);
     }
-    let txn = ctx.service(*own)?.enter(Region::next_txn);
+    let service = ctx.service(*own)?;
+    let (txn, is_set_aside) = service.enter(|region| {
+        let before = region.captured();
+        (region.next_txn(), region.captured() != before)
+    });
+    if is_set_aside {
+        // who takes over must not give these numbers again
+        ctx.mirrored(service).await?;
+    }
     let mut running = Some(ctx.node.undecided.begin(txn));
     let mut remote = Vec::with_capacity(others.len());
     let mut outcomes = Outcomes::default();

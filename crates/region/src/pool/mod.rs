@@ -306,6 +306,11 @@ impl PoolSpace {
         Ok(())
     }
 
+    /// What a region has decided here, of which it is not known that every participant has its part. Nobody may decide in it meanwhile.
+    pub(crate) fn decided_by(&self, region: RegionId) -> Vec<(TxnId, Vec<RemotePart>)> {
+        self.redo.decided_by(&self.pmem, &self.layout, region)
+    }
+
     /// As [`Self::retire`], of what was adopted.
     pub(crate) fn retire_of(&self, txn: TxnId) {
         if let Some(record) = self.redo.record_of(txn) {

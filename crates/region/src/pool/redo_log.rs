@@ -256,6 +256,32 @@ impl RedoLog {
         found.map(|(at, slot)| RedoId::new(at, slot.number))
     }
 
+    /// What a region has decided and not retired, as it stands in the log: the transaction and its parts elsewhere.
+    pub fn decided_by(&self, pmem: &Pmem, layout: &PoolLayout, region: RegionId) -> Vec<(TxnId, Vec<RemotePart>)> {
+        let state = self.state.lock();
+        let is_open = |slot: &Slot| {
+            matches!(
+                slot.stage,
+                Stage::Logged { remote: true, .. } | Stage::ToDispatch { .. }
+            )
+        };
+        let open = (0..).zip(&state.slots).filter(|(_, slot)| is_open(slot));
+        let read = |(at, _): (u32, &Slot)| {
+            let mut bytes = vec![0; REDO_RECORD_MAX];
+            pmem.read(layout.slot_offset(at), &mut bytes);
+            let record = RedoRecord::decode(&bytes).ok()?;
+            let is_its = record.region == region && record.txn.region() == region;
+            let parts = record
+                .remote
+                .into_iter()
+                .map(to_dispatch)
+                .collect::<Result<_, _>>()
+                .ok()?;
+            is_its.then_some((record.txn, parts))
+        };
+        open.filter_map(read).collect()
+    }
+
     /// Records found at the start whose remote parts remain, and that were not retired since.
     pub fn found(&self) -> Vec<Undispatched> {
         self.state.lock().found.clone()
