@@ -511,6 +511,7 @@ impl Links {
                         .map
                         .offer(self.call_node(node, Cred::Kernel, ask::Map).await?);
                     call.epoch = self.context.map.epoch();
+                    call.again |= self.has_copies(region) && call.request.is_mutation();
                     // who is to take a primary's place needs a moment
                     let is_coming = self.primary(region)? == node && self.has_copies(region);
                     if !is_coming || !self.may_move(&mut away_since).await {

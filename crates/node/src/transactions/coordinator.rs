@@ -327,9 +327,11 @@ async fn local(
         }
         Ok(outcomes)
     };
-    ctx.on_for_session(own, decide)
-        .await
-        .map_err(|error| place(ctx, own, intents, error))
+    ctx.on_for_session(own, decide).await.map_err(|error| match error {
+        // no mirror has taken it in time: it has happened, and elsewhere it would happen again
+        FsError::Unreachable { .. } => Failure::from(error),
+        error => place(ctx, own, intents, error),
+    })
 }
 
 /// Tells an error of the place that was chosen for a new inode from one of the operation.
