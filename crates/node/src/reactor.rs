@@ -441,6 +441,9 @@ async fn fence(node: &Node, connection: &Connection) -> Answer {
 /// Does what changes something, once: its answer is kept for who asks again.
 async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running: Running<'_>) -> Vec<u8> {
     let is_transfer = matches!(request, Request::WriteFrom { .. });
+    // who asks again is told by the log whether it has happened
+    let is_found_again =
+        request.is_found_again() && ctx.node.regions.all().any(|region| region.replication().is_some());
     let done = match again {
         true => Box::pin(ctx.done_before()).await,
         false => Ok(None),
@@ -455,7 +458,8 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     let answer = durable(ctx, answer);
     let encoded = encode(&answer);
     // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
-    let is_cut_off = is_transfer && matches!(answer, Err(FsError::Unreachable { .. }));
+    // (one that no mirror has taken in time is looked up, since mirrors may have it by then)
+    let is_cut_off = (is_transfer || is_found_again) && matches!(answer, Err(FsError::Unreachable { .. }));
     // nor has one that was to be asked elsewhere, or by a newer map
     if !is_cut_off && !matches!(answer, Err(FsError::WrongEpoch)) {
         running.finish(&encoded);
