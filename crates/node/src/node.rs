@@ -316,7 +316,14 @@ impl Node {
     /// decided the coordinator writes here; what is prepared here for it is put in place.)
     pub(crate) async fn resolve(self: &Arc<Self>, links: &Rc<Links>, service: &Arc<RegionService>, txn: TxnId) {
         let state = match self.map().primary(txn.region()) {
-            _ if self.serves(txn.region()) => self.txn_state(txn),
+            _ if let Some(own) = self.service(txn.region()) => {
+                let state = self.txn_state(txn);
+                // who serves it in our place may know better
+                let Ok(()) = own.mirrored(links, || Instant::now() + Timeouts::ASIDE).await else {
+                    return;
+                };
+                state
+            }
             None => TxnState::Aborted, // a damaged lock word: there is nobody who could end it otherwise
             Some(coordinator) => {
                 let asked = links.call_node_within(coordinator, Cred::Kernel, ask::TxnState { txn }, Timeouts::ASIDE);

@@ -134,6 +134,7 @@ impl Lane {
         self.store_head();
         let (space, region, ring) = (&self.space, self.region(), self.ring());
         give_back_segments(space, region);
+        space.forget_decisions(region);
         space.pmem().zero_streaming(self.at + LANE_RING, ring.len.into());
         space.pmem().fence();
         (self.head.applied, self.head.position) = (applied, 0);

@@ -80,11 +80,14 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    /// Refuses all but the primary of the region whose transaction it is.
+    /// Refuses all but the primary of the region whose transaction it is. Where that may be another one since, one of the two nodes
+    /// has yet to learn it.
     fn must_coordinate(&self, txn: TxnId) -> Result<(), FsError> {
         let asking = self.asking_node()?;
-        match self.node.map().primary(txn.region()) == Some(asking) {
+        let map = self.node.map();
+        match map.primary(txn.region()) == Some(asking) {
             true => Ok(()),
+            false if self.links.has_copies(txn.region()) => Err(FsError::Retry),
             false => Err(FsError::NotPermitted),
         }
     }
@@ -113,12 +116,15 @@ impl RequestContext<'_> {
         self.node.conclude(txn, region, commit)
     }
 
-    pub fn txn_state(&self, txn: TxnId) -> Result<TxnState, FsError> {
+    pub async fn txn_state(&self, txn: TxnId) -> Result<TxnState, FsError> {
         self.asking_node()?;
-        if !self.node.serves(txn.region()) {
+        let Some(service) = self.node.service(txn.region()) else {
             return Err(FsError::Invalid(format!("{txn:?} is not coordinated here")));
-        }
-        Ok(self.node.txn_state(txn))
+        };
+        let state = self.node.txn_state(txn);
+        // who serves the region in our place may know better
+        self.mirrored(service).await?;
+        Ok(state)
     }
 
     pub fn rename_lock(&self, txn: TxnId, release: bool) -> Result<u64, FsError> {

@@ -124,7 +124,7 @@ impl RequestContext<'_> {
             Collect { txn, region, on_behalf, open, intents } => {
                 self.collect(txn, region, on_behalf, open, &intents).await
             },
-            TxnState { txn } => self.txn_state(txn),
+            TxnState { txn } => self.txn_state(txn).await,
             RenameLock { txn, release } => self.rename_lock(txn, release),
             Parent { inode } => self.parent(inode).await,
             Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,

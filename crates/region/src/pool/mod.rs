@@ -311,6 +311,13 @@ impl PoolSpace {
         self.redo.decided_by(&self.pmem, &self.layout, region)
     }
 
+    /// What a region has decided here is its own affair no more: who serves it says anew what counts.
+    pub(crate) fn forget_decisions(&self, region: RegionId) {
+        for (txn, _) in self.decided_by(region) {
+            self.retire_of(txn);
+        }
+    }
+
     /// As [`Self::retire`], of what was adopted.
     pub(crate) fn retire_of(&self, txn: TxnId) {
         if let Some(record) = self.redo.record_of(txn) {
