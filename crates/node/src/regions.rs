@@ -64,12 +64,6 @@ impl Regions {
         (!service.has_ended()).then_some(service)
     }
 
-    /// Is a region served here, or was it since this node started?
-    pub fn has_begun(&self, region: RegionId) -> bool {
-        let terms = self.terms.get(usize::from(region.0));
-        terms.is_some_and(|terms| terms.last().is_some())
-    }
-
     /// A region is served here from now on.
     ///
     /// # Panics

@@ -141,7 +141,7 @@ impl RequestContext<'_> {
         let info = map.region(region).ok_or(FsError::WrongEpoch)?;
         let ours = info.role(self.node.id());
         let is_copy = matches!(ours, Some(ReplicaRole::Mirror | ReplicaRole::Backup));
-        match info.primary() == Some(asking) && is_copy && !self.node.regions.has_begun(region) {
+        match info.primary() == Some(asking) && is_copy && !self.node.serves(region) {
             true => Ok(()),
             false => Err(FsError::NotPermitted),
         }
