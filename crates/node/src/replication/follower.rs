@@ -143,9 +143,10 @@ impl LaneFeed {
                 return Err(FsError::Io(format!("a record of {len} bytes fits no lane")));
             }
             // file data first: the record is found only where they are
+            let mut has_emptied = false;
             for change in record.changes() {
                 let Change::Run { at, len } = change else { continue };
-                let (Some(there), Ok((at, _))) = (
+                let (Some(there), Ok((at, class))) = (
                     self.locate(service, at),
                     service.locate(Gpa::new(service.id, at), len as usize),
                 ) else {
@@ -153,6 +154,14 @@ impl LaneFeed {
                 };
                 if let Some(stretch) = stretch.take() {
                     batch.push_stretch(&self.place, records, stretch);
+                }
+                // what the ring holds of a page's life before would be put in place over it later; file data comes by runs alone
+                let is_in_place = has_emptied || (self.is_empty() && batch.verbs.is_empty());
+                if class != SegmentClass::Data && !is_in_place {
+                    batch.execute(pair, to).await?;
+                    self.sent = last;
+                    self.apply(to, service, links, false).await?;
+                    has_emptied = true;
                 }
                 for start in (0..u64::from(len)).step_by(BATCH_BYTES as usize) {
                     let len = BATCH_BYTES.min(u64::from(len) - start);
