@@ -28,8 +28,6 @@ const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
 const MOVES_MAX: u32 = 4;
 /// The primary of a region with copies is silent: after so long other nodes are asked whether one of them serves it.
 const SILENCE: Duration = Duration::from_millis(300);
-/// A copy takes the place of a primary within so long, where there is a majority of voters.
-const SUCCESSION: Duration = Duration::from_secs(6);
 /// Who waits for room that is held back asks again so often.
 const ROOM_POLL: Duration = Duration::from_millis(20);
 
@@ -528,6 +526,11 @@ impl Links {
         Err(FsError::Io(why))
     }
 
+    /// Waits until one of these regions is served by another node than now.
+    pub async fn moved(&self, regions: &[RegionId]) {
+        self.context.map.moved(regions).await;
+    }
+
     /// Has the region copies, one of which may take its primary's place?
     pub fn has_copies(&self, region: RegionId) -> bool {
         self.context.map.has_copies(region)
@@ -575,7 +578,7 @@ impl Links {
     pub(crate) async fn may_move(&self, since: &mut Option<Instant>) -> bool {
         let patience = match self.hasty.get() {
             true => Duration::ZERO,
-            false => self.patience().max(SUCCESSION),
+            false => self.patience().max(Timeouts::SUCCESSION),
         };
         let waits = since.get_or_insert_with(Instant::now).elapsed() < patience;
         if waits {

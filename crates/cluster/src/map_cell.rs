@@ -5,6 +5,7 @@ use polvo_format::{Epoch, RegionId};
 use polvo_proto::ClusterMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::watch;
 
 /// The newest cluster map known to this process; `Send + Sync`.
 pub struct MapCell {
@@ -15,6 +16,8 @@ pub struct MapCell {
     replicated: AtomicBool,
     link_sets: AtomicU64,
     hooks: Mutex<Vec<Hook>>,
+    /// Told the epoch of each map by which a region has moved.
+    moves: watch::Sender<Epoch>,
 }
 
 /// What is told of regions that have moved: the maps before and after.
@@ -29,6 +32,7 @@ impl MapCell {
             newest: RwLock::new(Arc::new(map)),
             link_sets: AtomicU64::new(0),
             hooks: Mutex::default(),
+            moves: watch::Sender::new(Epoch(0)),
         })
     }
 
@@ -58,19 +62,21 @@ impl MapCell {
                     node.host.clone_from(&known.host);
                 }
             }
-            let epoch = map.epoch.0;
+            let epoch = map.epoch;
             self.replicated.store(map.is_replicated(), Ordering::Release);
-            if map
-                .regions
-                .iter()
-                .any(|region| newest.primary(region.id) != region.primary())
-            {
+            let mut regions = map.regions.iter();
+            let has_moved = regions.any(|region| newest.primary(region.id) != region.primary());
+            if has_moved {
                 // before anybody goes by the new map: what was had of the old primaries is gone
                 self.hooks.lock().iter().for_each(|hook| hook(&newest, &map));
             }
             *newest = Arc::new(map);
             // last: who goes by the map from before does not name the epoch of this one
-            self.epoch.store(epoch, Ordering::Release);
+            self.epoch.store(epoch.0, Ordering::Release);
+            drop(newest);
+            if has_moved {
+                self.moves.send_replace(epoch);
+            }
         }
     }
 
@@ -78,6 +84,20 @@ impl MapCell {
     /// latter. It must not ask for the map.
     pub fn on_moves(&self, hook: impl Fn(&ClusterMap, &ClusterMap) + Send + Sync + 'static) {
         self.hooks.lock().push(Box::new(hook));
+    }
+
+    /// Waits until one of these regions has another primary than now.
+    pub async fn moved(&self, regions: &[RegionId]) {
+        let mut moves = self.moves.subscribe();
+        let before = self.get();
+        let has_moved = |_: &Epoch| {
+            let now = self.get();
+            regions
+                .iter()
+                .any(|region| now.primary(*region) != before.primary(*region))
+        };
+        // an error would mean that the cell is gone, which is borrowed here
+        let _moved = moves.wait_for(has_moved).await;
     }
 
     /// Number for one more set of links over this map.

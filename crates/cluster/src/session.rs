@@ -74,6 +74,10 @@ impl SessionContext {
         timeouts: Timeouts,
         provider: Option<String>,
     ) -> Arc<SessionContext> {
+        let timeouts = match map.get().is_replicated() {
+            true => timeouts.with_copies(),
+            false => timeouts,
+        };
         Arc::new(SessionContext {
             memory,
             map,

@@ -40,12 +40,23 @@ impl Timeouts {
     /// A wait for a lock that its program has not asked after for so long is forgotten (it asks every second).
     pub const LOCK_FORGOTTEN: Duration = Duration::from_secs(10);
 
+    /// A node that dies is succeeded within so long, all that depends on it included: operations wait at least so long for it.
+    pub const SUCCESSION: Duration = Duration::from_secs(6);
+
     /// A session that has tokens asks so often what is asked of it, and so renews their lease.
     pub const WATCH: Duration = Duration::from_millis(500);
 
     /// The rename lock of the cluster is granted for so long: its holder waits for at most `held` in all.
     pub fn rename_grant(&self) -> Duration {
         self.held + Duration::from_secs(1)
+    }
+
+    /// For a cluster whose regions have copies: what holds an inode may be waiting for a node's successor.
+    pub fn with_copies(self) -> Timeouts {
+        let held = Self::SUCCESSION
+            .min(self.rpc.saturating_sub(Self::ASIDE))
+            .max(self.held);
+        Timeouts { held, ..self }
     }
 
     /// How often a session renews its lease: three times in a lease.

@@ -94,12 +94,15 @@ impl Node {
     /// fit.
     pub fn open(
         space: Arc<PoolSpace>,
-        config: NodeConfig,
+        mut config: NodeConfig,
         clock: Arc<dyn Clock>,
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<Arc<Node>, FsError> {
         opening::check_owner(&space, &config)?;
         let (register, map) = opening::kept_map(&space, &config)?;
+        if map.get().is_replicated() {
+            config.timeouts = config.timeouts.with_copies();
+        }
         let pmem = space.pmem().clone();
         let memory = MemoryRegions::new();
         let keys = PoolKeys::register(&memory, &pmem);
@@ -161,6 +164,19 @@ impl Node {
     /// Asks `serve` to return.
     pub fn stop(&self) {
         self.stopping.send_replace(true);
+    }
+
+    /// `serve` was asked to return: nothing is begun any more that others would rely on.
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
+    /// What is answered to who waits for something when this node stops.
+    pub(crate) fn stopping_error(&self) -> FsError {
+        FsError::Unreachable {
+            node: self.id().0,
+            why: "it is stopping".into(),
+        }
     }
 
     /// Waits until `serve` was asked to return, by whomever: [`Node::stop`], a `Shutdown` request, or the node itself.

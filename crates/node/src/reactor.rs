@@ -266,7 +266,10 @@ impl Node {
         tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(scrub::run(self.clone()));
-        tasks.spawn_local(housekeeping::run(self.clone(), links.clone()));
+        tasks.spawn_local(housekeeping::run(self.clone()));
+        tasks.spawn_local(housekeeping::resolve_left_over(self.clone(), links.clone()));
+        tasks.spawn_local(housekeeping::meet_others(self.clone(), links.clone()));
+        tasks.spawn_local(dispatch::dispatch_left_over(self.clone(), links.clone()));
         if self.map().is_replicated() {
             tasks.spawn_local(keeper::run(self.clone(), links.clone()));
             tasks.spawn_local(leases::send_beacons(self.clone(), links.clone()));
@@ -281,10 +284,7 @@ impl Node {
         // held, since it keeps others from asking again
         drop(stopping.wait_for(|stop| *stop).await);
         let drained = async {
-            while self.counters.are_under_way()
-                || self.dispatching.load(Relaxed) > 0
-                || !self.undispatched.lock().is_empty()
-            {
+            while self.counters.are_under_way() || self.dispatching.load(Relaxed) > 0 || self.has_undispatched() {
                 tokio::time::sleep(DRAIN_POLL).await;
                 dispatch::reap(&self, &links, Timeouts::DRAIN).await;
             }

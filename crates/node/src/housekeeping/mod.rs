@@ -9,7 +9,6 @@ pub(crate) mod utilization;
 
 use crate::map;
 use crate::node::Node;
-use crate::transactions::dispatch;
 use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_format::{NodeId, RegionId, TxnId};
 use polvo_proto::{Cred, ask};
@@ -19,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 /// How often a node does its housekeeping. It does nothing in between.
 pub(crate) const PERIOD: Duration = Duration::from_millis(500);
@@ -31,15 +30,10 @@ const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
 /// Pieces of log garbage collection a region and period.
 const GARBAGE_PIECES: u32 = 64;
 
-/// Runs until it is dropped.
-pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
-    let mut open_since: BTreeMap<(RegionId, TxnId), Instant> = BTreeMap::new();
-    let mut last_renewal = Instant::now();
-    let mut reached = map::Reached::default();
-    let mut replacing = JoinSet::new();
-    let mut period = interval(PERIOD);
-    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for round in 0u64.. {
+/// What a node does for itself. Runs until it is dropped.
+pub(crate) async fn run(node: Arc<Node>) {
+    let mut period = every_period();
+    loop {
         period.tick().await;
         for session in node.sessions.expired(node.config.timeouts.lease) {
             tracing::info!(%session, "lease ended");
@@ -53,33 +47,45 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
         node.sweep_tokens();
         node.give_out_held_back();
         node.advance_tick();
-        let resolved = resolve_left_over(&node, &links, &mut open_since);
-        let rest = async {
-            if last_renewal.elapsed() >= node.config.timeouts.renew_every() || round % EXCHANGE_EVERY == 0 {
-                last_renewal = Instant::now();
-                let renewed = links.renew().await;
-                node.follow_map(&links, &renewed).await;
-                reached.note(&node.map(), &renewed);
-            }
-            if node.utilization.take_used() || round % EXCHANGE_EVERY == 0 {
-                exchange_usage(&node, &links).await;
-            }
-            if round % EXCHANGE_EVERY == 0
-                && let Err(error) = node.show_past(&links).await
-            {
-                tracing::error!(%error, "stopping");
-                *node.refused.lock() = Some(error);
-                node.stop();
-            }
-            dispatch::dispatch_left_over(&node, &links).await;
-        };
-        tokio::join!(resolved, rest);
+        collect_garbage(&node).await;
+    }
+}
+
+/// Keeps in touch with the other nodes; one that does not answer holds this up, and nothing else. Runs until it is dropped.
+pub(crate) async fn meet_others(node: Arc<Node>, links: Rc<Links>) {
+    let mut last_renewal = Instant::now();
+    let mut reached = map::Reached::default();
+    let mut replacing = JoinSet::new();
+    let mut period = every_period();
+    for round in 0u64.. {
+        period.tick().await;
+        if last_renewal.elapsed() >= node.config.timeouts.renew_every() || round % EXCHANGE_EVERY == 0 {
+            last_renewal = Instant::now();
+            let renewed = links.renew().await;
+            node.follow_map(&links, &renewed).await;
+            reached.note(&node.map(), &renewed);
+        }
+        if node.utilization.take_used() || round % EXCHANGE_EVERY == 0 {
+            exchange_usage(&node, &links).await;
+        }
+        if round % EXCHANGE_EVERY == 0
+            && let Err(error) = node.show_past(&links).await
+        {
+            tracing::error!(%error, "stopping");
+            *node.refused.lock() = Some(error);
+            node.stop();
+        }
         if round % EXCHANGE_EVERY == 0 && replacing.is_empty() && reached.must_replace(node.id(), &node.map()) {
             replacing.spawn_local(replace_voter(node.clone(), links.clone(), reached.clone()));
         }
         while replacing.try_join_next().is_some() {}
-        collect_garbage(&node).await;
     }
+}
+
+fn every_period() -> Interval {
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    period
 }
 
 /// A voter has been away for long: it is replaced, beside the rounds, which wait for nobody.
@@ -125,8 +131,17 @@ impl Node {
     }
 }
 
-/// Takes over what was dispatched to us, and asks about what stays open.
-async fn resolve_left_over(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
+/// Takes over what was dispatched to us, and asks about what stays open. Runs until it is dropped.
+pub(crate) async fn resolve_left_over(node: Arc<Node>, links: Rc<Links>) {
+    let mut open_since: BTreeMap<(RegionId, TxnId), Instant> = BTreeMap::new();
+    let mut period = every_period();
+    loop {
+        period.tick().await;
+        resolve(&node, &links, &mut open_since).await;
+    }
+}
+
+async fn resolve(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<(RegionId, TxnId), Instant>) {
     let now = Instant::now();
     let mut open = BTreeMap::new();
     for service in node.regions.all() {

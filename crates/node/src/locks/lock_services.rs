@@ -56,10 +56,7 @@ impl RequestContext<'_> {
                 Some(outcome) => outcome.map(|()| LockAnswer::Granted),
             },
             // an error means that the node is gone
-            _ = stopping.wait_for(|stop| *stop) => Err(FsError::Unreachable {
-                node: self.node.id().0,
-                why: "it is stopping".into(),
-            }),
+            _ = stopping.wait_for(|stop| *stop) => Err(self.node.stopping_error()),
         }
     }
 

@@ -162,6 +162,9 @@ impl RequestContext<'_> {
     ) -> Result<LanePlace, FsError> {
         self.must_be_mirrored(region)?;
         let node = self.node;
+        if node.is_stopping() {
+            return Err(node.stopping_error());
+        }
         let layout = node.space.layout();
         if layout.segment_shift != segment_shift {
             return Err(FsError::Invalid(format!(

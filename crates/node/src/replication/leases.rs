@@ -334,8 +334,8 @@ pub(crate) async fn give_way(node: Arc<Node>) {
         let deposed = confirmed().find(|service| map.primary(service.id) != Some(node.id()));
         if let Some(service) = deposed {
             let (region, now) = (service.id.0, map.primary(service.id));
-            let all = confirmed().filter(|service| map.primary(service.id) != Some(node.id()));
-            all.for_each(|service| service.end());
+            // the other regions, too: what waits for their mirrors, which have heard nothing, would keep this node from ending
+            confirmed().for_each(|service| service.end());
             let now = now.map_or("nobody".to_string(), |node| format!("node {}", node.0));
             tracing::error!("region {region} is served by {now} since this node was away: it starts anew");
             *node.refused.lock() = Some(FsError::Deposed { region });

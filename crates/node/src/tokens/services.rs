@@ -127,10 +127,7 @@ impl RequestContext<'_> {
                 () = more => {}
                 () = tokio::time::sleep_until(until) => {}
                 // an error means that the node is gone
-                _ = stopping.wait_for(|stop| *stop) => return Err(FsError::Unreachable {
-                    node: self.node.id().0,
-                    why: "it is stopping".into(),
-                }),
+                _ = stopping.wait_for(|stop| *stop) => return Err(self.node.stopping_error()),
             }
         }
     }

@@ -6,6 +6,7 @@
 //! parts at a time, and only where a lock stays what it was, or a connection was lost, is the part sent again, with care.
 
 use crate::backoff::Backoff;
+use crate::housekeeping::PERIOD;
 use crate::node::Node;
 use crate::request::context::{self, RequestContext};
 use crate::transactions::commit_protocol::{self, CommitProtocol};
@@ -23,7 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Ticks of housekeeping after which what was posted and has not arrived is sent again.
 const TICKS_UNDER_WAY: u64 = 2;
@@ -170,14 +172,17 @@ impl Dispatching {
             }
             commit_protocol::commit(node, links, txn, part, in_doubt).await
         });
-        let results = tokio::time::timeout(limit, join_all(attempts)).await;
-        let results = results.map_err(|_| FsError::Unreachable {
-            node: waits_for(node, links, dispatch).0,
-            why: format!(
+        let asked = waits_for(node, links, dispatch).0;
+        let gone = |why| FsError::Unreachable { node: asked, why };
+        let regions: Vec<RegionId> = dispatch.parts.iter().map(RemotePart::region).collect();
+        let results = tokio::select! {
+            biased;
+            results = tokio::time::timeout(limit, join_all(attempts)) => results.map_err(|_| gone(format!(
                 "it did not take its part of a transaction within {} ms",
                 limit.as_millis()
-            ),
-        })?;
+            )))?,
+            () = links.moved(&regions) => return Err(gone("another node serves the region now".into())),
+        };
         assert_eq!(results.len(), dispatch.parts.len(), "each part has one result");
         let mut failure = None;
         let mut results = results.into_iter();
@@ -360,33 +365,47 @@ async fn read_at(links: &Links, region: RegionId, at: &[Gpa], words: &mut [[u8; 
     links.one_sided(region, &mut reads.collect::<Vec<_>>()).await
 }
 
-/// One more attempt at every decided transaction that somebody may still wait for: by housekeeping, at every tick.
-pub(crate) async fn dispatch_left_over(node: &Arc<Node>, links: &Rc<Links>) {
-    reap(node, links, Timeouts::DISPATCH).await;
-    let late = node.tick.load(Relaxed).saturating_sub(TICKS_UNDER_WAY);
-    let is_left_over = |dispatch: &mut Dispatch| match dispatch.sent {
-        Sent::Everything(since) => since <= late,
-        Sent::Nothing | Sent::InDoubt => true,
-    };
-    let left_over: Vec<Dispatch> = node.undispatched.lock().extract_if(.., is_left_over).collect();
-    join_all(left_over.into_iter().map(|dispatch| async move {
-        let txn = dispatch.txn;
-        // what fails goes back to where it was
-        match Dispatching::new(node, dispatch)
-            .attempt(links, Timeouts::DISPATCH)
-            .await
-        {
-            Ok(()) => tracing::info!(?txn, "dispatched late"),
-            Err(error) => tracing::debug!(?txn, %error, "still to be dispatched"),
+/// One more attempt, every half second, at every decided transaction that somebody may still wait for: each beside the others, since
+/// a node that does not answer holds up what concerns it, and nothing else. Runs until it is dropped.
+pub(crate) async fn dispatch_left_over(node: Arc<Node>, links: Rc<Links>) {
+    let mut attempts = JoinSet::new();
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        period.tick().await;
+        reap(&node, &links, Timeouts::ASIDE).await;
+        let late = node.tick.load(Relaxed).saturating_sub(TICKS_UNDER_WAY);
+        let is_left_over = |dispatch: &mut Dispatch| match dispatch.sent {
+            Sent::Everything(since) => since <= late,
+            Sent::Nothing | Sent::InDoubt => true,
+        };
+        let left_over: Vec<Dispatch> = node.undispatched.lock().extract_if(.., is_left_over).collect();
+        for dispatch in left_over {
+            // what fails goes back to where it was
+            let (mut one, links) = (Dispatching::new(&node, dispatch), links.clone());
+            attempts.spawn_local(async move {
+                let txn = one.dispatch.as_ref().map(|dispatch| dispatch.txn);
+                match one.attempt(&links, Timeouts::DISPATCH).await {
+                    Ok(()) => tracing::info!(?txn, "dispatched late"),
+                    Err(error) => tracing::debug!(?txn, %error, "still to be dispatched"),
+                }
+            });
         }
-    }))
-    .await;
+        while attempts.try_join_next().is_some() {}
+    }
 }
 
 impl Node {
     /// Most transactions that are left alone once they are posted: a part of what the redo log holds.
     fn posted_max(&self) -> usize {
         self.space.layout().redo_slots as usize / 4
+    }
+
+    /// There are decided transactions that are not known to be dispatched, of regions that are served here: of others whoever serves them
+    /// sees to it.
+    pub(crate) fn has_undispatched(&self) -> bool {
+        let undispatched = self.undispatched.lock();
+        undispatched.iter().any(|dispatch| self.serves(dispatch.txn.region()))
     }
 
     /// Decided transactions of which it is not even known that they are on their way.
