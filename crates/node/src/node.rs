@@ -73,6 +73,8 @@ pub struct Node {
     held_back: AtomicBool,
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
+    /// Who changes the cluster map.
+    pub(crate) changing_map: tokio::sync::Mutex<()>,
     pub(crate) stopping: watch::Sender<bool>,
     /// Why this pool must not be served any longer.
     pub(crate) refused: Mutex<Option<FsError>>,
@@ -146,6 +148,7 @@ impl Node {
             incarnation,
             held_back: AtomicBool::new(held_back),
             tick: AtomicU64::new(1),
+            changing_map: tokio::sync::Mutex::default(),
             stopping: watch::channel(false).0,
             refused: Mutex::default(),
             dispatching: AtomicU64::new(0),

@@ -42,7 +42,8 @@ impl Region {
     }
 
     /// Now and then: as [`Self::release_segments`] for segments of inodes and logs, of which half a segment stays free, and does
-    /// a bounded piece of work for one of logs to become empty.
+    /// a bounded piece of work for one of logs to become empty. Where the region has copies also for segments of data, of which as much
+    /// stays free as is in use, at most a segment: what is free in them can be used here, but not where the copies are.
     pub fn shrink(&mut self, mut last_word: impl FnMut(u32)) -> u32 {
         let store = &mut self.store;
         let in_segment = 1u64 << store.segment_shift();
@@ -52,8 +53,12 @@ impl Region {
         if store.space.closed().is_some_and(|(_, waits)| !waits) {
             store.space.open_closed();
         }
-        let released = store.release_segments(SegmentClass::Inodes, slots, &mut last_word)
+        let mut released = store.release_segments(SegmentClass::Inodes, slots, &mut last_word)
             + store.release_segments(SegmentClass::Logs, pages, &mut last_word);
+        if store.is_captured() {
+            let spare = store.space.used(SegmentClass::Data).min(in_segment / PAGE as u64);
+            released += store.release_segments(SegmentClass::Data, spare, &mut last_word);
+        }
         if store.space.closed().is_none()
             && let Some((segment, logs)) = store.nearly_empty_logs(pages)
         {
@@ -182,8 +187,8 @@ impl Store {
 mod tests {
     use super::*;
     use crate::testing::*;
-    use polvo_format::{FileKind, PAGE_UNITS};
-    use polvo_proto::{InodeRef, Intent};
+    use polvo_format::{FileKind, Lsn, PAGE_UNITS, Tail};
+    use polvo_proto::{InodeRef, Intent, WriteAt};
 
     /// Slots of a segment in these tests, and some more.
     const CROWD: usize = 1200;
@@ -229,6 +234,40 @@ mod tests {
             assert_eq!(findings(&mut r), [""; 0]);
             let (mut again, _) = recovered(&r);
             assert_eq!(findings(&mut again), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn segments_of_data_go_back_where_there_are_copies() {
+        let mut r = region(8);
+        let mut tick = 0;
+        const BLOCK: usize = 4 << 10;
+        let blocks = (3usize << r.store.segment_shift()) / BLOCK;
+        for captured in [false, true] {
+            if captured {
+                r.capture(Lsn(1));
+            }
+            let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+            for _ in 0..blocks {
+                r.write(file, WriteAt::End, &[7; BLOCK], Tail::default(), NOW).unwrap();
+            }
+            assert!(count(&r, SegmentClass::Data) >= 3);
+            unlink(&mut r, ROOT, b"file").unwrap();
+            for _ in 0..2 {
+                keep_house(&mut r, &mut tick);
+                let mut records = Vec::new();
+                r.take_records(&mut records)
+                    .into_iter()
+                    .for_each(|last| r.set_mirrored(last));
+            }
+            match captured {
+                false => assert!(
+                    count(&r, SegmentClass::Data) >= 3,
+                    "they are free for the region's files"
+                ),
+                true => assert_eq!(count(&r, SegmentClass::Data), 0),
+            }
+            assert_eq!(findings(&mut r), [""; 0]);
         }
     }
 

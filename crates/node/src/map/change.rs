@@ -52,7 +52,7 @@ impl Node {
     /// next one then: `change` has to see that what it wants is there already. Voters change in two steps of their own
     /// ([`polvo_cluster::next_voters`]).
     ///
-    /// Runs on the current `LocalSet`; takes at most [`Timeouts::MAP_CHANGE`], and one pause.
+    /// Runs on the current `LocalSet`; takes at most twice [`Timeouts::MAP_CHANGE`], and one pause: attempts of one node take turns.
     ///
     /// # Errors
     /// EIO when no majority of the voters has answered in time, with those that have not, or others were always faster: the change may
@@ -63,6 +63,9 @@ impl Node {
         links: &Rc<Links>,
         mut change: impl FnMut(&ClusterMap) -> Option<ClusterMap>,
     ) -> Result<Arc<ClusterMap>, FsError> {
+        // attempts of one node would only outbid each other
+        let turn = timeout(Timeouts::MAP_CHANGE, self.changing_map.lock()).await;
+        let _turn = turn.map_err(|_| outpaced())?;
         let by_connections = self.map();
         let kept = self.register.known();
         let known = kept.filter(|kept| kept.epoch >= by_connections.epoch);

@@ -132,9 +132,6 @@ async fn look_after(
         feed = replication.feed().lock().await;
         feed.returned(copy, place, service)?;
     }
-    // whether it is there is found out even when nothing changes in the region
-    let sent = replication.send(&mut feed, service, links, false).await;
-    let is_current = feed.is_current(copy);
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
     };
@@ -142,7 +139,7 @@ async fn look_after(
         || node.leases.is_silent(copy, MIRROR_AWAY);
     if follower.in_sync && (follower.standing == Standing::Lost || late) {
         leave(node, links, service.id, copy).await?;
-        (follower.in_sync, follower.has_joined) = (false, false);
+        follower.in_sync = false;
         tracing::warn!(
             region = service.id.0,
             node = copy.0,
@@ -152,6 +149,15 @@ async fn look_after(
         feed.rest_if_idle(service);
         return Ok(());
     }
+    if follower.away_since.is_some() && node.leases.is_silent(copy, LEASE) {
+        return Ok(()); // it would only be waited for once more, and with it the others
+    }
+    // whether it is there is found out even when nothing changes in the region
+    let sent = replication.send(&mut feed, service, links, false).await;
+    let is_current = feed.is_current(copy);
+    let Some(follower) = feed.follower(copy) else {
+        return Ok(());
+    };
     match follower.standing {
         Standing::Lost if Instant::now() >= *not_before => {
             *not_before = Instant::now() + FILL_AGAIN;
@@ -169,14 +175,13 @@ async fn look_after(
                 }
                 follower.lane = Some(lane);
             }
-            if is_current && !follower.has_joined && !node.leases.is_silent(copy, LEASE / 2) {
+            // it may be in the set and not in the map's: it has come back when it had left those of all regions
+            let has_joined = role(&node.map(), service.id, copy) == Some(ReplicaRole::Mirror);
+            if is_current && !(has_joined && follower.in_sync) && !node.leases.is_silent(copy, LEASE / 2) {
                 // nothing is answered without it from here on: also when this fails, the map may say that it is one
                 follower.in_sync = true;
                 replication.set_changed(&feed, &node.leases);
                 join(node, links, service.id, copy).await?;
-                feed.follower(copy)
-                    .into_iter()
-                    .for_each(|follower| follower.has_joined = true);
                 tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
             }
             Ok(())
@@ -219,30 +224,54 @@ async fn fill(
 
 /// A copy becomes a mirror: who takes over must have asked it, or be it.
 async fn join(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: NodeId) -> Result<(), FsError> {
-    set_role(node, links, region, copy, ReplicaRole::Mirror).await
-}
-
-/// A mirror is one no more: it may never take over with what it has.
-async fn leave(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: NodeId) -> Result<(), FsError> {
-    set_role(node, links, region, copy, ReplicaRole::Backup).await
-}
-
-async fn set_role(
-    node: &Arc<Node>,
-    links: &Rc<Links>,
-    region: RegionId,
-    copy: NodeId,
-    role: ReplicaRole,
-) -> Result<(), FsError> {
     let us = node.id();
     let map = node
-        .change_map(links, |map| with_role(map, region, us, copy, role))
+        .change_map(links, |map| with_role(map, region, us, copy, ReplicaRole::Mirror))
         .await?;
+    must_be(&map, region, us, copy, ReplicaRole::Mirror)
+}
+
+/// A mirror is one no more: it may never take over with what it has. One that is silent leaves the sets of all our regions at once, so
+/// that those that come to it later find it done.
+async fn leave(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: NodeId) -> Result<(), FsError> {
+    let us = node.id();
+    let from_all = node.leases.is_silent(copy, MIRROR_AWAY);
+    let map = node
+        .change_map(links, |map| without(map, us, copy, |id| id == region || from_all))
+        .await?;
+    must_be(&map, region, us, copy, ReplicaRole::Backup)
+}
+
+fn role(map: &ClusterMap, region: RegionId, node: NodeId) -> Option<ReplicaRole> {
+    map.region(region).and_then(|info| info.role(node))
+}
+
+/// Has a change come about?
+fn must_be(map: &ClusterMap, region: RegionId, us: NodeId, copy: NodeId, role: ReplicaRole) -> Result<(), FsError> {
     let now = map.region(region).filter(|info| info.primary() == Some(us));
     match now.and_then(|info| info.role(copy)) == Some(role) {
         true => Ok(()),
         false => Err(FsError::WrongEpoch),
     }
+}
+
+/// The map in which a node is no mirror of these regions any more, as far as `us` serves them; `None` where it is none.
+fn without(map: &ClusterMap, us: NodeId, copy: NodeId, of: impl Fn(RegionId) -> bool) -> Option<ClusterMap> {
+    let mut changed = map.clone();
+    changed.epoch = Epoch(map.epoch.0 + 1);
+    let mut any = false;
+    for info in changed.regions.iter_mut().filter(|info| of(info.id)) {
+        if info.primary() != Some(us) || info.role(copy) != Some(ReplicaRole::Mirror) {
+            continue;
+        }
+        let mut replicas = info.replicas.iter_mut();
+        if let Some(replica) = replicas.find(|replica| replica.node == copy) {
+            replica.role = ReplicaRole::Backup;
+        }
+        info.epoch = changed.epoch;
+        any = true;
+    }
+    any.then_some(changed)
 }
 
 /// The map with a copy's role changed by the region's primary; `None` where nothing is to be changed, or somebody else is primary.
@@ -298,5 +327,18 @@ mod tests {
         assert_eq!(change(us, other, ReplicaRole::Backup), None, "as it is");
         assert_eq!(change(other, other, ReplicaRole::Mirror), None, "by who is not primary");
         assert_eq!(change(us, third, ReplicaRole::Mirror), None, "of who has no copy");
+        let gone = without(&changed, us, other, |_| true).expect("it was a mirror");
+        let info = gone.region(RegionId(7)).unwrap();
+        assert_eq!(
+            (gone.epoch, info.epoch, info.role(other)),
+            (Epoch(6), Epoch(6), Some(ReplicaRole::Backup))
+        );
+        assert_eq!(without(&gone, us, other, |_| true), None, "it is none any more");
+        assert_eq!(without(&changed, other, us, |_| true), None, "by who is not primary");
+        assert_eq!(
+            without(&changed, us, other, |id| id != RegionId(7)),
+            None,
+            "of none of these"
+        );
     }
 }

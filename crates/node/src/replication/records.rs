@@ -57,8 +57,6 @@ pub(crate) struct Follower {
     pub standing: Standing,
     /// The map says that it is a mirror, or may say so: nothing is answered without it.
     pub in_sync: bool,
-    /// It says so.
-    pub has_joined: bool,
     /// None while it is not connected, and while something is being sent: who gives up in the middle leaves none.
     pub lane: Option<LaneFeed>,
     /// Since when it has not been reached.
@@ -116,7 +114,6 @@ impl Replication {
                 node: replica.node,
                 standing: Standing::Lost,
                 in_sync: replica.role == ReplicaRole::Mirror,
-                has_joined: replica.role == ReplicaRole::Mirror,
                 lane: None,
                 away_since: None,
                 has: Lsn(0),
