@@ -39,7 +39,7 @@ impl LocalClient {
                     self.client.access_times.begin_day_if_due();
                     let all_there = self.renew().await;
                     let losses = self.client.losses();
-                    if claimed != losses && self.keep_writers().await {
+                    if claimed != losses && self.keep_open().await {
                         claimed = losses;
                     }
                     lost = lost.filter(|since| !all_there && since.elapsed() < every * 3);

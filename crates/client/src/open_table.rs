@@ -307,21 +307,26 @@ impl OpenTable {
         idle
     }
 
-    /// What is open for writing, in the order of numbers, so that a simulated run repeats.
-    pub(crate) fn writers(&self) -> Vec<Arc<OpenInode>> {
-        let mut writers = Vec::new();
+    /// What is open for writing, or open at all and wanted, in the order of numbers, so that a simulated run repeats.
+    pub(crate) fn writers_and(&self, is_wanted: impl Fn(InodeRef) -> bool) -> Vec<Arc<OpenInode>> {
+        let mut open = Vec::new();
         for shard in &self.shards {
-            writers.extend(shard.lock().values().filter_map(|slot| match slot {
-                Slot::Open(open_inode) if open_inode.is_written() => Some(open_inode.clone()),
+            open.extend(shard.lock().values().filter_map(|slot| match slot {
+                Slot::Open(open_inode)
+                    if open_inode.is_written()
+                        || open_inode.opens.load(Ordering::Acquire) > 0 && is_wanted(open_inode.inode) =>
+                {
+                    Some(open_inode.clone())
+                }
                 _ => None,
             }));
         }
-        writers.sort_unstable_by_key(|open_inode| open_inode.inode);
+        open.sort_unstable_by_key(|open_inode| open_inode.inode);
         debug_assert!(
-            writers.is_sorted_by(|a, b| a.inode < b.inode),
+            open.is_sorted_by(|a, b| a.inode < b.inode),
             "an inode is in one place of the table"
         );
-        writers
+        open
     }
 
     fn begin_release(&self, inode: InodeRef) -> bool {

@@ -73,6 +73,8 @@ pub struct Node {
     held_back: AtomicBool,
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
+    /// Regions whose files without a name wait for those that had them open ([`CLAIMS`]), and until when.
+    pub(crate) claims: Mutex<Vec<(RegionId, Instant)>>,
     /// Who changes the cluster map.
     pub(crate) changing_map: tokio::sync::Mutex<()>,
     pub(crate) stopping: watch::Sender<bool>,
@@ -86,6 +88,10 @@ pub struct Node {
     pub(crate) context: Arc<SessionContext>,
     jitter: AtomicU64,
 }
+
+/// Holds files without a name after a node was started anew, or has taken another one's place, where regions have copies: for the length
+/// of a lease, within which those that had them open open them again. No session has this number.
+pub(crate) const CLAIMS: SessionId = SessionId(0);
 
 impl Node {
     /// Opens the pool, recovers its regions (creates those that the map assigns to us and that are not there yet): by the map that
@@ -121,6 +127,9 @@ impl Node {
         opening.set_register_aside();
         let undispatched = opening.undispatched();
         let context = opening.context(&map, incarnation);
+        let claimed = regions.all().filter(|service| service.replication().is_some());
+        let claims = claimed.map(|service| (service.id, Instant::now() + config.timeouts.lease));
+        let claims = claims.collect();
         let node = Arc::new(Node {
             clock,
             pmem,
@@ -148,6 +157,7 @@ impl Node {
             incarnation,
             held_back: AtomicBool::new(held_back),
             tick: AtomicU64::new(1),
+            claims: Mutex::new(claims),
             changing_map: tokio::sync::Mutex::default(),
             stopping: watch::channel(false).0,
             refused: Mutex::default(),
@@ -376,6 +386,15 @@ impl Node {
     }
 
     /// Ends a session: everything it holds here comes back.
+    /// Files without a name that nobody has opened again in time go.
+    pub(crate) fn end_claims(&self) {
+        let now = Instant::now();
+        let ended: Vec<(RegionId, Instant)> = self.claims.lock().extract_if(.., |(_, until)| *until <= now).collect();
+        for service in ended.iter().filter_map(|(region, _)| self.service(*region)) {
+            service.enter(|region| region.end_session(CLAIMS));
+        }
+    }
+
     pub(crate) fn end_session(&self, id: SessionId) {
         if self.sessions.end(id).is_some() {
             self.checks.forget(id);

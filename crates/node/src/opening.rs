@@ -3,14 +3,15 @@
 use crate::config::NodeConfig;
 use crate::error::to_fs;
 use crate::map::MapRegister;
+use crate::node::CLAIMS;
 use crate::region_service::RegionService;
 use crate::regions::Regions;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
-use polvo_format::{NodeId, RegionId, SessionId};
+use polvo_format::{NodeId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_proto::{ClusterMap, FsError, MAP_BYTES_MAX};
+use polvo_proto::{ClusterMap, FsError, MAP_BYTES_MAX, RegionInfo};
 use polvo_region::{Lane, PoolSpace, Region};
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ impl Opening<'_> {
             }
             let is_here = was_copy || present.contains(&info.id);
             let region = match is_here {
-                true => self.recover(info.id, progress)?,
+                true => self.recover(info, progress)?,
                 false => Region::create(space, info.id, now_ns).map_err(to_fs)?,
             };
             let (layout, pmem) = (space.layout(), space.pmem());
@@ -60,10 +61,15 @@ impl Opening<'_> {
         Ok(regions)
     }
 
-    fn recover(&self, id: RegionId, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Region, FsError> {
+    fn recover(&self, info: &RegionInfo, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<Region, FsError> {
+        let id = info.id;
         let what = format!("recovering region {}", id.0);
         let mut report = |done, total| progress(&what, done, total);
-        let (mut region, recovery) = Region::recover(self.space, id, &mut report).map_err(to_fs)?;
+        let recovered = match info.replicas.len() {
+            0 | 1 => Region::recover(self.space, id, &mut report),
+            _ => Region::recover_to_claim(self.space, id, CLAIMS, &mut report),
+        };
+        let (mut region, recovery) = recovered.map_err(to_fs)?;
         tracing::info!(
             region = id.0,
             inodes = recovery.inodes,

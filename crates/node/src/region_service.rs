@@ -298,7 +298,7 @@ impl RegionService {
         let mut region = self.region.lock();
         // those that came before one that goes are not to be missed
         self.take_over_segments(&region);
-        f(&mut region, &mut |index| {
+        let done = f(&mut region, &mut |index| {
             let mut places = self.places.write();
             if let Ok(at) = places.known.binary_search_by_key(&index, |place| place.index) {
                 let place = places.known.remove(at);
@@ -309,7 +309,9 @@ impl RegionService {
                 let keys = [place.write_key, place.read_key].into_iter().filter(|key| *key != 0);
                 keys.for_each(|key| self.memory.deregister(RemoteKey(key)));
             }
-        })
+        });
+        self.note_records(&region);
+        done
     }
 
     /// One page of the segment map, from segment `from` on.

@@ -10,9 +10,10 @@ use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
 use polvo_format::{
-    INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, RegionId, TxnId, encode_attributes,
+    INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, RegionId, SessionId, TxnId,
+    encode_attributes,
 };
-use polvo_proto::SegmentClass;
+use polvo_proto::{FsError, InodeRef, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -62,6 +63,8 @@ enum Orphans {
     Free,
     /// their names may be lost: they stay until that is known
     Keep,
+    /// those that had them open may come back for them
+    HeldBy(SessionId),
 }
 
 impl Region {
@@ -75,6 +78,20 @@ impl Region {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Region, Recovery), RegionError> {
         Region::recover_with(space, id, Orphans::Free, progress)
+    }
+
+    /// As [`Self::recover`], but inodes without a name are held open by a session that nobody has, until [`Self::end_session`] of it:
+    /// whoever had them open may open them again before.
+    ///
+    /// # Errors
+    /// As [`Self::recover`].
+    pub fn recover_to_claim(
+        space: &Arc<PoolSpace>,
+        id: RegionId,
+        by: SessionId,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Region, Recovery), RegionError> {
+        Region::recover_with(space, id, Orphans::HeldBy(by), progress)
     }
 
     /// As [`Self::recover`], but inodes without a name stay: names that lead to them may have been lost.
@@ -233,13 +250,29 @@ impl Region {
         let mut freed = 0;
         for slot in orphans {
             self.dead.insert(slot);
-            if keep == Orphans::Free {
-                self.free_if_dead(slot);
+            match keep {
+                Orphans::Keep => {}
+                Orphans::Free => self.free_if_dead(slot),
+                Orphans::HeldBy(session) => self.hold_slot(session, slot),
             }
             freed += u64::from(!self.dead.contains(&slot));
         }
         debug_assert!(keep == Orphans::Free || freed == 0, "what is kept is not freed");
         freed
+    }
+
+    fn hold_slot(&mut self, session: SessionId, slot: u64) {
+        let head = InodeHead::decode(&self.store.read_slot(slot), self.store.ino(slot));
+        let held = head.map_err(|_| FsError::Stale.into()).and_then(|head| {
+            let inode = InodeRef {
+                ino: self.store.ino(slot),
+                generation: head.generation,
+            };
+            self.open(session, inode)
+        });
+        if let Err(error) = held {
+            tracing::warn!(region = self.store.region.0, slot, %error, "a file without a name is not kept");
+        }
     }
 }
 

@@ -257,11 +257,13 @@ impl LocalClient {
         Ok(())
     }
 
-    /// A session was lost: has the nodes hold again what is open for writing, before others are given the right to map it. False
-    /// when a node could not be asked.
-    pub(crate) async fn keep_writers(&self) -> bool {
+    /// A session was lost: has the nodes hold again what is open for writing, before others are given the right to map it; and where
+    /// regions have copies all that is open, since whoever took a node's place keeps files without a name for a while. False when a
+    /// node could not be asked.
+    pub(crate) async fn keep_open(&self) -> bool {
         let mut all_kept = true;
-        for open_inode in self.client.open_table.writers() {
+        let has_copies = |inode: InodeRef| self.links.has_copies(inode.ino.region());
+        for open_inode in self.client.open_table.writers_and(has_copies) {
             match self.keep(&open_inode).await {
                 Ok(()) | Err(FsError::Stale) => {}
                 Err(error) => {

@@ -46,6 +46,7 @@ pub(crate) async fn run(node: Arc<Node>) {
         node.locks.sweep();
         node.sweep_tokens();
         node.give_out_held_back();
+        node.end_claims();
         node.advance_tick();
         collect_garbage(&node).await;
     }

@@ -1,7 +1,7 @@
 //! A copy takes the place of its region: it is recovered as after a restart, and served from then on.
 
 use crate::error::to_fs;
-use crate::node::Node;
+use crate::node::{CLAIMS, Node};
 use crate::region_service::RegionService;
 use crate::replication::leases::LEASE;
 use crate::transactions::dispatch::Dispatch;
@@ -19,7 +19,8 @@ impl Node {
     pub(crate) fn promote(&self, region: RegionId, map: &ClusterMap, heard: Instant) -> Result<(), FsError> {
         let info = map.region(region).ok_or(FsError::WrongEpoch)?;
         self.copies.promote(region)?;
-        let (mut recovered, found) = Region::recover(&self.space, region, &mut |_, _| {}).map_err(to_fs)?;
+        let recovered = Region::recover_to_claim(&self.space, region, CLAIMS, &mut |_, _| {});
+        let (mut recovered, found) = recovered.map_err(to_fs)?;
         tracing::info!(
             region = region.0,
             inodes = found.inodes,
@@ -36,6 +37,9 @@ impl Node {
             replication.confirm_new();
         }
         self.regions.begin(Arc::new(service));
+        self.claims
+            .lock()
+            .push((region, Instant::now() + self.config.timeouts.lease));
         // what it has decided, and not all participants may have
         let decided = self
             .space

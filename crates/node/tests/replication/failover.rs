@@ -81,6 +81,46 @@ fn what_a_dead_node_has_served_is_served_by_others_with_all_that_was_answered() 
     }
 }
 
+/// Of two files without a name that were open when their node died, the one that is opened again stays as long as it is open; the
+/// other one's space is free after a lease.
+#[test]
+fn files_without_a_name_wait_for_those_that_had_them_open() {
+    run(options(400), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let dir = dir_on(cluster, &c, 1).await;
+        let mut nameless = Vec::new();
+        for name in ["claimed", "forgotten"] {
+            let (name, file) = c.file_at(cluster, dir, 1, name).await;
+            c.write(file, 0, name.as_bytes()).await.unwrap();
+            c.open(file).await.unwrap();
+            c.unlink(dir, &name).await.unwrap();
+            nameless.push((file, name));
+        }
+        let [(claimed, contents), (forgotten, _)] = &nameless[..] else {
+            unreachable!()
+        };
+        for dead in [1, primary(cluster, *claimed)] {
+            cluster.crash(dead).await;
+            c.open(*claimed).await.unwrap();
+            assert_eq!(c.read(*claimed).await.unwrap(), contents.as_bytes());
+            cluster.restart(dead).await.unwrap();
+            cluster.mirrored().await;
+        }
+        assert!(c.attr(*forgotten).await.is_ok(), "somebody may still come for it");
+        // the session lives, so that what it has opened again stays
+        for _ in 0..6 {
+            cluster.sleep(Duration::from_secs(6)).await;
+            assert!(c.links.renew().await.iter().all(|(_, answer)| answer.is_ok()));
+        }
+        assert_eq!(c.attr(*forgotten).await.err(), Some(FsError::Stale));
+        assert_eq!(c.read(*claimed).await.unwrap(), contents.as_bytes());
+        c.release(*claimed).await.unwrap();
+        assert_eq!(c.attr(*claimed).await.err(), Some(FsError::Stale));
+        settle(cluster).await;
+    });
+}
+
 /// A coordinator dies when it has decided, before its participants have their parts; or a participant, before or after it has.
 #[test]
 fn transactions_are_finished_by_who_takes_a_dead_nodes_place() {
