@@ -5,7 +5,7 @@ use crate::BenchError;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
-use polvo_cluster::{Timeouts, initial_map};
+use polvo_cluster::{Timeouts, initial_map, with_replicas};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{FileKind, Ino, NodeId};
 use polvo_node::{Node, NodeConfig, OneSided, Reactor, SystemClock, Transactions};
@@ -106,6 +106,9 @@ pub struct ClusterPlan<'a> {
     pub reactors: NonZeroUsize,
     /// Regions of each node.
     pub regions: u16,
+    /// Replicas of the first node's region, the primary counted. With more than one it is the only region there is: the other nodes
+    /// have copies of it and nothing else, and what is measured beside one node without copies differs in the copies alone.
+    pub replicas: u16,
     /// Bytes of each pool.
     pub pool_len: u64,
     /// How nodes (and clients that go by the map) reach each other: `shm` or `tcp`; `None`: shm first.
@@ -128,6 +131,7 @@ impl<'a> ClusterPlan<'a> {
             nodes: 1,
             reactors: NonZeroUsize::MIN,
             regions: 1,
+            replicas: 1,
             pool_len,
             provider: None,
             transactions: Transactions::default(),
@@ -171,7 +175,11 @@ impl ClusterPlan<'_> {
                 .map(Address::to_string)
                 .collect(),
         });
-        let map = initial_map(CLUSTER, infos.collect(), self.regions);
+        let mut map = initial_map(CLUSTER, infos.collect(), self.regions);
+        if self.replicas > 1 {
+            map.regions.truncate(1);
+            map = with_replicas(map, self.replicas);
+        }
         let nodes = (0..self.nodes).zip(listen);
         nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
     }
