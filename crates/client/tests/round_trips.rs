@@ -5,7 +5,8 @@ use crate::common::*;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions};
-use polvo_proto::{InodeRef, RenameMode, WriteAt};
+use polvo_proto::{FsError, InodeRef, RenameMode, WriteAt};
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,24 +18,31 @@ const DELAY: Duration = Duration::from_millis(10);
 const CALM: Duration = Duration::from_secs(3);
 const MIB: usize = 1 << 20;
 
-/// The same operations at regions with that many replicas, in the order of [`EXPECTED`].
-async fn delays_of_all(cluster: &mut Cluster) -> Vec<(&'static str, u32)> {
+/// The same operations at regions with that many replicas, in the order of [`OPERATIONS`].
+async fn delays_of_all(cluster: &mut Cluster) -> Vec<u32> {
     cluster.mirrored().await;
     cluster.network().set_delay(DELAY..=DELAY);
     let place = Place::new(cluster).await;
     let mut found = Vec::new();
-    for (what, operation) in OPERATIONS {
-        // the first time, connections are made and space is taken; then it is always the same
+    for (what, operation, _) in OPERATIONS {
+        // the first time connections are made and space is taken
         place.perform(operation, 0).await;
         let mut taken = Vec::new();
         for turn in 1..=3 {
             taken.push(place.delays(operation, turn).await);
         }
+        let least = *taken.iter().min().expect("some were taken");
+        // whose bytes are the first in a segment has mirrors take one, too
+        let most = if matches!(operation, Overwrite(MIB)) {
+            least + 2
+        } else {
+            least
+        };
         assert!(
-            taken.iter().all(|delays| *delays == taken[0]),
+            taken.iter().all(|delays| (least..=most).contains(delays)),
             "{what}: {taken:?} delays"
         );
-        found.push((what, taken[0]));
+        found.push(least);
     }
     found
 }
@@ -53,20 +61,25 @@ enum Operation {
 
 use Operation::*;
 
-const OPERATIONS: [(&str, Operation); 13] = [
-    ("write 4 KiB", Overwrite(4096)),
-    ("append 4 KiB", Append),
-    ("write 1 MiB", Overwrite(MIB)),
-    ("read 4 KiB", Read(4096)),
-    ("read 1 MiB", Read(MIB)),
-    ("attributes", Attributes),
-    ("name not seen before", Lookup),
-    ("create", Create { far: false }),
-    ("create, inode at another node", Create { far: true }),
-    ("unlink", Unlink { far: false }),
-    ("unlink, inode at another node", Unlink { far: true }),
-    ("rename in a directory", Rename { far: false }),
-    ("rename to a directory at another node", Rename { far: true }),
+/// With their delays without copies, with one mirror and with two.
+const OPERATIONS: [(&str, Operation, [u32; 3]); 13] = [
+    ("write 4 KiB", Overwrite(4096), [2, 4, 4]),
+    ("append 4 KiB", Append, [2, 4, 4]),
+    ("write 1 MiB", Overwrite(MIB), [2, 6, 6]),
+    ("read 4 KiB", Read(4096), [2, 2, 2]),
+    ("read 1 MiB", Read(MIB), [2, 4, 4]),
+    ("attributes", Attributes, [2, 2, 2]),
+    ("name not seen before", Lookup, [2, 2, 2]),
+    ("create", Create { far: false }, [2, 4, 4]),
+    ("create, inode at another node", Create { far: true }, [4, 8, 8]),
+    ("unlink", Unlink { far: false }, [2, 4, 4]),
+    ("unlink, inode at another node", Unlink { far: true }, [4, 8, 8]),
+    ("rename in a directory", Rename { far: false }, [2, 4, 4]),
+    (
+        "rename to a directory at another node",
+        Rename { far: true },
+        [6, 10, 10],
+    ),
 ];
 
 /// What the operations are done to, and by whom.
@@ -99,8 +112,8 @@ impl Place<'_> {
             dir,
             far,
         };
-        let (_, file) = place.make("file", 0, false).await;
-        place.file = file;
+        let (_, made) = place.make("file", 0, false).await;
+        place.file = place.client.open(made).await.expect("open");
         for at in 0..2 {
             place
                 .client
@@ -111,30 +124,28 @@ impl Place<'_> {
         place
     }
 
-    fn primary(&self, inode: InodeRef) -> NodeId {
-        primary(self.cluster, inode)
+    /// Is it at the other node, not at that of the directory?
+    fn is_at(&self, inode: InodeRef, far: bool) -> bool {
+        let dir = if far { self.far } else { self.dir };
+        primary(self.cluster, inode) == primary(self.cluster, dir)
     }
 
-    /// A file in the directory whose inode is there, or (`far`) at another node; and its name.
-    async fn make(&self, what: &str, turn: u32, far: bool) -> (String, Arc<OpenFile>) {
+    /// Makes a file in the directory whose inode is there, or (`far`) at another node. Its name, which the client has not seen.
+    async fn make(&self, what: &str, turn: u32, far: bool) -> (String, InodeRef) {
         for n in TRIES {
-            let name = format!("{what}-{turn}-{n}");
-            let made = self.other.create_open(self.dir, name.as_bytes(), file()).await;
-            let (_, file) = made.expect("a file");
-            if (self.primary(file.inode()) != self.primary(self.dir)) == far {
-                let file = self.client.open(file.inode()).await.expect("open");
-                return (name, file);
+            let name = format!("{what}-{turn}-{far}-{n}");
+            let made = inode(
+                &self
+                    .other
+                    .create(self.dir, name.as_bytes(), file())
+                    .await
+                    .expect("create"),
+            );
+            if self.is_at(made, far) {
+                return (name, made);
             }
         }
         panic!("no name belongs there");
-    }
-
-    /// A name that is free, of which the inode will be there, or at another node.
-    async fn free_name(&self, what: &str, turn: u32, far: bool) -> String {
-        let (name, file) = self.make(what, turn, far).await;
-        drop(file);
-        self.other.unlink(self.dir, name.as_bytes()).await.expect("unlink");
-        name
     }
 
     /// One-way delays that it takes.
@@ -163,20 +174,29 @@ impl Place<'_> {
             }
             Attributes => timed(async { client.get_attr(self.file.inode()).await.map(drop) }).await,
             Lookup => {
-                let (name, _file) = self.make("seen", turn, false).await;
+                let (name, _) = self.make("seen", turn, false).await;
                 timed(async { client.lookup(dir, name.as_bytes()).await.map(drop) }).await
             }
             Create { far } => {
-                let name = self.free_name("created", turn, far).await;
-                timed(async { client.create(dir, name.as_bytes(), file()).await.map(drop) }).await
+                for n in TRIES {
+                    let (name, mut made) = (format!("created-{turn}-{far}-{n}"), None);
+                    let create = async {
+                        made = Some(inode(&client.create(dir, name.as_bytes(), file()).await?));
+                        Ok::<_, FsError>(())
+                    };
+                    let took = timed(create).await;
+                    if made.is_some_and(|made| self.is_at(made, far)) {
+                        return took;
+                    }
+                }
+                panic!("no name belongs there");
             }
             Unlink { far } => {
-                let (name, file) = self.make("removed", turn, far).await;
-                drop(file);
+                let (name, _) = self.make("removed", turn, far).await;
                 timed(async { client.unlink(dir, name.as_bytes()).await }).await
             }
             Rename { far } => {
-                let (name, _file) = self.make("renamed", turn, false).await;
+                let (name, _) = self.make(if far { "moved" } else { "renamed" }, turn, false).await;
                 let to = if far { self.far } else { dir };
                 let new = format!("new-{name}-{far}");
                 let rename = client.rename(dir, name.as_bytes(), to, new.as_bytes(), RenameMode::Replace);
@@ -208,9 +228,6 @@ async fn directory_at(cluster: &Cluster, client: &LocalClient, node: u16) -> Ino
     panic!("no name belongs at node {node}");
 }
 
-/// Of [`OPERATIONS`], without copies, with one mirror and with two.
-const EXPECTED: [[u32; 3]; 13] = [[0; 3]; 13];
-
 #[test]
 fn operations_take_so_many_delays() {
     let mut columns = Vec::new();
@@ -219,17 +236,20 @@ fn operations_take_so_many_delays() {
             seed: u64::from(replicas),
             regions_per_node: 1,
             replicas,
+            segment_shift: Some(22),
+            // connections are those of a reactor
+            reactors: NonZeroUsize::MIN,
             ..ClusterOptions::default()
         };
         with_options(options, async |cluster| columns.push(delays_of_all(cluster).await));
     }
     let mut table = String::new();
-    for (row, (what, _)) in OPERATIONS.iter().enumerate() {
-        let found: Vec<u32> = columns.iter().map(|column| column[row].1).collect();
-        table += &format!("| {what} | {} | {} | {} |\n", found[0], found[1], found[2]);
+    for (row, (what, _, expected)) in OPERATIONS.into_iter().enumerate() {
+        let found: Vec<u32> = columns.iter().map(|column| column[row]).collect();
+        table += &format!("{what}: {found:?}, not {expected:?}\n").repeat(usize::from(found != expected));
     }
-    let found: Vec<Vec<u32>> = (0..OPERATIONS.len())
-        .map(|row| columns.iter().map(|column| column[row].1).collect())
-        .collect();
-    assert_eq!(found, EXPECTED, "delays of all operations:\n{table}");
+    assert!(
+        table.is_empty(),
+        "delays without copies, with one mirror, with two:\n{table}"
+    );
 }
