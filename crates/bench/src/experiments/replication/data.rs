@@ -6,12 +6,13 @@ use crate::baseline::memory::DurableMemory;
 use crate::baseline::pages;
 use crate::busy_polling::BusyPolling;
 use crate::cores::MEASURING;
+use crate::crowd::ops_of;
 use crate::experiments::log_commits::ns_per_op;
 use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtMost};
 use crate::report::{Findings, Unit};
 use crate::requester::Requester;
-use crate::samples::{Samples, each_in_turn};
+use crate::samples::{Samples, Timed, each_in_turn};
 use crate::suite::Context;
 use polvo_client::OpenFile;
 use polvo_cluster::RegionVerb;
@@ -37,12 +38,13 @@ enum Operation {
 
 use Operation::*;
 
+/// The large ones first: later the file lies page by page here and there, and so does the space that is free.
 const OPERATIONS: [(Operation, &str); 5] = [
+    (LargeWrite, "1 MiB write"),
+    (LargeRead, "1 MiB read"),
     (Overwrite, "4 KiB overwrite"),
     (Append, "4 KiB append"),
-    (LargeWrite, "1 MiB write"),
     (Read, "4 KiB read"),
-    (LargeRead, "1 MiB read"),
 ];
 
 impl Operation {
@@ -97,7 +99,7 @@ fn by(places: &[Place], kind: &str, context: &Context<'_>, found: &mut Findings<
     };
     let mut parties = vec![floor];
     for place in places {
-        let (client, top) = (place.client(kind)?, top(place)?);
+        let (client, top) = (place.client(kind)?, top(place.primary())?);
         let (user, file) = here.run(async {
             let user = User::new(client, top, kind).await?;
             let file = user.big_file().await?;
@@ -182,6 +184,7 @@ fn found_reads(what: &str, samples: &[Samples], found: &mut Findings<'_>) {
 impl Party<'_> {
     /// Nanoseconds an operation.
     fn ns(&self, operation: Operation, ops: usize, here: &OnThread) -> Result<f64, BenchError> {
+        let ops = ops_of(operation.len(), ops, 4 * FILE);
         match self {
             Party::Copies(memory) if operation == LargeWrite => Ok(MIB as f64 / memory.copy_to_sequentially()),
             Party::Copies(memory) => Ok(memory.copy_to_random_pages(ops)),
@@ -217,7 +220,7 @@ async fn of_user(user: &User, file: &Arc<OpenFile>, operation: Operation, ops: u
             Ok(ns)
         }
         Read | LargeRead => {
-            let mut timed = crate::samples::Timed::new(ops);
+            let mut timed = Timed::new(ops);
             for n in timed.by_ref() {
                 local.read(file, at(n), &mut bytes).await?;
             }

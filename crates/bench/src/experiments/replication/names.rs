@@ -149,7 +149,7 @@ struct Crowd<'a> {
 
 impl<'a> Crowd<'a> {
     fn new(place: &'a Place, provider: &str, here: &OnThread) -> Result<Crowd<'a>, BenchError> {
-        let top = top(place)?;
+        let top = top(place.primary())?;
         let mut users = Vec::new();
         for n in 0..CLIENTS {
             let client = place.client(provider)?;

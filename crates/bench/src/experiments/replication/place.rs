@@ -1,27 +1,22 @@
 //! Clusters whose only region is at the first node, and has copies at the others.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, ClusterPlan, PATIENT, new_file, root};
-use crate::cores::SERVING;
-use crate::crowd::touch;
+use crate::cluster::{BenchNode, new_file, root};
 use crate::suite::Context;
 use polvo_client::{Client, LocalClient, OpenFile};
-use polvo_format::{FileKind, RegionId};
-use polvo_proto::{FsError, InodeRef, NewFile, ReplicaRole};
-use std::path::{Path, PathBuf};
+use polvo_format::FileKind;
+use polvo_proto::{FsError, InodeRef, NewFile};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// How many replicas there are of each of the places.
 pub const REPLICAS: [u16; 3] = [1, 2, 3];
 /// Of each node.
-const POOL: u64 = 1 << 30;
+const POOL: u64 = 512 << 20;
 /// The file that is read and overwritten.
 pub const FILE: u64 = 64 << 20;
 const MIB: usize = 1 << 20;
-/// Copies are made by then.
-const MADE: Duration = Duration::from_secs(60);
 
 /// As a row says how many replicas there are.
 pub fn shown(replicas: u16) -> String {
@@ -33,7 +28,7 @@ pub fn shown(replicas: u16) -> String {
 
 /// A cluster of as many nodes as there are replicas.
 pub struct Place {
-    pub nodes: Vec<BenchNode>,
+    nodes: Vec<BenchNode>,
     dir: PathBuf,
 }
 
@@ -41,47 +36,21 @@ pub struct Place {
 pub fn places(context: &Context<'_>, provider: &str) -> Result<Vec<Place>, BenchError> {
     let start = |replicas| {
         let dir = context.scratch.join(format!("replicas-{replicas}-{provider}"));
-        let place = Place::start(&dir, replicas, replicas, provider, POOL)?;
-        touch(&place.nodes[..1], POOL)?;
-        Ok(place)
+        Place::start(dir, replicas, provider)
     };
     REPLICAS.into_iter().map(start).collect()
 }
 
 impl Place {
-    /// So many nodes, which reach each other that way. On return the copies are mirrors.
-    pub fn start(dir: &Path, nodes: u16, replicas: u16, provider: &str, pool_len: u64) -> Result<Place, BenchError> {
-        std::fs::create_dir(dir)?;
-        let plan = ClusterPlan {
-            nodes,
-            replicas,
-            provider: Some(provider),
-            first_core: Some(SERVING),
-            timeouts: PATIENT,
-            ..ClusterPlan::one_node(dir, pool_len)
-        };
-        let nodes = plan.start()?;
-        let dir = dir.to_owned();
-        let place = Place { nodes, dir };
-        place.mirrored()?;
-        Ok(place)
-    }
-
-    /// Waits until all copies are mirrors.
-    fn mirrored(&self) -> Result<(), BenchError> {
-        let begun = Instant::now();
-        let are_mirrors = || {
-            let map = self.nodes[0].node().map();
-            let region = map.region(RegionId(0));
-            region.is_some_and(|info| info.replicas.iter().all(|replica| replica.role != ReplicaRole::Backup))
-        };
-        while !are_mirrors() {
-            if begun.elapsed() > MADE {
-                return Err("copies are not made".into());
-            }
-            std::thread::sleep(Duration::from_millis(10));
+    /// In a directory that is made for it.
+    fn start(dir: PathBuf, replicas: u16, provider: &str) -> Result<Place, BenchError> {
+        std::fs::create_dir(&dir)?;
+        let nodes = BenchNode::start_replicas(&dir, POOL, replicas, provider)?;
+        // the first touch of a page is a fault of the operating system, at a mirror as well as at the primary
+        for node in &nodes {
+            node.node().colocated().pool().enter_pages(0, POOL);
         }
-        Ok(())
+        Ok(Place { nodes, dir })
     }
 
     /// Where the region is.
@@ -133,8 +102,8 @@ impl User {
         Ok(User { client, local, dir })
     }
 
-    /// A file of [`FILE`] bytes there. It is overwritten until this client and the nodes have stored to most of the pools: a mapping's
-    /// first store to a page is a fault of the operating system, which is not what is measured.
+    /// A file of [`FILE`] bytes there, overwritten until this client and the nodes have stored to most of the pools, each by a mapping
+    /// of its own.
     pub async fn big_file(&self) -> Result<Arc<OpenFile>, FsError> {
         let (_, file) = self.local.create_open(self.dir, b"big", new_file()).await?;
         let chunk = vec![1u8; MIB];
@@ -152,9 +121,9 @@ impl User {
     }
 }
 
-/// The root directory of a place.
-pub fn top(place: &Place) -> Result<InodeRef, BenchError> {
-    let client = place.primary().internal();
+/// The root directory of a cluster.
+pub fn top(primary: &BenchNode) -> Result<InodeRef, BenchError> {
+    let client = primary.internal();
     let top = root(&client)?;
     client.shutdown();
     Ok(top)

@@ -1,8 +1,8 @@
 //! How long a mirror takes to serve its region once it has decided to.
 
-use super::place::{Place, User, top};
+use super::place::{User, top};
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file};
+use crate::cluster::{BenchNode, ClusterPlan, PATIENT, new_file};
 use crate::on_thread::OnThread;
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
@@ -27,8 +27,6 @@ const SMALL_FILES: usize = 100_000;
 const SMALL: usize = 100;
 /// A mirror has taken the place by then.
 const TAKEN: Duration = Duration::from_secs(120);
-/// Where the place is, of three nodes.
-const MIRROR: usize = 1;
 
 /// What is in the region.
 #[derive(Clone, Copy)]
@@ -76,9 +74,19 @@ fn promoted_ms(holding: Holding, context: &Context<'_>) -> Result<f64, BenchErro
         Holding::Small(count) => (count * 6144 + (256 << 20)) as u64,
     };
     let dir = context.scratch.join("promotion");
-    let mut place = Place::start(&dir, 3, 2, "shm", pool_len)?;
-    let here = OnThread::new()?;
-    let (client, top) = (place.client("inside")?, top(&place)?);
+    std::fs::create_dir(&dir)?;
+    let plan = ClusterPlan {
+        nodes: 3,
+        replicas: 2,
+        provider: Some("shm"),
+        timeouts: PATIENT,
+        ..ClusterPlan::one_node(&dir, pool_len)
+    };
+    let mut nodes = plan.start()?;
+    let primary = nodes.remove(0);
+    primary.mirrored()?;
+    let (here, client, top) = (OnThread::new()?, primary.internal(), top(&primary)?);
+    client.start_maintenance();
     let filled = here.run(async {
         let user = User::new(client, top, "filled").await?;
         fill(&user, holding).await?;
@@ -86,11 +94,12 @@ fn promoted_ms(holding: Holding, context: &Context<'_>) -> Result<f64, BenchErro
     })?;
     let inode = filled.dir;
     here.run(async { filled.end() });
-    place.nodes.remove(0).stop()?;
+    primary.stop()?;
     let taken = Promotions::next()?;
-    let successor = &place.nodes[MIRROR - 1];
-    is_served(successor, inode, holding)?;
-    place.end()?;
+    // of three nodes the next one has the copy
+    is_served(&nodes[0], inode, holding)?;
+    nodes.into_iter().try_for_each(BenchNode::stop)?;
+    std::fs::remove_dir_all(&dir)?;
     Ok(taken.as_secs_f64() * 1e3)
 }
 
