@@ -5,22 +5,24 @@ use crate::BenchError;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
-use polvo_cluster::{Timeouts, initial_map};
+use polvo_cluster::{Timeouts, initial_map, with_replicas};
 use polvo_fabric::{Address, Identity, Role, Security};
-use polvo_format::{FileKind, Ino, NodeId};
+use polvo_format::{FileKind, Ino, NodeId, RegionId};
 use polvo_node::{Node, NodeConfig, OneSided, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, NewFile, NodeInfo};
+use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, NewFile, NodeInfo, Replica, ReplicaRole};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const CLUSTER: [u8; 16] = *b"polvo-benchmark!";
+/// Copies of a region are made by then.
+const COPIED: Duration = Duration::from_secs(60);
 
 /// A directory that is removed at the end.
 pub struct Scratch(PathBuf);
@@ -106,6 +108,9 @@ pub struct ClusterPlan<'a> {
     pub reactors: NonZeroUsize,
     /// Regions of each node.
     pub regions: u16,
+    /// Replicas of the first node's region, the primary counted. With more than one it is the only region there is: the other nodes
+    /// have copies of it and nothing else, and what is measured beside one node without copies differs in the copies alone.
+    pub replicas: u16,
     /// Bytes of each pool.
     pub pool_len: u64,
     /// How nodes (and clients that go by the map) reach each other: `shm` or `tcp`; `None`: shm first.
@@ -128,6 +133,7 @@ impl<'a> ClusterPlan<'a> {
             nodes: 1,
             reactors: NonZeroUsize::MIN,
             regions: 1,
+            replicas: 1,
             pool_len,
             provider: None,
             transactions: Transactions::default(),
@@ -171,7 +177,11 @@ impl ClusterPlan<'_> {
                 .map(Address::to_string)
                 .collect(),
         });
-        let map = initial_map(CLUSTER, infos.collect(), self.regions);
+        let mut map = initial_map(CLUSTER, infos.collect(), self.regions);
+        if self.replicas > 1 {
+            map.regions.truncate(1);
+            map = with_replicas(map, self.replicas);
+        }
         let nodes = (0..self.nodes).zip(listen);
         nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
     }
@@ -283,6 +293,44 @@ impl BenchNode {
             ..ClusterPlan::one_node(dir, pool_len)
         };
         plan.start()?.pop().ok_or_else(|| "one node was asked for".into())
+    }
+
+    /// As many nodes as the first one's region has replicas, which reach each other that way. On return the copies are mirrors.
+    pub fn start_replicas(
+        dir: &Path,
+        pool_len: u64,
+        replicas: u16,
+        provider: &str,
+    ) -> Result<Vec<BenchNode>, BenchError> {
+        let plan = ClusterPlan {
+            nodes: replicas,
+            replicas,
+            provider: Some(provider),
+            first_core: Some(SERVING),
+            timeouts: PATIENT,
+            ..ClusterPlan::one_node(dir, pool_len)
+        };
+        let nodes = plan.start()?;
+        nodes.first().ok_or("a region has one replica at least")?.mirrored()?;
+        Ok(nodes)
+    }
+
+    /// Waits until all copies of the first region, which it serves, are mirrors.
+    pub fn mirrored(&self) -> Result<(), BenchError> {
+        let begun = Instant::now();
+        let are_mirrors = || {
+            let map = self.node.map();
+            let is_copied = |replica: &Replica| replica.role != ReplicaRole::Backup;
+            map.region(RegionId(0))
+                .is_some_and(|info| info.replicas.iter().all(is_copied))
+        };
+        while !are_mirrors() {
+            if begun.elapsed() > COPIED {
+                return Err("copies are not made".into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// Who clients are.

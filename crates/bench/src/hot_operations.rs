@@ -11,7 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What this does in a process of its own: `--part hot-operation OPERATION TIMES`.
+/// What this does in a process of its own: `--part hot-operation OPERATION TIMES [REPLICAS]`.
 pub const PART: &str = "hot-operation";
 
 /// Bytes of the file that is read and written.
@@ -121,15 +121,18 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
     Ok(())
 }
 
-/// Carries out one operation so often: `[OPERATION, TIMES]`.
+/// Carries out one operation so often: `[OPERATION, TIMES]`, and in a region with how many replicas.
 pub fn part(scratch: &Path, values: &[String]) -> Result<(), BenchError> {
-    let [operation, times] = values else {
+    let [operation, times, replicas @ ..] = values else {
         return Err("which operation, and how often?".into());
     };
     let operation = Operation::from_str(operation, false)?;
     let times: u64 = times.parse()?;
+    let replicas = replicas.first().map_or(Ok(1), |replicas| replicas.parse())?;
     let scratch = Scratch::new(scratch)?;
-    let node = BenchNode::start(scratch.path(), pool_len(FILE))?;
+    let mut nodes = BenchNode::start_replicas(scratch.path(), pool_len(FILE), replicas, "shm")?;
+    let mirrors = nodes.split_off(1);
+    let node = nodes.pop().ok_or("one node was asked for at least")?;
     let client = node.internal();
     let served = node.node();
     let done: Result<(), BenchError> = client.run(|client| async move {
@@ -173,12 +176,17 @@ pub fn part(scratch: &Path, values: &[String]) -> Result<(), BenchError> {
             if n % TICK_EVERY == 0 {
                 tick(&stage.client, served).await;
             }
-            measured(&mut stage, n)?;
+            match replicas {
+                1 => measured(&mut stage, n)?,
+                // a mirror may be told something else at the moment
+                _ => one(&mut stage, n).await?,
+            }
         }
         println!("{:.1} ns each", start.elapsed().as_nanos() as f64 / times as f64);
         Ok(())
     });
     done?;
     client.shutdown();
-    node.stop()
+    node.stop()?;
+    mirrors.into_iter().try_for_each(BenchNode::stop)
 }

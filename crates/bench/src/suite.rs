@@ -60,6 +60,7 @@ pub const EXPERIMENTS: &[&Experiment] = &[
     &experiments::octopus_fig15::EXPERIMENT,
     &experiments::orion_fig4_7::EXPERIMENT,
     &experiments::orion_fig4_10::EXPERIMENT,
+    &experiments::replication::EXPERIMENT,
     &experiments::checksums::EXPERIMENT,
     &experiments::log_garbage::EXPERIMENT,
     &experiments::carns::BANDWIDTH,

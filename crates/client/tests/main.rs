@@ -13,6 +13,7 @@ mod operations;
 mod redo_log;
 mod rewritten;
 mod rewritten_logs;
+mod round_trips;
 mod stream;
 mod syncs;
 mod threads;

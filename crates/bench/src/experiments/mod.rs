@@ -21,6 +21,7 @@ pub mod octopus_fig15;
 pub mod octopus_fig7;
 pub mod orion_fig4_10;
 pub mod orion_fig4_7;
+pub mod replication;
 pub mod scaling;
 pub mod thresholds;
 

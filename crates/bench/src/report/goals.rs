@@ -120,6 +120,53 @@ const GOALS: &[Goal] = &[
         rows: &[""],
     },
     Goal {
+        what: "regions with one mirror, 4 KiB writes of a client on its own",
+        target: "at most 2.1 times as without, and 1.25 times that and a one-sided write",
+        experiment: "replication",
+        rows: &[
+            "shm 4 KiB overwrite, 2",
+            "shm 4 KiB append, 2",
+            "tcp 4 KiB overwrite, 2",
+            "tcp 4 KiB append, 2",
+        ],
+    },
+    Goal {
+        what: "regions with one mirror, 4 KiB writes inside a node",
+        target: "at most as without, and 1.5 durable copies",
+        experiment: "replication",
+        rows: &["inside 4 KiB overwrite, 2", "inside 4 KiB append, 2"],
+    },
+    Goal {
+        what: "two mirrors beside one, 4 KiB writes",
+        target: "at most 1.3 times",
+        experiment: "replication",
+        rows: &["overwrite, 3", "append, 3"],
+    },
+    Goal {
+        what: "regions with one mirror, 1 MiB writes",
+        target: "at most 2.2 times as without",
+        experiment: "replication",
+        rows: &["1 MiB write, 2"],
+    },
+    Goal {
+        what: "regions with one mirror, create and unlink of 8 clients",
+        target: "at least 0.63 of the throughput without",
+        experiment: "replication",
+        rows: &["create", "unlink"],
+    },
+    Goal {
+        what: "regions with one mirror, file server and mail server",
+        target: "at least 0.85 of the throughput without",
+        experiment: "replication",
+        rows: &["server"],
+    },
+    Goal {
+        what: "promotion of a mirror, 32 to 512 MiB (Hydra, Table 2)",
+        target: "at most 250 ms, flat within a tenth",
+        experiment: "replication",
+        rows: &["promotion"],
+    },
+    Goal {
         what: "a mounted file system that does nothing, 4 KiB reads of one job",
         target: "at least 1.5 times the library used before (fuser, 4 threads)",
         experiment: "null-mount",

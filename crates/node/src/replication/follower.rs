@@ -16,6 +16,8 @@ use std::rc::Rc;
 
 /// Bytes moved in one batch.
 const BATCH_BYTES: u64 = 1 << 20;
+/// Records that a mirror is asked to put in place before its ring is full, bytes: some milliseconds of its reactor's time.
+const FILLED: u32 = 256 << 10;
 /// Most verbs of a batch.
 const BATCH_VERBS: usize = 128;
 
@@ -31,6 +33,8 @@ pub(crate) struct LaneFeed {
     sent: Lsn,
     /// Where the copy's segments lie in that pool, by their indexes.
     segments: BTreeMap<u32, u64>,
+    /// It has been said that the ring fills up, and that has not got better since.
+    is_filling: bool,
 }
 
 /// Verbs of a batch, put together record by record.
@@ -56,6 +60,7 @@ impl LaneFeed {
             tail: place.position,
             sent: place.last,
             segments: BTreeMap::new(),
+            is_filling: false,
             place,
         }
     }
@@ -70,6 +75,24 @@ impl LaneFeed {
         self.head == self.tail
     }
 
+    /// Much of what lies in the ring may be needed still. True once, each time that comes about: it is to be put in place before somebody
+    /// has to wait for that.
+    pub fn fills_up(&mut self) -> bool {
+        let used = match self.tail >= self.head {
+            true => self.tail - self.head,
+            false => self.ring.len - (self.head - self.tail),
+        };
+        let is_filling = used > FILLED.min(self.ring.len / 2);
+        !mem::replace(&mut self.is_filling, is_filling) && is_filling
+    }
+
+    /// What came up to this record is applied.
+    pub fn applied(&mut self, last: Lsn) {
+        if last == self.sent {
+            self.head = self.tail;
+        }
+    }
+
     /// What came is applied; the lane is empty.
     pub async fn apply(
         &mut self,
@@ -79,9 +102,7 @@ impl LaneFeed {
         whole: bool,
     ) -> Result<(), FsError> {
         let region = service.id;
-        let applied = links
-            .call_node_within(to, Cred::Kernel, ask::ApplyMirror { region, whole }, Timeouts::MIRROR)
-            .await?;
+        let applied = apply(to, service, links, whole).await?;
         if applied != self.sent {
             let (applied, sent) = (applied.0, self.sent.0);
             return Err(FsError::Io(format!(
@@ -158,7 +179,7 @@ impl LaneFeed {
                 // what the ring holds of a page's life before would be put in place over it later; file data comes by runs alone
                 let is_in_place = has_emptied || (self.is_empty() && batch.verbs.is_empty());
                 if class != SegmentClass::Data && !is_in_place {
-                    batch.execute(pair, to).await?;
+                    batch.post(pair, to).await?;
                     self.sent = last;
                     self.apply(to, service, links, false).await?;
                     has_emptied = true;
@@ -166,7 +187,7 @@ impl LaneFeed {
                 for start in (0..u64::from(len)).step_by(BATCH_BYTES as usize) {
                     let len = BATCH_BYTES.min(u64::from(len) - start);
                     if batch.is_full(len) {
-                        batch.execute(pair, to).await?;
+                        batch.post(pair, to).await?;
                     }
                     let local = Local {
                         memory: &memory,
@@ -186,7 +207,7 @@ impl LaneFeed {
                     if let Some(stretch) = stretch.take() {
                         batch.push_stretch(&self.place, records, stretch);
                     }
-                    batch.execute(pair, to).await?;
+                    batch.post(pair, to).await?;
                     self.sent = last;
                     self.apply(to, service, links, false).await?;
                     let place = self.ring.place(self.head, self.tail, len as u32);
@@ -365,6 +386,13 @@ impl LaneFeed {
     }
 }
 
+/// Has a node put in place what has come for a region; gives the last record that it has.
+pub(crate) async fn apply(to: NodeId, service: &RegionService, links: &Links, whole: bool) -> Result<Lsn, FsError> {
+    let region = service.id;
+    let apply = ask::ApplyMirror { region, whole };
+    links.call_node_within(to, Cred::Kernel, apply, Timeouts::MIRROR).await
+}
+
 impl<'v> Batch<'v> {
     fn is_full(&self, more: u64) -> bool {
         self.verbs.len() >= BATCH_VERBS || self.bytes + more > BATCH_BYTES
@@ -385,16 +413,35 @@ impl<'v> Batch<'v> {
         self.push(Verb::Write { to, bytes }, len as u64);
     }
 
+    /// Waits until everything is there.
     async fn execute(&mut self, pair: &QueuePair, node: NodeId) -> Result<(), FsError> {
         if self.verbs.is_empty() {
             return Ok(());
         }
-        let mut verbs = mem::take(&mut self.verbs);
-        self.bytes = 0;
+        let mut verbs = self.take();
         let done = within(pair, Timeouts::MIRROR, pair.execute(&mut verbs)).await;
-        done.map_err(|error: FabricError| FsError::Unreachable {
-            node: node.0,
-            why: error.to_string(),
-        })
+        done.map_err(|error| not_reached(node, &error))
+    }
+
+    /// Does not wait: what is executed behind it over the same queue pair is there after it, or not at all.
+    async fn post(&mut self, pair: &QueuePair, node: NodeId) -> Result<(), FsError> {
+        if self.verbs.is_empty() {
+            return Ok(());
+        }
+        let mut verbs = self.take();
+        let done = within(pair, Timeouts::MIRROR, pair.execute_quietly(&mut verbs)).await;
+        done.map_err(|error| not_reached(node, &error))
+    }
+
+    fn take(&mut self) -> Vec<Verb<'v>> {
+        self.bytes = 0;
+        mem::take(&mut self.verbs)
+    }
+}
+
+fn not_reached(node: NodeId, error: &FabricError) -> FsError {
+    FsError::Unreachable {
+        node: node.0,
+        why: error.to_string(),
     }
 }

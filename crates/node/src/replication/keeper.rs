@@ -8,11 +8,11 @@
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
-use crate::replication::follower::LaneFeed;
+use crate::replication::follower::{self, LaneFeed};
 use crate::replication::leases::{GRACE, LEASE};
 use crate::replication::records::{Follower, Standing, attach};
 use polvo_cluster::{Links, join_all};
-use polvo_format::{Epoch, NodeId, RegionId};
+use polvo_format::{Epoch, Lsn, NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -169,12 +169,11 @@ async fn look_after(
         Standing::Lost | Standing::Filling(_) => Ok(()),
         Standing::Whole => {
             sent?;
-            if let Some(mut lane) = follower.lane.take() {
-                if !lane.is_empty() {
-                    lane.apply(copy, service, links, false).await?;
-                }
-                follower.lane = Some(lane);
-            }
+            let unapplied = follower
+                .lane
+                .as_ref()
+                .filter(|lane| !lane.is_empty())
+                .map(LaneFeed::sent);
             // it may be in the set and not in the map's: it has come back when it had left those of all regions
             let has_joined = role(&node.map(), service.id, copy) == Some(ReplicaRole::Mirror);
             if is_current && !(has_joined && follower.in_sync) && !node.leases.is_silent(copy, LEASE / 2) {
@@ -184,7 +183,37 @@ async fn look_after(
                 join(node, links, service.id, copy).await?;
                 tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
             }
+            drop(feed);
+            match unapplied {
+                Some(sent) => apply(service, links, replication, copy, sent).await,
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+/// Has a mirror put in place what has come, up to `sent` at least. More may come meanwhile: nobody waits for this.
+async fn apply(
+    service: &Arc<RegionService>,
+    links: &Rc<Links>,
+    replication: &Replication,
+    copy: NodeId,
+    sent: Lsn,
+) -> Result<(), FsError> {
+    let applied = follower::apply(copy, service, links, false).await;
+    let mut feed = replication.feed().lock().await;
+    let Some(follower) = feed.follower(copy) else {
+        return Ok(());
+    };
+    match applied {
+        Ok(last) if last >= sent => {
+            follower.lane.iter_mut().for_each(|lane| lane.applied(last));
             Ok(())
+        }
+        applied => {
+            // it is connected to anew, and says what it has
+            follower.lane = None;
+            applied.map(drop)
         }
     }
 }

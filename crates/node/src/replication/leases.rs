@@ -289,7 +289,10 @@ async fn take_over(node: &Arc<Node>, links: &Rc<Links>, gone: NodeId, heard: Ins
             continue;
         }
         match node.promote(region, &map, heard) {
-            Ok(()) => tracing::warn!(region = region.0, from = gone.0, after = ?since.elapsed(), "served here now"),
+            Ok(()) => {
+                let after_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+                tracing::warn!(region = region.0, from = gone.0, after_us, "served here now");
+            }
             Err(error) => {
                 tracing::error!(region = region.0, %error, "a copy could not take its region's place");
             }

@@ -271,7 +271,7 @@ impl Replication {
                 true => None,
             };
             drop(feed);
-            self.wanted.notify_one();
+            self.look_after_all();
             if Instant::now() + AGAIN >= deadline {
                 return Err(not_taken(service, error));
             }
@@ -310,7 +310,20 @@ impl Replication {
             self.mirrored.fetch_max(taken.0, Release);
         }
         feed.trim();
+        let mut fill_up = false;
+        for lane in feed.followers.iter_mut().filter_map(|follower| follower.lane.as_mut()) {
+            fill_up |= lane.fills_up();
+        }
+        if fill_up {
+            self.look_after_all();
+        }
         result
+    }
+
+    /// Something is to be seen to at any of the copies.
+    fn look_after_all(&self) {
+        // each is looked after by somebody of its own
+        self.nodes.iter().for_each(|_| self.wanted.notify_one());
     }
 
     /// Who is in the set has changed. A mirror more: nothing is answered before it has heard of us.
