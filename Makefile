@@ -21,6 +21,8 @@ E2E := \
 	locks:ROUNDS=100 \
 	node-gone \
 	partition:ROUNDS=3 \
+	failover:ROUNDS=1 \
+	cut-off:ROUNDS=1,KINDS=cut+out \
 	held-back \
 	set-back \
 	scrub \
@@ -38,7 +40,7 @@ E2E := \
 	stale-hunter:OBSERVATIONS=20000,TIME=6,FAULTS=kill+pause \
 	real-programs:PARTS=trees+sqlite \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance crossed disjoint-writers kill9 limits make-run partition real-programs rename-storm two-mounts \
+E2E_LONG := balance conformance crossed cut-off disjoint-writers failover kill9 limits make-run partition real-programs rename-storm two-mounts \
 	stale-hunter
 
 .PHONY: help
