@@ -90,8 +90,15 @@ pub struct Node {
 }
 
 /// Holds files without a name after a node was started anew, or has taken another one's place, where regions have copies: for the length
-/// of a lease, within which those that had them open open them again. No session has this number.
-pub(crate) const CLAIMS: SessionId = SessionId(0);
+/// of a lease, within which those that had them open open them again.
+pub(crate) const CLAIMS: SessionId = SessionId(2);
+/// Owns the pages of writes under way that the node does itself.
+pub(crate) const WRITES: SessionId = SessionId(0);
+// clients draw odd numbers
+const _: () = assert!(
+    CLAIMS.0 != WRITES.0 && CLAIMS.0 % 2 == 0 && WRITES.0 % 2 == 0,
+    "no session has these"
+);
 
 impl Node {
     /// Opens the pool, recovers its regions (creates those that the map assigns to us and that are not there yet): by the map that

@@ -15,16 +15,15 @@
 use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
 use crate::data::file_services::{DELEGATE_MAX, check_end};
 use crate::names::permission::{self, WRITE};
+use crate::node::WRITES;
 use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
 use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
-use polvo_format::{FileKind, Gpa, PAGE, SessionId, Tail, crcs_of_pages};
+use polvo_format::{FileKind, Gpa, PAGE, Tail, crcs_of_pages};
 use polvo_proto::{EAGER_MAX, FsError, InodeRef, PageRun, RUNS_MAX, Window, WriteAnswer, WriteAt, WriteRun, Written};
 use polvo_region::{NewData, Region, RegionError};
 use std::sync::Arc;
 
-/// Owns the pages of writes under way; no session has this id.
-const OWNER: SessionId = SessionId(0);
 /// Bytes that are summed up before they are copied: whole pages, and they stay in the processor's cache.
 const CACHED_BYTES: usize = 64 << 10;
 
@@ -38,7 +37,7 @@ impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         if !self.runs.is_empty() {
             self.service.end_stores(); // before others store there
-            self.service.enter(|region| region.return_space(OWNER, &self.runs));
+            self.service.enter(|region| region.return_space(WRITES, &self.runs));
         }
     }
 }
@@ -47,11 +46,11 @@ impl Drop for Reserved<'_> {
 fn reserve(region: &mut Region, pages: u32) -> Result<Vec<PageRun>, RegionError> {
     let (mut runs, mut missing) = (Vec::new(), pages);
     while missing > 0 {
-        let given = match region.delegate(OWNER, missing) {
+        let given = match region.delegate(WRITES, missing) {
             Ok(given) if runs.len() + given.len() <= RUNS_MAX => given,
             refused => {
-                region.return_space(OWNER, &refused.unwrap_or_default());
-                region.return_space(OWNER, &runs);
+                region.return_space(WRITES, &refused.unwrap_or_default());
+                region.return_space(WRITES, &runs);
                 return Err(FsError::NoSpace.into());
             }
         };
@@ -265,7 +264,7 @@ impl RequestContext<'_> {
             .on_for_session(region, |r| {
                 self.before_write(r, inode)?;
                 r.commit(
-                    OWNER,
+                    WRITES,
                     inode,
                     NewData {
                         runs: &laid,
