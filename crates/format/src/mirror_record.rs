@@ -204,6 +204,28 @@ impl<'a> MirrorRecord<'a> {
     /// # Errors
     /// `Short`, `Checksum` for one that is not whole; `Invalid` where the checksum is right and the content makes no sense.
     pub fn decode(bytes: &'a [u8]) -> Result<(MirrorRecord<'a>, usize), FormatError> {
+        let (header, len) = Self::frame(bytes)?;
+        if checksum(&bytes[..len]) != header.crc.get() {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let record = Self::of(&header, &bytes[HEADER..len]);
+        let mut changes = Changes { rest: record.changes };
+        while !changes.rest.is_empty() {
+            changes.take()?;
+        }
+        Ok((record, len))
+    }
+
+    /// As [`Self::decode`], of what this process has made and sealed: nothing is checked but its length.
+    ///
+    /// # Errors
+    /// `Short`, `Checksum` where it is no whole record.
+    pub fn read_own(bytes: &'a [u8]) -> Result<(MirrorRecord<'a>, usize), FormatError> {
+        let (header, len) = Self::frame(bytes)?;
+        Ok((Self::of(&header, &bytes[HEADER..len]), len))
+    }
+
+    fn frame(bytes: &[u8]) -> Result<(Header, usize), FormatError> {
         let short = |need| FormatError::Short {
             structure: WHAT,
             len: bytes.len(),
@@ -211,23 +233,19 @@ impl<'a> MirrorRecord<'a> {
         };
         let (header, _) = Header::read_from_prefix(bytes).map_err(|_| short(HEADER))?;
         let len = header.len.get() as usize;
-        if len <= HEADER || !len.is_multiple_of(8) {
-            return Err(FormatError::Checksum(WHAT));
+        match len <= HEADER || !len.is_multiple_of(8) {
+            true => Err(FormatError::Checksum(WHAT)),
+            false if bytes.len() < len => Err(short(len)),
+            false => Ok((header, len)),
         }
-        let record = bytes.get(..len).ok_or_else(|| short(len))?;
-        if checksum(record) != header.crc.get() {
-            return Err(FormatError::Checksum(WHAT));
-        }
-        let record = MirrorRecord {
+    }
+
+    fn of(header: &Header, changes: &'a [u8]) -> MirrorRecord<'a> {
+        MirrorRecord {
             lsn: Lsn(header.lsn.get()),
             region: RegionId(header.region.get()),
-            changes: &record[HEADER..],
-        };
-        let mut changes = Changes { rest: record.changes };
-        while !changes.rest.is_empty() {
-            changes.take()?;
+            changes,
         }
-        Ok((record, len))
     }
 
     /// What it changes, in order.

@@ -155,7 +155,7 @@ impl LaneFeed {
         let mut last = self.sent;
         while let Some(rest) = records.bytes().get(from..).filter(|rest| !rest.is_empty()) {
             let (record, len) =
-                MirrorRecord::decode(rest).map_err(|why| FsError::Io(format!("a record of ours: {why}")))?;
+                MirrorRecord::read_own(rest).map_err(|why| FsError::Io(format!("a record of ours: {why}")))?;
             if record.lsn <= self.sent {
                 from += len;
                 continue;
@@ -272,7 +272,7 @@ impl LaneFeed {
         let shift = service.segment_shift();
         let mut wanted = BTreeSet::new();
         let mut rest = records.bytes();
-        while let Ok((record, len)) = MirrorRecord::decode(rest) {
+        while let Ok((record, len)) = MirrorRecord::read_own(rest) {
             rest = &rest[len..];
             for change in record.changes().filter(|_| record.lsn > self.sent) {
                 match change {
