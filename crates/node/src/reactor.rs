@@ -424,6 +424,7 @@ async fn attach(node: &Arc<Node>, connection: &Connection, call: Call) -> Result
     let replaced = connections.close_replaced(&session, connection.number, link_set, fence);
     node.reactors.close(replaced).await;
     session.replay.replaced_have_ended(link_set, fence).await;
+    node.sessions.ended_are_over(session.id).await;
     Ok(reply)
 }
 
