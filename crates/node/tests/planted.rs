@@ -289,6 +289,18 @@ fn a_participant_dies_that_has_its_part() {
     });
 }
 
+/// A node is started, and once more if it ends since others have taken its place.
+async fn comes_back(cluster: &mut Cluster, node: u16) {
+    cluster.restart(node).await.unwrap();
+    cluster.sleep(Duration::from_secs(3)).await;
+    if cluster.deposed() == Some(node) {
+        let ended = cluster.ended(node).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+        cluster.restart(node).await.unwrap();
+    }
+    cluster.sleep(Duration::from_secs(5)).await;
+}
+
 /// A primary goes on without a mirror and dies; the mirror is there again, and lacks what was done meanwhile.
 fn a_mirror_comes_back_when_its_primary_has_died() {
     run(replicated(53), async |cluster| {
@@ -300,16 +312,8 @@ fn a_mirror_comes_back_when_its_primary_has_died() {
         cluster.crash(1).await;
         c.write(file, 0, b"after!").await.unwrap();
         cluster.crash(0).await;
-        cluster.restart(1).await.unwrap();
-        cluster.sleep(Duration::from_secs(20)).await;
-        cluster.restart(0).await.unwrap();
-        cluster.sleep(Duration::from_secs(5)).await;
-        // of another region
-        if let Some(node) = cluster.deposed() {
-            assert!(matches!(cluster.ended(node).await, Err(FsError::Deposed { .. })));
-            cluster.restart(node).await.unwrap();
-            cluster.sleep(Duration::from_secs(5)).await;
-        }
+        comes_back(cluster, 1).await;
+        comes_back(cluster, 0).await;
         assert_eq!(c.read(file).await.unwrap(), b"after!");
     });
 }
@@ -346,8 +350,10 @@ fn records_are_late() {
         // its mirror has the segment
         c.write(file, 8192, &pattern(4_000, 3)).await.unwrap();
         cluster.sleep(Duration::from_secs(1)).await;
-        cluster.network().partition_one_way("node-0", "node-1");
-        cluster.network().partition_one_way("node-0", "node-2");
+        let slow = Duration::from_secs(8);
+        for other in ["node-1", "node-2"] {
+            cluster.network().set_delay_between("node-0", other, slow..=slow);
+        }
         let late = pattern(4_000, 1);
         for other in ["node-1", "node-2"] {
             cluster.network().partition("behind", other);
@@ -361,8 +367,13 @@ fn records_are_late() {
             c.write(other, page * 4096, &later).await.unwrap();
         }
         let later = c.read(other).await.unwrap();
+        cluster.sleep(slow).await;
+        let usual = Duration::from_micros(20)..=Duration::from_millis(2);
+        for other in ["node-1", "node-2"] {
+            cluster.network().set_delay_between("node-0", other, usual.clone());
+        }
         cluster.network().heal_all();
-        cluster.sleep(Duration::from_secs(8)).await;
+        cluster.sleep(Duration::from_secs(10)).await;
         let ended = cluster.ended(0).await;
         assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
         assert!(c.read(other).await.unwrap() == later, "others' bytes");
@@ -490,6 +501,8 @@ fn a_coordinator_dies_twice() {
         cluster.crash(0).await;
         cluster.restart(0).await.unwrap();
         cluster.node(0).stop_coordinator_at(Phase::PartlyDispatched);
+        // the copy counts no more, is made anew, and counts again
+        cluster.sleep(Duration::from_millis(700)).await;
         cluster.mirrored().await;
         while !cluster.node(0).coordinator_has_stopped() {
             cluster.sleep(Duration::from_millis(1)).await;
