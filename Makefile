@@ -118,7 +118,7 @@ SIMULATED := --profile sim -p polvo-region -p polvo-node -p polvo-sim --features
 
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
-	cargo test $(SIMULATED) --test planted --test sequences --test kernel --test repeats --test seeds --test tokens
+	cargo test $(SIMULATED) --test planted --test sequences --test kernel --test repeats --test replication --test seeds --test tokens
 
 .PHONY: sim
 SEEDS ?= 20000

@@ -133,6 +133,14 @@ impl Ring {
         self.len / 2 - 8
     }
 
+    /// Bytes from `head` to `tail`, with what was left empty at the end.
+    pub fn used(self, head: u32, tail: u32) -> u32 {
+        match tail >= head {
+            true => tail - head,
+            false => self.len - head + tail,
+        }
+    }
+
     /// Where a record of so many bytes goes behind `tail`, when what lies from `head` on is still needed; `None` while it does not
     /// fit. The tail never comes up to the head: a ring in which they are equal is empty.
     pub fn place(self, head: u32, tail: u32, len: u32) -> Option<u32> {

@@ -28,6 +28,7 @@ use polvo_fabric::{Address, MemoryRegions};
 use polvo_format::{NodeId, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, TxnState, Usage, ask};
+use polvo_region::planted::{Planted, planted};
 use polvo_region::{PoolSpace, Region, RegionError};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -386,6 +387,9 @@ impl Node {
 
     /// Nothing that a node sent here before takes effect any more.
     pub(crate) async fn fence_off(&self, deposed: NodeId) {
+        if planted(Planted::DeposedNotFenced) {
+            return;
+        }
         // also what it writes without us, to memory that is shared
         self.keys.lock().renew(&self.memory, &self.pmem);
         let closing = self.reactors.connections.close_all_of(deposed);

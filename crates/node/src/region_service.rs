@@ -168,6 +168,12 @@ impl RegionService {
         self.replication.as_ref()
     }
 
+    /// Every mirror in the set has all that was done.
+    #[cfg(feature = "testing")]
+    pub fn may_rest(&self) -> bool {
+        self.replication.as_ref().is_none_or(Replication::may_rest)
+    }
+
     /// Need nobody wait before he is told what was found or done in the region by now?
     #[inline]
     pub fn may_answer(&self) -> bool {

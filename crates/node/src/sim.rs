@@ -15,7 +15,12 @@
 //! });
 //! ```
 
+mod stillness;
+
+pub use stillness::Stillness;
+
 use crate::housekeeping::check_pages::facts;
+use crate::replication::follower::limit_lanes;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_replicas};
 use polvo_fabric::sim::{Entered, Network};
@@ -69,6 +74,8 @@ pub struct ClusterOptions {
     pub one_sided: OneSided,
     /// How nodes carry out transactions.
     pub transactions: Transactions,
+    /// Bytes of records that a mirror's lane takes before they are put in place, if fewer than fit; one record always goes.
+    pub lane_max: Option<u32>,
 }
 
 impl Default for ClusterOptions {
@@ -86,6 +93,7 @@ impl Default for ClusterOptions {
             timeouts: Timeouts::default(),
             one_sided: OneSided::All,
             transactions: Transactions::default(),
+            lane_max: None,
         }
     }
 }
@@ -104,6 +112,7 @@ impl Clock for SimClock {
 struct Running {
     node: Arc<Node>,
     task: JoinHandle<Result<(), FsError>>,
+    stillness: Stillness,
 }
 
 struct Host {
@@ -162,6 +171,7 @@ fn identity(role: Role) -> Identity {
 impl Cluster {
     /// Formats the pools and starts the nodes, on the current `LocalSet`, under a paused clock.
     pub async fn start(options: ClusterOptions) -> Cluster {
+        limit_lanes(options.lane_max);
         let network = Network::new(options.seed);
         let entered = network.enter();
         network.deliver_here(); // a node's LocalSet ends with it
@@ -306,19 +316,25 @@ impl Cluster {
         self.network.place(&opened.memory, &host_name(node));
         let (ready, is_ready) = oneshot::channel();
         let service = opened.clone();
+        let stillness = Stillness::default();
+        let process = stillness.clone();
         let task = spawn_local(async move {
             let begin = |reactor: Reactor| {
                 spawn_local(reactor.run());
                 Ok(())
             };
             let serve = service.serve(begin, |_| ready.send(()).expect("the cluster waits for its nodes"));
-            LocalSet::new().run_until(serve).await
+            process.bound(LocalSet::new().run_until(serve)).await
         });
         if is_ready.await.is_err() {
             task.await.expect("a node does not panic")?;
             return Err(FsError::Io(format!("node {node} did not start")));
         }
-        self.hosts[usize::from(node)].running = Some(Running { node: opened, task });
+        self.hosts[usize::from(node)].running = Some(Running {
+            node: opened,
+            task,
+            stillness,
+        });
         Ok(())
     }
 
@@ -333,6 +349,25 @@ impl Cluster {
             ended.is_err_and(|error| error.is_cancelled()),
             "node {node} ran until its crash"
         );
+    }
+
+    /// The process of a node stands still until then, as one that is stopped and goes on later: nothing of it runs. What others write
+    /// to its memory gets there meanwhile.
+    pub fn stand_still(&self, node: u16, until: Instant) {
+        let running = self.hosts[usize::from(node)].running.as_ref().expect("this node runs");
+        running.stillness.begin(until);
+    }
+
+    /// Nobody stands still, all nodes go by one map, and every copy is a mirror.
+    pub fn is_calm(&self) -> bool {
+        let now = Instant::now();
+        let running = || self.hosts.iter().filter_map(|host| host.running.as_ref());
+        let mut maps = running().map(|running| running.node.map());
+        let Some(map) = maps.next() else { return false };
+        let is_copied = |replica: &Replica| replica.role != ReplicaRole::Backup;
+        maps.all(|other| other.epoch == map.epoch)
+            && map.regions.iter().all(|info| info.replicas.iter().all(is_copied))
+            && running().all(|running| !running.stillness.is_still(now))
     }
 
     /// As `crash`, and the machine loses power: of what was not durable a random part is lost, by `seed`.
@@ -484,7 +519,7 @@ impl Cluster {
         Ok(compared)
     }
 
-    /// True when no node has a transaction that is not decided, or decided and not dispatched.
+    /// True when no node has a transaction that is not decided, or decided and not dispatched, and mirrors in the set lack nothing.
     pub fn is_at_rest(&self) -> bool {
         self.hosts
             .iter()
@@ -495,6 +530,7 @@ impl Cluster {
                     && node.dispatching.load(Relaxed) == 0
                     && node.undispatched.lock().is_empty()
                     && nothing_is_prepared(node)
+                    && node.regions.all().all(|service| service.may_rest())
                     && node
                         .regions
                         .all()

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use polvo_consensus::register::{Answer as VoterAnswer, Ask as VoterAsk, Ballot};
-use polvo_format::NodeId;
+use polvo_format::{NodeId, RegionId};
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
@@ -60,6 +60,59 @@ fn a_primary_that_answers_when_others_have_taken_its_place() {
 #[test]
 fn a_decision_that_no_mirror_knows_of() {
     caught(Planted::DecisionsUnnoted, a_coordinator_is_succeeded);
+}
+
+#[test]
+fn locks_that_no_mirror_knows_of() {
+    caught(Planted::CollectedUnmirrored, a_participant_dies_that_has_collected);
+}
+
+#[test]
+fn a_part_that_no_mirror_has_when_its_decision_is_retired() {
+    caught(Planted::RetiredUnmirrored, a_participant_dies_that_has_its_part);
+}
+
+#[test]
+fn a_mirror_left_out_that_may_take_over() {
+    caught(Planted::SetShrunkUntold, a_mirror_comes_back_when_its_primary_has_died);
+}
+
+#[test]
+fn records_that_come_when_a_mirror_has_taken_over() {
+    caught(Planted::LaneKeyKept, records_are_late);
+}
+
+#[test]
+fn a_request_done_by_each_of_two_primaries() {
+    caught(Planted::RepeatedElsewhere, an_answer_is_lost_with_its_node);
+}
+
+#[test]
+fn an_empty_pool_served_for_a_lost_one() {
+    caught(Planted::LostPoolServed, a_node_comes_back_with_an_empty_pool);
+}
+
+#[test]
+fn a_node_that_answers_before_it_has_heard_of_the_others() {
+    caught(
+        Planted::UnconfirmedServed,
+        a_node_comes_back_that_does_not_know_of_its_mirror,
+    );
+}
+
+#[test]
+fn a_request_by_an_old_map_that_is_carried_out() {
+    caught(Planted::OldEpochServed, a_client_does_not_know_that_a_region_has_moved);
+}
+
+#[test]
+fn a_replaced_coordinator_that_can_still_write() {
+    caught(Planted::DeposedNotFenced, a_dispatch_is_late);
+}
+
+#[test]
+fn a_copy_that_has_not_heard_of_earlier_decisions() {
+    caught(Planted::EarlierDecisionsUnnoted, a_coordinator_dies_twice);
 }
 
 fn replicated(seed: u64) -> ClusterOptions {
@@ -138,6 +191,325 @@ fn a_coordinator_is_succeeded() {
         assert_eq!(asking.await.unwrap(), Ok(()));
         // until it is missed
         cluster.sleep(Duration::from_secs(4)).await;
+        cluster.restart(0).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// A directory in a region.
+async fn directory_in(c: &Caller, region: u16, prefix: &str) -> InodeRef {
+    for i in 0..500 {
+        let dir = c.mkdir(ROOT, &format!("{prefix}{i}")).await.unwrap();
+        if dir.ino.region() == RegionId(region) {
+            return dir;
+        }
+    }
+    panic!("no directory came to region {region}");
+}
+
+/// A file there.
+async fn file_in(c: &Caller, dir: InodeRef, region: u16, prefix: &str) -> (String, InodeRef) {
+    for i in 0..500 {
+        let name = format!("{prefix}{i}");
+        let file = c.create(dir, &name).await.unwrap();
+        if file.ino.region() == RegionId(region) {
+            return (name, file);
+        }
+    }
+    panic!("no file came to region {region}");
+}
+
+/// A rename from a directory in region 1, of node 1 with its mirror at node 2, to one of node 0, which coordinates: in region 0, with
+/// its mirror at node 1, or in region 3, with its mirror at node 2.
+async fn stage(c: &Caller, coordinator: u16) -> Stage {
+    stage_in(c, coordinator, 1).await
+}
+
+/// A rename of a file in region 1 from a directory in region `old` to one in region `new`.
+async fn stage_in(c: &Caller, new: u16, old: u16) -> Stage {
+    let (old_dir, new_dir) = (directory_in(c, old, "old").await, directory_in(c, new, "new").await);
+    let (name, file) = file_in(c, old_dir, 1, "f").await;
+    c.rename(old_dir, &name, old_dir, "source").await.unwrap();
+    // everybody knows where everything lies
+    let (name, _) = file_in(c, old_dir, 1, "g").await;
+    c.rename(old_dir, &name, new_dir, "first").await.unwrap();
+    Stage { old_dir, new_dir, file }
+}
+
+fn rename(c: &Caller, stage: Stage) -> JoinHandle<Result<(), FsError>> {
+    let c = c.clone();
+    spawn_local(async move { c.rename(stage.old_dir, "source", stage.new_dir, "dest").await })
+}
+
+/// A participant that nobody with a copy can hear is asked to collect, and dies.
+fn a_participant_dies_that_has_collected() {
+    run(replicated(43), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let stage = stage(&c, 0).await;
+        cluster.rest().await;
+        cluster.sleep(Duration::from_secs(1)).await;
+        cluster.network().partition("node-1", "node-2");
+        let renaming = rename(&c, stage);
+        cluster.sleep(Duration::from_millis(600)).await;
+        cluster.crash(1).await;
+        cluster.network().heal_all();
+        assert_eq!(renaming.await.unwrap(), Ok(()));
+        cluster.sleep(Duration::from_secs(4)).await;
+        cluster.restart(1).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// A participant has got its part, of which nobody with a copy can hear, and dies.
+fn a_participant_dies_that_has_its_part() {
+    run(replicated(47), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let stage = stage(&c, 0).await;
+        cluster.rest().await;
+        cluster.sleep(Duration::from_secs(1)).await;
+        cluster.node(0).stop_coordinator_at(Phase::Decided);
+        let renaming = rename(&c, stage);
+        while !cluster.node(0).coordinator_has_stopped() {
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        cluster.network().partition("node-1", "node-2");
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(renaming.await.unwrap(), Ok(()));
+        cluster.sleep(Duration::from_millis(1000)).await;
+        cluster.crash(1).await;
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(4)).await;
+        cluster.restart(1).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// A node is started, and once more if it ends since others have taken its place.
+async fn comes_back(cluster: &mut Cluster, node: u16) {
+    cluster.restart(node).await.unwrap();
+    cluster.sleep(Duration::from_secs(3)).await;
+    if cluster.deposed() == Some(node) {
+        let ended = cluster.ended(node).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+        cluster.restart(node).await.unwrap();
+    }
+    cluster.sleep(Duration::from_secs(5)).await;
+}
+
+/// A primary goes on without a mirror and dies; the mirror is there again, and lacks what was done meanwhile.
+fn a_mirror_comes_back_when_its_primary_has_died() {
+    run(replicated(53), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let dir = directory_in(&c, 0, "dir").await;
+        let (_, file) = file_in(&c, dir, 0, "f").await;
+        c.write(file, 0, b"before").await.unwrap();
+        cluster.crash(1).await;
+        c.write(file, 0, b"after!").await.unwrap();
+        cluster.crash(0).await;
+        comes_back(cluster, 1).await;
+        comes_back(cluster, 0).await;
+        assert_eq!(c.read(file).await.unwrap(), b"after!");
+    });
+}
+
+/// Who goes by the map of before is told that there is another one.
+fn a_client_does_not_know_that_a_region_has_moved() {
+    run(replicated(83), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let dir = directory_in(&c, 0, "dir").await;
+        let (_, file) = file_in(&c, dir, 0, "f").await;
+        let ino = file.ino;
+        let mut call = c.links.make_call(Cred::Kernel, ask::GetAttr { ino, generation: None });
+        cluster.crash(0).await;
+        assert!(c.attr(file).await.is_ok());
+        assert_eq!(c.links.primary(RegionId(0)), Ok(NodeId(1)));
+        let link = c.links.to(NodeId(1)).await.unwrap();
+        call.request_id = c
+            .links
+            .make_call(Cred::Kernel, ask::GetAttr { ino, generation: None })
+            .request_id;
+        assert_eq!(link.call(&call).await, Err(FsError::WrongEpoch));
+    });
+}
+
+/// What a primary has sent to its mirror arrives when that has taken its place.
+fn records_are_late() {
+    run(replicated(59), async |cluster| {
+        let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+        cluster.mirrored().await;
+        let dir = directory_in(&c, 0, "dir").await;
+        let (_, file) = file_in(&c, dir, 0, "f").await;
+        let (_, other) = file_in(&c, dir, 0, "g").await;
+        // its mirror has the segment
+        c.write(file, 8192, &pattern(4_000, 3)).await.unwrap();
+        cluster.sleep(Duration::from_secs(1)).await;
+        let slow = Duration::from_secs(8);
+        for other in ["node-1", "node-2"] {
+            cluster.network().set_delay_between("node-0", other, slow..=slow);
+        }
+        let late = pattern(4_000, 1);
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("behind", other);
+        }
+        let write = tokio::time::timeout(Duration::from_millis(700), behind.write(file, 0, &late)).await;
+        assert!(write.is_err(), "{write:?}");
+        cluster.network().partition("client", "node-0");
+        // it fills all segments that there are
+        let later = pattern(4_000, 2);
+        for page in 0..200 {
+            c.write(other, page * 4096, &later).await.unwrap();
+        }
+        let later = c.read(other).await.unwrap();
+        cluster.sleep(slow).await;
+        let usual = Duration::from_micros(20)..=Duration::from_millis(2);
+        for other in ["node-1", "node-2"] {
+            cluster.network().set_delay_between("node-0", other, usual.clone());
+        }
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(10)).await;
+        let ended = cluster.ended(0).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+        assert!(c.read(other).await.unwrap() == later, "others' bytes");
+        cluster.restart(0).await.unwrap();
+        cluster.mirrored().await;
+        cluster.rest().await;
+        assert_eq!(cluster.check(), Vec::<String>::new());
+    });
+}
+
+/// A node has done something, and its mirror knows of it; it dies before its answer has come.
+fn an_answer_is_lost_with_its_node() {
+    run(replicated(61), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let dir = directory_in(&c, 0, "dir").await;
+        let (name, _) = file_in(&c, dir, 0, "f").await;
+        cluster.sleep(Duration::from_secs(1)).await;
+        cluster.network().partition_one_way("node-0", "client");
+        let unlinking = {
+            let c = c.clone();
+            spawn_local(async move { c.unlink(dir, &name).await })
+        };
+        cluster.sleep(Duration::from_millis(200)).await;
+        cluster.crash(0).await;
+        cluster.network().heal_all();
+        assert_eq!(unlinking.await.unwrap(), Ok(()));
+    });
+}
+
+/// A node comes back without its pool before others have missed it.
+fn a_node_comes_back_with_an_empty_pool() {
+    run(replicated(67), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"contents").await;
+        cluster.crash(0).await;
+        cluster.new_pool(0);
+        if cluster.restart(0).await.is_ok() {
+            cluster.sleep(Duration::from_secs(5)).await;
+            if let Some(node) = cluster.deposed() {
+                assert!(cluster.ended(node).await.is_err());
+            }
+        }
+        assert_eq!(c.read(file).await.as_deref(), Ok(b"contents".as_slice()));
+    });
+}
+
+/// A node dies before it knows that its copy has become a mirror, and comes back when that has taken its place.
+fn a_node_comes_back_that_does_not_know_of_its_mirror() {
+    run(replicated(71), async |cluster| {
+        let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        assert_eq!(behind.read(file).await.unwrap(), b"before");
+        let copy = cluster.copy_of_pool(0);
+        cluster.mirrored().await;
+        cluster.crash(0).await;
+        c.write(file, 0, b"after!").await.unwrap();
+        cluster.set_back(0, &copy);
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("node-0", other);
+            cluster.network().partition("behind", other);
+        }
+        cluster.network().partition("client", "node-0");
+        if cluster.restart(0).await.is_ok() {
+            let read = tokio::time::timeout(Duration::from_secs(3), behind.read(file)).await;
+            assert!(
+                !matches!(read, Ok(Ok(bytes)) if bytes == b"before"),
+                "that was long ago"
+            );
+            cluster.crash(0).await;
+        }
+        cluster.network().heal_all();
+        assert_eq!(c.read(file).await.unwrap(), b"after!");
+    });
+}
+
+/// A coordinator's writes to a participant arrive when others have taken its place, and done that in its stead.
+fn a_dispatch_is_late() {
+    run(replicated(73), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let stage = stage(&c, 3).await;
+        cluster.rest().await;
+        cluster.sleep(Duration::from_secs(1)).await;
+        cluster.node(0).stop_coordinator_at(Phase::Decided);
+        let renaming = rename(&c, stage);
+        while !cluster.node(0).coordinator_has_stopped() {
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition_one_way("node-0", other);
+        }
+        cluster.node(0).let_coordinator_go_on();
+        cluster.sleep(Duration::from_millis(100)).await;
+        cluster.network().partition("client", "node-0");
+        assert_eq!(renaming.await.unwrap(), Ok(()));
+        cluster.sleep(Duration::from_secs(4)).await;
+        let later = c.create(stage.old_dir, "later").await.unwrap();
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(8)).await;
+        let ended = cluster.ended(0).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+        cluster.restart(0).await.unwrap();
+        cluster.mirrored().await;
+        assert_eq!(c.find(stage.old_dir, "later").await, Ok(later));
+        is_renamed(cluster, &c, stage).await;
+    });
+}
+
+/// A coordinator dies when it has decided, comes back, makes a new copy of its region, and dies again before all participants have
+/// their parts.
+fn a_coordinator_dies_twice() {
+    run(replicated(79), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let stage = stage_in(&c, 3, 5).await;
+        cluster.rest().await;
+        cluster.sleep(Duration::from_secs(1)).await;
+        cluster.node(0).stop_coordinator_at(Phase::Decided);
+        let renaming = rename(&c, stage);
+        while !cluster.node(0).coordinator_has_stopped() {
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        cluster.crash(0).await;
+        cluster.restart(0).await.unwrap();
+        cluster.node(0).stop_coordinator_at(Phase::PartlyDispatched);
+        // the copy counts no more, is made anew, and counts again
+        cluster.sleep(Duration::from_millis(700)).await;
+        cluster.mirrored().await;
+        while !cluster.node(0).coordinator_has_stopped() {
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        cluster.crash(0).await;
+        assert_eq!(renaming.await.unwrap(), Ok(()));
+        cluster.sleep(Duration::from_secs(5)).await;
         cluster.restart(0).await.unwrap();
         cluster.sleep(Duration::from_secs(5)).await;
         is_renamed(cluster, &c, stage).await;

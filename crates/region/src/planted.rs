@@ -53,6 +53,32 @@ pub enum Planted {
     MirrorNotAwaited,
     /// A primary goes on answering without a lease of its mirrors.
     LeaseForgotten,
+    /// A participant says that it has collected before its mirrors know of the locks.
+    CollectedUnmirrored,
+    /// A coordinator is told that a part has arrived before the participant's mirrors have it.
+    RetiredUnmirrored,
+    /// A primary goes on without a mirror that is away, which the map still says to be one.
+    SetShrunkUntold,
+    /// The key under which a primary writes to its mirror is there as long as the mirror runs.
+    LaneKeyKept,
+    /// A page is used again before the mirrors have the record that has freed it.
+    ReusedUnmirrored,
+    /// What another primary may have done is done when it is asked for again.
+    RepeatedElsewhere,
+    /// A region whose pool was lost is served as it was created anew.
+    LostPoolServed,
+    /// A node that was started anew answers before a majority says that the region is still its own.
+    UnconfirmedServed,
+    /// A node answers who goes by a map in which the region was served by another one, or by this one once before.
+    OldEpochServed,
+    /// A client keeps what a region's primary has given when another one serves the region.
+    KeptThroughMove,
+    /// A compact log is sent to a page of which the lane still holds what is to be put in place.
+    SentOverLane,
+    /// Who was replaced in the middle of a dispatch can still write.
+    DeposedNotFenced,
+    /// A copy that is made does not hear of what was decided before, and not dispatched.
+    EarlierDecisionsUnnoted,
 
     /// A voter answers, and does not keep what it has answered in its pool.
     VoterForgets,

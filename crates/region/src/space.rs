@@ -434,6 +434,11 @@ impl Space {
         self.mirrored = self.mirrored.max(last);
     }
 
+    /// Has every mirror the record that has freed it?
+    fn is_mirrored(&self, freed: &Freed) -> bool {
+        freed.record <= self.mirrored || planted(Planted::ReusedUnmirrored)
+    }
+
     /// What is freed from now on carries `tick`; what was freed at or before `safe` is free again.
     pub fn set_tick(&mut self, tick: u64, safe: u64) {
         assert!(safe <= tick, "tick {tick}, and what {safe} has freed is free");
@@ -442,7 +447,7 @@ impl Space {
         while self
             .quarantine
             .front()
-            .is_some_and(|f| f.tick <= safe && self.snapshots.let_go(f.shown) && f.record <= self.mirrored)
+            .is_some_and(|f| f.tick <= safe && self.snapshots.let_go(f.shown) && self.is_mirrored(f))
         {
             let freed = self.quarantine.pop_front().expect("there is a front");
             self.leave_quarantine(freed.run);
@@ -511,7 +516,7 @@ impl Space {
         self.open_closed();
         for freed in std::mem::take(&mut self.quarantine) {
             let written = freed.written && !planted(Planted::WrittenPagesReused);
-            if written || !self.snapshots.let_go(freed.shown) || freed.record > self.mirrored {
+            if written || !self.snapshots.let_go(freed.shown) || !self.is_mirrored(&freed) {
                 self.quarantine.push_back(freed);
             } else {
                 self.leave_quarantine(freed.run);
@@ -521,7 +526,7 @@ impl Space {
         debug_assert!(
             self.quarantine
                 .iter()
-                .all(|freed| freed.written || !self.snapshots.let_go(freed.shown) || freed.record > self.mirrored),
+                .all(|freed| freed.written || !self.snapshots.let_go(freed.shown) || !self.is_mirrored(freed)),
             "only what somebody may still reach waits on"
         );
         self.check_class(SegmentClass::Data);

@@ -56,6 +56,8 @@ pub struct Shared {
     pub faults: RefCell<BTreeMap<Fault, u64>>,
     /// All clients but the readers have done what they had to.
     pub is_work_over: Cell<bool>,
+    /// A node that is gone for good.
+    pub lost: Cell<Option<u16>>,
     /// What a client noticed by itself.
     pub wrong: RefCell<Vec<String>>,
 }
@@ -72,6 +74,7 @@ impl Shared {
             tags: Cell::new(0),
             faults: RefCell::default(),
             is_work_over: Cell::new(false),
+            lost: Cell::new(None),
             wrong: RefCell::default(),
         })
     }

@@ -5,6 +5,7 @@ use crate::actor::Shared;
 use crate::rng::Rng;
 use crate::schedule::{Fault, Home, USUAL_DELAY};
 use crate::workload::Workload;
+use polvo_format::NodeId;
 use polvo_node::sim::Cluster;
 use polvo_proto::FsError;
 use std::rc::Rc;
@@ -24,6 +25,7 @@ enum Remedy {
     Crash {
         node: u16,
         restart: Instant,
+        fault: Fault,
     },
 }
 
@@ -36,6 +38,10 @@ struct Faults<'a> {
     cutting: Rng,
     /// Of mounts that stand still.
     stilling: Rng,
+    /// Of faults that others take a node's place for.
+    failing: Rng,
+    /// This node is to be lost for good, as soon as nothing else is wrong.
+    to_lose: Option<u16>,
     remedies: Vec<(Instant, Remedy)>,
 }
 
@@ -52,6 +58,8 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         rng: Rng::new(schedule.seed, 2),
         cutting: Rng::new(schedule.seed, 10),
         stilling: Rng::new(schedule.seed, 12),
+        failing: Rng::new(schedule.seed, 17),
+        to_lose: None,
         remedies: Vec::new(),
     };
     if let Some(delay) = &schedule.delay {
@@ -66,6 +74,8 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
     let mut next_cut = later(&mut faults.cutting, span_us / 3);
     let mut stills_left = schedule.stills;
     let mut next_still = later(&mut faults.stilling, span_us / 3);
+    let mut failovers_left = schedule.failovers;
+    let mut next_failover = later(&mut faults.failing, span_us / 3);
     loop {
         let now = Instant::now();
         faults.remedy(now).await?;
@@ -88,6 +98,14 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
             faults.mount_stands_still();
             next_still = later(&mut faults.stilling, span_us / 3);
         }
+        if failovers_left > 0 && now >= next_failover {
+            failovers_left -= 1;
+            faults.fail_over().await;
+            next_failover = later(&mut faults.failing, span_us / 3);
+        }
+        if let Some(node) = faults.to_lose {
+            faults.lose(node).await;
+        }
         let mut wake = now + LOOK;
         if left > 0 {
             wake = wake.min(next);
@@ -97,6 +115,9 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         }
         if stills_left > 0 {
             wake = wake.min(next_still);
+        }
+        if failovers_left > 0 {
+            wake = wake.min(next_failover);
         }
         for (at, _) in &faults.remedies {
             wake = wake.min(*at);
@@ -239,7 +260,8 @@ impl Faults<'_> {
         if self.cutting.percent(60) {
             let at = after(&mut self.cutting, 0, 400);
             let restart = at + Duration::from_millis(self.cutting.below(300));
-            self.remedies.push((at, Remedy::Crash { node, restart }));
+            let fault = Fault::CrashBehindCut;
+            self.remedies.push((at, Remedy::Crash { node, restart, fault }));
         }
     }
 
@@ -255,6 +277,124 @@ impl Faults<'_> {
             self.note(&format!("{host} stands still for {:?}", until - Instant::now()));
             self.shared.count(Fault::StandStill);
         }
+    }
+
+    /// Something for which others take the place of a node.
+    async fn fail_over(&mut self) {
+        let nodes = self.shared.schedule.nodes;
+        let node = self.failing.below(u64::from(nodes)) as u16;
+        match self.failing.below(100) {
+            0..40 => self.node_stands_still(node),
+            40..65 => self.cut_off(node),
+            65..73 => {
+                self.note("no node hears another");
+                self.shared.count(Fault::Apart);
+                let until = self.outage();
+                for a in 0..nodes {
+                    for b in a + 1..nodes {
+                        self.cut(a, b, until);
+                    }
+                }
+            }
+            73..88 => self.second_death(node).await,
+            _ => self.to_lose = Some(node),
+        }
+    }
+
+    /// How long a node is away: mostly longer than it takes until others take its place.
+    fn outage(&mut self) -> Instant {
+        match self.failing.below(10) {
+            0..2 => after(&mut self.failing, 50, 1_000),
+            2..9 => after(&mut self.failing, 1_000, 6_000),
+            _ => after(&mut self.failing, 6_000, 25_000),
+        }
+    }
+
+    fn node_stands_still(&mut self, node: u16) {
+        if !self.cluster.is_running(node) {
+            return;
+        }
+        let until = self.outage();
+        self.note(&format!("node {node} stands still for {:?}", until - Instant::now()));
+        self.cluster.stand_still(node, until);
+        self.workload.stand_still_with(node, until);
+        self.shared.count(Fault::NodeStandsStill);
+    }
+
+    fn cut(&mut self, a: u16, b: u16, until: Instant) {
+        let (a, b) = (format!("node-{a}"), format!("node-{b}"));
+        self.cluster.network().partition(&a, &b);
+        self.remedies.push((until, Remedy::Heal(a, b)));
+    }
+
+    /// A node and all others, while clients hear them all.
+    fn cut_off(&mut self, node: u16) {
+        let nodes = self.shared.schedule.nodes;
+        let until = self.outage();
+        let direction = self.failing.below(10);
+        let how = match direction {
+            0..6 => "and all others do not hear each other",
+            6..8 => "hears no other",
+            _ => "is heard by no other",
+        };
+        self.note(&format!("node {node} {how}"));
+        self.shared.count(Fault::CutOff);
+        for other in (0..nodes).filter(|other| *other != node) {
+            let (us, them) = (format!("node-{node}"), format!("node-{other}"));
+            match direction {
+                0..6 => self.cluster.network().partition(&us, &them),
+                6..8 => self.cluster.network().partition_one_way(&them, &us),
+                _ => self.cluster.network().partition_one_way(&us, &them),
+            }
+            self.remedies.push((until, Remedy::Heal(us, them)));
+        }
+    }
+
+    /// A node dies, and another one while its place is taken, or while it gets its copies again.
+    async fn second_death(&mut self, node: u16) {
+        let nodes = u64::from(self.shared.schedule.nodes);
+        let other = (u64::from(node) + 1 + self.failing.below(nodes.max(2) - 1)) % nodes;
+        let other = other as u16;
+        if other == node || !self.cluster.is_running(node) {
+            return;
+        }
+        let power = self.failing.percent(50);
+        self.kill_node(node, power).await;
+        let back = self.outage();
+        self.remedies.push((back, Remedy::Restart(node)));
+        let second = match self.failing.percent(60) {
+            true => after(&mut self.failing, 1_200, 2_500),
+            false => back + Duration::from_millis(self.failing.below(1_500)),
+        };
+        let crash = Remedy::Crash {
+            node: other,
+            restart: second + Duration::from_millis(self.failing.below(4_000)),
+            fault: Fault::SecondDeath,
+        };
+        self.remedies.push((second, crash));
+    }
+
+    /// A node and its pool are gone for good: where nothing else is wrong, mirrors have all that it serves, and the others can decide so.
+    async fn lose(&mut self, node: u16) {
+        let nodes = self.shared.schedule.nodes;
+        let others = || (0..nodes).filter(|other| *other != node);
+        if self.shared.lost.get().is_some() || !(0..nodes).all(|node| self.cluster.is_running(node)) {
+            return;
+        }
+        if !self.remedies.is_empty() || !self.cluster.is_calm() {
+            return;
+        }
+        let map = self.cluster.node(node).map();
+        let survive = |id: NodeId| others().any(|other| NodeId(other) == id);
+        if !map.voters.are_majority(survive) {
+            return;
+        }
+        self.to_lose = None;
+        self.shared.lost.set(Some(node));
+        self.shared.count(Fault::Lost);
+        self.kill_node(node, true).await;
+        self.workload.give_up(node);
+        self.note(&format!("node {node} is gone for good"));
     }
 
     async fn node_dies(&mut self, node: u16, power: bool) {
@@ -332,9 +472,9 @@ impl Faults<'_> {
             let (_, remedy) = self.remedies.remove(due);
             match remedy {
                 Remedy::Restart(node) => self.restart(node).await?,
-                Remedy::Crash { node, restart } if self.cluster.is_running(node) => {
+                Remedy::Crash { node, restart, fault } if self.cluster.is_running(node) => {
                     self.kill_node(node, false).await;
-                    self.shared.count(Fault::CrashBehindCut);
+                    self.shared.count(fault);
                     self.remedies.push((restart, Remedy::Restart(node)));
                 }
                 Remedy::Crash { .. } => {}

@@ -17,8 +17,8 @@ use strum::VariantArray;
 /// Simulates whole PolvoFS clusters under faults and checks what their clients are told.
 ///
 /// Each seed determines a cluster (1 to 4 nodes), its clients (1 to 5), what they do and what goes wrong: delays, slow
-/// hosts, lost connections, partitions in one and both directions, nodes that crash or lose power, one or all at once,
-/// clients that die, pools that fill up. The real code of nodes and clients runs in one thread, on simulated pools,
+/// hosts, lost connections, partitions in one and both directions, nodes that crash or lose power, one or all at once, nodes
+/// that stand still, are cut off or lost for good where others have copies, clients that die, pools that fill up. The real code of nodes and clients runs in one thread, on simulated pools,
 /// network and clock. What the clients are told must be linearizable; in the end everything acknowledged must be there,
 /// the check of every region must find nothing, and after deleting everything no space may be lost.
 #[derive(Parser)]
@@ -132,9 +132,11 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
         show(options, report);
         return ExitCode::FAILURE;
     }
+    let has_replicas = limits.replicas != Some(1) && limits.transactions != Transactions::TwoPhaseCommit;
     let missing: Vec<String> = Fault::VARIANTS
         .iter()
         .filter(|fault| !counts.faults.contains_key(fault))
+        .filter(|fault| has_replicas || !Fault::is_of_replicas(**fault))
         .map(ToString::to_string)
         .collect();
     if options.seeds >= ALL_FAULTS_FROM && options.faults.is_none() && !missing.is_empty() {

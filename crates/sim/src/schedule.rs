@@ -66,6 +66,31 @@ pub enum Fault {
     /// No task of a mount runs, while its kernel goes on.
     #[strum(to_string = "mounts that stand still")]
     StandStill,
+    /// Nothing of a node's process runs for a while, then it goes on.
+    #[strum(to_string = "nodes that stand still")]
+    NodeStandsStill,
+    /// A node and all others do not hear each other, or in one direction; clients hear all.
+    #[strum(to_string = "nodes cut off")]
+    CutOff,
+    /// No node hears another.
+    #[strum(to_string = "clusters in pieces")]
+    Apart,
+    /// A node dies while another one takes a dead one's place, or makes copies again.
+    #[strum(to_string = "second deaths")]
+    SecondDeath,
+    /// A node dies and never comes back, nor does its pool.
+    #[strum(to_string = "nodes lost for good")]
+    Lost,
+}
+
+impl Fault {
+    /// It is made only where regions have mirrors.
+    pub fn is_of_replicas(self) -> bool {
+        matches!(
+            self,
+            Fault::NodeStandsStill | Fault::CutOff | Fault::Apart | Fault::SecondDeath | Fault::Lost
+        )
+    }
 }
 
 /// What is set from outside, to make a run smaller or to show that the simulator is not blind.
@@ -132,6 +157,10 @@ pub struct Schedule {
     pub mounted: Vec<bool>,
     /// How often a mount stands still.
     pub stills: u32,
+    /// Faults of nodes whose regions have copies elsewhere, which others may take the place of.
+    pub failovers: u32,
+    /// Bytes that the lanes of mirrors take, if less than fit.
+    pub lane_max: Option<u32>,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -163,17 +192,34 @@ fn transfers(rng: &mut Rng) -> Transfers {
 /// So many runs of a hundred have crowds of files.
 const CROWDED: u64 = 4;
 
-/// In a third of the runs regions have mirrors. Not where pools are to fill up, nor where participants log themselves.
+/// In a third of the runs regions have mirrors; in half as many where pools are to fill up, and in none where participants log
+/// themselves.
 fn replicas(seed: u64, nodes: u16, is_small: bool, limits: &Limits) -> u16 {
     let mut rng = Rng::new(seed, 14);
     let drawn = match rng.percent(34) {
         true => rng.between(2, 3) as u16,
         false => 1,
     };
-    match is_small || limits.transactions == Transactions::TwoPhaseCommit {
+    let is_short = is_small && Rng::new(seed, 18).percent(50);
+    match is_short || limits.transactions == Transactions::TwoPhaseCommit {
         true => 1,
         false => limits.replicas.unwrap_or(drawn).clamp(1, nodes),
     }
+}
+
+/// In three of four runs in which regions have mirrors and something is to go wrong.
+fn failovers(seed: u64, replicas: u16, faults: bool) -> u32 {
+    let mut rng = Rng::new(seed, 15);
+    match replicas > 1 && faults && rng.percent(75) {
+        true => rng.between(1, 4) as u32,
+        false => 0,
+    }
+}
+
+/// In half of the runs lanes are so small that they are full after some records, or after each.
+fn lane_max(seed: u64) -> Option<u32> {
+    let mut rng = Rng::new(seed, 16);
+    rng.percent(50).then(|| rng.pick(&[0, 400, 3_000, 20_000]))
 }
 
 /// Half of the clients keep access times, as mounts with `relatime` or `strictatime`, `nodiratime` or not.
@@ -239,6 +285,7 @@ impl Schedule {
         let mut rng = Rng::new(seed, 1);
         let alone = rng.percent(12);
         let nodes = rng.between(1, 4) as u16;
+        let nodes = nodes.max(limits.replicas.unwrap_or(1).min(4));
         let is_small = rng.percent(12);
         let clients = if alone { 1 } else { rng.between(2, 5) };
         let homes: Vec<Home> = (0..clients)
@@ -280,15 +327,21 @@ impl Schedule {
         let is_seen_each_time = |rule: &Option<AccessTimeRule>| rule.is_some_and(|rule| rule.strict);
         let by_pages = access_times.iter().map(|rule| !is_seen_each_time(rule)).collect();
         let believers = Believers::of(seed, homes.len(), limits.faults != Some(0));
+        let replicas = replicas(seed, nodes, is_small, limits);
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
             limits: limits.clone(),
             nodes,
             regions_per_node: rng.between(1, 3) as u16,
-            replicas: replicas(seed, nodes, is_small, limits),
+            replicas,
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
-            pool_bytes: if is_small { 8 << 20 } else { 32 << 20 },
+            // a pool has others' regions, too
+            pool_bytes: match (is_small, replicas) {
+                (true, 1) => 8 << 20,
+                (true, _) => 16 << 20,
+                (false, _) => 32 << 20,
+            },
             is_small,
             clients: homes[..kept].to_vec(),
             transfers,
@@ -304,6 +357,8 @@ impl Schedule {
             cuts: believers.cuts,
             mounted: believers.mounted,
             stills: believers.stills,
+            failovers: failovers(seed, replicas, faults > 0 && limits.faults != Some(0)),
+            lane_max: lane_max(seed),
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -337,6 +392,7 @@ impl Schedule {
             },
             one_sided: self.one_sided,
             transactions: self.limits.transactions,
+            lane_max: self.lane_max,
         }
     }
 
@@ -389,7 +445,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; lanes {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -401,6 +457,8 @@ impl fmt::Display for Schedule {
             self.faults,
             self.cuts,
             self.stills,
+            self.failovers,
+            self.lane_max,
             self.lease.as_secs(),
             self.delay,
             self.one_sided,

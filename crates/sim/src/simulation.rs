@@ -110,7 +110,7 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.rest().await;
     audit::check(cluster, "after everything was deleted")?;
     let (client, maintenance) = remote(cluster, "accountant", Transfers::Client);
-    let result = audit::is_empty(&client).await;
+    let result = audit::is_empty(&client, shared.lost.get()).await;
     client.client().shutdown();
     drop(maintenance.await);
     result

@@ -1,13 +1,13 @@
 //! The clients of a run: where they live, their tasks, and how they die and are replaced.
 
 use crate::actor::{Actor, Shared};
-use crate::kernel::{Mount, Stillness};
+use crate::kernel::Mount;
 use crate::reader::LOOKS_MAX;
 use crate::rng::Rng;
 use crate::schedule::Home;
 use polvo_client::{Client, LocalClient, Transfers};
 use polvo_cluster::{MapCell, SessionContext};
-use polvo_node::sim::Cluster;
+use polvo_node::sim::{Cluster, Stillness};
 use polvo_proto::Cred;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -35,6 +35,8 @@ struct Incarnation {
     /// What answers for its tokens, if it uses any.
     watch: Option<JoinHandle<()>>,
     stillness: Stillness,
+    /// Of the programs, too.
+    host_stillness: Stillness,
 }
 
 /// All of them.
@@ -150,7 +152,8 @@ impl Workload {
         });
         let quota = member.quota.clone();
         let reads = self.shared.schedule.readers[number];
-        let work = spawn_local(async move {
+        let host_stillness = Stillness::default();
+        let work = spawn_bound(&host_stillness, async move {
             match reads {
                 true => actor.read_on(&quota).await,
                 false => actor.work(&quota).await,
@@ -165,6 +168,7 @@ impl Workload {
             maintenance,
             watch,
             stillness,
+            host_stillness,
         });
     }
 
@@ -174,6 +178,25 @@ impl Workload {
         running
             .inspect(|incarnation| incarnation.stillness.begin(until))
             .is_some()
+    }
+
+    /// All clients that are colocated with a node stand still with it.
+    pub fn stand_still_with(&self, node: u16, until: Instant) {
+        for number in self.colocated(node) {
+            if let Some(incarnation) = &self.members[number].running {
+                incarnation.stillness.begin(until);
+                incarnation.host_stillness.begin(until);
+            }
+        }
+    }
+
+    /// Clients that are colocated with a node have no more to do: it is gone for good.
+    pub fn give_up(&self, node: u16) {
+        let there = self
+            .members
+            .iter()
+            .filter(|member| member.home == Home::Colocated(node));
+        there.for_each(|member| member.quota.set(0));
     }
 
     /// Mounted clients that run in processes of their own.

@@ -41,6 +41,17 @@ fn a_directory_that_went_with_its_segment_is_stale() {
     assert_eq!(simulate(&Schedule::of(373, &limits)).failure, None);
 }
 
+/// A client asked again as a new session, since its lease had ended while its node stood still, and was told that there is no such
+/// name: what it had asked for first was under way there, and came to pass a moment later.
+#[test]
+fn what_an_ended_session_has_begun_is_waited_for() {
+    let limits = Limits {
+        replicas: Some(2),
+        ..Limits::default()
+    };
+    assert_eq!(simulate(&Schedule::of(31_127_003_191, &limits)).failure, None);
+}
+
 /// As it ran then: no client kept access times, used tokens or only looked.
 fn as_promised(seed: u64) {
     let mut schedule = Schedule::of(seed, &Limits::default());
@@ -51,5 +62,7 @@ fn as_promised(seed: u64) {
     schedule.mounted.fill(false);
     schedule.is_crowded = false;
     schedule.stills = 0;
+    schedule.failovers = 0;
+    schedule.lane_max = None;
     assert_eq!(simulate(&schedule).failure, None);
 }

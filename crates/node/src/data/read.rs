@@ -10,6 +10,7 @@ use polvo_cluster::ShownBytes;
 use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, RegionId, RegionOffset};
 use polvo_proto::{FsError, InodeRef, SegmentClass, Window, reply};
+use polvo_region::planted::{Planted, planted};
 use polvo_region::{Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
 
@@ -120,7 +121,9 @@ impl RequestContext<'_> {
             }
         }
         // what was seen is there to stay, and was ours to show
-        self.mirrored(service).await?;
+        if !(planted(Planted::RetiredUnmirrored) && self.asking_node().is_ok()) {
+            self.mirrored(service).await?;
+        }
         Ok(bytes)
     }
 

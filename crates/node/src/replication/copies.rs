@@ -7,6 +7,7 @@ use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Lsn, RegionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, LanePlace, ReplicaRole};
+use polvo_region::planted::{Planted, planted};
 use polvo_region::{Lane, PoolSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,7 +118,9 @@ impl Copies {
 impl Copy {
     /// Nothing that was posted under the key before takes effect any more.
     fn revoke(&mut self, memory: &MemoryRegions) {
-        if let Some(key) = self.key.take() {
+        if let Some(key) = self.key.take()
+            && !planted(Planted::LaneKeyKept)
+        {
             memory.deregister(key);
         }
     }

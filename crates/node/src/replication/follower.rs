@@ -10,6 +10,7 @@ use polvo_format::{
 };
 use polvo_proto::{Cred, FsError, LanePlace, SEGMENTS_PAGE, SegmentClass, ask};
 use polvo_region::ToCopy;
+use polvo_region::planted::{Planted, planted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::rc::Rc;
@@ -20,6 +21,27 @@ const BATCH_BYTES: u64 = 1 << 20;
 const FILLED: u32 = 256 << 10;
 /// Most verbs of a batch.
 const BATCH_VERBS: usize = 128;
+
+#[cfg(feature = "testing")]
+thread_local! {
+    static LANE_MAX: std::cell::Cell<u32> = const { std::cell::Cell::new(u32::MAX) };
+}
+
+/// Lanes that this thread writes to are full with so many bytes, or one record.
+#[cfg(feature = "testing")]
+pub(crate) fn limit_lanes(bytes: Option<u32>) {
+    LANE_MAX.set(bytes.unwrap_or(u32::MAX));
+}
+
+#[cfg(feature = "testing")]
+fn lane_max() -> u32 {
+    LANE_MAX.get()
+}
+
+#[cfg(not(feature = "testing"))]
+const fn lane_max() -> u32 {
+    u32::MAX
+}
 
 /// The lane at one node, as its only writer knows it.
 pub(crate) struct LaneFeed {
@@ -78,10 +100,7 @@ impl LaneFeed {
     /// Much of what lies in the ring may be needed still. True once, each time that comes about: it is to be put in place before somebody
     /// has to wait for that.
     pub fn fills_up(&mut self) -> bool {
-        let used = match self.tail >= self.head {
-            true => self.tail - self.head,
-            false => self.ring.len - (self.head - self.tail),
-        };
+        let used = self.ring.used(self.head, self.tail);
         let is_filling = used > FILLED.min(self.ring.len / 2);
         !mem::replace(&mut self.is_filling, is_filling) && is_filling
     }
@@ -178,7 +197,7 @@ impl LaneFeed {
                 }
                 // what the ring holds of a page's life before would be put in place over it later; file data comes by runs alone
                 let is_in_place = has_emptied || (self.is_empty() && batch.verbs.is_empty());
-                if class != SegmentClass::Data && !is_in_place {
+                if class != SegmentClass::Data && !is_in_place && !planted(Planted::SentOverLane) {
                     batch.post(pair, to).await?;
                     self.sent = last;
                     self.apply(to, service, links, false).await?;
@@ -201,7 +220,7 @@ impl LaneFeed {
                     batch.push(Verb::WriteFrom { to: there, from: local }, len);
                 }
             }
-            let place = match self.ring.place(self.head, self.tail, len as u32) {
+            let place = match self.place(len as u32) {
                 Some(place) => place,
                 None => {
                     if let Some(stretch) = stretch.take() {
@@ -245,6 +264,14 @@ impl LaneFeed {
             self.head = head.position;
         }
         Ok(())
+    }
+
+    /// Where a record of so many bytes goes; `None` while there is no room.
+    fn place(&self, len: u32) -> Option<u32> {
+        if !self.is_empty() && self.ring.used(self.head, self.tail).saturating_add(len) > lane_max() {
+            return None;
+        }
+        self.ring.place(self.head, self.tail, len)
     }
 
     fn remote(&self, offset: u64) -> Remote {

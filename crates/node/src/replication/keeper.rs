@@ -14,6 +14,7 @@ use crate::replication::records::{Follower, Standing, attach};
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
+use polvo_region::planted::{Planted, planted};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -138,7 +139,9 @@ async fn look_after(
     let late = follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY)
         || node.leases.is_silent(copy, MIRROR_AWAY);
     if follower.in_sync && (follower.standing == Standing::Lost || late) {
-        leave(node, links, service.id, copy).await?;
+        if !planted(Planted::SetShrunkUntold) {
+            leave(node, links, service.id, copy).await?;
+        }
         follower.in_sync = false;
         tracing::warn!(
             region = service.id.0,

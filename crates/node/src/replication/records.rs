@@ -167,11 +167,17 @@ impl Replication {
     #[inline]
     pub fn may_answer(&self) -> bool {
         if !self.waits.load(Acquire) {
-            return self.confirmed.load(Acquire);
+            return self.is_confirmed();
         }
         let captured = self.captured.load(Acquire);
         let mirrored = self.mirrored.load(Acquire) >= captured || planted(Planted::MirrorNotAwaited);
-        mirrored && self.has_lease() && self.confirmed.load(Acquire)
+        mirrored && self.has_lease() && self.is_confirmed()
+    }
+
+    /// Every mirror in the set has all that was done.
+    #[cfg(feature = "testing")]
+    pub fn may_rest(&self) -> bool {
+        !self.waits.load(Acquire) || self.mirrored.load(Acquire) >= self.captured.load(Acquire)
     }
 
     fn has_lease(&self) -> bool {
@@ -184,7 +190,7 @@ impl Replication {
     /// # Errors
     /// It was served before, and this pool had nothing of it: what is here now is empty, and not the region.
     pub async fn confirm(&self, info: &RegionInfo, leases: &Leases) -> Result<(), FsError> {
-        if self.is_new.load(Acquire) && info.epoch > FIRST_EPOCH {
+        if self.is_new.load(Acquire) && info.epoch > FIRST_EPOCH && !planted(Planted::LostPoolServed) {
             return Err(FsError::Io(format!(
                 "the pool holds nothing of region {}, which it has served: a mirror takes its place, if there is one",
                 info.id.0
@@ -207,7 +213,7 @@ impl Replication {
 
     /// Has been confirmed.
     pub fn is_confirmed(&self) -> bool {
-        self.confirmed.load(Acquire)
+        self.confirmed.load(Acquire) || planted(Planted::UnconfirmedServed)
     }
 
     /// This node had taken the place of another one when it died: that one may have a lease of ours.
@@ -255,7 +261,7 @@ impl Replication {
             }
             let waits = self.waits.load(Acquire);
             let is_mirrored = !waits || self.mirrored.load(Acquire) >= lsn.0;
-            if is_mirrored && (!waits || self.has_lease()) && self.confirmed.load(Acquire) {
+            if is_mirrored && (!waits || self.has_lease()) && self.is_confirmed() {
                 return Ok(());
             }
             // one that is away is left to the keeper, which sees to it that the region goes on without it: others do not queue for it
@@ -435,7 +441,9 @@ impl Feed {
         });
         self.take(service);
         let from = self.taken;
-        service.enter(|region| region.note_decisions());
+        if !planted(Planted::EarlierDecisionsUnnoted) {
+            service.enter(|region| region.note_decisions());
+        }
         if let Some(follower) = self.follower(node) {
             follower.standing = Standing::Filling(from);
             follower.lane = None;

@@ -6,6 +6,7 @@ use crate::request::sessions::Party;
 use polvo_consensus::register::{Answer, Ask};
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
 use polvo_proto::{ClusterMap, Collected, FsError, InodeRef, Intent, TxnState};
+use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -51,7 +52,7 @@ impl RequestContext<'_> {
         let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
         let collected = self.node.collect_here(service, txn, intents, on_behalf).await;
         // who takes over knows of the locks
-        if !service.may_answer() {
+        if !service.may_answer() && !planted(Planted::CollectedUnmirrored) {
             Box::pin(self.mirrored(service)).await?;
         }
         collected

@@ -77,6 +77,22 @@ impl Replay {
         }
     }
 
+    /// Is any under way?
+    pub fn is_busy(&self) -> bool {
+        !self.inner.lock().running.is_empty()
+    }
+
+    /// Waits until all that are under way have ended. (As long as they take, which is bounded by what they wait for.)
+    pub async fn all_have_ended(&self) {
+        loop {
+            let mut ended = pin!(self.ended.notified());
+            if !self.is_busy() {
+                return;
+            }
+            ended.as_mut().await;
+        }
+    }
+
     /// Waits until requests of connections that another one has taken the place of have ended: those of its set of links, and
     /// those with a smaller fence. (As long as they take, which is bounded by what they wait for.)
     pub async fn replaced_have_ended(&self, link_set: u64, fence: u64) {
@@ -164,6 +180,21 @@ mod tests {
         };
         let (again, ()) = tokio::join!(replay.begin(7, 0), first_is_dropped);
         assert!(again.is_ok());
+    }
+
+    #[tokio::test]
+    async fn who_comes_after_an_end_waits_for_all_that_are_under_way() {
+        let replay = Replay::default();
+        replay.all_have_ended().await;
+        let (first, second) = (replay.begin(7, 0).await.ok(), replay.begin(8, 3).await.ok());
+        assert!(replay.is_busy() && first.is_some() && second.is_some());
+        let end = async {
+            drop(first);
+            tokio::task::yield_now().await;
+            drop(second);
+        };
+        tokio::join!(replay.all_have_ended(), end);
+        assert!(!replay.is_busy());
     }
 
     #[tokio::test]

@@ -95,6 +95,8 @@ impl Session {
 #[derive(Default)]
 pub(crate) struct Sessions {
     by_id: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+    /// Those that have ended while requests of theirs were under way, which may do something yet.
+    ending: Mutex<Vec<Arc<Session>>>,
 }
 
 impl Sessions {
@@ -163,7 +165,22 @@ impl Sessions {
         let ended = session.ended.swap(true, Ordering::AcqRel);
         assert!(!ended, "a session ends once");
         debug_assert!(session.id == id, "a session is known by its id");
+        let mut ending = self.ending.lock();
+        ending.retain(|session| session.replay.is_busy());
+        if session.replay.is_busy() {
+            ending.push(session.clone());
+        }
         Some(session)
+    }
+
+    /// Waits until nothing is done any more for sessions of that id which have ended: who asks again as a new one is told what they
+    /// have done. (As long as that takes, which is bounded by what requests wait for.)
+    pub async fn ended_are_over(&self, id: SessionId) {
+        let of_id = |session: &&Arc<Session>| session.id == id;
+        let ended: Vec<Arc<Session>> = self.ending.lock().iter().filter(of_id).cloned().collect();
+        for session in ended {
+            session.replay.all_have_ended().await;
+        }
     }
 
     /// Sessions whose lease is over.

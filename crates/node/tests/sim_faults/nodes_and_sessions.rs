@@ -2,8 +2,10 @@
 
 use crate::common::*;
 use crate::{healthy, options, run, stage};
+use polvo_cluster::Timeouts;
 use polvo_format::{FileKind, NodeId};
 use polvo_node::Phase;
+use polvo_node::sim::ClusterOptions;
 use polvo_proto::*;
 use std::time::Duration;
 use tokio::task::spawn_local;
@@ -30,6 +32,29 @@ fn a_session_that_ends_while_it_waits_gets_nothing() {
         assert_eq!(opening.await.unwrap(), Err(FsError::SessionExpired));
         c.unlink(s.new_dir, "dest").await.unwrap();
         assert_eq!(c.attr(s.file).await, Err(FsError::Stale), "nobody holds it");
+        healthy(cluster).await;
+    });
+}
+
+/// A client's lease ends while its node is at a request of it; the client asks again, as a new session, and is told what it has done.
+#[test]
+fn who_asks_again_as_a_new_session_waits_for_what_the_old_one_has_begun() {
+    let options = ClusterOptions {
+        timeouts: Timeouts {
+            lease: Duration::from_secs(2),
+            ..Timeouts::default()
+        },
+        ..options(59)
+    };
+    run(options, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        let s = stage(cluster, &c).await;
+        let asking = s.rename_until(cluster, &c, Phase::Collected).await;
+        // nobody renews it
+        cluster.sleep(Duration::from_millis(3200)).await;
+        cluster.node(0).let_coordinator_go_on();
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        assert_eq!(c.find(s.new_dir, "dest").await, Ok(s.file));
         healthy(cluster).await;
     });
 }

@@ -75,6 +75,7 @@ bugs! {
     // replicas
     dispatched_units_that_replicas_lack: ReapedUnnoted, renames_between_long_logs, "replicas differ";
     file_data_that_replicas_lack: RunsUnnoted, pages_used_again, "replicas differ";
+    pages_reused_that_mirrors_lack: ReusedUnmirrored, a_slow_mirror, "the mirror is sent others' bytes";
     // quarantine
     freed_pages_reused_at_once: NoQuarantine, a_slow_reader, "the reader sees others' bytes";
     quarantine_ends_a_tick_early: QuarantineEndsEarly, a_slow_reader, "the reader sees others' bytes";

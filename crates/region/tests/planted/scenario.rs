@@ -3,7 +3,7 @@
 use crate::harness::power::Scenario;
 use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
-use polvo_format::{FileKind, PAGE, SessionId};
+use polvo_format::{FileKind, Lsn, PAGE, SessionId};
 use polvo_proto::*;
 
 const OTHER: SessionId = SessionId(0x07e4);
@@ -155,6 +155,40 @@ pub fn a_slow_reader() {
     }
     assert!(read == old, "the reader sees others' bytes");
     w.region(R0).set_tick(8, 6);
+    assert_eq!(w.check(), [""; 0]);
+}
+
+/// A file is written and cut off; its mirror gets what was written, from where it lies, later than others use space.
+pub fn a_slow_mirror() {
+    let mut w = World::new(small());
+    let root = w.root();
+    w.region(R0).capture(Lsn(0));
+    let f = w.create(root, b"f", file(), R0).unwrap();
+    let old = pattern(1, 8 * PAGE);
+    w.region(R0).set_tick(5, 4);
+    w.commit(f, &[(0, old.clone())], WriteAt::Offset(0)).unwrap();
+    let map = w.of(f).file_map(f, 0).unwrap();
+    let written = w.region(R0).take_records(&mut Vec::new()).unwrap();
+    w.truncate(f, 0).unwrap();
+    w.region(R0).set_mirrored(Lsn(written.0 - 1));
+    w.region(R0).set_tick(8, 7);
+    let g = w.create(root, b"g", file(), R0).unwrap();
+    for n in 0..5 {
+        let at = n * 8 * PAGE as u64;
+        w.commit(g, &[(at, pattern(3 + n, 8 * PAGE))], WriteAt::Offset(0))
+            .unwrap();
+    }
+    let mut sent = Vec::new();
+    for extent in &map.extents {
+        let (pmem, at) = w.locate(extent.gpa);
+        let mut bytes = vec![0; extent.len as usize];
+        pmem.read(at, &mut bytes);
+        sent.extend(bytes);
+    }
+    assert!(sent == old, "the mirror is sent others' bytes");
+    let all = w.region(R0).take_records(&mut Vec::new()).unwrap();
+    w.region(R0).set_mirrored(all);
+    w.region(R0).set_tick(9, 8);
     assert_eq!(w.check(), [""; 0]);
 }
 

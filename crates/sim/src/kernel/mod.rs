@@ -18,7 +18,7 @@
 //!   answers from before an invalidation.
 //! - [`daemon`] is what `polvo-fuse` does with a look and with what it is told to forget (`kernel_cache`, `reply_found`).
 //! - [`mount`] is an operation of a program: what it takes from the caches, what it asks, what it leaves invalid.
-//! - [`stillness`] stops a client's tasks, as a stopped process, while the kernel goes on by what it was told.
+//! - [`Stillness`](polvo_node::sim::Stillness) stops a client's tasks, as a stopped process, while the kernel goes on by what it was told.
 //!
 //! What always holds:
 //!
@@ -37,7 +37,5 @@
 pub mod caches;
 pub mod daemon;
 pub mod mount;
-pub mod stillness;
 
 pub use mount::Mount;
-pub use stillness::Stillness;

@@ -2,12 +2,12 @@
 
 use crate::kernel::caches::{Attributes, Known, PAGE, inode_of, shown};
 use crate::kernel::daemon::{Entry, Kernel, child};
-use crate::kernel::stillness::Stillness;
 use crate::operation::{Answer, Name, Operation, Outcome};
 use crate::plant::Plant;
 use crate::rng::Rng;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind, Tail};
+use polvo_node::sim::Stillness;
 use polvo_proto::{FsError, InodeRef, RenameMode};
 use std::cell::RefCell;
 use std::ops::Range;

@@ -23,6 +23,11 @@ impl Stillness {
         self.0.set(until.max(self.0.get()));
     }
 
+    /// Does it stand still now?
+    pub fn is_still(&self, now: Instant) -> bool {
+        now < self.0.get()
+    }
+
     /// A task of the process: it goes on only while that does not stand still.
     pub async fn bound<T>(&self, task: impl Future<Output = T>) -> T {
         let mut task = pin!(task);
