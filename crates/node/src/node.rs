@@ -97,7 +97,7 @@ pub(crate) const CLAIMS: SessionId = SessionId(2);
 pub(crate) const WRITES: SessionId = SessionId(0);
 // clients draw odd numbers
 const _: () = assert!(
-    CLAIMS.0 != WRITES.0 && CLAIMS.0 % 2 == 0 && WRITES.0 % 2 == 0,
+    CLAIMS.0 != WRITES.0 && CLAIMS.0.is_multiple_of(2) && WRITES.0.is_multiple_of(2),
     "no session has these"
 );
 
