@@ -82,6 +82,9 @@ impl LocalClient {
                 Err(error) => {
                     all_there = false;
                     tracing::debug!(%node, %error, "lease not renewed");
+                    if self.client.map().is_replicated() {
+                        self.links.ask_around(node).await;
+                    }
                     continue;
                 }
             };

@@ -902,3 +902,33 @@ async fn done_while_the_node_dies(cluster: &mut Cluster, asked: Asked, step: u32
     other.client().shutdown();
     done
 }
+
+/// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives
+/// it up.
+#[test]
+fn an_idle_client_keeps_a_file_without_a_name_through_a_move() {
+    let options = ClusterOptions {
+        seed: 83,
+        replicas: 2,
+        timeouts: short_leases(),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (dir, made) = home_on(cluster, 1).await;
+        let client = external(cluster, "client");
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(2, 5_000)).await.expect("write");
+        client.unlink(dir, b"f").await.expect("unlink");
+        cluster.crash(1).await;
+        cluster.sleep(short_leases().lease * 4).await;
+        let mut bytes = vec![0; 5_000];
+        assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(5_000));
+        assert_eq!(bytes, pattern(2, 5_000));
+        drop(open);
+        cluster.restart(1).await.expect("restart");
+        cluster.sleep(short_leases().lease * 2).await;
+        cluster.mirrored().await;
+        assert!(client.get_attr(made).await.is_err(), "nobody has it open");
+    });
+}

@@ -545,11 +545,11 @@ impl Links {
         loop {
             if let Ok(answer) = tokio::time::timeout(SILENCE, answer.as_mut()).await {
                 if matches!(answer, Err(FsError::Unreachable { .. })) {
-                    self.ask_around(region, node).await;
+                    self.ask_around(node).await;
                 }
                 return answer;
             }
-            self.ask_around(region, node).await;
+            self.ask_around(node).await;
             if self.primary(region)? != node {
                 // what may still be on its way there is not to take effect behind what comes next
                 self.context.give_up(node);
@@ -559,8 +559,8 @@ impl Links {
         }
     }
 
-    /// Asks the other nodes for their maps, those first that have copies of a region.
-    pub(crate) async fn ask_around(&self, region: RegionId, silent: NodeId) {
+    /// Asks the nodes other than that one for their maps: others may have taken its place.
+    pub async fn ask_around(&self, silent: NodeId) {
         let map = self.context.map.get();
         let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != silent);
         join_all(others.map(|other| async move {
@@ -570,7 +570,6 @@ impl Links {
             }
         }))
         .await;
-        debug_assert!(map.region(region).is_some(), "regions do not go");
     }
 
     /// A region's primary is away: waits a moment, unless that has been so for longer than a copy needs to take its place, and

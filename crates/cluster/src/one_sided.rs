@@ -383,7 +383,7 @@ impl Links {
             if !is_gone || !repeatable {
                 return done;
             }
-            self.ask_around(region, primary).await;
+            self.ask_around(primary).await;
             if self.primary(region)? == primary && !self.may_move(&mut away_since).await {
                 return done;
             }

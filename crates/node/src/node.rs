@@ -30,6 +30,7 @@ use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, Cred, FsError, TxnState, Usage, ask};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{PoolSpace, Region, RegionError};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -75,7 +76,7 @@ pub struct Node {
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
     /// Regions whose files without a name wait for those that had them open ([`CLAIMS`]), and until when.
-    pub(crate) claims: Mutex<Vec<(RegionId, Instant)>>,
+    pub(crate) claims: Mutex<BTreeMap<RegionId, Instant>>,
     /// Who changes the cluster map.
     pub(crate) changing_map: tokio::sync::Mutex<()>,
     pub(crate) stopping: watch::Sender<bool>,
@@ -396,16 +397,16 @@ impl Node {
         self.reactors.close(closing).await;
     }
 
-    /// Ends a session: everything it holds here comes back.
     /// Files without a name that nobody has opened again in time go.
     pub(crate) fn end_claims(&self) {
         let now = Instant::now();
-        let ended: Vec<(RegionId, Instant)> = self.claims.lock().extract_if(.., |(_, until)| *until <= now).collect();
+        let ended: Vec<_> = self.claims.lock().extract_if(.., |_, until| *until <= now).collect();
         for service in ended.iter().filter_map(|(region, _)| self.service(*region)) {
             service.enter(|region| region.end_session(CLAIMS));
         }
     }
 
+    /// Ends a session: everything it holds here comes back.
     pub(crate) fn end_session(&self, id: SessionId) {
         if self.sessions.end(id).is_some() {
             self.checks.forget(id);

@@ -242,6 +242,22 @@ fn rename(c: &Caller, stage: Stage) -> JoinHandle<Result<(), FsError>> {
     spawn_local(async move { c.rename(stage.old_dir, "source", stage.new_dir, "dest").await })
 }
 
+async fn coordinator_stops(cluster: &Cluster) {
+    while !cluster.node(0).coordinator_has_stopped() {
+        cluster.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The rename of a stage, by when node 0 has decided it and goes no further.
+async fn decided(cluster: &Cluster, c: &Caller, stage: Stage) -> JoinHandle<Result<(), FsError>> {
+    cluster.rest().await;
+    cluster.sleep(Duration::from_secs(1)).await;
+    cluster.node(0).stop_coordinator_at(Phase::Decided);
+    let renaming = rename(c, stage);
+    coordinator_stops(cluster).await;
+    renaming
+}
+
 /// A participant that nobody with a copy can hear is asked to collect, and dies.
 fn a_participant_dies_that_has_collected() {
     run(replicated(43), async |cluster| {
@@ -269,13 +285,7 @@ fn a_participant_dies_that_has_its_part() {
         let c = Caller::new(cluster, "client");
         cluster.mirrored().await;
         let stage = stage(&c, 0).await;
-        cluster.rest().await;
-        cluster.sleep(Duration::from_secs(1)).await;
-        cluster.node(0).stop_coordinator_at(Phase::Decided);
-        let renaming = rename(&c, stage);
-        while !cluster.node(0).coordinator_has_stopped() {
-            cluster.sleep(Duration::from_millis(1)).await;
-        }
+        let renaming = decided(cluster, &c, stage).await;
         cluster.network().partition("node-1", "node-2");
         cluster.node(0).let_coordinator_go_on();
         assert_eq!(renaming.await.unwrap(), Ok(()));
@@ -457,13 +467,7 @@ fn a_dispatch_is_late() {
         let c = Caller::new(cluster, "client");
         cluster.mirrored().await;
         let stage = stage(&c, 3).await;
-        cluster.rest().await;
-        cluster.sleep(Duration::from_secs(1)).await;
-        cluster.node(0).stop_coordinator_at(Phase::Decided);
-        let renaming = rename(&c, stage);
-        while !cluster.node(0).coordinator_has_stopped() {
-            cluster.sleep(Duration::from_millis(1)).await;
-        }
+        let renaming = decided(cluster, &c, stage).await;
         for other in ["node-1", "node-2"] {
             cluster.network().partition_one_way("node-0", other);
         }
@@ -491,22 +495,14 @@ fn a_coordinator_dies_twice() {
         let c = Caller::new(cluster, "client");
         cluster.mirrored().await;
         let stage = stage_in(&c, 3, 5).await;
-        cluster.rest().await;
-        cluster.sleep(Duration::from_secs(1)).await;
-        cluster.node(0).stop_coordinator_at(Phase::Decided);
-        let renaming = rename(&c, stage);
-        while !cluster.node(0).coordinator_has_stopped() {
-            cluster.sleep(Duration::from_millis(1)).await;
-        }
+        let renaming = decided(cluster, &c, stage).await;
         cluster.crash(0).await;
         cluster.restart(0).await.unwrap();
         cluster.node(0).stop_coordinator_at(Phase::PartlyDispatched);
         // the copy counts no more, is made anew, and counts again
         cluster.sleep(Duration::from_millis(700)).await;
         cluster.mirrored().await;
-        while !cluster.node(0).coordinator_has_stopped() {
-            cluster.sleep(Duration::from_millis(1)).await;
-        }
+        coordinator_stops(cluster).await;
         cluster.crash(0).await;
         assert_eq!(renaming.await.unwrap(), Ok(()));
         cluster.sleep(Duration::from_secs(5)).await;

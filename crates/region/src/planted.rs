@@ -73,8 +73,6 @@ pub enum Planted {
     OldEpochServed,
     /// A client keeps what a region's primary has given when another one serves the region.
     KeptThroughMove,
-    /// A compact log is sent to a page of which the lane still holds what is to be put in place.
-    SentOverLane,
     /// Who was replaced in the middle of a dispatch can still write.
     DeposedNotFenced,
     /// A copy that is made does not hear of what was decided before, and not dispatched.

@@ -33,17 +33,3 @@ fn a_mirror_left_out_that_may_take_over() {
 fn a_request_done_by_each_of_two_primaries() {
     is_found(Planted::RepeatedElsewhere, 40..140);
 }
-
-/// An incarnation number of its own for each node keeps a client from using most of it.
-#[test]
-#[ignore = "not found by some hundred seeds"]
-fn a_client_that_keeps_what_a_former_primary_has_given() {
-    is_found(Planted::KeptThroughMove, 0..100_000);
-}
-
-/// A page has to be freed, used again for a compact log, and sent, while its mirror has not put the first in place.
-#[test]
-#[ignore = "not found by some hundred seeds"]
-fn a_log_sent_over_what_is_to_be_put_in_place() {
-    is_found(Planted::SentOverLane, 0..100_000);
-}

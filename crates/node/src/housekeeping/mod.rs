@@ -83,7 +83,8 @@ pub(crate) async fn meet_others(node: Arc<Node>, links: Rc<Links>) {
     }
 }
 
-fn every_period() -> Interval {
+/// Ticks every [`PERIOD`], and as long after a round that took longer.
+pub(crate) fn every_period() -> Interval {
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     period

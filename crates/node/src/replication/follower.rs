@@ -10,7 +10,6 @@ use polvo_format::{
 };
 use polvo_proto::{Cred, FsError, LanePlace, SEGMENTS_PAGE, SegmentClass, ask};
 use polvo_region::ToCopy;
-use polvo_region::planted::{Planted, planted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::rc::Rc;
@@ -197,7 +196,7 @@ impl LaneFeed {
                 }
                 // what the ring holds of a page's life before would be put in place over it later; file data comes by runs alone
                 let is_in_place = has_emptied || (self.is_empty() && batch.verbs.is_empty());
-                if class != SegmentClass::Data && !is_in_place && !planted(Planted::SentOverLane) {
+                if class != SegmentClass::Data && !is_in_place {
                     batch.post(pair, to).await?;
                     self.sent = last;
                     self.apply(to, service, links, false).await?;

@@ -258,7 +258,9 @@ async fn fill(
 async fn join(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: NodeId) -> Result<(), FsError> {
     let us = node.id();
     let map = node
-        .change_map(links, |map| with_role(map, region, us, copy, ReplicaRole::Mirror))
+        .change_map(links, |map| {
+            with_role(map, us, copy, ReplicaRole::Mirror, |id| id == region)
+        })
         .await?;
     must_be(&map, region, us, copy, ReplicaRole::Mirror)
 }
@@ -269,7 +271,9 @@ async fn leave(node: &Arc<Node>, links: &Rc<Links>, region: RegionId, copy: Node
     let us = node.id();
     let from_all = node.leases.is_silent(copy, MIRROR_AWAY);
     let map = node
-        .change_map(links, |map| without(map, us, copy, |id| id == region || from_all))
+        .change_map(links, |map| {
+            with_role(map, us, copy, ReplicaRole::Backup, |id| id == region || from_all)
+        })
         .await?;
     must_be(&map, region, us, copy, ReplicaRole::Backup)
 }
@@ -287,46 +291,28 @@ fn must_be(map: &ClusterMap, region: RegionId, us: NodeId, copy: NodeId, role: R
     }
 }
 
-/// The map in which a node is no mirror of these regions any more, as far as `us` serves them; `None` where it is none.
-fn without(map: &ClusterMap, us: NodeId, copy: NodeId, of: impl Fn(RegionId) -> bool) -> Option<ClusterMap> {
+/// The map in which a copy has another role in these regions, as far as `us` serves them; `None` where nothing is to be changed.
+fn with_role(
+    map: &ClusterMap,
+    us: NodeId,
+    copy: NodeId,
+    role: ReplicaRole,
+    of: impl Fn(RegionId) -> bool,
+) -> Option<ClusterMap> {
     let mut changed = map.clone();
     changed.epoch = Epoch(map.epoch.0 + 1);
     let mut any = false;
-    for info in changed.regions.iter_mut().filter(|info| of(info.id)) {
-        if info.primary() != Some(us) || info.role(copy) != Some(ReplicaRole::Mirror) {
-            continue;
-        }
+    let ours = |info: &&mut RegionInfo| of(info.id) && info.primary() == Some(us);
+    for info in changed.regions.iter_mut().filter(ours) {
         let mut replicas = info.replicas.iter_mut();
-        if let Some(replica) = replicas.find(|replica| replica.node == copy) {
-            replica.role = ReplicaRole::Backup;
-        }
+        let Some(replica) = replicas.find(|replica| replica.node == copy && replica.role != role) else {
+            continue;
+        };
+        replica.role = role;
         info.epoch = changed.epoch;
         any = true;
     }
     any.then_some(changed)
-}
-
-/// The map with a copy's role changed by the region's primary; `None` where nothing is to be changed, or somebody else is primary.
-fn with_role(
-    map: &ClusterMap,
-    region: RegionId,
-    primary: NodeId,
-    copy: NodeId,
-    role: ReplicaRole,
-) -> Option<ClusterMap> {
-    let info = map.region(region).filter(|info| info.primary() == Some(primary))?;
-    if info.role(copy)? == role {
-        return None;
-    }
-    let mut changed = map.clone();
-    changed.epoch = Epoch(map.epoch.0 + 1);
-    let info = changed.regions.iter_mut().find(|info| info.id == region)?;
-    info.epoch = changed.epoch;
-    info.replicas
-        .iter_mut()
-        .filter(|replica| replica.node == copy)
-        .for_each(|replica| replica.role = role);
-    Some(changed)
 }
 
 #[cfg(test)]
@@ -349,7 +335,7 @@ mod tests {
                 replicas: vec![replica(us, ReplicaRole::Primary), replica(other, ReplicaRole::Backup)],
             }],
         };
-        let change = |by, copy, role| with_role(&map, RegionId(7), by, copy, role);
+        let change = |by, copy, role| with_role(&map, by, copy, role, |id| id == RegionId(7));
         let changed = change(us, other, ReplicaRole::Mirror).expect("it is a change");
         let info = changed.region(RegionId(7)).unwrap();
         assert_eq!(
@@ -359,18 +345,14 @@ mod tests {
         assert_eq!(change(us, other, ReplicaRole::Backup), None, "as it is");
         assert_eq!(change(other, other, ReplicaRole::Mirror), None, "by who is not primary");
         assert_eq!(change(us, third, ReplicaRole::Mirror), None, "of who has no copy");
-        let gone = without(&changed, us, other, |_| true).expect("it was a mirror");
-        let info = gone.region(RegionId(7)).unwrap();
+        let leaves = |map: &ClusterMap, of: u16| with_role(map, us, other, ReplicaRole::Backup, |id| id.0 >= of);
+        let gone = leaves(&changed, 0).expect("it was a mirror");
+        let info = gone.region(RegionId(7)).expect("regions do not go");
         assert_eq!(
             (gone.epoch, info.epoch, info.role(other)),
             (Epoch(6), Epoch(6), Some(ReplicaRole::Backup))
         );
-        assert_eq!(without(&gone, us, other, |_| true), None, "it is none any more");
-        assert_eq!(without(&changed, other, us, |_| true), None, "by who is not primary");
-        assert_eq!(
-            without(&changed, us, other, |id| id != RegionId(7)),
-            None,
-            "of none of these"
-        );
+        assert_eq!(leaves(&gone, 0), None, "it is none any more");
+        assert_eq!(leaves(&changed, 8), None, "of none of these");
     }
 }

@@ -39,7 +39,7 @@ impl Node {
         self.regions.begin(Arc::new(service));
         self.claims
             .lock()
-            .push((region, Instant::now() + self.config.timeouts.lease));
+            .insert(region, Instant::now() + self.config.timeouts.lease);
         // what it has decided, and not all participants may have
         let decided = self
             .space

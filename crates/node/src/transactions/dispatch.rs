@@ -6,7 +6,7 @@
 //! parts at a time, and only where a lock stays what it was, or a connection was lost, is the part sent again, with care.
 
 use crate::backoff::Backoff;
-use crate::housekeeping::PERIOD;
+use crate::housekeeping::every_period;
 use crate::node::Node;
 use crate::request::context::{self, RequestContext};
 use crate::transactions::commit_protocol::{self, CommitProtocol};
@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 
 /// Ticks of housekeeping after which what was posted and has not arrived is sent again.
 const TICKS_UNDER_WAY: u64 = 2;
@@ -369,8 +369,7 @@ async fn read_at(links: &Links, region: RegionId, at: &[Gpa], words: &mut [[u8; 
 /// a node that does not answer holds up what concerns it, and nothing else. Runs until it is dropped.
 pub(crate) async fn dispatch_left_over(node: Arc<Node>, links: Rc<Links>) {
     let mut attempts = JoinSet::new();
-    let mut period = interval(PERIOD);
-    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut period = every_period();
     loop {
         period.tick().await;
         reap(&node, &links, Timeouts::ASIDE).await;
