@@ -16,7 +16,6 @@ use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
 use polvo_format::{Attr, NodeId, RegionId, SessionId};
 use polvo_proto::{ClusterMap, Cred, FsError, InodeRef};
-use polvo_region::planted::{Planted, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
@@ -405,7 +404,7 @@ impl Client {
         let has_moved = |region: RegionId| before.primary(region) != now.primary(region);
         let moved = before.regions.iter().filter(|region| has_moved(region.id));
         let lost: BTreeSet<NodeId> = moved.filter_map(|region| region.primary()).collect();
-        for node in lost.into_iter().filter(|_| !planted(Planted::KeptThroughMove)) {
+        for node in lost {
             *self.incarnations.of_node.write().entry(node).or_default() += 1;
             tracing::debug!(%node, "regions have moved from a node");
             self.forget(node, has_moved);

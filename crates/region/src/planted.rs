@@ -71,8 +71,6 @@ pub enum Planted {
     UnconfirmedServed,
     /// A node answers who goes by a map in which the region was served by another one, or by this one once before.
     OldEpochServed,
-    /// A client keeps what a region's primary has given when another one serves the region.
-    KeptThroughMove,
     /// Who was replaced in the middle of a dispatch can still write.
     DeposedNotFenced,
     /// A copy that is made does not hear of what was decided before, and not dispatched.
