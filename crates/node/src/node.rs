@@ -400,8 +400,13 @@ impl Node {
     /// Files without a name that nobody has opened again in time go.
     pub(crate) fn end_claims(&self) {
         let now = Instant::now();
-        let ended: Vec<_> = self.claims.lock().extract_if(.., |_, until| *until <= now).collect();
-        for service in ended.iter().filter_map(|(region, _)| self.service(*region)) {
+        let mut ended = Vec::new();
+        self.claims.lock().retain(|region, until| {
+            let waits = *until > now;
+            ended.extend((!waits).then_some(*region));
+            waits
+        });
+        for service in ended.into_iter().filter_map(|region| self.service(region)) {
             service.enter(|region| region.end_session(CLAIMS));
         }
     }
