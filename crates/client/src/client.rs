@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// How to reach a cluster.
 #[derive(Clone)]
@@ -83,6 +84,8 @@ pub struct Client {
     pub(crate) extent_pool: ExtentPool,
     pub(crate) eager_bytes: AtomicU64,
     incarnations: Incarnations,
+    /// Something was lost that may be had again.
+    pub(crate) reset: Notify,
     pub(crate) stop: Stop,
     threads: Mutex<BTreeMap<&'static str, JoinHandle<()>>>,
 }
@@ -204,6 +207,7 @@ impl Client {
             extent_pool: ExtentPool::default(),
             eager_bytes: AtomicU64::new(0),
             incarnations: Incarnations::default(),
+            reset: Notify::new(),
             stop: Stop::default(),
             threads: Mutex::default(),
         });
@@ -387,9 +391,15 @@ impl Client {
         *self.incarnations.of_node.write().entry(node).or_default() += 1;
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
         tracing::debug!(%node, "a new session at a node");
+        // it has been attached as long as it took to say so, at the most
+        let since = Instant::now().checked_sub(self.context.timeouts().connect);
+        let since = since.unwrap_or_else(Instant::now);
         let map = self.map();
-        self.forget(node, |region| map.primary(region) == Some(node));
-        self.locks.lost(node);
+        let there = |region| map.primary(region) == Some(node);
+        self.forget(node, there);
+        self.locks.lose_where(|inode| there(inode.ino.region()));
+        self.locks.renewed(node, since, |_| false);
+        self.reset.notify_one();
     }
 
     fn forget(&self, node: NodeId, there: impl Fn(RegionId) -> bool) {
@@ -409,8 +419,9 @@ impl Client {
             tracing::debug!(%node, "regions have moved from a node");
             self.forget(node, has_moved);
         }
-        self.locks.lost_where(|inode| has_moved(inode.ino.region()));
+        self.locks.lose_where(|inode| has_moved(inode.ino.region()));
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
+        self.reset.notify_one();
     }
 }
 

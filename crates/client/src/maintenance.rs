@@ -4,6 +4,7 @@ use crate::local_client::LocalClient;
 use polvo_format::NodeId;
 use polvo_proto::{InodeRef, ask, reply};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -13,6 +14,13 @@ const GATHER: Duration = Duration::from_millis(20);
 /// A node whose connection was lost is asked so soon, and so often for the length of a lease, whether it is back: until it has
 /// heard of us, it holds space back that we might still be storing to.
 const RETURNED: Duration = Duration::from_millis(500);
+
+/// Locks that could not be claimed back from their node are claimed again so soon.
+const LOCKS_CLAIMED: Duration = Duration::from_millis(200);
+
+/// The lease is renewed so often while the client has locks: it has to hear of it when a node was started anew, or another one has taken
+/// its place, before that gives its locks to others.
+const LOCKS_WATCHED: Duration = Duration::from_secs(1);
 
 impl LocalClient {
     /// Renews the lease three times in its length, lets go of what the nodes ask for and what is not used any more,
@@ -35,15 +43,29 @@ impl LocalClient {
                     lost = Some(Instant::now());
                     next = next.min(Instant::now() + RETURNED);
                 }
+                () = self.client.reset.notified() => {
+                    let soon = match self.claim_locks().await {
+                        true if self.watches_locks() => LOCKS_WATCHED,
+                        true => every,
+                        false => LOCKS_CLAIMED,
+                    };
+                    next = next.min(Instant::now() + soon);
+                }
                 () = tokio::time::sleep_until(next) => {
                     self.client.access_times.begin_day_if_due();
                     let all_there = self.renew().await;
                     let losses = self.client.losses();
+                    let locks_claimed = self.claim_locks().await;
                     if claimed != losses && self.keep_open().await {
                         claimed = losses;
                     }
                     lost = lost.filter(|since| !all_there && since.elapsed() < every * 3);
-                    next = Instant::now() + if lost.is_some() { RETURNED } else { every };
+                    next = Instant::now() + match () {
+                        () if !locks_claimed => LOCKS_CLAIMED,
+                        () if lost.is_some() => RETURNED,
+                        () if self.watches_locks() => LOCKS_WATCHED,
+                        () => every,
+                    };
                     self.release_some().await;
                     self.end_writers().await;
                     self.release_locks_left().await;
@@ -68,6 +90,7 @@ impl LocalClient {
     /// Renews the lease everywhere, once, and does what the answers ask for. Happens by itself three times in a lease. True when
     /// every node has answered.
     pub async fn renew(&self) -> bool {
+        let sent = Instant::now();
         let mut answers = self.links.renew().await;
         if let Some(here) = &self.client.colocated
             && let Some(answer) = self.renew_colocated(here).await
@@ -89,6 +112,9 @@ impl LocalClient {
                 }
             };
             let epoch = renewed.epoch;
+            let map = self.client.map();
+            let is_there = |inode: InodeRef| map.primary(inode.ino.region()) == Some(node);
+            self.client.locks.renewed(node, sent, is_there);
             self.renewed(node, renewed).await;
             if epoch > newest {
                 match self.call_node(node, ask::Map).await {
@@ -101,6 +127,16 @@ impl LocalClient {
             }
         }
         all_there
+    }
+
+    /// Whether nodes may have locks of this client.
+    fn watches_locks(&self) -> bool {
+        let locks = &self.client.locks;
+        // what is given from here on is seen, or asks for another look
+        locks.is_watched.store(true, Ordering::SeqCst);
+        let watches = locks.any();
+        locks.is_watched.store(watches, Ordering::SeqCst);
+        watches
     }
 
     /// A node has renewed the lease.

@@ -4,7 +4,7 @@
 use crate::common::*;
 use polvo_client::{LocalClient, LockAnswer};
 use polvo_format::{NodeId, SessionId};
-use polvo_node::sim::Cluster;
+use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::{FsError, InodeRef, LockAsk, LockKind, LockMode, LockRange, LockTicket};
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,12 +32,23 @@ fn whole(owner: u64, mode: LockMode) -> LockAsk {
 async fn file_at(cluster: &Cluster, client: &LocalClient, node: NodeId) -> InodeRef {
     for n in 0..1000 {
         let name = format!("f{n}-{}", node.0);
-        let made = client.create(ROOT, name.as_bytes(), file()).await.expect("create");
+        let made = match client.create(ROOT, name.as_bytes(), file()).await {
+            Err(FsError::Exists) => continue,
+            made => made.expect("create"),
+        };
         if cluster.map().primary(made.ino.region()) == Some(node) {
             return inode(&made);
         }
     }
     panic!("no file went to {node:?}");
+}
+
+/// Takes a lock at once or not at all.
+async fn try_lock(client: &LocalClient, inode: InodeRef, ask: LockAsk) -> Result<(), FsError> {
+    match client.lock(inode, ask, None).await? {
+        LockAnswer::Granted(_) => Ok(()),
+        LockAnswer::Queued => panic!("queued, and nobody waits"),
+    }
 }
 
 /// Asks until it is granted or refused.
@@ -48,7 +59,7 @@ async fn wait_for(client: &LocalClient, inode: InodeRef, ask: LockAsk) -> Result
     };
     loop {
         match client.lock(inode, ask, Some(ticket)).await? {
-            LockAnswer::Granted => return Ok(()),
+            LockAnswer::Granted(_) => return Ok(()),
             LockAnswer::Queued => {}
         }
     }
@@ -66,20 +77,17 @@ fn clients_of_all_kinds_exclude_each_other_and_wait_in_order() {
         for node in 0..3 {
             let f = file_at(cluster, &clients[0], NodeId(node)).await;
             let [a, b, c] = &clients;
-            assert_eq!(a.lock(f, bytes(1, 10, 19), None).await, Ok(LockAnswer::Granted));
-            assert_eq!(b.lock(f, bytes(1, 19, 30), None).await, Err(FsError::WouldBlock));
+            assert_eq!(try_lock(&a, f, bytes(1, 10, 19)).await, Ok(()));
+            assert_eq!(try_lock(&b, f, bytes(1, 19, 30)).await, Err(FsError::WouldBlock));
             let seen = b
                 .test_lock(f, bytes(1, 0, LockRange::END))
                 .await
                 .expect("asked")
                 .expect("seen");
             assert_eq!((seen.range.first, seen.range.last, seen.pid), (10, 19, 1));
+            assert_eq!(try_lock(&b, f, whole(5, LockMode::Exclusive)).await, Ok(()));
             assert_eq!(
-                b.lock(f, whole(5, LockMode::Exclusive), None).await,
-                Ok(LockAnswer::Granted)
-            );
-            assert_eq!(
-                c.lock(f, whole(5, LockMode::Shared), None).await,
+                try_lock(&c, f, whole(5, LockMode::Shared)).await,
                 Err(FsError::WouldBlock)
             );
             let first = waiting(b, f, bytes(2, 0, 100));
@@ -148,8 +156,8 @@ fn a_deadlock_over_nodes_refuses_one_and_the_others_go_on() {
         }
         for circle in 2..=3 {
             for n in 0..circle {
-                let locked = clients[n].lock(files[n], bytes(1, 0, 0), None).await;
-                assert_eq!(locked, Ok(LockAnswer::Granted));
+                let locked = try_lock(&clients[n], files[n], bytes(1, 0, 0)).await;
+                assert_eq!(locked, Ok(()));
             }
             let mut waits = Vec::new();
             for n in 0..circle {
@@ -205,8 +213,8 @@ fn locks_end_with_their_client_at_once_when_it_says_so_and_with_its_lease_when_i
             external(cluster, "stays"),
         );
         let f = file_at(cluster, &stays, NodeId(1)).await;
-        leaves.lock(f, bytes(1, 0, 0), None).await.expect("locked");
-        dies.lock(f, bytes(1, 1, 1), None).await.expect("locked");
+        try_lock(&leaves, f, bytes(1, 0, 0)).await.expect("locked");
+        try_lock(&dies, f, bytes(1, 1, 1)).await.expect("locked");
         let wait = waiting(&stays, f, bytes(1, 0, 0));
         sleep(Duration::from_millis(10)).await;
         leaves.end().await;
@@ -230,7 +238,7 @@ fn a_wait_that_is_called_off_ends_and_leaves_nothing() {
         let (a, b) = (external(cluster, "a"), internal(cluster, 2));
         for node in 0..3 {
             let f = file_at(cluster, &a, NodeId(node)).await;
-            a.lock(f, bytes(1, 0, 0), None).await.expect("locked");
+            try_lock(&a, f, bytes(1, 0, 0)).await.expect("locked");
             let ticket = LockTicket {
                 number: 77,
                 wait_ms: 1000,
@@ -249,36 +257,142 @@ fn a_wait_that_is_called_off_ends_and_leaves_nothing() {
 }
 
 #[test]
-fn who_has_lost_a_lock_with_its_node_is_told() {
+fn a_lock_outlives_the_start_of_its_node() {
     with_cluster(7, async |cluster| {
+        let (a, b, c) = (external(cluster, "a"), external(cluster, "b"), internal(cluster, 2));
+        let f = file_at(cluster, &a, NodeId(1)).await;
+        for ask in [bytes(1, 0, 9), bytes(1, 20, 29), whole(2, LockMode::Shared)] {
+            try_lock(&a, f, ask).await.expect("locked");
+        }
+        a.unlock(f, 1, LockRange { first: 4, last: 5 }).await.expect("unlocked");
+        let waits = waiting(&c, f, bytes(1, 25, 25));
+        sleep(Duration::from_millis(100)).await;
+        for crash in [true, false] {
+            match crash {
+                true => cluster.crash(1).await,
+                false => cluster.stop(1).await,
+            }
+            cluster.restart(1).await.expect("recovers");
+            for (ask, expected) in [
+                (bytes(1, 9, 9), Err(FsError::WouldBlock)),
+                (whole(1, LockMode::Exclusive), Err(FsError::WouldBlock)),
+                (whole(1, LockMode::Shared), Ok(())),
+                (bytes(1, 4, 5), Ok(())),
+            ] {
+                assert_eq!(try_lock(&b, f, ask).await, expected, "{ask:?}");
+            }
+            assert!(a.client().holds_all_locks());
+            assert!(!waits.is_finished());
+            b.release_locks(f, 1).await.expect("released");
+        }
+        a.unlock(f, 1, LockRange { first: 25, last: 25 })
+            .await
+            .expect("unlocked");
+        assert_eq!(waits.await.expect("no panic"), Ok(()));
+    });
+}
+
+/// A client that does not hear of its node's start in time: it has its lock still, if nobody else has had one of that file.
+#[test]
+fn a_lock_that_others_may_have_had_is_lost() {
+    with_cluster(9, async |cluster| {
         let (a, b) = (external(cluster, "a"), external(cluster, "b"));
         let f = file_at(cluster, &a, NodeId(1)).await;
-        let g = file_at(cluster, &a, NodeId(2)).await;
+        let g = file_at(cluster, &a, NodeId(1)).await;
         for inode in [f, g] {
             a.open(inode).await.expect("open");
-            a.lock(inode, bytes(1, 0, 0), None).await.expect("locked");
+            try_lock(&a, inode, bytes(1, 0, 0)).await.expect("locked");
         }
+        cluster.network().disconnect("a");
         cluster.crash(1).await;
+        let began = Instant::now();
         cluster.restart(1).await.expect("recovers");
-        assert_eq!(
-            b.lock(f, bytes(1, 0, 0), None).await,
-            Ok(LockAnswer::Granted),
-            "it is free"
+        assert_eq!(try_lock(&b, f, bytes(1, 0, 0)).await, Ok(()), "nobody claims it");
+        assert!(
+            began.elapsed() >= cluster.timeouts().token,
+            "not before it might have been claimed"
         );
-        sleep(cluster.timeouts().lease / 2).await;
-        assert!(a.client().has_lost_locks(f, 1), "the renewal of the lease shows it");
-        assert!(!a.client().has_lost_locks(g, 1) && !a.client().has_lost_locks(f, 2));
-        assert!(matches!(a.lock(f, bytes(1, 5, 5), None).await, Err(FsError::Io(_))));
+        b.release_locks(f, 1).await.expect("released");
+        cluster.network().reconnect("a");
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(a.hold_locks(g, 1).await, Ok(()));
+        assert!(matches!(a.hold_locks(f, 1).await, Err(FsError::Io(_))));
+        assert!(!a.client().holds_locks(f, 1) && a.client().holds_locks(g, 1) && a.client().holds_locks(f, 2));
+        assert!(matches!(try_lock(&a, f, bytes(1, 5, 5)).await, Err(FsError::Io(_))));
         assert!(matches!(a.unlock(f, 1, LockRange::ALL).await, Err(FsError::Io(_))));
         a.release_locks(f, 1).await.expect("closed");
-        assert!(!a.client().has_lost_any_locks());
-        assert_eq!(
-            a.lock(f, bytes(1, 0, 0), None).await,
-            Err(FsError::WouldBlock),
-            "b has it"
-        );
-        assert_eq!(a.lock(g, bytes(1, 0, 5), None).await, Ok(LockAnswer::Granted));
+        assert!(a.client().holds_all_locks());
+        assert_eq!(try_lock(&a, f, bytes(1, 0, 0)).await, Ok(()), "it is free");
+        assert_eq!(try_lock(&a, g, bytes(1, 0, 5)).await, Ok(()));
     });
+}
+
+#[test]
+fn a_lock_whose_session_has_ended_at_its_node_is_lost() {
+    with_cluster(10, async |cluster| {
+        let (a, b) = (external(cluster, "a"), external(cluster, "b"));
+        let f = file_at(cluster, &a, NodeId(1)).await;
+        try_lock(&a, f, bytes(1, 0, 0)).await.expect("locked");
+        cluster.network().disconnect("a");
+        assert_eq!(wait_for(&b, f, bytes(1, 0, 0)).await, Ok(()), "with the lease");
+        b.release_locks(f, 1).await.expect("released");
+        // the node that might know is not the one that is asked
+        cluster.crash(1).await;
+        cluster.restart(1).await.expect("recovers");
+        cluster.network().reconnect("a");
+        assert!(matches!(a.hold_locks(f, 1).await, Err(FsError::Io(_))));
+    });
+}
+
+fn replicated(seed: u64) -> ClusterOptions {
+    ClusterOptions {
+        seed,
+        replicas: 2,
+        ..ClusterOptions::default()
+    }
+}
+
+/// The primary of a file dies, or is cut off: others wait for the file's locks, and do not get what somebody has, though he has not asked
+/// for anything since.
+#[test]
+fn locks_move_with_their_region() {
+    for (seed, kill) in [(11, true), (12, false)] {
+        with_options(replicated(seed), async |cluster| {
+            cluster.mirrored().await;
+            let (a, b, idle) = (
+                external(cluster, "a"),
+                external(cluster, "b"),
+                external(cluster, "idle"),
+            );
+            let f = file_at(cluster, &a, NodeId(1)).await;
+            try_lock(&idle, f, bytes(1, 0, 9)).await.expect("locked");
+            try_lock(&a, f, bytes(1, 10, 19)).await.expect("locked");
+            let waits = waiting(&a, f, bytes(2, 0, 0));
+            sleep(Duration::from_secs(5)).await;
+            match kill {
+                true => cluster.crash(1).await,
+                false => ["node-0", "node-2", "a", "b", "idle"]
+                    .iter()
+                    .for_each(|other| cluster.network().partition("node-1", other)),
+            }
+            let began = Instant::now();
+            assert_eq!(try_lock(&b, f, bytes(1, 9, 10)).await, Err(FsError::WouldBlock));
+            assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+            for of in [0, 9, 10, 19] {
+                assert_eq!(
+                    try_lock(&b, f, bytes(1, of, of)).await,
+                    Err(FsError::WouldBlock),
+                    "{of}"
+                );
+            }
+            assert_eq!(try_lock(&b, f, bytes(1, 20, 29)).await, Ok(()));
+            assert!(!waits.is_finished());
+            assert_eq!(idle.hold_locks(f, 1).await, Ok(()));
+            idle.unlock(f, 1, LockRange::ALL).await.expect("unlocked");
+            assert_eq!(waits.await.expect("no panic"), Ok(()));
+            cluster.network().heal_all();
+        });
+    }
 }
 
 #[test]
@@ -288,7 +402,7 @@ fn what_makes_no_sense_is_refused() {
         let f = file_at(cluster, &a, NodeId(1)).await;
         for (first, last) in [(1, 0), (0, u64::MAX)] {
             assert!(matches!(
-                a.lock(f, bytes(1, first, last), None).await,
+                try_lock(&a, f, bytes(1, first, last)).await,
                 Err(FsError::Invalid(_))
             ));
             let range = LockRange { first, last };
@@ -298,7 +412,7 @@ fn what_makes_no_sense_is_refused() {
             generation: polvo_format::Generation(f.generation.0 + 1),
             ..f
         };
-        assert_eq!(a.lock(gone, bytes(1, 0, 0), None).await, Err(FsError::Stale));
+        assert_eq!(try_lock(&a, gone, bytes(1, 0, 0)).await, Err(FsError::Stale));
         assert_ne!(a.client().session(), SessionId(0));
         let waits = a.ask(NodeId(1), polvo_proto::Request::LockWaits).await;
         assert_eq!(waits, Err(FsError::NotPermitted), "only nodes ask for that");

@@ -40,6 +40,15 @@ impl History {
         }
     }
 
+    /// The era that counts now, and the one before it; of number 0 where none was.
+    pub fn latest_two(&self) -> [Era; 2] {
+        let era = |number| Era {
+            number,
+            mark: if number == 0 { 0 } else { self.mark(number) },
+        };
+        [era(self.era), era(self.era.saturating_sub(1))]
+    }
+
     fn mark(&self, era: u64) -> u64 {
         self.marks[(era % ERAS_KEPT) as usize]
     }

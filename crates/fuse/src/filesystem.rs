@@ -302,7 +302,7 @@ impl PolvoFilesystem {
     pub(crate) fn kept_attr(&self, attr: &Attr) -> Option<Kept<'_>> {
         let inode = inode_of(attr);
         // who has lost a lock is to be told when he reads
-        if !self.kernel.is_there() || self.mappings.is_changed_beside_pages(inode) || self.client.has_lost_any_locks() {
+        if !self.kernel.is_there() || self.mappings.is_changed_beside_pages(inode) || !self.client.holds_all_locks() {
             return None;
         }
         let kept = self.client.keep_attr(attr)?;

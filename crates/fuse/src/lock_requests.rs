@@ -77,13 +77,13 @@ impl PolvoFilesystem {
         });
         let asked = self.run(|client| async move {
             let answer = client.lock(inode, ask, ticket).await?;
-            if answer == LockAnswer::Granted {
+            if matches!(answer, LockAnswer::Granted(_)) {
                 keep_for_owner(&client, &self.lock_owners, &ask, inode, name).await?;
             }
             Ok(answer)
         });
         match (asked, ticket) {
-            (Ok(LockAnswer::Granted), _) => reply.ok(&()),
+            (Ok(LockAnswer::Granted(_)), _) => reply.ok(&()),
             (Ok(LockAnswer::Queued), Some(ticket)) => self.lock_waits.begin(LockWait {
                 file: handle.file.clone(),
                 ask,
@@ -161,9 +161,10 @@ impl PolvoFilesystem {
         }
     }
 
-    /// The node has forgotten locks under which the caller believes to read or write.
+    /// Somebody else may have had locks under which the caller believes to read or write: the node that gave them keeps them no longer,
+    /// and they could not be claimed back.
     pub(crate) fn has_lost_locks(&self, fh: FileHandle, owner: Option<LockOwner>) -> bool {
-        if !self.client.has_lost_any_locks() {
+        if self.client.holds_all_locks() {
             return false;
         }
         let Ok(handle) = self.files.get(fh) else { return false };
@@ -172,6 +173,10 @@ impl PolvoFilesystem {
         of_handle
             .chain(owner.map(|owner| owner.0))
             .filter_map(|name| self.lock_owners.key(inode, name))
-            .any(|owner| self.client.has_lost_locks(inode, owner))
+            .any(|owner| {
+                let held = self.run(|client| async move { client.hold_locks(inode, owner).await });
+                held.inspect_err(|error| self.complaints.failed("lock", node_id(inode), error))
+                    .is_err()
+            })
     }
 }

@@ -186,7 +186,7 @@ async fn outcome(
                 (asked.await?, true)
             }
         };
-        if answer == LockAnswer::Granted {
+        if matches!(answer, LockAnswer::Granted(_)) {
             return Ok(());
         }
         if is_called_off {

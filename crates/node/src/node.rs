@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::config::{NodeConfig, OneSided};
 use crate::housekeeping::check_pages::CheckPages;
+use crate::housekeeping::pool_past;
 use crate::housekeeping::scrub::ScrubCounters;
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
@@ -125,12 +126,14 @@ impl Node {
         let keys = PoolKeys::register(&memory, &pmem);
         let incarnation = space.next_sequence();
         let held_back = opening::begin_incarnation(&pmem, incarnation);
+        let lock_term = pool_past::draw_lock_term();
         let opening = Opening {
             space: &space,
             config: &config,
             map: &map.get(),
             memory: &memory,
             held_back,
+            lock_term,
         };
         let regions = opening.regions(clock.now_ns(), progress)?;
         opening.set_register_aside();
@@ -149,7 +152,7 @@ impl Node {
             keys: Mutex::new(keys),
             sessions: Sessions::default(),
             reactors: Reactors::new(config.reactors),
-            locks: Locks::default(),
+            locks: Locks::new(lock_term),
             tokens: Tokens::new(incarnation),
             utilization: Utilization::default(),
             undecided: Undecided::default(),
@@ -179,6 +182,7 @@ impl Node {
             config,
         });
         node.mistrust_tokens_of_before();
+        node.await_claims_of_locks();
         node.utilization.learn(node.id(), node.usage());
         Ok(node)
     }

@@ -11,7 +11,7 @@ use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
 use polvo_format::{NodeId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_proto::{ClusterMap, FsError, MAP_BYTES_MAX, RegionInfo};
+use polvo_proto::{ClusterMap, FsError, LockTerm, MAP_BYTES_MAX, RegionInfo};
 use polvo_region::{Lane, PoolSpace, Region};
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ pub(crate) struct Opening<'a> {
     pub map: &'a ClusterMap,
     pub memory: &'a Arc<MemoryRegions>,
     pub held_back: bool,
+    pub lock_term: LockTerm,
 }
 
 impl Opening<'_> {
@@ -43,7 +44,15 @@ impl Opening<'_> {
                 false => Region::create(space, info.id, now_ns).map_err(to_fs)?,
             };
             let (layout, pmem) = (space.layout(), space.pmem());
-            let service = RegionService::new(region, info, layout, pmem, self.memory, config.one_sided);
+            let service = RegionService::new(
+                region,
+                info,
+                layout,
+                pmem,
+                self.memory,
+                config.one_sided,
+                self.lock_term,
+            );
             assert!(service.id == info.id, "a region is opened by its number");
             match service.replication() {
                 Some(replication) if was_copy => replication.set_successor(),

@@ -8,7 +8,8 @@ use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Epoch, Gpa, PAGE, PAGE_CHECKSUM_SIZE, PoolLayout, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{
-    Collected, FsError, InodeRef, Intent, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap, SegmentPlace,
+    Collected, FsError, InodeRef, Intent, LockTerm, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap,
+    SegmentPlace,
 };
 use polvo_region::{CollectedPart, Region, RegionError};
 use std::rc::Rc;
@@ -95,6 +96,8 @@ pub(crate) struct RegionService {
     pmem: Arc<Pmem>,
     memory: Arc<MemoryRegions>,
     one_sided: OneSided,
+    /// Under which the node gives locks.
+    pub lock_term: LockTerm,
     /// Its copies elsewhere, if it is to have any.
     replication: Option<Replication>,
     /// It is served elsewhere since.
@@ -102,7 +105,7 @@ pub(crate) struct RegionService {
 }
 
 impl RegionService {
-    /// `info`: its entry in the map.
+    /// `info`: its entry in the map. `lock_term`: under which the node gives locks.
     pub fn new(
         region: Region,
         info: &RegionInfo,
@@ -110,6 +113,7 @@ impl RegionService {
         pmem: &Arc<Pmem>,
         memory: &Arc<MemoryRegions>,
         one_sided: OneSided,
+        lock_term: LockTerm,
     ) -> RegionService {
         let service = RegionService {
             id: region.id(),
@@ -126,6 +130,7 @@ impl RegionService {
             pmem: pmem.clone(),
             memory: memory.clone(),
             one_sided,
+            lock_term,
         };
         service.update_places();
         service
@@ -476,7 +481,15 @@ mod tests {
             epoch: Epoch(1),
             replicas: vec![],
         };
-        let service = RegionService::new(region, &info, space.layout(), &pmem, &memory, OneSided::All);
+        let service = RegionService::new(
+            region,
+            &info,
+            space.layout(),
+            &pmem,
+            &memory,
+            OneSided::All,
+            LockTerm(1),
+        );
         let delegate = |session| service.enter(|region| region.delegate(SessionId(session), 64).unwrap());
         let index = |run: &PageRun| (run.gpa.offset().0 >> 18) as u32;
         let (kept, given_up) = (delegate(7), delegate(8));

@@ -44,6 +44,8 @@ pub const MAP_BYTES_MAX: usize = 56 << 10;
 
 /// Most locked ranges of a session at a node.
 pub const LOCKS_MAX: usize = 1 << 16;
+/// Most ranges in one [`crate::Request::ClaimLocks`].
+pub const LOCK_CLAIMS_MAX: usize = 256;
 /// Most waits for locks of a session at a node.
 pub const LOCK_WAITS_MAX: usize = 1 << 12;
 /// Most tokens in one `TakeTokens`, in one `Watch`, and in the answer to either.
@@ -197,6 +199,7 @@ impl Request {
             | Request::Lock { .. }
             | Request::Unlock { .. }
             | Request::TestLock { .. }
+            | Request::ClaimLocks { .. }
             | Request::CancelLock { .. }
             | Request::LockWaits
             | Request::Accessed { .. }

@@ -99,6 +99,22 @@ pub struct LockHolder {
     pub owner: u64,
 }
 
+/// A range that somebody has locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Locked {
+    /// Bytes.
+    pub range: LockRange,
+    /// With whom it can be shared.
+    pub mode: LockMode,
+    /// Number of the process that asked for it, on its machine.
+    pub pid: u32,
+}
+
+/// Under what a node gives locks: drawn at random at each of its starts. It keeps them in memory, so whoever serves the inode
+/// later is told by their holders what they had, and under which term.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LockTerm(pub u64);
+
 /// A lock that is in the way. Whose session it belongs to is not told: who knows a session's id can speak for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LockSeen {

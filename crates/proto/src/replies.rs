@@ -4,8 +4,8 @@
 //! Which request is answered by which stands with the requests ([`crate::Ask`]).
 
 use crate::{
-    CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LanePlace, LockSeen, LockWait, LogSequel,
-    Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
+    CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LanePlace, LockSeen, LockTerm, LockWait,
+    LogSequel, Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Lsn, NodeId, PoolPast, Tail};
@@ -243,6 +243,10 @@ replies! {
     Heard(Epoch),
     /// To `Register`: what the voter has to say, which it will not forget.
     Register(Box<register::Answer<ClusterMap>>),
+    /// To `Lock`: it is there.
+    LockGranted(LockTerm),
+    /// To `ClaimLocks`: they are there; none: somebody else may have had them since.
+    Claimed(Option<LockTerm>),
 }
 
 impl From<()> for Reply {
@@ -265,8 +269,8 @@ impl TryFrom<Reply> for () {
 /// What became of a request for a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockAnswer {
-    /// It is there.
-    Granted,
+    /// It is there, given under this term.
+    Granted(LockTerm),
     /// Queued: ask again with the same ticket, soon.
     Queued,
 }
@@ -274,7 +278,7 @@ pub enum LockAnswer {
 impl From<LockAnswer> for Reply {
     fn from(answer: LockAnswer) -> Reply {
         match answer {
-            LockAnswer::Granted => Reply::Done,
+            LockAnswer::Granted(term) => Reply::LockGranted(term),
             LockAnswer::Queued => Reply::LockQueued,
         }
     }
@@ -285,7 +289,7 @@ impl TryFrom<Reply> for LockAnswer {
 
     fn try_from(reply: Reply) -> Result<LockAnswer, OtherReply> {
         match reply {
-            Reply::Done => Ok(LockAnswer::Granted),
+            Reply::LockGranted(term) => Ok(LockAnswer::Granted(term)),
             Reply::LockQueued => Ok(LockAnswer::Queued),
             _ => Err(OtherReply),
         }

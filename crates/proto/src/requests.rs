@@ -23,8 +23,9 @@
 
 use crate::{
     Answer, CheckFacts, ClusterMap, Collected, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef, Intent,
-    LanePlace, LockAsk, LockRange, LockSeen, LockTicket, LockWait, LogSequel, Made, MapClaim, NewFile, Outcome,
-    PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, SegmentMap, TxnState, Usage, Window, WriteRun, XattrMode, reply,
+    LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
+    NewFile, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, SegmentMap, TxnState, Usage, Window, WriteRun,
+    XattrMode, reply,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Generation, Ino, Lsn, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId};
@@ -646,6 +647,8 @@ requests! {
         segment_shift: u32,
         /// begin anew, with an empty copy, behind the record of this number
         fill_from: Option<Lsn>,
+        /// under which the primary gives locks
+        locks: LockTerm,
     } -> Lane(LanePlace),
     /// Node to node: takes segments for a copy, unless it has them. At most [`crate::SEGMENTS_PAGE`]. ENOSPC when the pool has no more.
     MirrorSegments {
@@ -685,4 +688,18 @@ requests! {
         /// which
         node: NodeId,
     } -> Done,
+    /// Claims locks back that an owner had of an inode when another node served it, or this one before it was started anew. Asking
+    /// again changes nothing. Answered with the term under which they count from now on; none: somebody else may have had them since.
+    ClaimLocks {
+        /// inode
+        inode: InodeRef,
+        /// who
+        owner: u64,
+        /// under which they were had
+        term: LockTerm,
+        /// ranges; at most [`crate::LOCK_CLAIMS_MAX`]
+        ranges: Vec<Locked>,
+        /// the file as a whole (`flock`)
+        whole: Option<Locked>,
+    } -> Claimed(Option<LockTerm>),
 }

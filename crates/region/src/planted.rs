@@ -73,6 +73,10 @@ pub enum Planted {
     OldEpochServed,
     /// Who was replaced in the middle of a dispatch can still write.
     DeposedNotFenced,
+    /// Who has taken another node's place gives locks at once, before holders have claimed back what they had.
+    LockGraceForgotten,
+    /// Locks are claimed back though somebody else may have had them.
+    LateLockClaimed,
     /// A copy that is made does not hear of what was decided before, and not dispatched.
     EarlierDecisionsUnnoted,
 

@@ -4,8 +4,8 @@
 
 use crate::node::Node;
 use polvo_cluster::{Links, Timeouts, join_all};
-use polvo_format::{Era, NodeId};
-use polvo_proto::{Cred, FsError, ask};
+use polvo_format::{Era, NodeId, PoolPast};
+use polvo_proto::{Cred, FsError, LockTerm, ask};
 use std::rc::Rc;
 
 impl Node {
@@ -23,7 +23,7 @@ impl Node {
             }
             Err(error) => return Err(error),
         };
-        self.space.begin_era(random_mark(), known);
+        self.space.begin_era(self.locks.term().0, known);
         // an era that others have seen is not to be lost with the power
         self.sync()?;
         // whoever can be reached knows of the new era before anything is done in it
@@ -32,7 +32,7 @@ impl Node {
 
     /// At a clean end: a copy of the pool that was made before can be told from it.
     pub(crate) async fn end_era(&self, links: &Rc<Links>) {
-        self.space.begin_era(random_mark(), None);
+        self.space.begin_era(random_mark() & !RUN, None);
         let shown = match self.sync() {
             Ok(()) => self.show_past(links).await,
             Err(error) => Err(error),
@@ -73,6 +73,23 @@ impl Node {
             None => Ok(()),
         }
     }
+}
+
+/// Set in the marks of eras in which the pool is served, and not in those that clean ends begin.
+const RUN: u64 = 1;
+
+/// The term under which a node that is being started gives locks: the mark of the era that it begins.
+pub(crate) fn draw_lock_term() -> LockTerm {
+    LockTerm(random_mark() | RUN)
+}
+
+/// The term under which the node gave locks when its pool was served last; none: it never was, or that is not known.
+pub(crate) fn lock_term_before(past: &PoolPast) -> Option<LockTerm> {
+    let [latest, before] = past.history.latest_two();
+    [latest, before]
+        .into_iter()
+        .find(|era| era.mark & RUN != 0)
+        .map(|era| LockTerm(era.mark))
 }
 
 /// Tells an era from those of other copies with the same number.

@@ -1,22 +1,16 @@
 //! Advisory locks, as clients ask for them.
 
 use crate::locks::lock_table::Asked;
+use crate::locks::succession::sane;
 use crate::names::permission::{self, READ, WRITE};
 use crate::request::context::RequestContext;
+use polvo_format::RegionId;
 use polvo_proto::{
-    FsError, InodeRef, LOCK_WAIT_MAX_MS, LockAnswer, LockAsk, LockMode, LockRange, LockSeen, LockTicket,
+    FsError, InodeRef, LOCK_CLAIMS_MAX, LOCK_WAIT_MAX_MS, LockAnswer, LockAsk, LockMode, LockRange, LockSeen, LockTerm,
+    LockTicket, Locked,
 };
 use std::time::Duration;
-
-fn sane(range: LockRange) -> Result<(), FsError> {
-    if range.is_sane() {
-        Ok(())
-    } else {
-        Err(FsError::Invalid(
-            "a range of no bytes, or beyond the largest file".into(),
-        ))
-    }
-}
+use tokio::time::Instant;
 
 impl RequestContext<'_> {
     pub async fn lock(&self, inode: InodeRef, ask: &LockAsk, wait: Option<LockTicket>) -> Result<LockAnswer, FsError> {
@@ -35,6 +29,10 @@ impl RequestContext<'_> {
             )?)
         })
         .await?;
+        let limit = wait.map(|ticket| Duration::from_millis(ticket.wait_ms.min(LOCK_WAIT_MAX_MS).into()));
+        if !self.grace_is_over(inode.ino.region(), limit).await? {
+            return Ok(LockAnswer::Queued);
+        }
         if self.pair.is_some_and(|pair| pair.is_closed()) {
             return Err(FsError::Unreachable {
                 node: self.node.id().0,
@@ -45,15 +43,15 @@ impl RequestContext<'_> {
             .node
             .locks
             .ask(self.session, inode, ask, wait.map(|ticket| ticket.number))?;
-        let (Asked::Waits(waiter), Some(ticket)) = (asked, wait) else {
-            return Ok(LockAnswer::Granted);
+        let granted = LockAnswer::Granted(self.node.locks.term());
+        let (Asked::Waits(waiter), Some(limit)) = (asked, limit) else {
+            return Ok(granted);
         };
-        let limit = Duration::from_millis(ticket.wait_ms.min(LOCK_WAIT_MAX_MS).into());
         let mut stopping = self.node.stopping.subscribe();
         tokio::select! {
             outcome = waiter.wait(limit) => match outcome {
                 None => Ok(LockAnswer::Queued),
-                Some(outcome) => outcome.map(|()| LockAnswer::Granted),
+                Some(outcome) => outcome.map(|()| granted),
             },
             // an error means that the node is gone
             _ = stopping.wait_for(|stop| *stop) => Err(self.node.stopping_error()),
@@ -67,8 +65,42 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    pub fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Result<Option<LockSeen>, FsError> {
+    /// Waits until locks of a region may be given that nobody claims back; for so long at most. False: not yet.
+    async fn grace_is_over(&self, region: RegionId, limit: Option<Duration>) -> Result<bool, FsError> {
+        let Some(grace) = self.node.locks.grace(region) else {
+            return Ok(true);
+        };
+        let until = limit.map_or(grace, |limit| grace.min(Instant::now() + limit));
+        let mut stopping = self.node.stopping.subscribe();
+        tokio::select! {
+            () = tokio::time::sleep_until(until) => Ok(self.node.locks.grace(region).is_none()),
+            // an error means that the node is gone
+            _ = stopping.wait_for(|stop| *stop) => Err(self.node.stopping_error()),
+        }
+    }
+
+    /// See [`polvo_proto::Request::ClaimLocks`].
+    pub fn claim_locks(
+        &self,
+        inode: InodeRef,
+        owner: u64,
+        term: LockTerm,
+        ranges: &[Locked],
+        whole: Option<Locked>,
+    ) -> Result<Option<LockTerm>, FsError> {
+        if ranges.len() > LOCK_CLAIMS_MAX {
+            return Err(FsError::Invalid(format!(
+                "more than {LOCK_CLAIMS_MAX} locks claimed in one request"
+            )));
+        }
+        ranges.iter().chain(&whole).try_for_each(|locked| sane(locked.range))?;
+        self.service(inode.ino.region())?;
+        self.node.locks.claim(self.session, (inode, owner), term, ranges, whole)
+    }
+
+    pub async fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Result<Option<LockSeen>, FsError> {
         sane(ask.range)?;
+        self.grace_is_over(inode.ino.region(), None).await?;
         self.service(inode.ino.region())?;
         Ok(self.node.locks.test(self.session.id, inode, ask))
     }

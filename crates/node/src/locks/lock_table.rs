@@ -1,6 +1,6 @@
 //! The advisory locks of all inodes served here, and who waits for them.
 //!
-//! Locks live as long as the node runs and the session of their holder lasts. A request that finds others in the way
+//! Locks live as long as the node runs and the session of their holder lasts; what comes after is `succession`'s affair. A request that finds others in the way
 //! is put at the end of the inode's queue; whenever a lock goes, the queue is walked from its front and whoever has
 //! nobody in the way any more gets what it waits for. Who waits is told so when it asks (again); a wait that nobody
 //! asks after is forgotten.
@@ -8,14 +8,15 @@
 //! A request is refused at once when waiting would close a circle of waits of this node; circles over several nodes
 //! are looked for by `deadlocks`.
 
-use crate::locks::lock_ranges::{Locked, RangeLocks};
+use crate::locks::succession::Succession;
 use crate::request::sessions::Session;
 use foldhash::{HashMap, HashSet};
 use parking_lot::Mutex;
-use polvo_cluster::Timeouts;
-use polvo_format::SessionId;
+use polvo_cluster::{RangeLocks, Timeouts};
+use polvo_format::{RegionId, SessionId};
 use polvo_proto::{
-    FsError, InodeRef, LOCK_WAITS_MAX, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockSeen, LockWait,
+    FsError, InodeRef, LOCK_WAITS_MAX, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockSeen, LockTerm,
+    LockWait, Locked,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
@@ -93,7 +94,7 @@ pub(crate) enum Asked {
 
 /// Locks of one inode.
 #[derive(Default)]
-struct InodeLocks {
+pub(super) struct InodeLocks {
     ranges: BTreeMap<LockHolder, RangeLocks>,
     whole: BTreeMap<LockHolder, Locked>,
     queue: VecDeque<Arc<Waiter>>,
@@ -107,17 +108,21 @@ struct Share {
 }
 
 #[derive(Default)]
-struct Table {
-    inodes: HashMap<InodeRef, InodeLocks>,
+pub(super) struct Table {
+    pub(super) inodes: HashMap<InodeRef, InodeLocks>,
     shares: HashMap<SessionId, Share>,
     /// Where a holder waits for ranges.
     waits: HashMap<LockHolder, Vec<(InodeRef, Arc<Waiter>)>>,
+    /// Under which locks are given.
+    pub(super) term: LockTerm,
+    /// Regions whose locks were given by somebody else before.
+    pub(super) successions: BTreeMap<RegionId, Succession>,
 }
 
 /// All locks of a node.
 #[derive(Default)]
 pub(crate) struct Locks {
-    table: Mutex<Table>,
+    pub(super) table: Mutex<Table>,
     /// A wait for a range has begun.
     pub began: Notify,
 }
@@ -141,15 +146,26 @@ impl InodeLocks {
         blockers
     }
 
-    fn is_free(&self, me: LockHolder, ask: &LockAsk) -> bool {
+    pub(super) fn is_free(&self, me: LockHolder, ask: &LockAsk) -> bool {
         self.in_the_way(me, ask).next().is_none()
+    }
+
+    /// Somebody has all that he asks for.
+    pub(super) fn has(&self, me: LockHolder, ask: &LockAsk) -> bool {
+        let range = || {
+            self.ranges
+                .get(&me)
+                .is_some_and(|held| held.covers(ask.range, ask.mode))
+        };
+        let whole = || self.whole.get(&me).is_some_and(|held| held.mode == ask.mode);
+        (!ask.kind.on_ranges() || range()) && (!ask.kind.on_whole() || whole())
     }
 
     fn locks_of(&self, holder: LockHolder) -> usize {
         self.ranges.get(&holder).map_or(0, RangeLocks::len) + usize::from(self.whole.contains_key(&holder))
     }
 
-    fn take(&mut self, me: LockHolder, ask: &LockAsk) {
+    pub(super) fn take(&mut self, me: LockHolder, ask: &LockAsk) {
         let locked = Locked {
             range: ask.range,
             mode: ask.mode,
@@ -181,8 +197,13 @@ impl InodeLocks {
 }
 
 impl Table {
+    /// How much a session has locked.
+    pub(super) fn locks_of(&self, session: SessionId) -> usize {
+        self.shares.get(&session).map_or(0, |share| share.locks)
+    }
+
     /// Changes what a holder has locked of an inode, keeping count.
-    fn change(&mut self, inode: InodeRef, holder: LockHolder, change: impl FnOnce(&mut InodeLocks)) {
+    pub(super) fn change(&mut self, inode: InodeRef, holder: LockHolder, change: impl FnOnce(&mut InodeLocks)) {
         let locks = self.inodes.entry(inode).or_default();
         let before = locks.locks_of(holder);
         change(locks);
@@ -248,7 +269,7 @@ impl Table {
     }
 
     /// Locks of an inode have gone: gives what is free now to those who wait for it, first come first served.
-    fn advance(&mut self, inode: InodeRef) {
+    pub(super) fn advance(&mut self, inode: InodeRef) {
         // a grant can let go as well, when it turns an exclusive lock of the same owner into a shared one
         while self.grant_round(inode) {}
         if self.inodes.get(&inode).is_some_and(InodeLocks::is_unused) {
@@ -274,6 +295,7 @@ impl Table {
                 "the queue is this lock's"
             );
             self.change(inode, waiter.holder, |locks| locks.take(waiter.holder, &waiter.ask));
+            self.note_given(inode);
             self.ended(&waiter);
             waiter.end(Ok(()));
             granted = true;
@@ -407,6 +429,7 @@ impl Locks {
                 return Err(FsError::NoLocks);
             }
             table.change(inode, me, |locks| locks.take(me, ask));
+            table.note_given(inode);
             table.advance(inode);
             return Ok(Asked::Granted);
         }
@@ -501,6 +524,7 @@ impl Locks {
     /// Forgets waits that nobody asks after.
     pub fn sweep(&self) {
         let mut table = self.table.lock();
+        table.sweep_successions();
         if table.shares.values().all(|share| share.waits == 0) {
             return;
         }

@@ -1,6 +1,6 @@
 //! Advisory locks: the table of this node, its services, and deadlocks over several nodes.
 
 pub(crate) mod deadlocks;
-pub(crate) mod lock_ranges;
 pub(crate) mod lock_services;
 pub(crate) mod lock_table;
+pub(crate) mod succession;

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Lsn, RegionId};
 use polvo_pmem::Pmem;
-use polvo_proto::{FsError, LanePlace, ReplicaRole};
+use polvo_proto::{FsError, LanePlace, LockTerm, ReplicaRole};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Lane, PoolSpace};
 use std::collections::BTreeMap;
@@ -17,6 +17,8 @@ struct Copy {
     lane: Lane,
     /// Under which its primary writes; none before it has attached.
     key: Option<RemoteKey>,
+    /// Under which that gives locks.
+    locks: Option<LockTerm>,
 }
 
 /// The copies that a node has.
@@ -34,7 +36,7 @@ impl Copies {
                 Ok(lane) => {
                     let (_, head) = lane.state();
                     tracing::info!(region = region.0, applied = head.applied.0, whole = head.whole, "copy");
-                    by_region.insert(region, Arc::new(Mutex::new(Copy { lane, key: None })));
+                    by_region.insert(region, Arc::new(Mutex::new(Copy::new(lane))));
                 }
                 Err(error) => tracing::error!(region = region.0, %error, "a copy cannot be used"),
             }
@@ -57,7 +59,7 @@ impl Copies {
             Lane::discard(space, region); // it could not be opened
         }
         let lane = Lane::create(space, region).map_err(to_fs)?;
-        let copy = Arc::new(Mutex::new(Copy { lane, key: None }));
+        let copy = Arc::new(Mutex::new(Copy::new(lane)));
         by_region.insert(region, copy.clone());
         Ok(copy)
     }
@@ -76,18 +78,19 @@ impl Copies {
         head.whole
     }
 
-    /// A copy becomes the region itself: what has come is put in place, and it is a copy no more.
+    /// A copy becomes the region itself: what has come is put in place, and it is a copy no more. Says under which term its primary gave
+    /// locks, if it is known.
     ///
     /// # Errors
     /// There is none, it is not whole, or what has come makes no sense: then it stays what it is.
-    pub fn promote(&self, region: RegionId) -> Result<(), FsError> {
+    pub fn promote(&self, region: RegionId) -> Result<Option<LockTerm>, FsError> {
         let mut by_region = self.by_region.lock();
         let copy = by_region.remove(&region).ok_or(FsError::NotFound)?;
         let mut promoted = copy.lock();
         match promoted.lane.promote() {
             Ok(last) => {
                 tracing::info!(region = region.0, last = last.0, "a copy takes its region's place");
-                Ok(())
+                Ok(promoted.locks)
             }
             Err(error) => {
                 drop(promoted);
@@ -116,6 +119,14 @@ impl Copies {
 }
 
 impl Copy {
+    fn new(lane: Lane) -> Copy {
+        Copy {
+            lane,
+            key: None,
+            locks: None,
+        }
+    }
+
     /// Nothing that was posted under the key before takes effect any more.
     fn revoke(&mut self, memory: &MemoryRegions) {
         if let Some(key) = self.key.take()
@@ -162,6 +173,7 @@ impl RequestContext<'_> {
         region: RegionId,
         segment_shift: u32,
         fill_from: Option<Lsn>,
+        locks: LockTerm,
     ) -> Result<LanePlace, FsError> {
         self.must_be_mirrored(region)?;
         let node = self.node;
@@ -187,6 +199,7 @@ impl RequestContext<'_> {
         }
         let last = copy.lane.apply().map_err(to_fs)?;
         let key = copy.give_key(&node.memory, &node.pmem);
+        copy.locks = Some(locks);
         let (_, head) = copy.lane.state();
         Ok(LanePlace {
             key,

@@ -1,6 +1,7 @@
 //! A copy takes the place of its region: it is recovered as after a restart, and served from then on.
 
 use crate::error::to_fs;
+use crate::locks::succession::Succession;
 use crate::node::{CLAIMS, Node};
 use crate::region_service::RegionService;
 use crate::replication::leases::LEASE;
@@ -18,7 +19,7 @@ impl Node {
     /// There is no copy, or it cannot be recovered.
     pub(crate) fn promote(&self, region: RegionId, map: &ClusterMap, heard: Instant) -> Result<(), FsError> {
         let info = map.region(region).ok_or(FsError::WrongEpoch)?;
-        self.copies.promote(region)?;
+        let locks_before = self.copies.promote(region)?;
         let recovered = Region::recover_to_claim(&self.space, region, CLAIMS, &mut |_, _| {});
         let (mut recovered, found) = recovered.map_err(to_fs)?;
         tracing::info!(
@@ -31,8 +32,11 @@ impl Node {
         // tokens that the one before has given are believed for so long at the most
         let until = heard + LEASE + self.config.timeouts.token;
         self.mistrust_tokens_until(until, &mut recovered);
+        let ends = Instant::now() + self.config.timeouts.lease;
+        self.locks.succeed(region, Succession::new(locks_before, until, ends));
         let (layout, one_sided) = (self.space.layout(), self.config.one_sided);
-        let service = RegionService::new(recovered, info, layout, &self.pmem, &self.memory, one_sided);
+        let term = self.locks.term();
+        let service = RegionService::new(recovered, info, layout, &self.pmem, &self.memory, one_sided, term);
         if let Some(replication) = service.replication() {
             replication.confirm_new();
         }

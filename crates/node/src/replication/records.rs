@@ -599,6 +599,7 @@ pub(crate) async fn attach(
         region: service.id,
         segment_shift: service.segment_shift(),
         fill_from,
+        locks: service.lock_term,
     };
     let limit = polvo_cluster::Timeouts::MIRROR;
     tokio::time::timeout(limit, links.call_node_at_once(node, Cred::Kernel, attach))

@@ -129,7 +129,8 @@ impl RequestContext<'_> {
             Parent { inode } => self.parent(inode).await,
             Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,
             Unlock { inode, owner, range } => self.unlock(inode, owner, range),
-            TestLock { inode, lock } => self.test_lock(inode, &lock),
+            TestLock { inode, lock } => self.test_lock(inode, &lock).await,
+            ClaimLocks { inode, owner, term, ranges, whole } => self.claim_locks(inode, owner, term, &ranges, whole),
             CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
             LockWaits => self.lock_waits(),
             Accessed { inodes, strict } => self.accessed(&inodes, strict).await,
@@ -151,7 +152,9 @@ impl RequestContext<'_> {
             Watch { term, answered, end } => Box::pin(self.watch(term, &answered, end)).await,
             FenceOff { node } => Box::pin(self.fence_off(node)).await,
             ReadBytes { region, pieces } => Box::pin(self.read_bytes(region, &pieces)).await,
-            AttachMirror { region, segment_shift, fill_from } => self.attach_mirror(region, segment_shift, fill_from),
+            AttachMirror { region, segment_shift, fill_from, locks } => {
+                self.attach_mirror(region, segment_shift, fill_from, locks)
+            },
             MirrorSegments { region, segments } => self.mirror_segments(region, &segments),
             Beacon { epoch } => self.asking_node().and_then(|node| self.node.beacon(node, epoch)),
             ApplyMirror { region, whole } => self.apply_mirror(region, whole),

@@ -1,24 +1,14 @@
 //! The byte ranges that one owner has locked in one file: sorted, apart from each other, neighbours of a kind joined.
 
-use polvo_proto::{LockMode, LockRange};
+use polvo_proto::{LockMode, LockRange, Locked};
 
-/// One locked range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Locked {
-    pub range: LockRange,
-    pub mode: LockMode,
-    pub pid: u32,
-}
-
-impl Locked {
-    fn continues(&self, next: &Locked) -> bool {
-        self.mode == next.mode && self.pid == next.pid && self.range.last + 1 == next.range.first
-    }
+fn continues(held: &Locked, next: &Locked) -> bool {
+    held.mode == next.mode && held.pid == next.pid && held.range.last + 1 == next.range.first
 }
 
 /// What one owner has locked.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct RangeLocks(Vec<Locked>);
+pub struct RangeLocks(Vec<Locked>);
 
 impl RangeLocks {
     /// Number of ranges.
@@ -26,8 +16,30 @@ impl RangeLocks {
         self.0.len()
     }
 
+    /// Nothing is locked.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// What is locked, in the order of bytes.
+    pub fn iter(&self) -> impl Iterator<Item = &Locked> {
+        self.0.iter()
+    }
+
+    /// Whether all of a range is locked in that mode.
+    pub fn covers(&self, range: LockRange, mode: LockMode) -> bool {
+        let first = self.0.partition_point(|held| held.range.last < range.first);
+        let mut next = range.first;
+        for held in &self.0[first..] {
+            if held.range.first > next || held.mode != mode {
+                return false;
+            }
+            if held.range.last >= range.last {
+                return true;
+            }
+            next = held.range.last + 1;
+        }
+        false
     }
 
     /// Locks a range, whatever of it the owner had locked in any mode.
@@ -50,7 +62,7 @@ impl RangeLocks {
     fn check_around(&self, at: usize) {
         for pair in self.0[at.saturating_sub(1)..self.0.len().min(at + 2)].windows(2) {
             debug_assert!(pair[0].range.last < pair[1].range.first, "ranges of one owner overlap");
-            debug_assert!(!pair[0].continues(&pair[1]), "neighbours of a kind are one range");
+            debug_assert!(!continues(&pair[0], &pair[1]), "neighbours of a kind are one range");
         }
     }
 
@@ -97,7 +109,7 @@ impl RangeLocks {
     /// Joins a range with the next one if they belong together.
     fn join(&mut self, at: usize) {
         if let [held, next, ..] = &mut self.0[at..]
-            && held.continues(next)
+            && continues(held, next)
         {
             debug_assert!(held.range.last < next.range.last, "the later one ends later");
             held.range.last = next.range.last;
@@ -165,6 +177,8 @@ mod tests {
                     Step::Ask(range, mode) => {
                         let in_the_way = model[covered(range)].iter().flatten().any(|(held, _)| held.excludes(mode));
                         prop_assert_eq!(locks.conflict(range, mode).is_some(), in_the_way);
+                        let all = model[covered(range)].iter().all(|held| held.is_some_and(|(held, _)| held == mode));
+                        prop_assert_eq!(locks.covers(range, mode), all);
                     }
                 }
                 let mut bytes: Model = [None; BYTES as usize + 1];
@@ -175,7 +189,7 @@ mod tests {
                 prop_assert_eq!(&bytes, &model);
                 for pair in locks.0.windows(2) {
                     prop_assert!(pair[0].range.last < pair[1].range.first, "sorted and apart");
-                    prop_assert!(!pair[0].continues(&pair[1]), "neighbours of a kind are one");
+                    prop_assert!(!continues(&pair[0], &pair[1]), "neighbours of a kind are one");
                 }
             }
         }

@@ -1,0 +1,178 @@
+//! Locks of before: a node keeps locks in memory, so when it has been started anew, or has taken the place of another one, it does not
+//! know who has some. Their holders claim them back (`client/locks`).
+//!
+//! - Until a succession's *grace* is over, nobody is given a lock in the region that he does not claim back.
+//! - From then on until it *ends*, an inode of which somebody was given a lock is not claimed any more: locks of the one before may have
+//!   been taken and let go of by others. After the end nothing is claimed.
+//! - Only locks given under the term right before this one are claimed back. Under one before that, others may have had them
+//!   in between.
+
+use crate::housekeeping::pool_past::lock_term_before;
+use crate::locks::lock_table::{Locks, Table};
+use crate::node::Node;
+use crate::replication::records::Replication;
+use crate::request::sessions::Session;
+use foldhash::HashSet;
+use polvo_format::RegionId;
+use polvo_proto::{FsError, InodeRef, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockTerm, Locked};
+use polvo_region::planted::{Planted, planted};
+use tokio::time::Instant;
+
+/// Most inodes that are remembered as locked anew; with more of them nothing is claimed back.
+const ANEW_MAX: usize = 1 << 16;
+
+/// A region's locks were given by somebody else before.
+pub(crate) struct Succession {
+    /// Under which term; none: not known.
+    before: Option<LockTerm>,
+    grace: Instant,
+    ends: Instant,
+    /// Inodes of which locks were given since.
+    anew: HashSet<InodeRef>,
+}
+
+impl Succession {
+    /// Of who gave locks under the term `before`. Nobody else is given any until `grace`, and some may be claimed back until it `ends`.
+    pub fn new(before: Option<LockTerm>, grace: Instant, ends: Instant) -> Succession {
+        Succession {
+            before,
+            grace,
+            ends,
+            anew: HashSet::default(),
+        }
+    }
+
+    fn may_be_claimed(&self, inode: InodeRef, term: LockTerm) -> bool {
+        let now = Instant::now();
+        self.before == Some(term) && now < self.ends && !self.anew.contains(&inode)
+    }
+}
+
+impl Table {
+    /// Somebody is given a lock that he did not claim back.
+    pub(super) fn note_given(&mut self, inode: InodeRef) {
+        if let Some(succession) = self.successions.get_mut(&inode.ino.region()) {
+            succession.anew.insert(inode);
+            if succession.anew.len() > ANEW_MAX {
+                succession.before = None;
+                succession.anew = HashSet::default();
+            }
+        }
+    }
+
+    /// Successions that have ended are forgotten.
+    pub(super) fn sweep_successions(&mut self) {
+        let now = Instant::now();
+        self.successions
+            .retain(|_, succession| now < succession.ends.max(succession.grace));
+    }
+}
+
+impl Locks {
+    /// Of a node that gives locks under this term.
+    pub fn new(term: LockTerm) -> Locks {
+        let locks = Locks::default();
+        locks.table.lock().term = term;
+        locks
+    }
+
+    /// The term under which locks are given.
+    pub fn term(&self) -> LockTerm {
+        self.table.lock().term
+    }
+
+    /// Locks of a region were given by somebody else before.
+    pub fn succeed(&self, region: RegionId, succession: Succession) {
+        self.table.lock().successions.insert(region, succession);
+    }
+
+    /// When locks of a region may be given that are not claimed back; none: now.
+    pub fn grace(&self, region: RegionId) -> Option<Instant> {
+        let grace = self.table.lock().successions.get(&region)?.grace;
+        (grace > Instant::now() && !planted(Planted::LockGraceForgotten)).then_some(grace)
+    }
+
+    /// Gives back what the owner had under an earlier term, or says that it is still there. Answered with the term of now; none: somebody
+    /// else may have had it.
+    ///
+    /// # Errors
+    /// `NoLocks`; `SessionExpired`.
+    pub fn claim(
+        &self,
+        session: &Session,
+        (inode, owner): (InodeRef, u64),
+        term: LockTerm,
+        ranges: &[Locked],
+        whole: Option<Locked>,
+    ) -> Result<Option<LockTerm>, FsError> {
+        let me = LockHolder {
+            session: session.id,
+            owner,
+        };
+        let ask = |kind, locked: &Locked| LockAsk {
+            owner,
+            kind,
+            mode: locked.mode,
+            range: locked.range,
+            pid: locked.pid,
+        };
+        let ranges = ranges.iter().map(|locked| ask(LockKind::Range, locked));
+        let asks: Vec<LockAsk> = ranges
+            .chain(whole.iter().map(|locked| ask(LockKind::Whole, locked)))
+            .collect();
+        let mut table = self.table.lock();
+        // whoever ends the session clears the table afterwards
+        if session.is_ended() {
+            return Err(FsError::SessionExpired);
+        }
+        let now = Some(table.term);
+        let locks = table.inodes.get(&inode);
+        if now == Some(term) {
+            let has_all = asks.iter().all(|ask| locks.is_some_and(|locks| locks.has(me, ask)));
+            return Ok(now.filter(|_| has_all));
+        }
+        let region = inode.ino.region();
+        let succession = table.successions.get(&region);
+        let may_be_claimed = succession.is_some_and(|succession| succession.may_be_claimed(inode, term));
+        let are_free = asks.iter().all(|ask| locks.is_none_or(|locks| locks.is_free(me, ask)));
+        if !(may_be_claimed || planted(Planted::LateLockClaimed)) || !are_free {
+            return Ok(None);
+        }
+        if table.locks_of(session.id) + asks.len() > LOCKS_MAX {
+            return Err(FsError::NoLocks);
+        }
+        for ask in &asks {
+            table.change(inode, me, |locks| locks.take(me, ask));
+        }
+        table.advance(inode);
+        Ok(now)
+    }
+}
+
+impl Node {
+    /// The node gave locks before it was started anew, if it ever did: whoever has some is to claim them back before others get any.
+    pub(crate) fn await_claims_of_locks(&self) {
+        let Some(before) = lock_term_before(&self.space.past()) else {
+            return;
+        };
+        let timeouts = &self.config.timeouts;
+        for service in self.regions.all() {
+            // who has taken another one's place, and was started anew since, does not know what that one has given
+            let is_successor = service.replication().is_some_and(Replication::is_successor);
+            let before = Some(before).filter(|_| !is_successor);
+            let succession = Succession::new(before, self.started + timeouts.token, self.started + timeouts.lease);
+            self.locks.succeed(service.id, succession);
+        }
+    }
+}
+
+/// Whether a range can be locked.
+pub(super) fn sane(range: LockRange) -> Result<(), FsError> {
+    if range.is_sane() {
+        Ok(())
+    } else {
+        Err(FsError::Invalid(
+            "a range of no bytes, or beyond the largest file".into(),
+        ))
+    }
+}
