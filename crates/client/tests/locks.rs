@@ -77,17 +77,17 @@ fn clients_of_all_kinds_exclude_each_other_and_wait_in_order() {
         for node in 0..3 {
             let f = file_at(cluster, &clients[0], NodeId(node)).await;
             let [a, b, c] = &clients;
-            assert_eq!(try_lock(&a, f, bytes(1, 10, 19)).await, Ok(()));
-            assert_eq!(try_lock(&b, f, bytes(1, 19, 30)).await, Err(FsError::WouldBlock));
+            assert_eq!(try_lock(a, f, bytes(1, 10, 19)).await, Ok(()));
+            assert_eq!(try_lock(b, f, bytes(1, 19, 30)).await, Err(FsError::WouldBlock));
             let seen = b
                 .test_lock(f, bytes(1, 0, LockRange::END))
                 .await
                 .expect("asked")
                 .expect("seen");
             assert_eq!((seen.range.first, seen.range.last, seen.pid), (10, 19, 1));
-            assert_eq!(try_lock(&b, f, whole(5, LockMode::Exclusive)).await, Ok(()));
+            assert_eq!(try_lock(b, f, whole(5, LockMode::Exclusive)).await, Ok(()));
             assert_eq!(
-                try_lock(&c, f, whole(5, LockMode::Shared)).await,
+                try_lock(c, f, whole(5, LockMode::Shared)).await,
                 Err(FsError::WouldBlock)
             );
             let first = waiting(b, f, bytes(2, 0, 100));

@@ -267,6 +267,13 @@ fn regions_of_another_node_and_regions_that_do_not_exist() {
                     range: LockRange::ALL,
                 },
                 Request::CancelLock { inode, ticket: 1 },
+                Request::ClaimLocks {
+                    inode,
+                    owner: 1,
+                    term: LockTerm(1),
+                    ranges: Vec::new(),
+                    whole: None,
+                },
             ];
             for request in about_data(s, inode).into_iter().chain(away) {
                 assert_eq!(s.say(request.clone()).await, Err(FsError::WrongEpoch), "{request:?}");

@@ -224,7 +224,15 @@ fn offsets_and_lengths_that_no_file_has() {
             assert!(is_invalid(&s.say(Request::Lock { inode, lock, wait }).await));
             assert!(is_invalid(&s.say(Request::TestLock { inode, lock }).await));
             assert!(is_invalid(&s.say(Request::Unlock { inode, owner: 3, range }).await));
+            assert!(is_invalid(&s.say(claims(inode, range, 1)).await));
         }
+        assert!(is_invalid(
+            &s.say(claims(inode, LockRange::ALL, LOCK_CLAIMS_MAX + 1)).await
+        ));
+        assert_eq!(
+            s.say(claims(inode, LockRange::ALL, LOCK_CLAIMS_MAX)).await,
+            Ok(Reply::Claimed(None))
+        );
         let known = s.say(Request::Extents { inode, from: u64::MAX }).await;
         assert!(
             matches!(&known, Ok(Reply::FileMap(map)) if map.extents.is_empty()),
@@ -363,4 +371,20 @@ fn pages_of_a_check_that_were_not_named() {
         assert!(matches!(ask(1).await, Ok(Reply::Facts(_))));
         assert!(is_invalid(&ask(1).await), "handed out already");
     });
+}
+
+/// Claims so many locks that nobody has given.
+fn claims(inode: InodeRef, range: LockRange, count: usize) -> Request {
+    let locked = Locked {
+        range,
+        mode: LockMode::Shared,
+        pid: 1,
+    };
+    Request::ClaimLocks {
+        inode,
+        owner: 3,
+        term: LockTerm(1),
+        ranges: vec![locked; count],
+        whole: None,
+    }
 }
