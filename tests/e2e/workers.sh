@@ -31,6 +31,8 @@ await_whole() {
 
 log_of() { echo "$WORK/log.$round.$1"; }
 top_of() { echo "${TOPS[$1 % ${#TOPS[@]}]}"; }
+# lockers: their numbers, behind those of the other workers: one on each mount, and two at least.
+lockers() { seq "$WORKERS" $((WORKERS + (${#TOPS[@]} > 1 ? ${#TOPS[@]} : 2) - 1)); }
 start_workers() {
     local worker
     rm -f "$WORK/stop"
@@ -40,7 +42,12 @@ start_workers() {
             $((SEED * 1000 + round * 10 + worker)) "$WORK/stop" 2>"$WORK/worker.$worker" &
         JOBS+=($!)
     done
-    for ((worker = 0; worker < WORKERS; worker++)); do wait_until 60 "the start of worker $worker" test -s "$(log_of "$worker")"; done
+    for worker in $(lockers); do
+        python3 "$WORKLOAD/failover.py" lock "$(top_of "$worker")/round$round" "$(log_of "$worker")" "$worker" \
+            $((SEED * 1000 + round * 10 + worker)) "$WORK/stop" "$(lockers | paste -sd,)" 2>"$WORK/worker.$worker" &
+        JOBS+=($!)
+    done
+    for worker in "${!JOBS[@]}"; do wait_until 60 "the start of worker $worker" test -s "$(log_of "$worker")"; done
 }
 # workers_run: none of them has failed.
 workers_run() {
@@ -54,8 +61,8 @@ returned() { grep -c '^<' "$(log_of "$1")" 2>/dev/null || true; }
 # await_operations WHAT: every worker has an operation return from now on.
 await_operations() {
     local worker before=() deadline=$((SECONDS + GO_ON))
-    for ((worker = 0; worker < WORKERS; worker++)); do before+=("$(returned "$worker")"); done
-    for ((worker = 0; worker < WORKERS; worker++)); do
+    for worker in "${!JOBS[@]}"; do before+=("$(returned "$worker")"); done
+    for worker in "${!JOBS[@]}"; do
         until (($(returned "$worker") > ${before[worker]:-0})); do
             workers_run
             start_ended
@@ -67,7 +74,7 @@ await_operations() {
 end_workers() {
     local worker
     touch "$WORK/stop"
-    for ((worker = 0; worker < WORKERS; worker++)); do
+    for worker in "${!JOBS[@]}"; do
         wait_until 60 "the end of worker $worker" not_running "${JOBS[worker]}"
         wait "${JOBS[worker]}" || fail "round $round: a worker on $(top_of "$worker"): $(cat "$WORK/worker.$worker")"
     done
@@ -75,7 +82,14 @@ end_workers() {
 }
 # verify TOP...: what the workers of this round did is there, on each of these mounts.
 verify() {
-    local worker top said
+    local worker top said logs=()
+    for worker in $(lockers); do
+        logs+=("$(log_of "$worker")")
+        operations=$((operations + $(returned "$worker")))
+    done
+    for top; do
+        said=$(failover counted "$top/round$round" "${logs[@]}" 2>&1) || fail "round $round through $top: $said"
+    done
     for ((worker = 0; worker < WORKERS; worker++)); do
         for top; do
             said=$(failover verify "$top/round$round" "$(log_of "$worker")" "$worker" "$faults" 2>&1) || fail "round $round through $top: $said"

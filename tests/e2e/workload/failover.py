@@ -5,6 +5,12 @@
         Operates in DIR as worker number WORKER (as mixed.py does; what is written is synced) until the file STOP is there.
         LOG, outside of the file system under test, gets a line before each operation, and one with the time after it has
         returned. Any failure ends the worker.
+    failover.py lock DIR LOG WORKER SEED STOP LOCKERS
+        As `run`, but adds one to a counter in DIR again and again, under a lock that all of these workers take (fcntl). Each has another
+        lock from the beginning to the end (flock), and looks whether those of the others, whose numbers LOCKERS are (with
+        commas between them), are taken.
+    failover.py counted DIR LOG...
+        Compares the counter with what is in the LOGs of those that have added to it.
     failover.py verify DIR LOG WORKER FAULTS
         Replays LOG in memory and compares with what is in DIR. Of what is wrong it tells what was done to it when, between which
         faults.
@@ -13,6 +19,7 @@
         returned, from the fault on until the next one. Prints their distribution, a line for each kind.
 """
 
+import fcntl
 import json
 import os
 import random
@@ -61,6 +68,74 @@ def run(top, log, worker, seed, stop):
             raise SystemExit(f"worker {worker}, seed {seed}: {operation} failed after {took:.1f} s: {error}") from error
         os.write(record, f"< {time.time():.6f}\n".encode())
         model.apply(operation)
+
+
+DIGITS = 20
+
+
+def take(fd, lock, *range_):
+    """Waits for a lock."""
+    (fcntl.lockf if range_ else fcntl.flock)(fd, lock, *range_)
+
+
+def add_one(fd, last):
+    """Adds one to a counter under a lock, and returns it."""
+    take(fd, fcntl.LOCK_EX, DIGITS, 0)
+    value = int(os.pread(fd, DIGITS, 0) or b"0")
+    if value < last:
+        raise SystemExit(f"the counter was {last}, and is {value} now")
+    os.pwrite(fd, b"%*d" % (DIGITS, value + 1), 0)
+    os.fsync(fd)
+    take(fd, fcntl.LOCK_UN, DIGITS, 0)
+    return value + 1
+
+
+def is_taken(path):
+    """Somebody else has locked this file."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def lock(top, log, worker, seed, stop, lockers):
+    rng, last = random.Random(seed), 0
+    held = lambda of: os.path.join(top, f"held.{of}")
+    others = [other for other in lockers if other != worker]
+    own = os.open(held(worker), os.O_RDWR | os.O_CREAT, 0o644)
+    take(own, fcntl.LOCK_EX)
+    counter = os.open(os.path.join(top, "counter"), os.O_RDWR | os.O_CREAT, 0o644)
+    record = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+    while not os.path.exists(stop):
+        other = rng.choice(others)
+        os.write(record, b'> ["count"]\n')
+        started = time.time()
+        try:
+            last = add_one(counter, last)
+            # the others have theirs once they have begun to record
+            if os.path.exists(f"{log.rsplit('.', 1)[0]}.{other}") and not is_taken(held(other)) and not os.path.exists(stop):
+                raise SystemExit(f"worker {worker}: the lock of worker {other} was given to another one")
+        except OSError as error:
+            took = time.time() - started
+            raise SystemExit(f"worker {worker}: under locks, after {took:.1f} s: {error}") from error
+        os.write(record, f"< {time.time():.6f}\n".encode())
+
+
+def counted(top, logs):
+    with open(os.path.join(top, "counter")) as counter:
+        value = int(counter.read())
+    begun = done = 0
+    for log in logs:
+        with open(log) as lines:
+            kinds = [line[0] for line in lines]
+        begun, done = begun + kinds.count(">"), done + kinds.count("<")
+    if not done <= value <= begun:
+        raise SystemExit(f"the counter is {value}, after {done} additions that returned and {begun} that were begun")
+    return f"{done} additions under a lock"
 
 
 HISTORY_MOST = 30
@@ -133,6 +208,10 @@ def main(arguments):
     match arguments:
         case ["run", top, log, worker, seed, stop]:
             run(top, log, int(worker), int(seed), stop)
+        case ["lock", top, log, worker, seed, stop, lockers]:
+            lock(top, log, int(worker), int(seed), stop, [int(number) for number in lockers.split(",")])
+        case ["counted", top, *logs]:
+            print(counted(top, logs))
         case ["verify", top, log, worker, faults]:
             print(verify(top, log, int(worker), faults))
         case ["pauses", faults, *logs]:
