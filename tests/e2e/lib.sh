@@ -9,6 +9,8 @@
 #   POLVO        the program to test (default: built from this tree, release profile)
 #   MNT          run the workload on this directory instead of a cluster of its own, where the test can
 #   MOUNT_OPTIONS  options of all mounts but those that a test gives options of their own (cache=none, cache=pages)
+#   REPLICAS     nodes at which clusters of three nodes and more keep each region (default 1: many tests are about what happens
+#                while a node is away whose files nobody else has)
 #   REACTORS       threads of each node that serve connections (default: as `polvo up` has it)
 #   KEEP=1       leave $WORK and the clusters behind for inspection
 #   TMPDIR       where $WORK goes
@@ -178,6 +180,9 @@ up() {
     [[ " ${CLUSTERS[*]} " == *" $dir "* ]] || CLUSTERS+=("$dir")
     if [[ -n ${MOUNT_OPTIONS:-} && " $* " == *" --mount "* && " $* " != *" --mount-options "* ]]; then
         set -- "$@" --mount-options "$MOUNT_OPTIONS"
+    fi
+    if [[ " $* " != *" --replicas "* && " $* " =~ " --nodes "([0-9]+) ]] && ((BASH_REMATCH[1] >= 3)); then
+        set -- "$@" --replicas "${REPLICAS:-1}"
     fi
     if [[ -n ${REACTORS:-} && " $* " != *" --reactors "* ]]; then set -- "$@" --reactors "$REACTORS"; fi
     timeout 180 "$POLVO" up --dir "$dir" "$@" >"$WORK/up.out" 2>&1 || fail "polvo up --dir $dir $*: $(cat "$WORK/up.out")"

@@ -157,7 +157,7 @@ nodes on the same pools.
 Examples:
   polvo up --dir .polvo --mount ./mnt                  three nodes of 1 GiB over shm
   polvo up --nodes 5 --size 256M --provider tcp --dir /tmp/five
-  polvo up --nodes 3 --replicas 2 --dir /tmp/twice     each file at two nodes: any one of the three may die
+  polvo up --nodes 5 --replicas 3 --dir /tmp/thrice    each file at three nodes: any two of the five may die
   polvo up --dir .polvo                                again, after a kill or `down --keep`
   polvo down --dir .polvo";
 
@@ -185,7 +185,7 @@ pub struct UpArgs {
     /// Regions a node [default: one for each 64 MiB of its pool, at least 4, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
-    /// Keep each region at so many nodes [default: 1]: nothing is answered before all of them have it, and all but one of them may
+    /// Keep each region at so many nodes [default: 2 of three nodes or more, else 1]: nothing is answered before all of them have it, and all but one of them may
     /// die; no more than there are nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=5))]
     pub replicas: Option<u16>,

@@ -28,8 +28,6 @@ const HELP: &str = "polvod --print-config explains every key";
 const REGIONS_PER_NODE: u16 = 4;
 /// Regions a node that a configuration may ask for.
 pub const REGIONS_PER_NODE_MAX: u16 = 1024;
-/// Default of `cluster.replicas`: nobody has copies.
-pub const REPLICAS: u16 = 1;
 /// At how many nodes a configuration may ask a region to be kept: one for each node that votes on the cluster map, at most.
 pub const REPLICAS_MAX: u16 = 5;
 
@@ -282,6 +280,12 @@ fn within<T: PartialOrd + Copy + Display>(
     }
 }
 
+/// How many replicas of each region a cluster of so many nodes has unless it is told so: where others have a majority without a dead
+/// node, nothing goes with it.
+pub fn default_replicas(nodes: usize) -> u16 {
+    if nodes < 3 { 1 } else { 2 }
+}
+
 /// How many replicas of each region a cluster of so many nodes can have.
 ///
 /// # Errors
@@ -406,7 +410,7 @@ impl Config {
             secret_file: base.join(raw.cluster.secret_file),
             security: security.unwrap_or_default(),
             regions_per_node,
-            replicas: replicas.unwrap_or(REPLICAS),
+            replicas: replicas.unwrap_or_else(|| default_replicas(nodes.len())),
             nodes,
             node,
             listen,
@@ -621,6 +625,17 @@ mod tests {
         let parse = |value| Config::parse(&config(value), Path::new("/etc/p.toml"));
         assert_eq!(parse("1").unwrap().replicas, 1);
         assert_eq!(parse("2").unwrap().replicas, 2, "the template names two nodes");
+        assert_eq!(
+            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().replicas,
+            1,
+            "by default"
+        );
+        let third = format!("{TEMPLATE}\n[[cluster.nodes]]\nid = 7\naddresses = [\"tcp://10.0.0.7:7400\"]\n");
+        assert_eq!(
+            Config::parse(&third, Path::new("/p.toml")).unwrap().replicas,
+            2,
+            "of three nodes"
+        );
         let line = TEMPLATE.lines().position(|l| l == "# replicas = 1").unwrap() + 1;
         for (value, word) in [
             ("0", "must be 1 to 5"),

@@ -84,8 +84,6 @@ pub struct Client {
     pub(crate) extent_pool: ExtentPool,
     pub(crate) eager_bytes: AtomicU64,
     incarnations: Incarnations,
-    /// Something was lost that may be had again.
-    pub(crate) reset: Notify,
     pub(crate) stop: Stop,
     threads: Mutex<BTreeMap<&'static str, JoinHandle<()>>>,
 }
@@ -207,7 +205,6 @@ impl Client {
             extent_pool: ExtentPool::default(),
             eager_bytes: AtomicU64::new(0),
             incarnations: Incarnations::default(),
-            reset: Notify::new(),
             stop: Stop::default(),
             threads: Mutex::default(),
         });
@@ -399,7 +396,6 @@ impl Client {
         self.forget(node, there);
         self.locks.lose_where(|inode| there(inode.ino.region()));
         self.locks.renewed(node, since, |_| false);
-        self.reset.notify_one();
     }
 
     fn forget(&self, node: NodeId, there: impl Fn(RegionId) -> bool) {
@@ -421,7 +417,6 @@ impl Client {
         }
         self.locks.lose_where(|inode| has_moved(inode.ino.region()));
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
-        self.reset.notify_one();
     }
 }
 

@@ -20,11 +20,19 @@ use polvo_proto::{
     FsError, InodeRef, LOCK_CLAIMS_MAX, LockAnswer, LockAsk, LockKind, LockRange, LockSeen, LockTerm, LockTicket,
     Locked, ask,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::Instant;
+
+/// Nodes that did not answer, and may have locks that are to be claimed back, are asked again so soon.
+const LOCKS_CLAIMED: Duration = Duration::from_millis(200);
+
+/// Nodes that keep locks of this client are asked so often whether they are there: it has to hear of it when one was started anew, or
+/// another one has taken its place, before that gives its locks to others.
+const LOCKS_WATCHED: Duration = Duration::from_secs(1);
 
 /// How often an owner's locks are claimed again because they were lost again meanwhile.
 const CLAIMS_MAX: u32 = 8;
@@ -84,8 +92,10 @@ pub(crate) struct Locks {
     marks: AtomicUsize,
     not_held: AtomicUsize,
     tickets: AtomicU64,
-    /// The maintenance looks after the nodes that have some.
-    pub(crate) is_watched: AtomicBool,
+    /// Who looks after the nodes that have some ([`LocalClient::watch_locks`]) is at it.
+    is_watched: AtomicBool,
+    /// There are some again, or some were lost.
+    changed: Notify,
 }
 
 impl Mark {
@@ -231,6 +241,7 @@ impl Locks {
         for ((inode, _), mark) in &mut inner.marks {
             if mark.standing == Standing::Held && mark.has_any() && is_gone(*inode) {
                 self.stand(mark, Standing::Unclaimed);
+                self.changed.notify_one();
             }
         }
     }
@@ -310,9 +321,12 @@ impl Locks {
         unclaimed.map(|(of, _)| *of).collect()
     }
 
-    /// Whether anybody may have locks.
-    pub(crate) fn any(&self) -> bool {
-        self.marks.load(Ordering::Acquire) > 0
+    /// Of which inodes somebody may have locks; none: nobody looks after them from here on, before there are some again.
+    fn inodes(&self) -> Vec<InodeRef> {
+        let inner = self.inner.lock();
+        let inodes: Vec<InodeRef> = inner.marks.keys().map(|(inode, _)| *inode).collect();
+        self.is_watched.store(!inodes.is_empty(), Ordering::Release);
+        inodes
     }
 
     fn are_held(&self, inode: InodeRef, owner: u64) -> bool {
@@ -425,6 +439,33 @@ impl LocalClient {
         all_asked
     }
 
+    /// Looks after the nodes that keep locks of this client, and claims back what they do not keep any more. Does not return.
+    pub(crate) async fn watch_locks(&self) {
+        let locks = &self.client.locks;
+        let here = self.client.colocated.as_ref().map(|here| here.node.id());
+        let mut all_there = true;
+        loop {
+            let all_claimed = self.claim_locks().await;
+            let pause = match all_there && all_claimed {
+                _ if locks.inodes().is_empty() => Duration::MAX,
+                true => LOCKS_WATCHED,
+                false => LOCKS_CLAIMED,
+            };
+            if tokio::time::timeout(pause, locks.changed.notified()).await.is_ok() {
+                continue;
+            }
+            let primary = |inode: InodeRef| self.client.primary(inode.ino.region()).ok();
+            let nodes: BTreeSet<NodeId> = locks.inodes().into_iter().filter_map(primary).collect();
+            let others: Vec<NodeId> = nodes.into_iter().filter(|node| Some(*node) != here).collect();
+            let sent = Instant::now();
+            let there = self.links.look_after(&others).await;
+            all_there = there.len() == others.len();
+            for node in there {
+                locks.renewed(node, sent, |inode| primary(inode) == Some(node));
+            }
+        }
+    }
+
     /// Takes an advisory lock on an open file. With a ticket: waits for it, for as long as the ticket says.
     ///
     /// # Errors
@@ -456,7 +497,7 @@ impl LocalClient {
             let known = locks.renewed_at(node).unwrap_or(sent);
             if locks.given(inode, &lock, term, known, losses) {
                 if !locks.is_watched.load(Ordering::Acquire) {
-                    self.client.reset.notify_one();
+                    locks.changed.notify_one();
                 }
                 return Ok(answer);
             }

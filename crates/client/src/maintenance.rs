@@ -4,7 +4,6 @@ use crate::local_client::LocalClient;
 use polvo_format::NodeId;
 use polvo_proto::{InodeRef, ask, reply};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -15,19 +14,22 @@ const GATHER: Duration = Duration::from_millis(20);
 /// heard of us, it holds space back that we might still be storing to.
 const RETURNED: Duration = Duration::from_millis(500);
 
-/// Locks that could not be claimed back from their node are claimed again so soon.
-const LOCKS_CLAIMED: Duration = Duration::from_millis(200);
-
-/// The lease is renewed so often while the client has locks: it has to hear of it when a node was started anew, or another one has taken
-/// its place, before that gives its locks to others.
-const LOCKS_WATCHED: Duration = Duration::from_secs(1);
-
 impl LocalClient {
     /// Renews the lease three times in its length, lets go of what the nodes ask for and what is not used any more,
     /// until the client is shut down; then ends the session. Sleeps otherwise.
     pub async fn maintain(self: Rc<Self>) {
         // the lease at one node is not to end because another is away
         self.links.never_wait();
+        // nor are locks to be lost because something else waits
+        tokio::select! {
+            biased;
+            () = self.watch_locks() => {}
+            () = self.keep_up() => {}
+        }
+        self.end().await;
+    }
+
+    async fn keep_up(&self) {
         let every = self.client.context.timeouts().renew_every();
         let mut next = Instant::now() + every;
         // since when a node may have been started anew without having heard of us
@@ -43,29 +45,15 @@ impl LocalClient {
                     lost = Some(Instant::now());
                     next = next.min(Instant::now() + RETURNED);
                 }
-                () = self.client.reset.notified() => {
-                    let soon = match self.claim_locks().await {
-                        true if self.watches_locks() => LOCKS_WATCHED,
-                        true => every,
-                        false => LOCKS_CLAIMED,
-                    };
-                    next = next.min(Instant::now() + soon);
-                }
                 () = tokio::time::sleep_until(next) => {
                     self.client.access_times.begin_day_if_due();
                     let all_there = self.renew().await;
                     let losses = self.client.losses();
-                    let locks_claimed = self.claim_locks().await;
                     if claimed != losses && self.keep_open().await {
                         claimed = losses;
                     }
                     lost = lost.filter(|since| !all_there && since.elapsed() < every * 3);
-                    next = Instant::now() + match () {
-                        () if !locks_claimed => LOCKS_CLAIMED,
-                        () if lost.is_some() => RETURNED,
-                        () if self.watches_locks() => LOCKS_WATCHED,
-                        () => every,
-                    };
+                    next = Instant::now() + if lost.is_some() { RETURNED } else { every };
                     self.release_some().await;
                     self.end_writers().await;
                     self.release_locks_left().await;
@@ -84,7 +72,6 @@ impl LocalClient {
                 }
             }
         }
-        self.end().await;
     }
 
     /// Renews the lease everywhere, once, and does what the answers ask for. Happens by itself three times in a lease. True when
@@ -127,16 +114,6 @@ impl LocalClient {
             }
         }
         all_there
-    }
-
-    /// Whether nodes may have locks of this client.
-    fn watches_locks(&self) -> bool {
-        let locks = &self.client.locks;
-        // what is given from here on is seen, or asks for another look
-        locks.is_watched.store(true, Ordering::SeqCst);
-        let watches = locks.any();
-        locks.is_watched.store(watches, Ordering::SeqCst);
-        watches
     }
 
     /// A node has renewed the lease.

@@ -703,26 +703,33 @@ impl Links {
         .await;
     }
 
-    /// Renews the lease at a node. One that is silent is waited for only as long as it is the primary of any region, as far as the others know.
-    async fn renew_at(&self, node: NodeId) -> Result<reply::Renewed, FsError> {
-        let mut renewed = pin!(self.renew_patiently(node));
-        loop {
-            if let Ok(renewed) = tokio::time::timeout(SILENCE, renewed.as_mut()).await {
-                return renewed;
+    /// Asks nodes, all at a time, whether they are there, which renews the session's lease. Returns those that have answered. One that is silent
+    /// is waited for only as long as it is the primary of any region, as far as the others know.
+    pub async fn look_after(&self, nodes: &[NodeId]) -> Vec<NodeId> {
+        let asked = nodes.iter().map(|node| async move {
+            let node = *node;
+            // nothing is said of reads that are under way
+            let heartbeat = ask::Heartbeat { tick: 0 };
+            let mut answer = pin!(self.call_node_at_once(node, Cred::Kernel, heartbeat));
+            loop {
+                match tokio::time::timeout(SILENCE, answer.as_mut()).await {
+                    Ok(Ok(_)) => return Some(node),
+                    Ok(Err(_)) => {
+                        self.ask_around(node).await;
+                        return None;
+                    }
+                    Err(_) => self.ask_around(node).await,
+                }
+                let map = self.context.map.get();
+                if map.regions.iter().all(|region| region.primary() != Some(node)) {
+                    return None;
+                }
             }
-            if !self.context.map.get().is_replicated() {
-                return renewed.await;
-            }
-            self.ask_around(node).await;
-            let map = self.context.map.get();
-            if map.regions.iter().all(|region| region.primary() != Some(node)) {
-                let why = "it does not answer, and others serve its regions".into();
-                return Err(FsError::Unreachable { node: node.0, why });
-            }
-        }
+        });
+        join_all(asked).await.into_iter().flatten().collect()
     }
 
-    async fn renew_patiently(&self, node: NodeId) -> Result<reply::Renewed, FsError> {
+    async fn renew_at(&self, node: NodeId) -> Result<reply::Renewed, FsError> {
         let link = self.reach(node, Duration::ZERO).await?;
         let heartbeat = ask::Heartbeat { tick: link.tick.get() };
         let renewed = self.call_node_at_once(node, Cred::Kernel, heartbeat).await?;

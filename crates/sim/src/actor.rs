@@ -6,6 +6,7 @@ use crate::history::History;
 use crate::kernel::Mount;
 use crate::kernel::caches::{PAGE, inode_of, shown};
 use crate::kernel::mount::is_of_one_page;
+use crate::locker::{Granted, Locker};
 use crate::operation::{Answer, Name, Operation, Outcome, read_name, spelled};
 use crate::pattern::{self, Tag};
 use crate::plant::{Instead, Planted};
@@ -58,6 +59,8 @@ pub struct Shared {
     pub is_work_over: Cell<bool>,
     /// A node that is gone for good.
     pub lost: Cell<Option<u16>>,
+    /// Locks that clients were given.
+    pub granted: Granted,
     /// What a client noticed by itself.
     pub wrong: RefCell<Vec<String>>,
 }
@@ -75,6 +78,7 @@ impl Shared {
             faults: RefCell::default(),
             is_work_over: Cell::new(false),
             lost: Cell::new(None),
+            granted: Granted::default(),
             wrong: RefCell::default(),
         })
     }
@@ -147,6 +151,7 @@ pub struct Actor {
     open: Vec<Arc<OpenFile>>,
     space_hog: Option<SpaceHog>,
     crowd: Crowd,
+    locker: Option<Locker>,
 }
 
 impl Actor {
@@ -163,6 +168,7 @@ impl Actor {
             open: Vec::new(),
             space_hog: None,
             crowd: Crowd::default(),
+            locker: None,
         }
     }
 
@@ -185,6 +191,8 @@ impl Actor {
                 self.space_hog().await;
             } else if self.shared.schedule.is_crowded && self.rng.percent(15) {
                 self.crowd().await;
+            } else if self.shared.schedule.is_locking && self.rng.percent(25) {
+                Box::pin(self.lock()).await;
             } else {
                 let operation = self.draw();
                 drop(self.perform(operation).await); // whatever came of it is in the history
@@ -192,6 +200,36 @@ impl Actor {
         }
         self.space_hog = None;
         self.crowd = Crowd::default();
+        if let Some(locker) = self.locker.take() {
+            locker.let_go(&self.client).await;
+        }
+    }
+
+    /// Takes a lock, or sees whether it is there still, and lets go of it at times.
+    async fn lock(&mut self) {
+        let granted = &self.shared.granted;
+        let done = match self.locker.take() {
+            Some(locker) => match locker.has_it(&self.client, granted).await {
+                Ok(true) if self.rng.percent(70) => Ok(Some(locker)),
+                had => {
+                    locker.let_go(&self.client).await;
+                    had.map(|_| None)
+                }
+            },
+            None => {
+                let files = self.shared.files.borrow().clone();
+                let inode = match files.is_empty() || self.rng.percent(60) {
+                    true => ROOT,
+                    false => self.rng.pick(&files),
+                };
+                let waits = self.rng.percent(50);
+                Locker::take(&self.client, inode, granted, waits).await
+            }
+        };
+        match done {
+            Ok(locker) => self.locker = locker,
+            Err(why) => self.shared.wrong.borrow_mut().push(format!("{}: {why}", self.name)),
+        }
     }
 
     async fn crowd(&mut self) {

@@ -26,6 +26,7 @@ pub mod history;
 pub mod judgement;
 pub mod kernel;
 pub mod linearizability;
+pub mod locker;
 pub mod minimize;
 pub mod names_model;
 pub mod operation;

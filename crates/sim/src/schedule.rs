@@ -147,6 +147,8 @@ pub struct Schedule {
     pub by_pages: Vec<bool>,
     /// Clients make and leave crowds of files, which fill more than a segment of inodes.
     pub is_crowded: bool,
+    /// Clients take advisory locks.
+    pub is_locking: bool,
     /// Which clients use tokens.
     pub tokens: Vec<bool>,
     /// Which clients only look, at few things again and again. They use tokens.
@@ -191,6 +193,8 @@ fn transfers(rng: &mut Rng) -> Transfers {
 
 /// So many runs of a hundred have crowds of files.
 const CROWDED: u64 = 4;
+/// And so many have locks.
+const LOCKING: u64 = 30;
 
 /// In a third of the runs regions have mirrors; in half as many where pools are to fill up, and in none where participants log
 /// themselves.
@@ -352,6 +356,7 @@ impl Schedule {
             access_times,
             by_pages,
             is_crowded: Rng::new(seed, 12).percent(CROWDED),
+            is_locking: Rng::new(seed, 40).percent(LOCKING),
             tokens: believers.tokens,
             readers: believers.readers,
             cuts: believers.cuts,

@@ -1,7 +1,7 @@
 //! What a development cluster is made of and where it lies: `dev.toml`, and the paths that follow from it.
 
 use crate::args::Provider;
-use crate::config::{REPLICAS, check_replicas, parse_persistence};
+use crate::config::{check_replicas, parse_persistence};
 use crate::process::{ProcessId, RunningProcess};
 use crate::text_position::explain;
 use crate::{CliError, ClusterId, Context};
@@ -51,7 +51,7 @@ pub struct DevCluster {
 
 /// Of a cluster that was made before there was a choice.
 fn replicas_of_before() -> u16 {
-    REPLICAS
+    1
 }
 
 /// Name of the file.

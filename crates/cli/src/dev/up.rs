@@ -5,7 +5,7 @@ use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_fi
 use super::ports::free_ports;
 use crate::args::{ClusterArgs, DevMedium, Provider, UpArgs};
 use crate::cluster_dir::ClusterDir;
-use crate::config::{REPLICAS, check_replicas, parse_persistence, reactors_of};
+use crate::config::{check_replicas, default_replicas, parse_persistence, reactors_of};
 use crate::connect::with_client_as;
 use crate::daemon::READY;
 use crate::daemon_args::DAEMON;
@@ -66,7 +66,7 @@ fn check(args: &UpArgs) -> Result<(), CliError> {
 
 /// Replicas that a new cluster of so many nodes is to have.
 fn replicas_of_new(args: &UpArgs, nodes: u16) -> Result<u16, CliError> {
-    let wanted = args.replicas.unwrap_or(REPLICAS);
+    let wanted = args.replicas.unwrap_or_else(|| default_replicas(usize::from(nodes)));
     check_replicas(wanted, usize::from(nodes)).map_err(|why| CliError::Usage(format!("--replicas {wanted}: {why}")))
 }
 
