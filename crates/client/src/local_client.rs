@@ -100,11 +100,7 @@ impl LocalClient {
                 self.attach_once(here).await?;
                 here.node.id()
             }
-            None => {
-                let node = self.client.primary(region)?;
-                self.links.to(node).await?;
-                node
-            }
+            None => self.links.to_primary(region).await?.node,
         };
         Ok((node, self.client.incarnation(node)))
     }

@@ -903,6 +903,72 @@ async fn done_while_the_node_dies(cluster: &mut Cluster, asked: Asked, step: u32
     done
 }
 
+/// A primary dies before the data of large writes is there, between it and their mirror, and after that: its successor has each of them
+/// once, with its own data, although it gives the pages that they were written to at the primary to others.
+#[test]
+fn large_writes_are_done_once_though_their_primary_dies() {
+    const LEN: usize = 100_000;
+    const WRITERS: u64 = 4;
+    let options = ClusterOptions {
+        seed: 84,
+        replicas: 2,
+        regions_per_node: 1,
+        pool_bytes: 128 << 20,
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 1).await;
+        let (client, other) = (external(cluster, "client"), external(cluster, "other"));
+        let open = client.open(made).await.expect("open");
+        let theirs = other.open(made).await.expect("open");
+        let delay = Duration::from_millis(1);
+        for step in 0..24u32 {
+            cluster.mirrored().await;
+            // there is space in hand
+            client.set_attr(made, truncated()).await.expect("truncate");
+            client.write(&open, 0, &pattern(1, LEN)).await.expect("write");
+            cluster.network().set_delay(delay..=delay);
+            let asking: Vec<_> = (0..WRITERS)
+                .map(|n| {
+                    let (client, open) = (client.clone(), open.clone());
+                    tokio::task::spawn_local(async move { client.append(&open, &pattern(2 + n, LEN)).await })
+                })
+                .collect();
+            cluster.sleep(delay * (step % 12) / 2 + delay / 4).await;
+            let primary = client
+                .client()
+                .map()
+                .primary(made.ino.region())
+                .expect("it is served")
+                .0;
+            cluster.crash(primary).await;
+            let mut places = vec![0];
+            for (n, asked) in asking.into_iter().enumerate() {
+                let (at, len) = asked.await.expect("no panic").expect("append");
+                let mut bytes = vec![0; LEN];
+                assert_eq!((len, other.read(&theirs, at, &mut bytes).await), (LEN, Ok(LEN)));
+                assert!(bytes == pattern(2 + n as u64, LEN), "step {step}, writer {n}, at {at}");
+                places.push(at);
+            }
+            places.sort_unstable();
+            let expected: Vec<u64> = (0..=WRITERS).map(|n| n * LEN as u64).collect();
+            assert_eq!(places, expected, "step {step}: one behind the other, and no more");
+            assert_eq!(content(&other, &theirs).await.len(), LEN * (1 + WRITERS as usize));
+            cluster.network().set_delay(Duration::ZERO..=Duration::ZERO);
+            cluster.restart(primary).await.expect("restart");
+        }
+        cluster.mirrored().await;
+    });
+}
+
+fn truncated() -> SetAttr {
+    SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    }
+}
+
 /// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives
 /// it up.
 #[test]

@@ -65,7 +65,7 @@ use Operation::*;
 const OPERATIONS: [(&str, Operation, [u32; 3]); 13] = [
     ("write 4 KiB", Overwrite(4096), [2, 4, 4]),
     ("append 4 KiB", Append, [2, 4, 4]),
-    ("write 1 MiB", Overwrite(MIB), [2, 6, 6]),
+    ("write 1 MiB", Overwrite(MIB), [2, 4, 4]),
     ("read 4 KiB", Read(4096), [2, 2, 2]),
     ("read 1 MiB", Read(MIB), [2, 4, 4]),
     ("attributes", Attributes, [2, 2, 2]),

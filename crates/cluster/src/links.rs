@@ -153,6 +153,31 @@ impl Links {
         }
     }
 
+    /// The link to a region's primary, whoever that is by then: while it is away a copy may take its place.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when it stays away for longer than this session waits.
+    pub async fn to_primary(&self, region: RegionId) -> Result<Rc<Link>, FsError> {
+        let mut away_since = None;
+        loop {
+            let node = self.primary(region)?;
+            if let Some(link) = self.peer(node).live() {
+                return Ok(link);
+            }
+            if !self.has_copies(region) {
+                return self.to(node).await;
+            }
+            let link = self.at_once(node).await;
+            if !matches!(link, Err(FsError::Unreachable { .. })) {
+                return link;
+            }
+            self.ask_around(node).await;
+            if self.primary(region)? == node && !self.may_move(&mut away_since).await {
+                return link;
+            }
+        }
+    }
+
     /// The link to a node. Waits for one that is away.
     ///
     /// # Errors
@@ -397,15 +422,25 @@ impl Links {
         }
     }
 
-    /// Sends a request over one connection alone, behind what was posted there, which it finds in place
+    /// Sends a request about a region over one connection alone, behind what was posted there, which it finds in place
     /// ([`Links::write_ahead`]). `None`: it was not done and never will be, and of what was posted there nothing takes effect
-    /// any more.
+    /// any more, or where nobody reads.
     ///
     /// # Errors
     /// [`FsError::Unreachable`] when it cannot be said whether it was done; else what the node has answered.
-    pub async fn call_behind<A: Ask>(&self, link: &Link, cred: Cred, ask: A) -> Result<Option<A::Answer>, FsError> {
+    pub async fn call_behind<A: Ask>(
+        &self,
+        region: RegionId,
+        link: &Link,
+        cred: Cred,
+        ask: A,
+    ) -> Result<Option<A::Answer>, FsError> {
         let mut call = self.make_call(cred, ask);
         let (node, limit) = (link.node, self.context.timeouts.rpc);
+        if self.has_copies(region) {
+            let answer = Box::pin(self.send_behind_unless_it_moves(region, link, call)).await?;
+            return answer.map(|(node, reply)| A::answered(Ok(reply), node)).transpose();
+        }
         let error = match link.exchange(&call, limit).await {
             Ok(Err(FsError::WrongEpoch)) => return Ok(None),
             Ok(answer) => return A::answered(answer, node).map(Some),
@@ -419,7 +454,7 @@ impl Links {
             return Err(error);
         }
         let link = self.to(node).await.inspect_err(|_| self.context.give_up(node))?;
-        call.request = Request::Withdraw;
+        call.request = Request::Withdraw { region };
         call.again = true;
         match link.exchange(&call, limit).await {
             Ok(Ok(Reply::Withdrawn)) => Ok(None),
@@ -431,6 +466,36 @@ impl Links {
                 Err(lost)
             }
         }
+    }
+
+    /// As [`Links::call_behind`], where a copy may take the primary's place: what names places in one pool is asked of no other node.
+    /// Whether it was done is known to whoever serves the region then.
+    async fn send_behind_unless_it_moves(
+        &self,
+        region: RegionId,
+        link: &Link,
+        mut call: Call,
+    ) -> Result<Option<(NodeId, Reply)>, FsError> {
+        let limit = self.context.timeouts.rpc;
+        let sent = async {
+            let answer = link.exchange(&call, limit).await;
+            if let Err(error @ FsError::Unreachable { .. }) = &answer
+                && !link.is_closed()
+            {
+                self.give_up(link, error);
+            }
+            answer?
+        };
+        match self.unless_it_moves(region, link.node, sent).await {
+            // also what is done at once, and then waits for mirrors in vain
+            Err(FsError::Unreachable { .. } | FsError::WrongEpoch) => {}
+            answer => return answer.map(|reply| Some((link.node, reply))),
+        }
+        call.request = Request::Withdraw { region };
+        call.epoch = self.context.map.epoch();
+        call.again = true;
+        let (node, reply) = self.send_to_primary(region, call, limit).await?;
+        Ok((reply != Reply::Withdrawn).then_some((node, reply)))
     }
 
     /// Drops a link over which a node did not answer; what was asked of it is about to be reported as failed.
@@ -450,7 +515,7 @@ impl Links {
     /// Sends a request to the primary of a region; refreshes the map on `WrongEpoch`.
     pub async fn call_region<A: Ask>(&self, region: RegionId, cred: Cred, ask: A) -> Result<A::Answer, FsError> {
         let limit = self.context.timeouts.rpc;
-        let (node, reply) = self.send_to_primary(region, cred, ask.into(), limit).await?;
+        let (node, reply) = self.send_to_primary(region, self.make_call(cred, ask), limit).await?;
         A::answered(Ok(reply), node)
     }
 
@@ -463,7 +528,7 @@ impl Links {
         ask: A,
         limit: Duration,
     ) -> Result<A::Answer, FsError> {
-        let (node, reply) = self.send_to_primary(region, cred, ask.into(), limit).await?;
+        let (node, reply) = self.send_to_primary(region, self.make_call(cred, ask), limit).await?;
         A::answered(Ok(reply), node)
     }
 
@@ -471,11 +536,9 @@ impl Links {
     async fn send_to_primary(
         &self,
         region: RegionId,
-        cred: Cred,
-        request: Request,
+        mut call: Call,
         limit: Duration,
     ) -> Result<(NodeId, Reply), FsError> {
-        let mut call = self.make_call(cred, request);
         let is_part = matches!(call.request, Request::Collect { .. } | Request::Prepare { .. });
         let mut short_since = None;
         let (mut moves, mut away_since) = (0, None);

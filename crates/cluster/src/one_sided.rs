@@ -345,8 +345,8 @@ impl Links {
     }
 
     /// As [`Links::one_sided_while`], for writes that a request follows over the same connection ([`Links::call_behind`]):
-    /// where they travel they are not waited for, which saves a round trip. Returns the connection that carries them; `None`:
-    /// they are in place.
+    /// where they travel they are not waited for, which saves a round trip. Returns the connection that the request is to go over;
+    /// `None`: any, since they are in place, and no copy takes the place of the pool that they went to.
     ///
     /// A queue pair executes what is posted on it in order, and nothing behind a write that fails.
     ///
@@ -359,7 +359,7 @@ impl Links {
         ours: impl Fn() -> bool,
     ) -> Result<Option<Rc<Link>>, FsError> {
         let link = self.batch(region, writes, ours, Wait::Ahead).await?;
-        Ok((!link.rpc.queue_pair().is_immediate()).then_some(link))
+        Ok((self.has_copies(region) || !link.rpc.queue_pair().is_immediate()).then_some(link))
     }
 
     async fn batch(

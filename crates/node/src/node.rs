@@ -294,6 +294,12 @@ impl Node {
         }
     }
 
+    /// May others still be storing to what an earlier incarnation has given them?
+    pub(crate) fn holds_back(&self) -> bool {
+        self.give_out_held_back();
+        self.held_back.load(Relaxed)
+    }
+
     /// Gives out pages that were free at the start, once nobody can still be storing to them: nobody has the pool mapped
     /// any more who was given it by an earlier incarnation, or so much time has passed that all leases of that one have ended.
     pub(crate) fn give_out_held_back(&self) {

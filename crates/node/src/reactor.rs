@@ -446,14 +446,16 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     // who asks again is told by the log whether it has happened
     let is_found_again =
         request.is_found_again() && ctx.node.regions.all().any(|region| region.replication().is_some());
-    let done = match again && !planted(Planted::RepeatedElsewhere) {
-        true => Box::pin(ctx.done_before()).await,
-        false => Ok(None),
+    let done = match &request {
+        // one that does not serve it knows nothing of it
+        Request::Withdraw { region } if ctx.service(*region).is_err() => Err(FsError::WrongEpoch),
+        _ if again && !planted(Planted::RepeatedElsewhere) => Box::pin(ctx.done_before()).await,
+        _ => Ok(None),
     };
     let answer = match (request, done) {
         (_, Err(error)) => Err(error),
         (request, Ok(Some(done))) => Box::pin(ctx.answer_again(&request, done)).await,
-        (Request::Withdraw, Ok(None)) => Ok(Reply::Withdrawn),
+        (Request::Withdraw { .. }, Ok(None)) => Ok(Reply::Withdrawn),
         (request, Ok(None)) => ctx.perform(request).await,
     };
     // also what was done before: it may be the sync that has failed

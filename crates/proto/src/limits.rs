@@ -169,7 +169,7 @@ impl Request {
             | Request::RemoveXattr { .. }
             | Request::Collect { .. }
             | Request::Prepare { .. }
-            | Request::Withdraw => true,
+            | Request::Withdraw { .. } => true,
             Request::Attach { .. }
             | Request::Heartbeat { .. }
             | Request::Detach

@@ -599,9 +599,13 @@ requests! {
         /// the log as the caller knows it
         known: Tail,
     } -> LogSequel(Option<LogSequel>),
-    /// Has the number of an earlier request, which was sent over a connection that is lost: its answer, if it was done.
-    /// If not, it is withdrawn and never will be: `Attach` has closed the connection that it was sent over.
-    Withdraw -> Reply,
+    /// Has the number of an earlier request about a region, which was sent over a connection that is lost, or was answered with an
+    /// error that does not say whether it was done: its answer, if it was done. If not, it is withdrawn and never will be: `Attach`
+    /// has closed the connection that it was sent over. Who does not serve the region cannot say.
+    Withdraw {
+        /// region
+        region: RegionId,
+    } -> Reply,
     /// As `Open`, and notes that the session has the file open for writing (`Create` and `CreateUnnamed` with `open` do
     /// so by themselves, and give the right to map it). Asking again changes nothing but the number.
     OpenToWrite {

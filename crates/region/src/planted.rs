@@ -65,6 +65,8 @@ pub enum Planted {
     ReusedUnmirrored,
     /// What another primary may have done is done when it is asked for again.
     RepeatedElsewhere,
+    /// A commit goes to whoever serves the region, also if that is not where its data was written.
+    CommittedElsewhere,
     /// A region whose pool was lost is served as it was created anew.
     LostPoolServed,
     /// A node that was started anew answers before a majority says that the region is still its own.

@@ -33,3 +33,8 @@ fn a_mirror_left_out_that_may_take_over() {
 fn a_request_done_by_each_of_two_primaries() {
     is_found(Planted::RepeatedElsewhere, 40..140);
 }
+
+#[test]
+fn a_commit_where_its_data_is_not() {
+    is_found(Planted::CommittedElsewhere, 440..540);
+}

@@ -129,7 +129,7 @@ impl Committer {
         let answer = match way {
             None => self.requester.ask(request).await?,
             Some(link) => links
-                .call_behind(&link, Cred::Kernel, request)
+                .call_behind(region, &link, Cred::Kernel, request)
                 .await?
                 .ok_or_else(|| FsError::Io("a connection was lost".into()))?,
         };

@@ -5,7 +5,8 @@
 //! | client-active (`read`, `write`) | writes in the request | one-sided, from and to the caller's memory | |
 //! | server-directed (here) | eager: in the request or answer | pooled: one-sided by the node, from and to a buffer that is registered once | zero-copy: the caller's own [`Buffer`], registered for the request |
 //!
-//! Client-active is what a client does unless it is asked for the other, or a node gives it no one-sided access to data.
+//! Client-active is what a client does unless it is asked for the other, or a node gives it no one-sided access to data. Regions with
+//! copies are read server-directed: their primary alone can say whether all mirrors have what is read.
 //! Server-directed transfers are those of Carns et al. (2.1, 2.3); Octopus (3.2.2) calls them server-active. A caller's plain
 //! bytes are not registered: only memory that shared mappings can reach is, which is what a [`Buffer`] is made of.
 
@@ -17,7 +18,7 @@ use polvo_cluster::Link;
 use polvo_fabric as fabric;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::RegionId;
-use polvo_proto::{EAGER_MAX, EAGER_READ_MAX, FsError, TRANSFER_MAX, Window, ask, reply};
+use polvo_proto::{Ask, EAGER_MAX, EAGER_READ_MAX, FsError, TRANSFER_MAX, Window, ask, reply};
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -253,10 +254,17 @@ impl LocalClient {
             return Ok(Transfers::Client); // memory on both sides
         }
         match self.client.transfers {
-            // of a region with copies, reads are answered by its primary
-            Transfers::Client
-                if self.links.has_copies(region) || !self.links.to(self.client.primary(region)?).await?.one_sided =>
-            {
+            Transfers::Client if !self.links.to_primary(region).await?.one_sided => {
+                Ok(Transfers::Server(Thresholds::default()))
+            }
+            chosen => Ok(chosen),
+        }
+    }
+
+    /// Who moves what is read of a region: where it has copies its primary, which alone can say whether all of them have it.
+    pub(crate) async fn transfers_to_read(&self, region: RegionId) -> Result<Transfers, FsError> {
+        match self.transfers(region).await? {
+            Transfers::Client if self.links.has_copies(region) && self.colocated(region).is_none() => {
                 Ok(Transfers::Server(Thresholds::default()))
             }
             chosen => Ok(chosen),
@@ -264,7 +272,7 @@ impl LocalClient {
     }
 
     pub(crate) async fn lend(&self, region: RegionId) -> Result<Lent<'_>, FsError> {
-        let link = self.links.to(self.client.primary(region)?).await?;
+        let link = self.links.to_primary(region).await?;
         let free = self.pooled.free.borrow_mut().pop();
         let registered = match free {
             Some(registered) => registered,
@@ -281,6 +289,12 @@ impl LocalClient {
             link,
             registered,
         })
+    }
+
+    /// As [`LocalClient::call`], of what names memory of ours. That is reached over a connection, also by the node around us, which may have
+    /// come to serve the region only now.
+    pub(crate) async fn call_over_connection<A: Ask>(&self, region: RegionId, ask: A) -> Result<A::Answer, FsError> {
+        self.links.call_region(region, self.client.cred.clone(), ask).await
     }
 
     /// Reads into a buffer of the caller's: where the node moves the data, and there is much of it, without a copy on this
@@ -302,7 +316,7 @@ impl LocalClient {
         while done < len {
             let most = (len - done).min(POOLED_BYTES);
             let (place, from) = (at + done, offset.saturating_add(done as u64));
-            let (read, more) = match self.transfers(data_region(open_inode)).await? {
+            let (read, more) = match self.transfers_to_read(data_region(open_inode)).await? {
                 Transfers::Server(sizes) if most > sizes.eager_read => {
                     self.check_file(open_inode).await?;
                     self.read_to_buffer(open_inode, from, into, place, most, sizes).await?
@@ -389,7 +403,7 @@ impl LocalClient {
             into,
             verify: self.client.verifies(),
         };
-        match self.call(data_region(open_inode), read).await? {
+        match self.call_over_connection(data_region(open_inode), read).await? {
             reply::Read { len: read, .. } if read > len as u64 => Err(not_what_was_asked()),
             // nothing read although there is more: that would go on for ever
             reply::Read { len: read, more, bytes } => Ok((read as usize, more && read > 0, bytes)),

@@ -40,7 +40,7 @@ impl Pages {
 impl LocalClient {
     /// Whether reads of data of a region are to be compared with checksums, which are there.
     pub(crate) async fn verifies_at(&self, region: RegionId) -> Result<bool, FsError> {
-        Ok(self.client.verifies() && self.links.to(self.client.primary(region)?).await?.checksums)
+        Ok(self.client.verifies() && self.links.to_primary(region).await?.checksums)
     }
 
     /// The regions of the cluster.

@@ -164,21 +164,30 @@ impl RequestContext<'_> {
             check_end(run.offset, run.len)?;
         }
         let session = self.session.id;
-        let mut written = self
+        let mut space = Vec::new();
+        let done = self
             .on_for_session(inode.ino.region(), |r| {
                 self.before_write(r, inode)?;
-                let mut written = r.commit(session, inode, NewData { runs, crcs }, from, known, self.now_ns())?;
+                let written = r.commit(session, inode, NewData { runs, crcs }, from, known, self.now_ns())?;
                 if want_pages > 0 {
                     // the write is done; that no more space is to be had is told to who asks for some
-                    written.space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();
+                    space = r.delegate(session, want_pages.min(DELEGATE_MAX)).unwrap_or_default();
                 }
                 Ok(written)
             })
-            .await?;
-        if let (false, Some(service)) = (written.space.is_empty(), self.node.service(inode.ino.region())) {
-            written.places = service.places_of(&written.space);
+            .await;
+        if let (false, Some(service)) = (space.is_empty(), self.node.service(inode.ino.region())) {
+            match done {
+                Ok(mut written) => {
+                    written.places = service.places_of(&space);
+                    written.space = space;
+                    return Ok(WriteAnswer::Written(written));
+                }
+                // no mirror has taken it in time, and so nobody hears of the space
+                Err(_) => service.enter(|r| r.return_space(session, &space)),
+            }
         }
-        Ok(WriteAnswer::Written(written))
+        done.map(WriteAnswer::Written)
     }
 
     /// See [`polvo_proto::Request::WriteFrom`]: the node fetches the bytes from memory of the caller's. All of it, or

@@ -191,6 +191,9 @@ impl RequestContext<'_> {
                 1u64 << segment_shift.min(63)
             )));
         }
+        if fill_from.is_some() && node.holds_back() {
+            return Err(FsError::HeldBack); // a client may be storing yet to what it was given when the region was served here
+        }
         let copy = node.copies.get_or_create(&node.space, region)?;
         let mut copy = copy.lock();
         copy.revoke(&node.memory);

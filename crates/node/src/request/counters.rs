@@ -100,7 +100,9 @@ mod tests {
     #[test]
     fn what_threads_have_counted_is_added_up() {
         let counters = RequestCounters::default();
-        let under_way = counters.begin(&Request::Withdraw);
+        let under_way = counters.begin(&Request::Withdraw {
+            region: polvo_format::RegionId(0),
+        });
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| counters.count(&Request::Fence));

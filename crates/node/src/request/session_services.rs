@@ -61,7 +61,7 @@ macro_rules! dispatch {
     )*) => {
         match $request {
             $( $(#[$when])? Request::$kind $( { $($field),* } )? $( ($only) )? => ask::$kind::reply($service), )*
-            Request::Attach { .. } | Request::Fence | Request::Withdraw => {
+            Request::Attach { .. } | Request::Fence | Request::Withdraw { .. } => {
                 Err(FsError::Invalid("this request belongs to a connection".into()))
             }
             #[cfg(not(feature = "two-phase"))]
@@ -195,7 +195,7 @@ impl RequestContext<'_> {
             inode, offset, target, ..
         } = done;
         match request {
-            Request::Withdraw | Request::Write { .. } | Request::WriteFrom { .. } | Request::Commit { .. } => {
+            Request::Withdraw { .. } | Request::Write { .. } | Request::WriteFrom { .. } | Request::Commit { .. } => {
                 Ok(Reply::WrittenBefore { offset })
             }
             Request::Create { .. } => {

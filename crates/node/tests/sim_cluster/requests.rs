@@ -167,7 +167,9 @@ fn a_request_withdrawn_is_answered_or_never_done() {
             )
         };
         let withdraw = |call: &polvo_proto::Call| polvo_proto::Call {
-            request: Request::Withdraw,
+            request: Request::Withdraw {
+                region: ROOT.ino.region(),
+            },
             ..call.clone()
         };
         let (done, undone) = (make("done"), make("undone"));

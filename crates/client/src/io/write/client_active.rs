@@ -1,12 +1,14 @@
 //! Client-active writes: the data goes by one-sided writes into delegated space, and one log commit names it.
 
 use super::{NewBytes, SESSION_TRIES};
+use crate::io::transfers::Thresholds;
 use crate::local_client::LocalClient;
 use crate::open::data_region;
 use crate::open_table::OpenInode;
 use polvo_cluster::{Link, RegionVerb, join_all};
 use polvo_format::{Gpa, PAGE, PAGE_CRC_SIZE, RegionId, crcs_of_pages};
 use polvo_proto::{FsError, PageRun, RUNS_MAX, WriteAnswer, WriteRun, ask};
+use polvo_region::planted::{Planted, planted};
 use std::rc::Rc;
 
 /// Bytes of one batch of one-sided writes; larger writes are several at a time.
@@ -35,6 +37,10 @@ impl LocalClient {
     /// The bytes go into delegated space, and behind them one commit. Writes as many as fit one commit. Where the
     /// connection is lost before the answer has come, the node says whether it was done, even if it was started anew;
     /// if not, the data is written anew, and waited for.
+    ///
+    /// Of a region with copies the pages belong to one pool, and another node may serve the region before they are committed. So the commit
+    /// goes over the connection that the data went over, and nowhere else; where it comes to nothing there, whoever serves the region says
+    /// whether it was done, and if not all of it is written again, server-directed, which any primary can do.
     pub(super) async fn write_client_active(
         &self,
         open_inode: &OpenInode,
@@ -59,7 +65,10 @@ impl LocalClient {
         let (base, append) = new.at.on_wire();
         let region = data_region(open_inode);
         let (mut reclaimed, mut lost) = (false, false);
-        for _ in 0..SESSION_TRIES {
+        for turn in 0..SESSION_TRIES {
+            if turn > 0 && self.links.has_copies(region) {
+                return self.write_server_directed(open_inode, new, Thresholds::default()).await;
+            }
             self.keep_to_write(open_inode, new).await?;
             let (_, session) = self.session_at(region).await?;
             let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
@@ -75,7 +84,11 @@ impl LocalClient {
             let crcs = self.crcs_of(region, &laid, &bytes[..len]).await?;
             let way = match self.put_data(region, session, &laid, &bytes[..len], !lost).await {
                 Ok(way) => way,
-                Err(FsError::SessionExpired) => continue, // the space was not ours any more
+                // the space was not ours any more, or the connection was lost
+                Err(FsError::SessionExpired) => {
+                    self.client.extent_pool.put_back(region, session, runs);
+                    continue;
+                }
                 Err(error) => {
                     self.client.extent_pool.put_back(region, session, runs);
                     return Err(error);
@@ -149,15 +162,18 @@ impl LocalClient {
         commit: ask::Commit,
     ) -> Result<Option<WriteAnswer>, FsError> {
         match way {
-            None => self.call(region, commit).await.map(Some),
-            Some(link) => self.links.call_behind(link, self.client.cred.clone(), commit).await,
+            Some(link) if !planted(Planted::CommittedElsewhere) => {
+                let cred = self.client.cred.clone();
+                self.links.call_behind(region, link, cred, commit).await
+            }
+            _ => self.call(region, commit).await.map(Some),
         }
     }
 
     /// The CRCs of the pages that data is to lie in, where the node keeps them.
     async fn crcs_of(&self, region: RegionId, laid: &[WriteRun], bytes: &[u8]) -> Result<Vec<u8>, FsError> {
         let mut crcs = Vec::new();
-        if self.links.to(self.client.primary(region)?).await?.checksums {
+        if self.links.to_primary(region).await?.checksums {
             crcs.reserve_exact((bytes.len() / PAGE + 2 * laid.len()) * PAGE_CRC_SIZE);
             let mut rest = bytes;
             for run in laid {
@@ -230,6 +246,9 @@ impl LocalClient {
             return Ok(ways.into_iter().next().flatten());
         }
         // a connection was lost in between: what is asked over one of them finds only what went over that one
+        if self.links.has_copies(region) {
+            return Err(FsError::SessionExpired);
+        }
         for result in put(false).await {
             result?;
         }

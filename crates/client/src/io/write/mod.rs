@@ -8,7 +8,7 @@
 //! | colocated (`placed_by_node`) | anything to such a region | the same, waiting for what is in the way |
 //! | eager (`placed_by_node`) | up to 4 KiB, or less where [`Thresholds`] say so | the bytes travel in the request |
 //! | client-active (`client_active`) | what is larger, at a node that gives us one-sided access | the data goes by one-sided writes into space that the region has delegated to this session; one log commit right behind it, over the same connection, names it: one round trip |
-//! | server-directed (`server_directed`) | what is larger, at other nodes, or because we are asked to | the node fetches the bytes from our memory |
+//! | server-directed (`server_directed`) | what is larger, at other nodes, because we are asked to, or again where another node may have taken a primary's place | the node fetches the bytes from our memory |
 //!
 //! Where too few free pages are neighbours, parts become smaller, in the end so small that they are eager. No lock is
 //! taken: the answer tells what others have committed in between (client arbitration). Every mechanism starts again, up

@@ -33,12 +33,12 @@ impl LocalClient {
             let answer = match new.source {
                 Source::Buffer { buffer, at, len } if len > sizes.pooled => {
                     let registered = buffer.opened(at, len, Access::READ);
-                    self.call(region, request(registered.window())).await
+                    self.call_over_connection(region, request(registered.window())).await
                 }
                 source => {
                     let lent = self.lend(region).await?;
                     lent.fill(source);
-                    let answer = self.call(region, request(lent.window())).await;
+                    let answer = self.call_over_connection(region, request(lent.window())).await;
                     lent.over(&answer);
                     answer
                 }
