@@ -500,22 +500,25 @@ impl Cluster {
         panic!("copies were not made within a minute");
     }
 
-    /// What the running nodes have done to make copies since they were started: how many are made, and bytes compared and sent.
-    pub fn fills(&self) -> (u64, u64, u64) {
-        let of = |node: &Arc<Node>| {
-            let FillCounters {
-                made,
-                compared_bytes,
-                sent_bytes,
-                ..
-            } = &node.fills;
-            [made, compared_bytes, sent_bytes].map(|counter| counter.load(Relaxed))
-        };
-        let sum = self
-            .running()
-            .map(of)
-            .fold([0; 3], |sum, of| std::array::from_fn(|i| sum[i] + of[i]));
-        sum.into()
+    /// What a node has done to make copies since it was started: how many are made, and bytes compared and sent.
+    pub fn fills(&self, node: u16) -> [u64; 3] {
+        let FillCounters {
+            made,
+            compared_bytes,
+            sent_bytes,
+            ..
+        } = &self.node(node).fills;
+        [made, compared_bytes, sent_bytes].map(|counter| counter.load(Relaxed))
+    }
+
+    /// How many copies are being made.
+    pub fn filling(&self) -> u64 {
+        self.running().map(|node| node.fills.under_way.load(Relaxed)).sum()
+    }
+
+    /// Regions of which a node has copies.
+    pub fn copies(&self, node: u16) -> Vec<RegionId> {
+        self.node(node).copies.regions()
     }
 
     /// Offsets in the pool of a node, and lengths, of the segments that it has of a region: of file data or of all else.

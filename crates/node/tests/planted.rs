@@ -115,6 +115,11 @@ fn a_copy_that_has_not_heard_of_earlier_decisions() {
     caught(Planted::EarlierDecisionsUnnoted, a_coordinator_dies_twice);
 }
 
+#[test]
+fn a_page_of_a_copy_that_differs_and_is_not_sent() {
+    caught(Planted::DifferenceUnsent, a_mirror_has_missed_too_much);
+}
+
 fn replicated(seed: u64) -> ClusterOptions {
     ClusterOptions {
         replicas: 2,
@@ -661,5 +666,28 @@ fn a_voter_loses_power() {
         cluster.restart(1).await.unwrap();
         let late = links[1].call_node(NodeId(1), Cred::Kernel, promise(999, 2)).await;
         assert!(matches!(late.as_deref(), Ok(VoterAnswer::Refused(..))), "{late:?}");
+    });
+}
+
+/// What a file holds is what was written last, also at who was away so long that nobody knows what it lacks.
+fn a_mirror_has_missed_too_much() {
+    let options = ClusterOptions {
+        backlog_max: Some(0),
+        ..replicated(47)
+    };
+    run(options, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, &pattern(4096, 1)).await;
+        let mirror = cluster.map().region(file.ino.region()).unwrap().replicas[1].node.0;
+        cluster.crash(mirror).await;
+        cluster.sleep(Duration::from_secs(3)).await;
+        c.write(file, 0, &pattern(4096, 2)).await.unwrap();
+        cluster.restart(mirror).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        cluster.mirrored().await;
+        cluster.crash(0).await;
+        let found = c.read(file).await.unwrap();
+        assert!(found == pattern(4096, 2), "it holds something else");
     });
 }

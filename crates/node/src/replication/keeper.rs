@@ -137,6 +137,10 @@ async fn look_after(
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
     };
+    if node.leases.is_silent(copy, LEASE) {
+        // it may come back with another pool: where nothing is to be sent nobody would notice
+        follower.lane = None;
+    }
     let late = follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY)
         || node.leases.is_silent(copy, MIRROR_AWAY);
     if follower.in_sync && (follower.standing == Standing::Lost || late) {
