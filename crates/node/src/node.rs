@@ -14,6 +14,7 @@ use crate::reactor::Reactors;
 use crate::region_service::{PoolKeys, RegionService};
 use crate::regions::Regions;
 use crate::replication::copies::Copies;
+use crate::replication::fill::FillCounters;
 use crate::replication::leases::Leases;
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
@@ -67,6 +68,7 @@ pub struct Node {
     pub(crate) leases: Leases,
     pub(crate) checks: CheckPages,
     pub(crate) scrubbed: ScrubCounters,
+    pub(crate) fills: FillCounters,
     pub(crate) counters: RequestCounters,
     pub(crate) probe: Probe,
     pub(crate) started: Instant,
@@ -163,6 +165,7 @@ impl Node {
             leases: Leases::default(),
             checks: CheckPages::default(),
             scrubbed: ScrubCounters::default(),
+            fills: FillCounters::default(),
             counters: RequestCounters::default(),
             probe: Probe::default(),
             started: Instant::now(),

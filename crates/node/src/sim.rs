@@ -20,7 +20,9 @@ mod stillness;
 pub use stillness::Stillness;
 
 use crate::housekeeping::check_pages::facts;
+use crate::replication::fill::FillCounters;
 use crate::replication::follower::limit_lanes;
+use crate::replication::records::limit_backlogs;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_replicas};
 use polvo_fabric::sim::{Entered, Network};
@@ -76,6 +78,8 @@ pub struct ClusterOptions {
     pub transactions: Transactions,
     /// Bytes of records that a mirror's lane takes before they are put in place, if fewer than fit; one record always goes.
     pub lane_max: Option<u32>,
+    /// Bytes of records that primaries keep for mirrors that are away, if fewer than otherwise.
+    pub backlog_max: Option<usize>,
 }
 
 impl Default for ClusterOptions {
@@ -94,6 +98,7 @@ impl Default for ClusterOptions {
             one_sided: OneSided::All,
             transactions: Transactions::default(),
             lane_max: None,
+            backlog_max: None,
         }
     }
 }
@@ -172,6 +177,7 @@ impl Cluster {
     /// Formats the pools and starts the nodes, on the current `LocalSet`, under a paused clock.
     pub async fn start(options: ClusterOptions) -> Cluster {
         limit_lanes(options.lane_max);
+        limit_backlogs(options.backlog_max);
         let network = Network::new(options.seed);
         let entered = network.enter();
         network.deliver_here(); // a node's LocalSet ends with it
@@ -492,6 +498,36 @@ impl Cluster {
             self.sleep(Duration::from_millis(100)).await;
         }
         panic!("copies were not made within a minute");
+    }
+
+    /// What a node has done to make copies since it was started: how many are made, and bytes compared and sent.
+    pub fn fills(&self, node: u16) -> [u64; 3] {
+        let FillCounters {
+            made,
+            compared_bytes,
+            sent_bytes,
+            ..
+        } = &self.node(node).fills;
+        [made, compared_bytes, sent_bytes].map(|counter| counter.load(Relaxed))
+    }
+
+    /// How many copies are being made.
+    pub fn filling(&self) -> u64 {
+        self.running().map(|node| node.fills.under_way.load(Relaxed)).sum()
+    }
+
+    /// Regions of which a node has copies.
+    pub fn copies(&self, node: u16) -> Vec<RegionId> {
+        self.node(node).copies.regions()
+    }
+
+    /// Offsets in the pool of a node, and lengths, of the segments that it has of a region: of file data or of all else.
+    pub fn segments(&self, node: u16, region: RegionId, data: bool) -> Vec<(u64, u64)> {
+        let space = &self.node(node).space;
+        let size = space.usage().segment_size;
+        let segments = space.segments_of(region).into_iter();
+        let those = segments.filter(|(_, _, class)| (*class == SegmentClass::Data) == data);
+        those.map(|(_, at, _)| (at, size)).collect()
     }
 
     fn running(&self) -> impl Iterator<Item = &Arc<Node>> {

@@ -125,6 +125,11 @@ fn locks_claimed_that_others_may_have_had() {
     caught(Planted::LateLockClaimed, a_lock_is_claimed_too_late);
 }
 
+#[test]
+fn a_page_of_a_copy_that_differs_and_is_not_sent() {
+    caught(Planted::DifferenceUnsent, a_mirror_has_missed_too_much);
+}
+
 fn replicated(seed: u64) -> ClusterOptions {
     ClusterOptions {
         replicas: 2,
@@ -764,5 +769,28 @@ fn a_lock_is_claimed_too_late() {
         assert_eq!(a.ask(region, claim(file, term)).await, Ok(None));
         assert_eq!(a.ask(region, claim(file, LockTerm(term.0 ^ 2))).await, Ok(None));
         granted(&a, file).await;
+    });
+}
+
+/// What a file holds is what was written last, also at who was away so long that nobody knows what it lacks.
+fn a_mirror_has_missed_too_much() {
+    let options = ClusterOptions {
+        backlog_max: Some(0),
+        ..replicated(47)
+    };
+    run(options, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, &pattern(4096, 1)).await;
+        let mirror = cluster.map().region(file.ino.region()).unwrap().replicas[1].node.0;
+        cluster.crash(mirror).await;
+        cluster.sleep(Duration::from_secs(3)).await;
+        c.write(file, 0, &pattern(4096, 2)).await.unwrap();
+        cluster.restart(mirror).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        cluster.mirrored().await;
+        cluster.crash(0).await;
+        let found = c.read(file).await.unwrap();
+        assert!(found == pattern(4096, 2), "it holds something else");
     });
 }

@@ -25,8 +25,10 @@ pub const CRCS_MAX: usize = 16 << 10;
 pub const READS_MAX: usize = 256;
 /// Largest file, in bytes (2^63 - 1, as POSIX `off_t` allows).
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
-/// Most segments in one answer to `Segments`, or one `MirrorSegments`.
+/// Most segments in one answer to `Segments`, one `MirrorSegments` or `KeepSegments`.
 pub const SEGMENTS_PAGE: usize = 2048;
+/// Most pages of one `PageSums`: well below a millisecond of a processor's time.
+pub const SUMS_MAX: u32 = 64;
 /// Most facts (inodes and names together) in one answer to `Check`.
 pub const FACTS_PAGE: usize = 1500;
 /// Most supplementary groups of a caller.
@@ -95,7 +97,10 @@ impl Call {
                     .fold(0, usize::saturating_add);
                 at_most("bytes of reads", bytes, EAGER_READ_MAX)
             }
-            Request::MirrorSegments { segments, .. } => at_most("segments", segments.len(), SEGMENTS_PAGE),
+            Request::MirrorSegments { segments, .. } | Request::KeepSegments { segments, .. } => {
+                at_most("segments", segments.len(), SEGMENTS_PAGE)
+            }
+            Request::PageSums { count, .. } => at_most("pages", *count as usize, SUMS_MAX as usize),
             Request::Collect { intents, .. } | Request::Prepare { intents, .. } => {
                 at_most("intents", intents.len(), INTENTS_MAX)
             }
@@ -214,6 +219,8 @@ impl Request {
             | Request::NewMap(_)
             | Request::AttachMirror { .. }
             | Request::MirrorSegments { .. }
+            | Request::KeepSegments { .. }
+            | Request::PageSums { .. }
             | Request::ApplyMirror { .. }
             | Request::Beacon { .. }
             | Request::ReadBytes { .. }

@@ -235,8 +235,8 @@ replies! {
     },
     /// To `AttachMirror`.
     Lane(LanePlace),
-    /// To `MirrorSegments`: where each one begins in the pool.
-    Places(Vec<u64>),
+    /// To `MirrorSegments`: where each one begins in the pool, and whether it was there.
+    Places(Vec<(u64, bool)>),
     /// To `ApplyMirror`: number of the last record that is in place.
     Applied(Lsn),
     /// To `Beacon`.

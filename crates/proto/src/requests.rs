@@ -649,18 +649,48 @@ requests! {
         region: RegionId,
         /// log2 of the primary's segment size, which has to be that of all who have a copy
         segment_shift: u32,
-        /// begin anew, with an empty copy, behind the record of this number
+        /// begin anew, behind the record of this number: what the copy has is no region any more, and is compared with what it is to have
         fill_from: Option<Lsn>,
         /// under which the primary gives locks
         locks: LockTerm,
     } -> Lane(LanePlace),
     /// Node to node: takes segments for a copy, unless it has them. At most [`crate::SEGMENTS_PAGE`]. ENOSPC when the pool has no more.
+    /// Answered with where each one lies, and whether it was there.
     MirrorSegments {
         /// of which region
         region: RegionId,
         /// index in the region, and class
         segments: Vec<(u32, u8)>,
-    } -> Places(Vec<u64>),
+    } -> Places(Vec<(u64, bool)>),
+    /// Node to node: of the segments in a range a copy that is being filled keeps only these, as far as it has them; others go back to
+    /// the pool. At most [`crate::SEGMENTS_PAGE`].
+    KeepSegments {
+        /// of which region
+        region: RegionId,
+        /// of its lane, as it was attached to last: a request that is late would take away what has come since
+        key: u64,
+        /// the range: first and last index in the region
+        range: (u32, u32),
+        /// index in the region, and class
+        segments: Vec<(u32, u8)>,
+    } -> Done,
+    /// Node to node: makes sums of pages of a copy that is being filled, of what is there now, and sees to it that this is durable.
+    /// Answered with the 128-bit XXH3 of each page, 16 bytes, little-endian; the lane's key is their seed. EINVAL for pages that the copy
+    /// does not have.
+    PageSums {
+        /// of which region
+        region: RegionId,
+        /// of its lane, as it was attached to last
+        key: u64,
+        /// index in the region
+        segment: u32,
+        /// the first page of the segment
+        first: u32,
+        /// how many, at most [`crate::SUMS_MAX`]
+        count: u32,
+        /// each with the word behind it that is its checksum ([`polvo_format::PageChecksum`])
+        checksums: bool,
+    } -> Bytes(Vec<u8>),
     /// Node to node: puts in place what has come to a copy's lane, which makes room there.
     ApplyMirror {
         /// of which region

@@ -2,15 +2,19 @@
 //!
 //! The primary of the region stores records in the lane, and file data where they belong in the copy, by one-sided writes; nobody here
 //! does anything for that. Now and then ([`Lane::apply`]) what has come is put in place, which makes room in the ring. A copy is *whole*
-//! once it has got what the region held when its records began to come; until then it is good for nothing.
+//! once it has got what the region held when its records began to come; until then it takes nobody's place.
 //!
 //! ```text
-//! create, or restart: empty copy, records from a number on ... segments are taken, filled, records come ... finish: whole
+//! create, or restart: no region any more, records from a number on ... segments go, are taken, filled, records come ... finish: whole
 //! ```
+//!
+//! What is there when a copy begins anew stays, as something to compare with: most of it is what the region has.
 
 use crate::{PoolSpace, RegionError, Replica};
-use polvo_format::{LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, RegionId, Ring};
+use polvo_format::{LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, RegionId, RegionOffset, Ring};
 use polvo_proto::{FsError, SegmentClass};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// A region's copy and its lane.
@@ -23,8 +27,8 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A new copy of a region, with nothing in it. What the pool has of the region, from when it was served here, is given up: the lane
-    /// comes first, so that it is a copy from then on.
+    /// A new copy of a region. What the pool has of the region, from when it was served here, is what the copy begins with: the lane
+    /// comes first, so that it is a copy from then on, which is not whole. Where there is no room for a lane that is given up.
     ///
     /// # Errors
     /// ENOSPC when the pool has no free segment.
@@ -128,12 +132,15 @@ impl Lane {
         pmem.persist(at, bytes.len() as u64);
     }
 
-    /// The copy begins anew, with nothing in it, and goes on with the record after that one.
+    /// The copy begins anew, and goes on with the record after that one. It is whole no more before anything else changes.
     pub fn restart(&mut self, applied: Lsn) {
         self.head.whole = false;
         self.store_head();
+        if let Err(error) = self.apply() {
+            // what is in place is compared, whatever it is
+            tracing::debug!(region = self.region().0, %error, "records that had come to a copy");
+        }
         let (space, region, ring) = (&self.space, self.region(), self.ring());
-        give_back_segments(space, region);
         space.forget_decisions(region);
         space.pmem().zero_streaming(self.at + LANE_RING, ring.len.into());
         space.pmem().fence();
@@ -142,13 +149,39 @@ impl Lane {
         self.store_head();
     }
 
-    /// Takes segments for the copy, unless it has them; gives where each one lies in the pool.
+    /// Takes segments for the copy, unless it has them; gives where each one lies in the pool, and whether it was there.
     ///
     /// # Errors
     /// ENOSPC when the pool has no more; `Pool` for one that is there for something else, or of no class.
-    pub fn take_segments(&mut self, segments: &[(u32, u8)]) -> Result<Vec<u64>, RegionError> {
-        let take = |&(index, class): &(u32, u8)| self.replica.take_segment(index, class);
+    pub fn take_segments(&mut self, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, RegionError> {
+        let take = |&(index, class): &(u32, u8)| {
+            let was_there = self.space.class_of_segment(self.region(), index).is_some();
+            Ok((self.replica.take_segment(index, class)?, was_there))
+        };
         segments.iter().map(take).collect()
+    }
+
+    /// Of a copy that is not whole: of the segments in a range only these stay, by index and class.
+    ///
+    /// # Errors
+    /// `Pool` when it is whole.
+    pub fn keep_only(&mut self, range: RangeInclusive<u32>, segments: &[(u32, u8)]) -> Result<(), RegionError> {
+        let region = self.region();
+        if self.head.whole {
+            return Err(RegionError::Pool(format!("the copy of region {region} is whole")));
+        }
+        let kept: BTreeMap<u32, u8> = segments.iter().copied().collect();
+        for (index, _, class) in self.space.segments_of(region) {
+            if range.contains(&index) && kept.get(&index) != Some(&(class as u8)) {
+                self.space.give_back_segment(region, index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where bytes of the copy lie in the pool; `None` unless all of them are in one segment that it has.
+    pub fn place(&self, at: RegionOffset, len: u64) -> Option<u64> {
+        self.replica.place(at, len)
     }
 
     /// All of what the region held has been copied, as far as records to come do not change it.
@@ -271,7 +304,7 @@ mod tests {
             assert_eq!(pool.regions(), [], "a copy is no region of the pool");
             let segments: Vec<_> = region.segments().collect();
             for (index, from, class) in segments {
-                let to = lane.take_segments(&[(index, class as u8)]).unwrap()[0];
+                let to = lane.take_segments(&[(index, class as u8)]).unwrap()[0].0;
                 copy(&region, from, &pool, to, 1 << 18);
             }
             let mut pair = Pair {
@@ -399,7 +432,7 @@ mod tests {
         let free = pair.pool.usage().free_segments;
         pair.lane.restart(Lsn(9));
         assert!(pair.lane.promote().unwrap_err().to_string().contains("not whole"));
-        assert!(pair.pool.usage().free_segments > free, "it is empty");
+        assert_eq!(pair.pool.usage().free_segments, free, "what it has is to be compared");
         let region = pair.region.id();
         drop(pair.lane);
         Lane::discard(&pair.pool, region);
@@ -425,14 +458,57 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_lived_here_makes_room_for_its_copy() {
+    fn a_region_that_lived_here_is_what_its_copy_begins_with() {
         let pair = Pair::new();
         let pool = pair.region.store.pool.clone();
         let region = pair.region.id();
         drop(pair.region);
         assert_eq!(pool.regions(), [region]);
+        let segments = pool.segments_of(region);
+        let mut lane = Lane::create(&pool, region).unwrap();
+        assert!(pool.regions().is_empty() && !lane.state().1.whole);
+        assert_eq!(pool.segments_of(region), segments);
+        let (index, at, class) = segments[0];
+        let taken = lane.take_segments(&[(index, class as u8), (90, class as u8)]).unwrap();
+        assert_eq!(taken[0], (at, true));
+        assert!(!taken[1].1, "it has not been there");
+    }
+
+    #[test]
+    fn a_region_that_lived_here_makes_room_for_its_copys_lane() {
+        let pair = Pair::new();
+        let pool = pair.region.store.pool.clone();
+        let region = pair.region.id();
+        drop(pair.region);
+        for index in 50.. {
+            if pool.take_segment(region, index, SegmentClass::Data).is_err() {
+                break;
+            }
+        }
+        assert_eq!(pool.usage().free_segments, 0);
         let lane = Lane::create(&pool, region).unwrap();
         assert!(pool.regions().is_empty() && pool.segments_of(region).is_empty());
         assert!(!lane.state().1.whole);
+    }
+
+    #[test]
+    fn a_copy_keeps_those_of_a_range_of_segments_that_its_region_has() {
+        let mut pair = Pair::new();
+        let region = pair.region.id();
+        let has = |pair: &Pair| -> Vec<(u32, u8)> {
+            let segments = pair.pool.segments_of(region).into_iter();
+            segments.map(|(index, _, class)| (index, class as u8)).collect()
+        };
+        let before = has(&pair);
+        assert!(pair.lane.keep_only(0..=u32::MAX, &[]).is_err(), "it is whole");
+        assert_eq!(has(&pair), before);
+        pair.lane.restart(Lsn(9));
+        let data = SegmentClass::Data as u8;
+        let added: Vec<(u32, u8)> = (40..44).map(|index| (index, data)).collect();
+        pair.lane.take_segments(&added).unwrap();
+        // 42 is for something else, 50 it does not have
+        let named = [(41, data), (42, SegmentClass::Logs as u8), (50, data)];
+        pair.lane.keep_only(41..=u32::MAX, &named).unwrap();
+        assert_eq!(has(&pair), [&before[..], &added[..2]].concat());
     }
 }

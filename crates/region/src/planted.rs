@@ -81,6 +81,8 @@ pub enum Planted {
     LateLockClaimed,
     /// A copy that is made does not hear of what was decided before, and not dispatched.
     EarlierDecisionsUnnoted,
+    /// A page of a copy differs from its region's, and is not sent.
+    DifferenceUnsent,
 
     /// A voter answers, and does not keep what it has answered in its pool.
     VoterForgets,

@@ -163,6 +163,8 @@ pub struct Schedule {
     pub failovers: u32,
     /// Bytes that the lanes of mirrors take, if less than fit.
     pub lane_max: Option<u32>,
+    /// Bytes of records that are kept for mirrors that are away, if less than there may be.
+    pub backlog_max: Option<usize>,
     /// Operations of each client.
     pub operations: u32,
     /// Faults that are made while the clients work.
@@ -224,6 +226,12 @@ fn failovers(seed: u64, replicas: u16, faults: bool) -> u32 {
 fn lane_max(seed: u64) -> Option<u32> {
     let mut rng = Rng::new(seed, 16);
     rng.percent(50).then(|| rng.pick(&[0, 400, 3_000, 20_000]))
+}
+
+/// In a third of the runs a mirror that is away has soon missed so much that its copy is compared with the region.
+fn backlog_max(seed: u64) -> Option<usize> {
+    let mut rng = Rng::new(seed, 19);
+    rng.percent(33).then(|| rng.pick(&[2_000, 20_000]))
 }
 
 /// Half of the clients keep access times, as mounts with `relatime` or `strictatime`, `nodiratime` or not.
@@ -364,6 +372,7 @@ impl Schedule {
             stills: believers.stills,
             failovers: failovers(seed, replicas, faults > 0 && limits.faults != Some(0)),
             lane_max: lane_max(seed),
+            backlog_max: backlog_max(seed),
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
             delay,
@@ -398,6 +407,7 @@ impl Schedule {
             one_sided: self.one_sided,
             transactions: self.limits.transactions,
             lane_max: self.lane_max,
+            backlog_max: self.backlog_max,
         }
     }
 
@@ -450,7 +460,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; lanes {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; lanes {:?}, backlogs {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -464,6 +474,7 @@ impl fmt::Display for Schedule {
             self.stills,
             self.failovers,
             self.lane_max,
+            self.backlog_max,
             self.lease.as_secs(),
             self.delay,
             self.one_sided,

@@ -43,6 +43,17 @@ struct Status {
     rpc: Rpc,
     links: Links,
     scrubbed: Scrubbed,
+    fills: Fills,
+}
+
+/// Copies that this node has made elsewhere of regions that it serves, since it was started.
+#[derive(Serialize)]
+struct Fills {
+    under_way: u64,
+    made: u64,
+    /// Of what was there: only what differs is sent.
+    compared_bytes: u64,
+    sent_bytes: u64,
 }
 
 /// Since the node was started.
@@ -192,6 +203,12 @@ impl Node {
                 checksums: self.space.layout().has_checksums(),
                 bytes: self.scrubbed.bytes.load(Relaxed),
                 damaged: self.scrubbed.damaged.load(Relaxed),
+            },
+            fills: Fills {
+                under_way: self.fills.under_way.load(Relaxed),
+                made: self.fills.made.load(Relaxed),
+                compared_bytes: self.fills.compared_bytes.load(Relaxed),
+                sent_bytes: self.fills.sent_bytes.load(Relaxed),
             },
         };
         serde_json::to_string(&status).expect("a status holds nothing that JSON cannot say")

@@ -1,10 +1,11 @@
 //! A mirror's side: the copies that this node's pool has of regions elsewhere.
 
 use crate::error::to_fs;
+use crate::replication::fill::Pages;
 use crate::request::context::RequestContext;
 use parking_lot::Mutex;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
-use polvo_format::{Lsn, RegionId};
+use polvo_format::{Lsn, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, LanePlace, LockTerm, ReplicaRole};
 use polvo_region::planted::{Planted, planted};
@@ -136,6 +137,14 @@ impl Copy {
         }
     }
 
+    /// Refuses what was asked by who attached before.
+    fn must_have_key(&self, key: u64) -> Result<(), FsError> {
+        match self.key {
+            Some(RemoteKey(ours)) if ours == key => Ok(()),
+            _ => Err(FsError::NotPermitted),
+        }
+    }
+
     fn give_key(&mut self, memory: &MemoryRegions, pmem: &Arc<Pmem>) -> u64 {
         let access = Access {
             read: true,
@@ -218,9 +227,53 @@ impl RequestContext<'_> {
     }
 
     /// See [`polvo_proto::Request::MirrorSegments`].
-    pub fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<u64>, FsError> {
+    pub fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, FsError> {
         let copy = self.copy(region)?;
         copy.lock().lane.take_segments(segments).map_err(to_fs)
+    }
+
+    /// See [`polvo_proto::Request::KeepSegments`].
+    pub fn keep_segments(
+        &self,
+        region: RegionId,
+        key: u64,
+        (first, last): (u32, u32),
+        segments: &[(u32, u8)],
+    ) -> Result<(), FsError> {
+        let copy = self.copy(region)?;
+        let mut copy = copy.lock();
+        copy.must_have_key(key)?;
+        copy.lane.keep_only(first..=last, segments).map_err(to_fs)
+    }
+
+    /// See [`polvo_proto::Request::PageSums`].
+    pub async fn page_sums(
+        &self,
+        region: RegionId,
+        key: u64,
+        (segment, first, count): (u32, u32, u32),
+        checksums: bool,
+    ) -> Result<Vec<u8>, FsError> {
+        let (layout, pmem) = (self.node.space.layout(), &self.node.pmem);
+        let copy = self.copy(region)?;
+        let at = {
+            let copy = copy.lock();
+            copy.must_have_key(key)?;
+            let first = u64::from(first) * PAGE as u64;
+            let at = RegionOffset((u64::from(segment) << layout.segment_shift).saturating_add(first));
+            copy.lane.place(at, u64::from(count) * PAGE as u64)
+        };
+        let at = at
+            .filter(|_| count > 0 && (!checksums || layout.has_checksums()))
+            .ok_or_else(|| FsError::Invalid(format!("the copy of region {} has no such pages", region.0)))?;
+        let pages = Pages {
+            at,
+            checksums: checksums.then(|| layout.checksum_offset(at)),
+            count,
+        };
+        let sums = pages.sums(pmem, key).await;
+        pages.persist(pmem);
+        Ok(sums)
     }
 
     /// See [`polvo_proto::Request::ApplyMirror`].

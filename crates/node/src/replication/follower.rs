@@ -9,7 +9,6 @@ use polvo_format::{
     Ring,
 };
 use polvo_proto::{Cred, FsError, LanePlace, SEGMENTS_PAGE, SegmentClass, ask};
-use polvo_region::ToCopy;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::rc::Rc;
@@ -44,7 +43,7 @@ const fn lane_max() -> u32 {
 
 /// The lane at one node, as its only writer knows it.
 pub(crate) struct LaneFeed {
-    place: LanePlace,
+    pub(super) place: LanePlace,
     ring: Ring,
     /// What lies in the ring from here on may not have been applied yet.
     head: u32,
@@ -53,13 +52,14 @@ pub(crate) struct LaneFeed {
     /// The last record that is there, with all before it.
     sent: Lsn,
     /// Where the copy's segments lie in that pool, by their indexes.
-    segments: BTreeMap<u32, u64>,
+    pub(super) segments: BTreeMap<u32, u64>,
     /// It has been said that the ring fills up, and that has not got better since.
     is_filling: bool,
 }
 
-/// Verbs of a batch, put together record by record.
-struct Batch<'v> {
+/// Verbs of a batch, put together record by record, or page by page.
+#[derive(Default)]
+pub(super) struct Batch<'v> {
     verbs: Vec<Verb<'v>>,
     bytes: u64,
 }
@@ -164,10 +164,7 @@ impl LaneFeed {
         let link = links.at_once(to).await?;
         let pair = link.rpc.queue_pair();
         let memory = Memory::Pool(service.pmem().clone());
-        let mut batch = Batch {
-            verbs: Vec::new(),
-            bytes: 0,
-        };
+        let mut batch = Batch::default();
         let mut stretch: Option<Stretch> = None;
         let mut from = 0;
         let mut last = self.sent;
@@ -273,7 +270,7 @@ impl LaneFeed {
         self.ring.place(self.head, self.tail, len)
     }
 
-    fn remote(&self, offset: u64) -> Remote {
+    pub(super) fn remote(&self, offset: u64) -> Remote {
         Remote {
             key: RemoteKey(self.place.key),
             offset,
@@ -316,16 +313,18 @@ impl LaneFeed {
         }
         wanted.retain(|(index, _)| !self.segments.contains_key(index));
         let wanted: Vec<(u32, u8)> = wanted.into_iter().collect();
-        self.learn_segments(to, service, links, &wanted).await
+        self.learn_segments(to, service, links, &wanted).await.map(drop)
     }
 
-    async fn learn_segments(
+    /// The copy gets segments, unless it has them. Gives those that were there.
+    pub(super) async fn learn_segments(
         &mut self,
         to: NodeId,
         service: &RegionService,
         links: &Links,
         wanted: &[(u32, u8)],
-    ) -> Result<(), FsError> {
+    ) -> Result<BTreeSet<u32>, FsError> {
+        let mut were_there = BTreeSet::new();
         for page in wanted.chunks(SEGMENTS_PAGE) {
             let segments = ask::MirrorSegments {
                 region: service.id,
@@ -340,72 +339,18 @@ impl LaneFeed {
                     to.0
                 )));
             }
-            self.segments.extend(page.iter().map(|(index, _)| *index).zip(places));
-        }
-        Ok(())
-    }
-
-    /// Copies all that the region holds, while it is served: what changes meanwhile comes with records.
-    pub async fn fill(&mut self, to: NodeId, service: &RegionService, links: &Rc<Links>) -> Result<u64, FsError> {
-        let segments = service.enter(|region| region.segments().collect::<Vec<_>>());
-        let wanted: Vec<(u32, u8)> = segments
-            .iter()
-            .map(|(index, _, class)| (*index, *class as u8))
-            .collect();
-        self.learn_segments(to, service, links, &wanted).await?;
-        let size = 1u64 << service.segment_shift();
-        let mut copied = 0;
-        for (index, _, _) in segments {
-            // one that has gone since goes with a record
-            let Some(ToCopy { at, class, pages }) = service.enter(|region| region.to_copy(index)) else {
-                continue;
-            };
-            let there = self.segments[&index];
-            let mut moves: Vec<(u64, u64, u64)> = Vec::new();
-            match class {
-                SegmentClass::Inodes | SegmentClass::Logs | SegmentClass::Register => moves.push((at, there, size)),
-                SegmentClass::Data => {
-                    for (first, count) in pages {
-                        let (start, len) = (u64::from(first) * PAGE as u64, u64::from(count) * PAGE as u64);
-                        moves.push((at + start, there + start, len));
-                        if let (Some(from), Some(to)) =
-                            (service.checksum_of(at + start), self.checksum_of(there + start))
-                        {
-                            moves.push((from, to, u64::from(count) * PAGE_CHECKSUM_SIZE));
-                        }
-                    }
+            for ((index, _), (place, was_there)) in page.iter().zip(places) {
+                self.segments.insert(*index, place);
+                if was_there {
+                    were_there.insert(*index);
                 }
             }
-            let link = links.at_once(to).await?;
-            let memory = Memory::Pool(service.pmem().clone());
-            let mut batch = Batch {
-                verbs: Vec::new(),
-                bytes: 0,
-            };
-            for (from, there, len) in moves {
-                copied += len;
-                for start in (0..len).step_by(BATCH_BYTES as usize) {
-                    let len = BATCH_BYTES.min(len - start);
-                    if batch.is_full(len) {
-                        batch.execute(link.rpc.queue_pair(), to).await?;
-                        tokio::task::yield_now().await;
-                    }
-                    let local = Local {
-                        memory: &memory,
-                        offset: from + start,
-                        len,
-                    };
-                    let to = self.remote(there + start);
-                    batch.push(Verb::WriteFrom { to, from: local }, len);
-                }
-            }
-            batch.execute(link.rpc.queue_pair(), to).await?;
         }
-        Ok(copied)
+        Ok(were_there)
     }
 
     /// Where the checksum of a page of the copy lies in that pool, if it has checksums.
-    fn checksum_of(&self, at: u64) -> Option<u64> {
+    pub(super) fn checksum_of(&self, at: u64) -> Option<u64> {
         let (checksums, segments) = self.place.checksums;
         let page = at.checked_sub(segments)? / PAGE as u64;
         (checksums != 0).then(|| checksums + page * PAGE_CHECKSUM_SIZE)
@@ -420,11 +365,11 @@ pub(crate) async fn apply(to: NodeId, service: &RegionService, links: &Links, wh
 }
 
 impl<'v> Batch<'v> {
-    fn is_full(&self, more: u64) -> bool {
+    pub(super) fn is_full(&self, more: u64) -> bool {
         self.verbs.len() >= BATCH_VERBS || self.bytes + more > BATCH_BYTES
     }
 
-    fn push(&mut self, verb: Verb<'v>, bytes: u64) {
+    pub(super) fn push(&mut self, verb: Verb<'v>, bytes: u64) {
         self.verbs.push(verb);
         self.bytes += bytes;
     }
@@ -440,7 +385,7 @@ impl<'v> Batch<'v> {
     }
 
     /// Waits until everything is there.
-    async fn execute(&mut self, pair: &QueuePair, node: NodeId) -> Result<(), FsError> {
+    pub(super) async fn execute(&mut self, pair: &QueuePair, node: NodeId) -> Result<(), FsError> {
         if self.verbs.is_empty() {
             return Ok(());
         }

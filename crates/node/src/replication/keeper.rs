@@ -2,12 +2,13 @@
 //! come to their lanes.
 //!
 //! Who is in the set the map says, and the map changes by consensus ([`Node::change_map`]). A mirror that cannot be reached for
-//! [`MIRROR_AWAY`] is taken out of it; then answers go on without it. One that comes back gets what it has missed, or a new copy,
-//! and is taken in again. The primary waits for it from before the map says so.
+//! [`MIRROR_AWAY`] is taken out of it; then answers go on without it. One that comes back gets what it has missed, or what its copy
+//! lacks, and is taken in again. The primary waits for it from before the map says so.
 
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
+use crate::replication::fill::Filling;
 use crate::replication::follower::{self, LaneFeed};
 use crate::replication::leases::{GRACE, LEASE};
 use crate::replication::records::{Follower, Standing, attach};
@@ -136,6 +137,10 @@ async fn look_after(
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
     };
+    if node.leases.is_silent(copy, LEASE) {
+        // it may come back with another pool: where nothing is to be sent nobody would notice
+        follower.lane = None;
+    }
     let late = follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY)
         || node.leases.is_silent(copy, MIRROR_AWAY);
     if follower.in_sync && (follower.standing == Standing::Lost || late) {
@@ -165,7 +170,7 @@ async fn look_after(
         Standing::Lost if Instant::now() >= *not_before => {
             *not_before = Instant::now() + FILL_AGAIN;
             drop(feed);
-            fill(service, links, replication, copy).await?;
+            fill(node, service, links, replication, copy).await?;
             replication.wanted.notify_one();
             Ok(())
         }
@@ -221,29 +226,33 @@ async fn apply(
     }
 }
 
-/// Makes a copy, while the region is served.
+/// Makes a copy, while the region is served ([`fill`](super::fill)).
 async fn fill(
+    node: &Node,
     service: &Arc<RegionService>,
     links: &Rc<Links>,
     replication: &Replication,
     copy: NodeId,
 ) -> Result<(), FsError> {
     let from = replication.feed().lock().await.begin_fill(copy, service);
+    let filling = Filling::begin(&node.fills);
     let copied = async {
         let place = attach(copy, service, links, Some(from)).await?;
         let mut lane = LaneFeed::new(place, service.segment_shift());
-        let bytes = lane.fill(copy, service, links).await?;
-        Ok((lane, bytes))
+        lane.fill(copy, service, links, &filling).await?;
+        Ok(lane)
     }
     .await;
     let mut feed = replication.feed().lock().await;
     let filled = match copied {
-        Ok((lane, bytes)) => feed.filled(copy, from, lane, service, links).await.map(|()| bytes),
+        Ok(lane) => feed.filled(copy, from, lane, service, links).await,
         Err(error) => Err(error),
     };
     match filled {
-        Ok(bytes) => {
-            tracing::info!(region = service.id.0, node = copy.0, bytes, "a copy is made");
+        Ok(()) => {
+            filling.made();
+            let (compared, sent) = filling.bytes();
+            tracing::info!(region = service.id.0, node = copy.0, compared, sent, "a copy is made");
             Ok(())
         }
         Err(error) => {

@@ -18,6 +18,7 @@
 //! has come since: commits travel together without anybody waiting for others to come.
 
 pub(crate) mod copies;
+pub(crate) mod fill;
 pub(crate) mod follower;
 pub(crate) mod keeper;
 pub(crate) mod leases;

@@ -17,12 +17,33 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
-/// Bytes of records that are kept for those that are behind. One that is further behind gets a new copy.
+/// Bytes of records that are kept for those that are behind. The copy of one that is further behind is compared with the region.
 const BACKLOG_MAX: usize = 64 << 20;
 /// Of a region of which nobody has had a copy yet.
 const FIRST_EPOCH: Epoch = Epoch(1);
 /// Between two attempts to reach a mirror that did not take a record.
 const AGAIN: Duration = Duration::from_millis(10);
+
+#[cfg(feature = "testing")]
+thread_local! {
+    static BACKLOG_LIMIT: std::cell::Cell<usize> = const { std::cell::Cell::new(BACKLOG_MAX) };
+}
+
+/// Primaries of this thread keep so many bytes of records.
+#[cfg(feature = "testing")]
+pub(crate) fn limit_backlogs(bytes: Option<usize>) {
+    BACKLOG_LIMIT.set(bytes.unwrap_or(BACKLOG_MAX));
+}
+
+#[cfg(feature = "testing")]
+fn backlog_max() -> usize {
+    BACKLOG_LIMIT.get()
+}
+
+#[cfg(not(feature = "testing"))]
+const fn backlog_max() -> usize {
+    BACKLOG_MAX
+}
 
 /// Records of a region that follow each other, sealed.
 pub(crate) struct Records {
@@ -378,7 +399,7 @@ impl Feed {
         MirrorRecord::seal(&mut bytes);
         self.backlog_bytes += bytes.len();
         self.backlog.push_back(Records { last, bytes });
-        while self.backlog_bytes > BACKLOG_MAX {
+        while self.backlog_bytes > backlog_max() {
             let Some(slowest) = self.slowest() else { break };
             tracing::warn!(
                 region = service.id.0,

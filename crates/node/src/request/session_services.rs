@@ -156,6 +156,10 @@ impl RequestContext<'_> {
                 self.attach_mirror(region, segment_shift, fill_from, locks)
             },
             MirrorSegments { region, segments } => self.mirror_segments(region, &segments),
+            KeepSegments { region, key, range, segments } => self.keep_segments(region, key, range, &segments),
+            PageSums { region, key, segment, first, count, checksums } => {
+                Box::pin(self.page_sums(region, key, (segment, first, count), checksums)).await
+            },
             Beacon { epoch } => self.asking_node().and_then(|node| self.node.beacon(node, epoch)),
             ApplyMirror { region, whole } => self.apply_mirror(region, whole),
             Register(ask) => self.register(*ask),
