@@ -8,6 +8,7 @@
 //! create, or restart: empty copy, records from a number on ... segments are taken, filled, records come ... finish: whole
 //! ```
 
+use crate::planted::{Planted, planted};
 use crate::{PoolSpace, RegionError, Replica};
 use polvo_format::{LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, RegionId, Ring};
 use polvo_proto::{FsError, SegmentClass};
@@ -130,7 +131,7 @@ impl Lane {
 
     /// The copy begins anew, with nothing in it, and goes on with the record after that one.
     pub fn restart(&mut self, applied: Lsn) {
-        self.head.whole = false;
+        self.head.whole = planted(Planted::WholeMeanwhile) && self.head.whole;
         self.store_head();
         let (space, region, ring) = (&self.space, self.region(), self.ring());
         give_back_segments(space, region);
@@ -168,6 +169,10 @@ impl Lane {
                 break Ok(());
             };
             let (record, len) = MirrorRecord::decode(&bytes).expect("it was just read");
+            if planted(Planted::HeadBeforeRecord) {
+                (self.head.applied, self.head.position) = (record.lsn, at + len as u32);
+                self.store_head();
+            }
             if let Err(error) = self.replica.apply(&record) {
                 break Err(error);
             }
