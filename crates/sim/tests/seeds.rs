@@ -64,5 +64,6 @@ fn as_promised(seed: u64) {
     schedule.stills = 0;
     schedule.failovers = 0;
     schedule.lane_max = None;
+    schedule.drift.clear();
     assert_eq!(simulate(&schedule).failure, None);
 }

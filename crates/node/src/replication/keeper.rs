@@ -9,7 +9,7 @@ use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
 use crate::replication::follower::{self, LaneFeed};
-use crate::replication::leases::{GRACE, LEASE};
+use crate::replication::leases::LEASE;
 use crate::replication::records::{Follower, Standing, attach};
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, NodeId, RegionId};
@@ -52,7 +52,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
 pub(crate) async fn confirm(node: Arc<Node>, links: Rc<Links>) {
     let mut replicated = node.regions.all().filter_map(|service| service.replication());
     if replicated.any(Replication::is_successor) {
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(node.leases.grace()).await;
     }
     loop {
         match node.confirm_map(&links).await {
