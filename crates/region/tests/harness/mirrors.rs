@@ -56,6 +56,7 @@ impl Mirrors {
         };
         for region in &mut world.regions {
             assert_eq!(region.reap(), [], "no transaction is under way");
+            region.end_capture();
             region.capture(Lsn(0));
         }
         for region in 0..mirrors.lanes.len() {
