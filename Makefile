@@ -23,6 +23,7 @@ E2E := \
 	partition:ROUNDS=3 \
 	failover:ROUNDS=1 \
 	cut-off:ROUNDS=1,KINDS=cut+out \
+	stale-primary:ROUNDS=1,STOPS=2,OBSERVATIONS=3000 \
 	held-back \
 	set-back \
 	scrub \
@@ -41,7 +42,7 @@ E2E := \
 	real-programs:PARTS=trees+sqlite \
 	conformance:OPERATIONS=5000
 E2E_LONG := balance conformance crossed cut-off disjoint-writers failover kill9 limits make-run partition real-programs rename-storm two-mounts \
-	stale-hunter
+	stale-hunter stale-primary
 
 .PHONY: help
 help: ## This list

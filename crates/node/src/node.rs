@@ -145,6 +145,7 @@ impl Node {
         let claims = claimed.map(|service| (service.id, Instant::now() + config.timeouts.lease));
         let claims = claims.collect();
         let node = Arc::new(Node {
+            leases: Leases::new(&*clock),
             clock,
             pmem,
             map,
@@ -162,7 +163,6 @@ impl Node {
             #[cfg(feature = "two-phase")]
             prepared: Prepared::found(space.prepared()),
             copies: Copies::open(&space),
-            leases: Leases::default(),
             checks: CheckPages::default(),
             scrubbed: ScrubCounters::default(),
             fills: FillCounters::default(),

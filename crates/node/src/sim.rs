@@ -80,6 +80,8 @@ pub struct ClusterOptions {
     pub lane_max: Option<u32>,
     /// Bytes of records that primaries keep for mirrors that are away, if fewer than otherwise.
     pub backlog_max: Option<usize>,
+    /// By how many in a thousand the clock runs too fast by which each node measures leases; those that are missing are right.
+    pub drift: Vec<i32>,
 }
 
 impl Default for ClusterOptions {
@@ -99,18 +101,24 @@ impl Default for ClusterOptions {
             transactions: Transactions::default(),
             lane_max: None,
             backlog_max: None,
+            drift: Vec::new(),
         }
     }
 }
 
-/// Wall clock of the simulated world.
+/// A node's clock in the simulated world. It shows the right time of day, as if it were set again and again, and runs wrong.
 struct SimClock {
     start: Instant,
+    drift: i32,
 }
 
 impl Clock for SimClock {
     fn now_ns(&self) -> i64 {
         BEGINNING_NS + i64::try_from(self.start.elapsed().as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    fn lasts(&self, duration: Duration) -> Duration {
+        duration * 1000 / (1000 + self.drift).cast_unsigned()
     }
 }
 
@@ -131,7 +139,7 @@ pub struct Cluster {
     network: Network,
     _entered: Entered,
     map: ClusterMap,
-    clock: Arc<SimClock>,
+    start: Instant,
     hosts: Vec<Host>,
     sessions: Cell<u64>,
 }
@@ -196,7 +204,7 @@ impl Cluster {
             network,
             _entered: entered,
             map,
-            clock: Arc::new(SimClock { start: Instant::now() }),
+            start: Instant::now(),
             hosts: Vec::new(),
             sessions: Cell::new(0),
             options,
@@ -317,7 +325,11 @@ impl Cluster {
             scrub: self.options.scrub,
             reactors: self.options.reactors,
         };
-        let opened = Node::open(space, config, self.clock.clone(), &mut |_, _, _| {})?;
+        let clock = Arc::new(SimClock {
+            start: self.start,
+            drift: self.options.drift.get(usize::from(node)).copied().unwrap_or(0),
+        });
+        let opened = Node::open(space, config, clock, &mut |_, _, _| {})?;
         // before it listens: it connects to others first
         self.network.place(&opened.memory, &host_name(node));
         let (ready, is_ready) = oneshot::channel();

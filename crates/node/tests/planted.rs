@@ -12,6 +12,7 @@ use polvo_proto::*;
 use polvo_region::planted::{Plant, Planted};
 use std::time::Duration;
 use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::{Instant, sleep, timeout};
 
 /// The scenario passes, and fails with the bug, which it has got to.
 fn caught(bug: Planted, scenario: fn()) {
@@ -55,6 +56,28 @@ fn an_answer_before_the_mirrors_have_what_was_done() {
 #[test]
 fn a_primary_that_answers_when_others_have_taken_its_place() {
     caught(Planted::LeaseForgotten, a_primary_is_cut_off);
+}
+
+#[test]
+fn a_mirror_that_takes_over_after_a_lease_by_its_own_clock() {
+    caught(Planted::GraceAsLease, a_slow_primary_and_a_fast_mirror);
+    let _plant = Plant::new(Planted::GraceAsLease);
+    one_answers_at_a_time(&[]); // only drift shows it
+}
+
+#[test]
+fn a_dead_primarys_lease_by_the_clock_of_who_takes_its_place() {
+    caught(Planted::DeadLeaseByOwnClock, tokens_of_a_slow_primary);
+}
+
+#[test]
+fn tokens_of_a_primary_that_others_have_taken_the_place_of() {
+    caught(Planted::TokensWithoutLease, tokens_of_a_slow_primary);
+}
+
+#[test]
+fn a_lease_on_tokens_told_in_full() {
+    caught(Planted::TokenLeaseInFull, a_token_given_by_a_fast_clock);
 }
 
 #[test]
@@ -155,7 +178,7 @@ fn a_primary_dies_that_its_mirror_did_not_hear() {
         for other in ["node-1", "node-2"] {
             cluster.network().partition("node-0", other);
         }
-        let write = tokio::time::timeout(Duration::from_millis(500), c.write(file, 0, b"after!")).await;
+        let write = timeout(Duration::from_millis(500), c.write(file, 0, b"after!")).await;
         cluster.crash(0).await;
         cluster.network().heal_all();
         let read = c.read(file).await.unwrap();
@@ -181,7 +204,7 @@ fn a_primary_is_cut_off() {
         }
         cluster.network().partition("client", "node-0");
         c.write(file, 0, b"after!").await.unwrap();
-        let read = tokio::time::timeout(Duration::from_secs(2), behind.read(file)).await;
+        let read = timeout(Duration::from_secs(2), behind.read(file)).await;
         assert!(
             !matches!(read, Ok(Ok(bytes)) if bytes == b"before"),
             "that was long ago"
@@ -194,6 +217,139 @@ fn a_primary_is_cut_off() {
         cluster.mirrored().await;
         assert_eq!(behind.read(file).await.unwrap(), b"after!");
     });
+}
+
+/// The clock of node 0 is as slow as one may be, those of its mirrors as fast.
+const APART: [i32; 3] = [-10, 10, 10];
+
+/// Three nodes, of which node 0 is cut off from the others, while `behind` reaches nobody else.
+fn cut_off(cluster: &Cluster, behind: &str) {
+    for other in ["node-1", "node-2"] {
+        cluster.network().partition("node-0", other);
+        cluster.network().partition(behind, other);
+    }
+}
+
+fn with_clocks(seed: u64, drift: &[i32], scenario: impl AsyncFnOnce(&mut Cluster)) {
+    let drift = drift.to_vec();
+    run(
+        ClusterOptions {
+            drift,
+            ..replicated(seed)
+        },
+        async |cluster| {
+            // what clocks make of some milliseconds is not hidden behind delays
+            let us = Duration::from_micros(20);
+            cluster.network().set_delay(us..=us);
+            cluster.mirrored().await;
+            scenario(cluster).await;
+        },
+    );
+}
+
+fn a_slow_primary_and_a_fast_mirror() {
+    one_answers_at_a_time(&APART);
+}
+
+/// A primary is cut off from its mirror; it is asked all the time, and so is the mirror. That looks for beacons at several moments
+/// between two of them: it was started so much later.
+fn one_answers_at_a_time(drift: &[i32]) {
+    for later_ms in (0..340).step_by(15) {
+        with_clocks(38, drift, async |cluster| {
+            let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+            let file = file_of_node_0(cluster, &c, b"before").await;
+            behind.attr(file).await.unwrap();
+            let mirror = mirror_of(cluster, file);
+            cluster.crash(mirror).await;
+            cluster.sleep(Duration::from_millis(later_ms)).await;
+            cluster.restart(mirror).await.unwrap();
+            cluster.sleep(Duration::from_secs(3)).await;
+            cluster.mirrored().await;
+            let successor = Caller::colocated(cluster, "successor", mirror).await;
+            cut_off(cluster, "behind");
+            let asking = spawn_local(async move {
+                let mut last = Instant::now();
+                while let Ok(Ok(_)) = timeout(Duration::from_millis(5), behind.attr(file)).await {
+                    last = Instant::now();
+                }
+                last
+            });
+            serves(&successor, file).await;
+            let (first, last) = (Instant::now(), asking.await.unwrap());
+            assert!(last < first, "both answer for {:?}", last - first);
+        });
+    }
+}
+
+/// A primary whose clock is slow is cut off, and gives and renews tokens as long as it may, to somebody whose clock is as slow.
+fn tokens_of_a_slow_primary() {
+    with_clocks(39, &APART, async |cluster| {
+        let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        believed_until(&behind, file).await.expect("nothing is in the way");
+        let successor = Caller::colocated(cluster, "successor", mirror_of(cluster, file)).await;
+        cut_off(cluster, "behind");
+        let believing = spawn_local(async move {
+            let (begun, mut until) = (Instant::now(), Instant::now());
+            while begun.elapsed() < Duration::from_secs(8) {
+                let taken = timeout(Duration::from_millis(5), believed_until(&behind, file)).await;
+                until = until.max(taken.ok().flatten().unwrap_or(until));
+                if begun.elapsed() > Duration::from_secs(2) {
+                    until = until.max(watched_until(&behind).await.unwrap_or(until));
+                }
+            }
+            until
+        });
+        serves(&successor, file).await;
+        successor.write(file, 0, b"after!").await.unwrap();
+        let (changed, until) = (Instant::now(), believing.await.unwrap());
+        assert!(changed >= until, "changed {:?} too early", until - changed);
+    });
+}
+
+/// The node that has a copy of the region of a file at node 0.
+fn mirror_of(cluster: &Cluster, file: InodeRef) -> u16 {
+    let map = cluster.node(0).map();
+    let mut replicas = map.region(file.ino.region()).unwrap().replicas.iter();
+    let mirror = replicas.find(|replica| replica.role == ReplicaRole::Mirror);
+    mirror.expect("it is mirrored").node.0
+}
+
+/// Waits until the node around a caller serves a file.
+async fn serves(colocated: &Caller, file: InodeRef) {
+    let before = colocated.links.primary(file.ino.region());
+    while colocated.links.primary(file.ino.region()) == before || colocated.attr(file).await.is_err() {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A node whose clock is fast gives a token to somebody whose clock is slow.
+fn a_token_given_by_a_fast_clock() {
+    with_clocks(40, &[10; 3], async |cluster| {
+        let (c, holder) = (Caller::new(cluster, "client"), Caller::new(cluster, "holder"));
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        let until = believed_until(&holder, file).await.expect("nothing is in the way");
+        c.write(file, 0, b"after!").await.unwrap();
+        let changed = Instant::now();
+        assert!(changed >= until, "changed {:?} too early", until - changed);
+    });
+}
+
+/// Takes a token of a file at node 0, and says until when it is believed by a clock as slow as one may be.
+async fn believed_until(holder: &Caller, file: InodeRef) -> Option<Instant> {
+    let sent = Instant::now();
+    let taken = holder.ask_node(0, ask::TakeTokens { inodes: vec![file] }).await.ok()?;
+    taken.tokens[0].as_ref()?;
+    Some(sent + Duration::from_millis(taken.lease_ms) * 1000 / 990)
+}
+
+/// Has node 0 renew the lease on tokens, and says until when they are believed by such a clock.
+async fn watched_until(holder: &Caller) -> Option<Instant> {
+    let sent = Instant::now();
+    let (term, answered, end) = (0, Vec::new(), false);
+    let asked = holder.ask_node(0, ask::Watch { term, answered, end }).await.ok()?;
+    let lease = Duration::from_millis(2000) * 980 / 1000;
+    asked.renewed.then_some(sent + lease * 1000 / 990)
 }
 
 /// The coordinator of a rename dies when it has decided, and others take its place.
@@ -383,7 +539,7 @@ fn records_are_late() {
         for other in ["node-1", "node-2"] {
             cluster.network().partition("behind", other);
         }
-        let write = tokio::time::timeout(Duration::from_millis(700), behind.write(file, 0, &late)).await;
+        let write = timeout(Duration::from_millis(700), behind.write(file, 0, &late)).await;
         assert!(write.is_err(), "{write:?}");
         cluster.network().partition("client", "node-0");
         // it fills all segments that there are
@@ -464,7 +620,7 @@ fn a_node_comes_back_that_does_not_know_of_its_mirror() {
         }
         cluster.network().partition("client", "node-0");
         if cluster.restart(0).await.is_ok() {
-            let read = tokio::time::timeout(Duration::from_secs(3), behind.read(file)).await;
+            let read = timeout(Duration::from_secs(3), behind.read(file)).await;
             assert!(
                 !matches!(read, Ok(Ok(bytes)) if bytes == b"before"),
                 "that was long ago"

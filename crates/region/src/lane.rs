@@ -10,6 +10,7 @@
 //!
 //! What is there when a copy begins anew stays, as something to compare with: most of it is what the region has.
 
+use crate::planted::{Planted, planted};
 use crate::{PoolSpace, RegionError, Replica};
 use polvo_format::{LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, RegionId, RegionOffset, Ring};
 use polvo_proto::{FsError, SegmentClass};
@@ -134,7 +135,7 @@ impl Lane {
 
     /// The copy begins anew, and goes on with the record after that one. It is whole no more before anything else changes.
     pub fn restart(&mut self, applied: Lsn) {
-        self.head.whole = false;
+        self.head.whole = planted(Planted::WholeMeanwhile) && self.head.whole;
         self.store_head();
         if let Err(error) = self.apply() {
             // what is in place is compared, whatever it is
@@ -201,6 +202,10 @@ impl Lane {
                 break Ok(());
             };
             let (record, len) = MirrorRecord::decode(&bytes).expect("it was just read");
+            if planted(Planted::HeadBeforeRecord) {
+                (self.head.applied, self.head.position) = (record.lsn, at + len as u32);
+                self.store_head();
+            }
             if let Err(error) = self.replica.apply(&record) {
                 break Err(error);
             }

@@ -45,6 +45,8 @@ pub enum Planted {
 
     /// Replicas are not told what a coordinator has written to a log.
     ReapedUnnoted,
+    /// Replicas are told of each inode of a transaction by itself.
+    ReapedOneByOne,
     /// Replicas are not told of file data that clients have written.
     RunsUnnoted,
     /// Replicas are not told of parts elsewhere of what a region has decided.
@@ -53,6 +55,14 @@ pub enum Planted {
     MirrorNotAwaited,
     /// A primary goes on answering without a lease of its mirrors.
     LeaseForgotten,
+    /// A mirror takes over as soon as a lease has passed by its own clock.
+    GraceAsLease,
+    /// Who takes a dead primary's place takes its lease to be over when that is so by its own clock.
+    DeadLeaseByOwnClock,
+    /// A primary goes on giving and renewing tokens without a lease of its mirrors.
+    TokensWithoutLease,
+    /// A client is told the whole lease on tokens that the node goes by, as if both had one clock.
+    TokenLeaseInFull,
     /// A participant says that it has collected before its mirrors know of the locks.
     CollectedUnmirrored,
     /// A coordinator is told that a part has arrived before the participant's mirrors have it.
@@ -61,6 +71,12 @@ pub enum Planted {
     SetShrunkUntold,
     /// The key under which a primary writes to its mirror is there as long as the mirror runs.
     LaneKeyKept,
+    /// A lane's head says that a record is in place before it is.
+    HeadBeforeRecord,
+    /// What a record says is not durable when the lane's head says that it is in place.
+    AppliedUnfenced,
+    /// A copy that is made anew counts as whole meanwhile.
+    WholeMeanwhile,
     /// A page is used again before the mirrors have the record that has freed it.
     ReusedUnmirrored,
     /// What another primary may have done is done when it is asked for again.

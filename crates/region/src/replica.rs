@@ -4,6 +4,7 @@
 //! [`Replica::apply`]. To apply a record is not atomic: after a power cut those that were perhaps not applied whole are applied
 //! again from the first one on, to the same end.
 
+use crate::planted::{Planted, planted};
 use crate::{PoolSpace, RegionError};
 use polvo_format::{Change, Gpa, Lsn, MirrorRecord, REGISTER_OWNER, RegionId, RegionOffset};
 use polvo_proto::SegmentClass;
@@ -109,7 +110,9 @@ impl Replica {
                 _ => {}
             }
         }
-        pmem.fence();
+        if !planted(Planted::AppliedUnfenced) {
+            pmem.fence();
+        }
         for change in record.changes() {
             match change {
                 Change::SegmentGone { index } if self.segment(index).is_some() => {

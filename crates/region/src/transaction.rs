@@ -171,20 +171,33 @@ impl Region {
         }
     }
 
-    /// Finds out how the transaction ended that has collected the inode of this slot, if any. `Locked` while it has not.
+    /// Finds out how the transaction ended that has collected the inode of this slot, if any. `Locked` while it has not let go of
+    /// all that it has here: replicas get that in one record, since a coordinator takes one lock that was let go for a sign that all
+    /// its writes are there.
     pub(crate) fn reap_slot(&mut self, slot: u64) -> Result<(), RegionError> {
         let Some(&txn) = self.locked.by_slot.get(&slot) else {
             return Ok(());
         };
-        if self.store.lock_word(slot) != 0 {
+        let slots = match planted(Planted::ReapedOneByOne) {
+            true => vec![slot],
+            false => self.locked.slots(txn),
+        };
+        if slots.iter().any(|slot| self.store.lock_word(*slot) != 0) {
             if planted(Planted::CollectedTwice) {
                 return Ok(());
             }
             let ino = self.store.ino(slot);
             return Err(RegionError::Locked { ino, txn });
         }
-        let known = self.resolve(slot);
+        let mut known = Ok(());
+        for one in &slots {
+            let resolved = self.resolve(*one);
+            if *one == slot {
+                known = resolved;
+            }
+        }
         self.store.end_record();
+        slots.into_iter().for_each(|slot| self.free_if_dead(slot));
         known
     }
 
@@ -241,7 +254,7 @@ impl Region {
             Fate::Recovered => {
                 let inode = self.store.load(slot)?;
                 self.store.refresh(ino, &inode.head(), &encode_attributes(&inode.attr));
-                self.store.commit_point();
+                self.store.fence();
                 self.cache.take(slot);
             }
             Fate::RecoveredNew { pages } => {
@@ -262,7 +275,6 @@ impl Region {
         }
         if inode.attr.nlink == 0 {
             self.dead.insert(slot);
-            self.free_if_dead(slot);
         } else {
             self.dead.remove(&slot);
         }

@@ -66,6 +66,9 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         faults.cluster.network().set_delay(delay.clone());
         shared.count(Fault::Delays);
     }
+    if schedule.drift.iter().any(|drift| *drift != 0) {
+        shared.count(Fault::Drift);
+    }
     // as long as the work takes, roughly
     let span_us = u64::from(schedule.operations) * (schedule.pause_us / 2 + 3_000);
     let mut left = schedule.faults;

@@ -18,7 +18,7 @@ use strum::VariantArray;
 ///
 /// Each seed determines a cluster (1 to 4 nodes), its clients (1 to 5), what they do and what goes wrong: delays, slow
 /// hosts, lost connections, partitions in one and both directions, nodes that crash or lose power, one or all at once, nodes
-/// that stand still, are cut off or lost for good where others have copies, clients that die, pools that fill up. The real code of nodes and clients runs in one thread, on simulated pools,
+/// that stand still, are cut off or lost for good where others have copies, clocks that drift, clients that die, pools that fill up. The real code of nodes and clients runs in one thread, on simulated pools,
 /// network and clock. What the clients are told must be linearizable; in the end everything acknowledged must be there,
 /// the check of every region must find nothing, and after deleting everything no space may be lost.
 #[derive(Parser)]

@@ -65,5 +65,6 @@ fn as_promised(seed: u64) {
     schedule.failovers = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
+    schedule.drift.clear();
     assert_eq!(simulate(&schedule).failure, None);
 }

@@ -10,7 +10,7 @@ use crate::region_service::RegionService;
 use crate::replication::Replication;
 use crate::replication::fill::Filling;
 use crate::replication::follower::{self, LaneFeed};
-use crate::replication::leases::{GRACE, LEASE};
+use crate::replication::leases::LEASE;
 use crate::replication::records::{Follower, Standing, attach};
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, NodeId, RegionId};
@@ -53,7 +53,7 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
 pub(crate) async fn confirm(node: Arc<Node>, links: Rc<Links>) {
     let mut replicated = node.regions.all().filter_map(|service| service.replication());
     if replicated.any(Replication::is_successor) {
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(node.leases.grace()).await;
     }
     loop {
         match node.confirm_map(&links).await {

@@ -13,6 +13,7 @@
 //!
 //! Clocks need not agree, only run alike: the grace is longer than the lease by what they may drift apart.
 
+use crate::clock::{Clock, outlasting};
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
@@ -20,6 +21,7 @@ use parking_lot::Mutex;
 use polvo_cluster::Links;
 use polvo_format::{Epoch, NodeId, RegionId};
 use polvo_proto::{ClusterMap, Cred, FsError, ReplicaRole, ask};
+use polvo_region::planted::{Planted, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,10 +33,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 pub(crate) const LEASE: Duration = Duration::from_secs(1);
 /// A mirror takes over when it has heard nothing for so long.
 pub(crate) const GRACE: Duration = Duration::from_millis(1500);
-/// Clocks may run too fast or too slow by so many in a thousand.
-const DRIFT: u32 = 10;
 const _: () = assert!(
-    LEASE.as_millis() * (1000 + DRIFT) as u128 * 1000 < GRACE.as_millis() * (1000 - DRIFT) as u128 * 1000,
+    outlasting(LEASE).as_nanos() < GRACE.as_nanos(),
     "a grace is longer than a lease, by whichever clocks"
 );
 /// A mirror that wakes up so late has stood still, and not heard what it should have.
@@ -50,8 +50,11 @@ struct Watch {
 }
 
 /// Leases that this node has of its mirrors, and what it has heard of its primaries.
-#[derive(Default)]
 pub(crate) struct Leases {
+    /// [`LEASE`] by this node's clock.
+    lease: Duration,
+    /// [`GRACE`] by this node's clock.
+    grace: Duration,
     /// When the last beacon was sent that a mirror has answered.
     answered: Mutex<BTreeMap<NodeId, Instant>>,
     watched: Mutex<BTreeMap<NodeId, Watch>>,
@@ -62,12 +65,33 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
+    /// None yet; by this clock.
+    pub fn new(clock: &dyn Clock) -> Leases {
+        let grace = match planted(Planted::GraceAsLease) {
+            true => LEASE,
+            false => GRACE,
+        };
+        Leases {
+            lease: clock.lasts(LEASE),
+            grace: clock.lasts(grace),
+            answered: Mutex::default(),
+            watched: Mutex::default(),
+            waiting: Mutex::default(),
+            newer_at: Mutex::default(),
+        }
+    }
+
+    /// How long this node waits for one that may have a lease of it: when that has passed, it has none any more.
+    pub fn grace(&self) -> Duration {
+        self.grace
+    }
+
     /// Until when a primary may answer whose mirrors are these; `None`: not now.
     pub fn until(&self, mirrors: &[NodeId]) -> Option<Instant> {
         let answered = self.answered.lock();
         let leases = mirrors
             .iter()
-            .map(|mirror| answered.get(mirror).map(|sent| *sent + LEASE));
+            .map(|mirror| answered.get(mirror).map(|sent| *sent + self.lease));
         leases.min().flatten()
     }
 
@@ -115,7 +139,7 @@ impl Leases {
                 heard: now,
                 refused_below: None,
             });
-            if now.duration_since(watch.heard) >= GRACE {
+            if now.duration_since(watch.heard) >= self.grace {
                 watch.refused_below = Some(Epoch(u64::MAX));
                 silent.push((*primary, watch.heard));
             }
@@ -257,7 +281,7 @@ fn succeed_by_map(node: &Arc<Node>, map: &ClusterMap) {
             node.copies.seal(region, &node.memory);
             Instant::now()
         });
-        if since.elapsed() < GRACE {
+        if since.elapsed() < node.leases.grace() {
             continue;
         }
         if let Err(error) = node.promote(region, map, *since) {
@@ -351,11 +375,12 @@ pub(crate) async fn give_way(node: Arc<Node>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::SystemClock;
     use polvo_proto::{RegionInfo, Replica};
 
     #[tokio::test(start_paused = true)]
     async fn who_is_refused_is_heard_again_with_a_newer_map() {
-        let (leases, primary) = (Leases::default(), NodeId(3));
+        let (leases, primary) = (Leases::new(&SystemClock), NodeId(3));
         let all = BTreeSet::from([primary]);
         assert!(leases.silent(&all).is_empty(), "watched from now on");
         tokio::time::advance(GRACE / 2).await;
@@ -375,7 +400,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn leases_count_from_the_last_beacon_that_every_mirror_has_answered() {
-        let leases = Leases::default();
+        let leases = Leases::new(&SystemClock);
         let [a, b] = [1, 2].map(NodeId);
         let start = Instant::now();
         assert_eq!(leases.until(&[a]), None);

@@ -1,5 +1,6 @@
 //! A copy takes the place of its region: it is recovered as after a restart, and served from then on.
 
+use crate::clock::outlasting;
 use crate::error::to_fs;
 use crate::locks::succession::Succession;
 use crate::node::{CLAIMS, Node};
@@ -9,6 +10,7 @@ use crate::transactions::dispatch::Dispatch;
 use polvo_format::{NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError};
 use polvo_region::Region;
+use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -30,7 +32,11 @@ impl Node {
             "copy recovered"
         );
         // tokens that the one before has given are believed for so long at the most
-        let until = heard + LEASE + self.config.timeouts.token;
+        let lease = match planted(Planted::DeadLeaseByOwnClock) {
+            true => LEASE,
+            false => outlasting(LEASE),
+        };
+        let until = heard + self.clock.lasts(lease + self.config.timeouts.token);
         self.mistrust_tokens_until(until, &mut recovered);
         let ends = Instant::now() + self.config.timeouts.lease;
         self.locks.succeed(region, Succession::new(locks_before, until, ends));

@@ -195,6 +195,11 @@ impl Replication {
         mirrored && self.has_lease() && self.is_confirmed()
     }
 
+    /// Has nobody taken our place, whatever mirrors may lack?
+    pub fn may_promise(&self) -> bool {
+        (!self.waits.load(Acquire) || self.has_lease()) && self.is_confirmed()
+    }
+
     /// Every mirror in the set has all that was done.
     #[cfg(feature = "testing")]
     pub fn may_rest(&self) -> bool {

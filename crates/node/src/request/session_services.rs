@@ -148,7 +148,7 @@ impl RequestContext<'_> {
             FollowLog { dir, known } => self.follow_log(dir, known).await,
             OpenToWrite { inode, claim, number, want_map } => self.open_to_write(inode, claim, number, want_map).await,
             EndWriting { inodes } => self.end_writing(&inodes),
-            TakeTokens { inodes } => self.take_tokens(&inodes),
+            TakeTokens { inodes } => Box::pin(self.take_tokens(&inodes)).await,
             Watch { term, answered, end } => Box::pin(self.watch(term, &answered, end)).await,
             FenceOff { node } => Box::pin(self.fence_off(node)).await,
             ReadBytes { region, pieces } => Box::pin(self.read_bytes(region, &pieces)).await,

@@ -2,8 +2,8 @@
 //!
 //! A session's tokens at this node share one lease, which each request about tokens renews, and one *term*: a lease that has run
 //! out ends the term, and with it all tokens of it. So a change waits for a holder that is silent or dead until the holder's
-//! lease is over, and no longer; the holder counts from when it sent what was answered, the node from when it received that, so
-//! that the holder has stopped believing before the node stops waiting. What a holder is asked for it hears by a request that
+//! lease is over, and no longer; the holder counts from when it sent what was answered, the node from when it received that, and
+//! the holder is told a little less, by what clocks may drift apart: it has stopped believing before the node stops waiting. What a holder is asked for it hears by a request that
 //! waits here (`Watch`) and answers with its next one; an answer that is lost is only asked for again. Who is there and does not
 //! answer for half a lease has its lease renewed no more.
 //!
@@ -164,7 +164,7 @@ impl Node {
         if !self.space.tokens_given() {
             return;
         }
-        *self.tokens.believed_until.lock() = Some(self.started + self.config.timeouts.token);
+        *self.tokens.believed_until.lock() = Some(self.started + self.clock.lasts(self.config.timeouts.token));
         for service in self.regions.all() {
             service.enter(|region| region.close_to_changes());
         }

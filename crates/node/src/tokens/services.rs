@@ -1,10 +1,15 @@
 //! Tokens, as clients ask for them.
 
+use crate::clock::outlasted_by;
+use crate::replication::Replication;
 use crate::request::context::RequestContext;
 use crate::tokens::{Holder, HolderState};
 use polvo_cluster::Timeouts;
+use polvo_format::RegionId;
 use polvo_proto::{FsError, InodeRef, TOKENS_PAGE, Token, reply};
 use polvo_region::TokenId;
+use polvo_region::planted::{Planted, planted};
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +33,7 @@ impl RequestContext<'_> {
     }
 
     /// See [`polvo_proto::Request::TakeTokens`].
-    pub fn take_tokens(&self, inodes: &[InodeRef]) -> Result<reply::Taken, FsError> {
+    pub async fn take_tokens(&self, inodes: &[InodeRef]) -> Result<reply::Taken, FsError> {
         let tokens = &self.node.tokens;
         if !tokens.is_noted.load(Relaxed) {
             self.node.open_to_changes_if_due();
@@ -39,12 +44,23 @@ impl RequestContext<'_> {
         }
         let holder = self.token_holder()?;
         if !self.renew_tokens(&holder) {
-            return Err(FsError::Busy); // an answer is overdue
+            return Err(FsError::Busy); // an answer is overdue, or nothing may be promised just now
         }
         let now_ms = self.node.token_clock_ms();
         let taken = inodes.iter().map(|inode| self.take_token(&holder, *inode, now_ms));
         let taken = taken.collect();
-        let lease_ms = self.node.config.timeouts.token.as_millis();
+        // what they are is told with them
+        let regions: BTreeSet<RegionId> = inodes.iter().map(|inode| inode.ino.region()).collect();
+        for region in regions {
+            if let Ok(service) = self.service(region) {
+                self.mirrored(service).await?;
+            }
+        }
+        let lease = self.node.config.timeouts.token;
+        let lease_ms = match planted(Planted::TokenLeaseInFull) {
+            true => lease.as_millis(),
+            false => outlasted_by(lease).as_millis(),
+        };
         Ok(reply::Taken {
             lease_ms: u64::try_from(lease_ms).unwrap_or(u64::MAX),
             term: holder.state.lock().term,
@@ -52,10 +68,13 @@ impl RequestContext<'_> {
         })
     }
 
-    /// Renews the lease, unless an answer is overdue.
+    /// Renews the lease, unless an answer is overdue, or others may have taken our place: who does waits for leases that were renewed
+    /// before (`Node::promote`).
     fn renew_tokens(&self, holder: &Holder) -> bool {
-        let lease = self.node.config.timeouts.token;
-        holder.state.lock().renew(Instant::now(), lease, lease / 2)
+        let mut replicated = self.node.regions.all().filter_map(|service| service.replication());
+        let may_promise = replicated.all(Replication::may_promise) || planted(Planted::TokensWithoutLease);
+        let lease = self.node.clock.lasts(self.node.config.timeouts.token);
+        may_promise && holder.state.lock().renew(Instant::now(), lease, lease / 2)
     }
 
     /// One of them, unless there is something in the way just now.

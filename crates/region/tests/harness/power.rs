@@ -5,6 +5,7 @@ use super::snapshot::{Snapshot, difference, snapshot};
 use super::world::{ROOT_REGION, SESSION, Shape, World, new_file};
 use parking_lot::Mutex;
 use polvo_format::{FileKind, Tail};
+use polvo_pmem::Pmem;
 use polvo_pmem::sim::{Chooser, CrashImage, Fate, FencePoint, KeepAll, LoseAll, PendingLine, RandomLines, SomeLines};
 use polvo_proto::{FsError, WriteAt};
 use polvo_region::RegionError;
@@ -132,11 +133,25 @@ fn choices(point: &FencePoint<'_>) -> Vec<(String, Box<dyn Chooser>)> {
 /// they lose power together; of the others survives nothing, everything or something not durable, in turn. What is
 /// left twice is given once.
 pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R) -> (Vec<CrashState>, R) {
-    let states = Arc::new(Mutex::new((Vec::<CrashState>::new(), HashMap::<_, usize>::new())));
     let pools: Vec<_> = world.pools.iter().map(|pool| pool.pmem().clone()).collect();
+    collect_from(&pools, &[], || change(world))
+}
+
+/// The same for these pools; fences in `others` are moments, too, at which they lose power.
+pub fn collect_from<R>(pools: &[Arc<Pmem>], others: &[Arc<Pmem>], change: impl FnOnce() -> R) -> (Vec<CrashState>, R) {
+    let found = Arc::new(Mutex::new(Found::default()));
+    for pool in others {
+        let (into, pools) = (found.clone(), pools.to_vec());
+        pool.sim().unwrap().set_fence_hook(Box::new(move |point| {
+            let image = |pool: &Arc<Pmem>| pool.sim().unwrap().image(&mut LoseAll);
+            into.lock().add(pools.iter().map(image).collect(), || {
+                format!("fence {} elsewhere", point.number())
+            });
+        }));
+    }
     for (at, pool) in pools.iter().enumerate() {
-        let into = states.clone();
-        let others: Vec<_> = pools.clone();
+        let into = found.clone();
+        let others: Vec<_> = pools.to_vec();
         pool.sim().unwrap().set_fence_hook(Box::new(move |point| {
             for (turn, (how, mut chooser)) in choices(point).into_iter().enumerate() {
                 let mut other: Box<dyn Chooser> = match turn % 3 {
@@ -144,30 +159,42 @@ pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R
                     1 => Box::new(KeepAll),
                     _ => Box::new(RandomLines::new(turn as u64)),
                 };
-                let image = |(pool, pmem): (usize, &Arc<polvo_pmem::Pmem>)| match pool == at {
+                let image = |(pool, pmem): (usize, &Arc<Pmem>)| match pool == at {
                     true => point.image(&mut *chooser),
                     false => pmem.sim().unwrap().image(&mut *other),
                 };
                 let images: Vec<CrashImage> = others.iter().enumerate().map(image).collect();
-                let fingerprints: Vec<u64> = images.iter().map(CrashImage::fingerprint).collect();
-                let (states, seen) = &mut *into.lock();
-                match seen.entry(fingerprints) {
-                    Entry::Occupied(known) => states[*known.get()].times += 1,
-                    Entry::Vacant(fresh) => {
-                        fresh.insert(states.len());
-                        let how = format!("fence {} of pool {at}, {how}", point.number());
-                        states.push(CrashState::new(images, how));
-                    }
-                }
+                into.lock()
+                    .add(images, || format!("fence {} of pool {at}, {how}", point.number()));
             }
         }));
     }
-    let result = change(world);
-    for pool in &pools {
+    let result = change();
+    for pool in pools.iter().chain(others) {
         pool.sim().unwrap().clear_fence_hook();
     }
-    let states = std::mem::take(&mut states.lock().0);
+    let states = std::mem::take(&mut found.lock().states);
     (states, result)
+}
+
+/// What was left, each state once.
+#[derive(Default)]
+struct Found {
+    states: Vec<CrashState>,
+    known: HashMap<Vec<u64>, usize>,
+}
+
+impl Found {
+    fn add(&mut self, images: Vec<CrashImage>, how: impl FnOnce() -> String) {
+        let fingerprints: Vec<u64> = images.iter().map(CrashImage::fingerprint).collect();
+        match self.known.entry(fingerprints) {
+            Entry::Occupied(known) => self.states[*known.get()].times += 1,
+            Entry::Vacant(fresh) => {
+                fresh.insert(self.states.len());
+                self.states.push(CrashState::new(images, how()));
+            }
+        }
+    }
 }
 
 /// What the media hold after everything not durable is lost.
@@ -345,12 +372,12 @@ impl Scenario {
     }
 }
 
-fn without_tails(mut snapshot: Snapshot) -> Snapshot {
+pub fn without_tails(mut snapshot: Snapshot) -> Snapshot {
     snapshot.0.values_mut().for_each(|node| node.tail = Tail::default());
     snapshot
 }
 
-fn compare(now: &Snapshot, before: &Snapshot, after: &Snapshot, ended: bool) -> Result<(), String> {
+pub fn compare(now: &Snapshot, before: &Snapshot, after: &Snapshot, ended: bool) -> Result<(), String> {
     if now == after || now == before && !ended {
         return Ok(());
     }
@@ -364,7 +391,7 @@ fn compare(now: &Snapshot, before: &Snapshot, after: &Snapshot, ended: bool) -> 
     ))
 }
 
-fn no_findings(world: &mut World) -> Result<(), String> {
+pub fn no_findings(world: &mut World) -> Result<(), String> {
     let findings = world.check();
     if findings.is_empty() {
         Ok(())

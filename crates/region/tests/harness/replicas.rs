@@ -79,8 +79,8 @@ impl Replicas {
 
     /// Looks for differences; `expected`: the world as it is.
     pub fn compare(&self, world: &World, expected: &Snapshot) -> Result<(), String> {
-        for region in (0..self.copies.len()).map(|region| RegionId(region as u16)) {
-            self.compare_bytes(world, region)?;
+        for (region, home) in world.shape.home.iter().enumerate() {
+            compare_bytes(world, RegionId(region as u16), &self.pools[*home])?;
         }
         let images: Vec<CrashImage> = self.pools.iter().map(|pool| image(pool.pmem())).collect();
         let mut copy = World::open_images(&world.shape, &images, world.now).map_err(|why| format!("copy: {why}"))?;
@@ -93,33 +93,32 @@ impl Replicas {
             findings => Err(format!("check of a copy: {findings:?}")),
         }
     }
+}
 
-    /// All segments are there, and those of inodes and logs are the same. (What of file data counts is read below.)
-    fn compare_bytes(&self, world: &World, region: RegionId) -> Result<(), String> {
-        let original = world.pool_of(region);
-        let copy = &self.pools[world.shape.home[usize::from(region.0)]];
-        let (ours, theirs) = (original.segments_of(region), copy.segments_of(region));
-        let what = |segments: &[(u32, u64, SegmentClass)]| -> Vec<_> { segments.iter().map(|s| (s.0, s.2)).collect() };
-        if what(&ours) != what(&theirs) {
+/// All segments of a region are there in the pool of its copy, and those of inodes and logs are the same.
+pub fn compare_bytes(world: &World, region: RegionId, copy: &PoolSpace) -> Result<(), String> {
+    let original = world.pool_of(region);
+    let (ours, theirs) = (original.segments_of(region), copy.segments_of(region));
+    let what = |segments: &[(u32, u64, SegmentClass)]| -> Vec<_> { segments.iter().map(|s| (s.0, s.2)).collect() };
+    if what(&ours) != what(&theirs) {
+        return Err(format!(
+            "segments {:?}, and the copy has {:?}",
+            what(&ours),
+            what(&theirs)
+        ));
+    }
+    let size = original.usage().segment_size as usize;
+    let (mut here, mut there) = (vec![0; size], vec![0; size]);
+    let pairs = ours.iter().zip(&theirs).filter(|(s, _)| s.2 != SegmentClass::Data);
+    for ((index, from, class), (_, to, _)) in pairs {
+        original.pmem().read(*from, &mut here);
+        copy.pmem().read(*to, &mut there);
+        if here != there {
+            let at = (0..size).find(|at| here[*at] != there[*at]).expect("they differ");
             return Err(format!(
-                "segments {:?}, and the copy has {:?}",
-                what(&ours),
-                what(&theirs)
+                "segment {index} of region {region} ({class:?}) differs at {at:#x} in the copy"
             ));
         }
-        let size = original.usage().segment_size as usize;
-        let (mut here, mut there) = (vec![0; size], vec![0; size]);
-        let pairs = ours.iter().zip(&theirs).filter(|(s, _)| s.2 != SegmentClass::Data);
-        for ((index, from, class), (_, to, _)) in pairs {
-            original.pmem().read(*from, &mut here);
-            copy.pmem().read(*to, &mut there);
-            if here != there {
-                let at = (0..size).find(|at| here[*at] != there[*at]).expect("they differ");
-                return Err(format!(
-                    "segment {index} of region {region} ({class:?}) differs at {at:#x} in the copy"
-                ));
-            }
-        }
-        Ok(())
     }
+    Ok(())
 }

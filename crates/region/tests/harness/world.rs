@@ -2,6 +2,7 @@
 //! those that touch several regions are collected, decided and dispatched, and file data is written to delegated space.
 //! One-sided writes are stores to the other pool.
 
+use super::mirrors::Mirrors;
 use polvo_format::{Attr, FileKind, Gpa, Ino, NodeId, PAGE, RegionId, SessionId, Tail, TxnId, crcs_of_pages};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::CrashImage;
@@ -62,6 +63,8 @@ pub struct World {
     pub regions: Vec<Region>,
     /// Moves on with every change.
     pub now: i64,
+    /// Are sent what was done wherever nodes wait for theirs.
+    pub mirrors: Option<Box<Mirrors>>,
 }
 
 /// A transaction that has collected.
@@ -96,6 +99,18 @@ pub fn new_file(kind: FileKind, mode: u32) -> NewFile {
         umask: 0,
         xattrs: Vec::new(),
     }
+}
+
+/// Where an address lies in a pool.
+pub fn place_in(pool: &PoolSpace, gpa: Gpa) -> u64 {
+    let shift = pool.usage().segment_size.trailing_zeros();
+    let index = (gpa.offset().0 >> shift) as u32;
+    let segments = pool.segments_of(gpa.region());
+    let (_, offset, _) = segments
+        .iter()
+        .find(|s| s.0 == index)
+        .expect("the address lies in a segment");
+    offset + (gpa.offset().0 & ((1 << shift) - 1))
 }
 
 pub fn symlink(target: &[u8]) -> NewFile {
@@ -153,6 +168,7 @@ impl World {
             pools,
             regions,
             now: START_NS,
+            mirrors: None,
         }
     }
 
@@ -160,7 +176,19 @@ impl World {
     /// dispatched again, the others given up.
     pub fn open(shape: Shape, pmems: Vec<Arc<Pmem>>, now: i64) -> Result<World, RegionError> {
         let pools = pmems.into_iter().map(PoolSpace::open).collect::<Result<Vec<_>, _>>()?;
-        let recover = |(id, &pool): (usize, &usize)| Region::recover(&pools[pool], RegionId(id as u16), &mut |_, _| ());
+        World::serve(shape, pools, now, |pool, region| {
+            Region::recover(pool, region, &mut |_, _| ())
+        })
+    }
+
+    /// The same, of pools that are open.
+    pub fn serve(
+        shape: Shape,
+        pools: Vec<Arc<PoolSpace>>,
+        now: i64,
+        recover: impl Fn(&Arc<PoolSpace>, RegionId) -> Result<(Region, Recovery), RegionError>,
+    ) -> Result<World, RegionError> {
+        let recover = |(id, &pool): (usize, &usize)| recover(&pools[pool], RegionId(id as u16));
         let recovered = shape
             .home
             .iter()
@@ -174,6 +202,7 @@ impl World {
             pools,
             regions,
             now,
+            mirrors: None,
         };
         world.redispatch();
         for (region, held) in held.into_iter().enumerate() {
@@ -252,14 +281,15 @@ impl World {
     /// Pool and offset in it of an address.
     pub fn locate(&self, gpa: Gpa) -> (Arc<Pmem>, u64) {
         let pool = self.pool_of(gpa.region());
-        let shift = pool.usage().segment_size.trailing_zeros();
-        let index = (gpa.offset().0 >> shift) as u32;
-        let segments = pool.segments_of(gpa.region());
-        let (_, offset, _) = segments
-            .iter()
-            .find(|s| s.0 == index)
-            .expect("the address lies in a segment");
-        (pool.pmem().clone(), offset + (gpa.offset().0 & ((1 << shift) - 1)))
+        (pool.pmem().clone(), place_in(pool, gpa))
+    }
+
+    /// What was done so far goes to the mirrors.
+    pub fn mirror(&mut self) {
+        if let Some(mut mirrors) = self.mirrors.take() {
+            mirrors.send(self);
+            self.mirrors = Some(mirrors);
+        }
     }
 
     // ---- transactions
@@ -290,6 +320,7 @@ impl World {
                     let (part, outcomes) = CollectedPart::new(region, collected, intents.len()).expect("a part");
                     collecting.outcomes.extend(intents.into_iter().zip(outcomes));
                     collecting.remote.push(RemotePart::Collected(part));
+                    self.mirror();
                 }
                 Err(why) => {
                     self.give_up(&collecting);
@@ -368,11 +399,17 @@ impl World {
         };
         assert_eq!(decided.record.is_some(), !collecting.remote.is_empty());
         assert_eq!(decided.outcomes.len(), collecting.local.len());
+        self.mirror();
         for part in &collecting.remote {
             self.dispatch(collecting.txn, part);
+            if self.mirrors.is_some() {
+                assert_eq!(self.region(part.region()).reap(), []);
+                self.mirror();
+            }
         }
         if let Some(record) = decided.record {
             self.region(collecting.coordinator).retire(collecting.txn, record);
+            self.mirror();
         }
         let local = collecting.local.into_iter().zip(decided.outcomes);
         Ok(local.chain(collecting.outcomes).collect())

@@ -76,6 +76,10 @@ bugs! {
     dispatched_units_that_replicas_lack: ReapedUnnoted, renames_between_long_logs, "replicas differ";
     file_data_that_replicas_lack: RunsUnnoted, pages_used_again, "replicas differ";
     pages_reused_that_mirrors_lack: ReusedUnmirrored, a_slow_mirror, "the mirror is sent others' bytes";
+    inodes_of_a_transaction_taken_over_one_by_one: ReapedOneByOne, mirrors_lose_power, "neither the state before it";
+    a_lanes_head_before_its_record_is_in_place: HeadBeforeRecord, mirrors_lose_power, "while it is put in place";
+    a_lanes_head_before_its_record_is_durable: AppliedUnfenced, mirrors_lose_power, "while it is put in place";
+    a_copy_that_counts_while_it_is_made_anew: WholeMeanwhile, mirrors_lose_power, "while a copy is made anew";
     // quarantine
     freed_pages_reused_at_once: NoQuarantine, a_slow_reader, "the reader sees others' bytes";
     quarantine_ends_a_tick_early: QuarantineEndsEarly, a_slow_reader, "the reader sees others' bytes";

@@ -1,5 +1,6 @@
 //! Short scenarios in which a planted bug shows. On one thread, that of the test, since a bug is planted in a thread.
 
+use crate::harness::mirrors::step_mirrored;
 use crate::harness::power::Scenario;
 use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
@@ -156,6 +157,28 @@ pub fn a_slow_reader() {
     assert!(read == old, "the reader sees others' bytes");
     w.region(R0).set_tick(8, 6);
     assert_eq!(w.check(), [""; 0]);
+}
+
+/// Mirrors of two nodes lose their power, and so do the nodes.
+pub fn mirrors_lose_power() {
+    let mut w = World::new(two_pools());
+    let root = w.root();
+    let a = w.create(root, b"a", directory(), R0).unwrap();
+    let b = w.create(root, b"b", directory(), R1).unwrap();
+    let f = w.create(a, b"one", file(), R1).unwrap();
+    let all = |snapshot| snapshot;
+    step_mirrored(&mut w, "rename", all, true, |w| w.rename(a, b"one", b, b"two"))
+        .0
+        .unwrap();
+    // of which the participant has the old directory and the file
+    step_mirrored(&mut w, "rename back", all, false, |w| w.rename(b, b"two", a, b"one"))
+        .0
+        .unwrap();
+    step_mirrored(&mut w, "commit", all, true, |w| {
+        w.commit(f, &[(0, pattern(1, 9000))], WriteAt::Offset(0))
+    })
+    .0
+    .unwrap();
 }
 
 /// A file is written and cut off; its mirror gets what was written, from where it lies, later than others use space.

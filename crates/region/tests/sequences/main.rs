@@ -17,8 +17,9 @@ mod harness;
 mod operation;
 
 use ground::{Ground, look, make, split};
-use harness::power::{STATES, Scenario, counted, cpus, rounds, seed};
-use harness::world::new_file;
+use harness::mirrors::step_mirrored;
+use harness::power::{STATES, Scenario, counted, cpus, rounds, seed, without_tails};
+use harness::world::{World, new_file};
 use operation::{OPERATIONS, Operation};
 use parking_lot::Mutex;
 use polvo_format::FileKind;
@@ -30,10 +31,14 @@ use std::time::Instant;
 
 /// Triples of a round and ground.
 const TRIPLES: u64 = 700;
+/// Pairs of a ground that are run with mirrors, too.
+const MIRRORED_PAIRS: u64 = 100;
 /// Fewest crash states of a default run: fewer would mean that sequences have lost their power cuts.
 const STATES_MIN: u64 = 800_000;
 /// Fewest of each kind of sequence on each ground.
 const KIND_MIN: [u64; 3] = [1500, 55_000, 18_000];
+/// Fewest of those with mirrors.
+const MIRRORED_MIN: [u64; 2] = [4500, 6500];
 
 fn file() -> NewFile {
     new_file(FileKind::File, 0o644)
@@ -53,23 +58,52 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 struct Sequence<'a> {
     ground: &'a Ground,
     operations: Vec<&'static Operation>,
+    /// The world has mirrors, which lose their power.
+    mirrored: bool,
 }
 
 impl Sequence<'_> {
     fn name(&self) -> String {
         let names: Vec<&str> = self.operations.iter().map(|o| o.name).collect();
-        format!("{}: {}", self.ground.name, names.join("; "))
+        let mirrored = if self.mirrored { "mirrored, " } else { "" };
+        format!("{mirrored}{}: {}", self.ground.name, names.join("; "))
     }
 
     /// Crash states of the last operation.
     fn run(&self) -> u64 {
+        match self.mirrored {
+            true => self.run_mirrored(),
+            false => self.run_alone(),
+        }
+    }
+
+    /// Of the mirrors of its world, too.
+    fn run_mirrored(&self) -> u64 {
+        let (last, before) = self.operations.split_last().expect("a sequence is not empty");
+        let mut world = self.ground.world();
+        for operation in before {
+            satisfy(&mut world, operation);
+            expected(operation, (operation.run)(&mut world));
+        }
+        satisfy(&mut world, last);
+        let seen = if last.unseen {
+            without_tails
+        } else {
+            |snapshot| snapshot
+        };
+        let (result, states) = step_mirrored(&mut world, &self.name(), seen, before.is_empty(), last.run);
+        expected(last, result);
+        states
+    }
+
+    fn run_alone(&self) -> u64 {
         let (last, before) = self.operations.split_last().expect("a sequence is not empty");
         let mut s = Scenario::of(&self.name(), self.ground.world(), 1);
         for operation in before {
-            satisfy(&mut s, operation);
+            satisfy(&mut s.world, operation);
             expected(operation, (operation.run)(&mut s.world));
         }
-        satisfy(&mut s, last);
+        satisfy(&mut s.world, last);
         let result = match last.unseen {
             true => s.unseen(last.name, last.run),
             false => s.step(last.name, last.run),
@@ -84,9 +118,8 @@ impl Sequence<'_> {
     }
 }
 
-fn satisfy(s: &mut Scenario, operation: &Operation) {
+fn satisfy(w: &mut World, operation: &Operation) {
     for path in operation.needs {
-        let w = &mut s.world;
         let there = look(w, path).ok();
         // a whiteout is none of the files and directories that operations are about
         let is_whiteout = there.is_some_and(|inode| w.attr(inode).is_ok_and(|attr| attr.kind == FileKind::CharDevice));
@@ -114,21 +147,31 @@ fn expected(operation: &Operation, result: Result<(), RegionError>) {
 /// All sequences, those of one kind together: singles, pairs, triples.
 fn sequences(grounds: &[Ground]) -> Vec<Sequence<'_>> {
     let mut all = Vec::new();
-    let mut add = |ground, operations: &[&'static Operation]| {
+    let mut add = |ground, operations: &[&'static Operation], mirrored| {
         let operations = operations.to_vec();
-        all.push(Sequence { ground, operations });
+        all.push(Sequence {
+            ground,
+            operations,
+            mirrored,
+        });
     };
     let mut random = Random(seed());
     for ground in grounds {
         for one in OPERATIONS {
-            add(ground, &[one]);
+            add(ground, &[one], false);
+            add(ground, &[one], true);
             for two in OPERATIONS {
-                add(ground, &[one, two]);
+                add(ground, &[one, two], false);
             }
         }
         for _ in 0..TRIPLES * rounds() {
             let mut any = || &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize];
-            add(ground, &[any(), any(), any()]);
+            add(ground, &[any(), any(), any()], false);
+        }
+        let mut random = Random(seed() ^ 0x6d69_7272_6f72);
+        for _ in 0..MIRRORED_PAIRS * (rounds() * rounds()) {
+            let mut any = || &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize];
+            add(ground, &[any(), any()], true);
         }
     }
     all
@@ -172,11 +215,11 @@ fn main() {
     std::thread::scope(|scope| (0..cpus()).for_each(|_| drop(scope.spawn(work))));
 
     let mut failed = Vec::new();
-    let mut kinds: BTreeMap<(&str, usize), (u64, u64)> = BTreeMap::new();
+    let mut kinds: BTreeMap<(&str, bool, usize), (u64, u64)> = BTreeMap::new();
     for (number, result) in results.into_inner() {
         let sequence = &all[number];
         let (sequences, states) = kinds
-            .entry((sequence.ground.name, sequence.operations.len()))
+            .entry((sequence.ground.name, sequence.mirrored, sequence.operations.len()))
             .or_default();
         *sequences += 1;
         match result {
@@ -184,8 +227,9 @@ fn main() {
             None => failed.push(sequence.name()),
         }
     }
-    for ((ground, length), (sequences, states)) in &kinds {
-        println!("{ground}, {length} operations: {sequences} sequences, {states} crash states");
+    for ((ground, mirrored, length), (sequences, states)) in &kinds {
+        let mirrored = if *mirrored { ", mirrored" } else { "" };
+        println!("{ground}{mirrored}, {length} operations: {sequences} sequences, {states} crash states");
     }
     println!(
         "sequences: {}, {:.1} s, seed {}",
@@ -206,10 +250,15 @@ fn main() {
         );
     }
     if wanted.is_empty() {
-        for ((ground, length), (_, states)) in kinds {
+        for ((ground, mirrored, length), (_, states)) in kinds {
+            let least = if mirrored {
+                MIRRORED_MIN[length - 1]
+            } else {
+                KIND_MIN[length - 1]
+            };
             assert!(
-                states >= KIND_MIN[length - 1],
-                "{ground}, {length} operations: {states} crash states"
+                states >= least,
+                "{ground}, mirrored: {mirrored}, {length} operations: {states} crash states"
             );
         }
         let states = STATES.load(Relaxed);
