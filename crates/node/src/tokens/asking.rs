@@ -53,15 +53,15 @@ impl Node {
                 asked.is_none_or(|asked| holders.iter().all(|token| asked.contains(token))),
                 "while it is asked for nobody gets one"
             );
+            if service.has_ended() {
+                return Err(FsError::WrongEpoch); // here nobody gives its tokens back any more, or opens the region to changes
+            }
             if holders.is_empty() {
                 return Ok(quieted);
             }
             let now = Instant::now();
             if now >= deadline {
                 return Err(FsError::Busy);
-            }
-            if service.has_ended() {
-                return Err(FsError::WrongEpoch); // here nobody gives its tokens back any more
             }
             match self.ask_for(&holders, now) {
                 Some(until) => drop(tokio::time::timeout_at(until.min(deadline), changed).await),
