@@ -766,7 +766,7 @@ impl Links {
         .await;
     }
 
-    /// Asks nodes, all at a time, whether they are there, which renews the session's lease. Returns those that have answered. One that is silent
+    /// Asks nodes, all at a time, whether they are there and nobody can have taken their place, which renews the session's lease. Returns those that say so. One that is silent
     /// is waited for only as long as it is the primary of any region, as far as the others know.
     pub async fn look_after(&self, nodes: &[NodeId]) -> Vec<NodeId> {
         let asked = nodes.iter().map(|node| async move {
@@ -776,8 +776,8 @@ impl Links {
             let mut answer = pin!(self.call_node_at_once(node, Cred::Kernel, heartbeat));
             loop {
                 match tokio::time::timeout(SILENCE, answer.as_mut()).await {
-                    Ok(Ok(_)) => return Some(node),
-                    Ok(Err(_)) => {
+                    Ok(Ok(renewed)) if renewed.serves => return Some(node),
+                    Ok(_) => {
                         self.ask_around(node).await;
                         return None;
                     }

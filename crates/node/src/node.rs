@@ -13,6 +13,7 @@ use crate::opening::{self, Opening};
 use crate::reactor::Reactors;
 use crate::region_service::{PoolKeys, RegionService};
 use crate::regions::Regions;
+use crate::replication::Replication;
 use crate::replication::copies::Copies;
 use crate::replication::fill::FillCounters;
 use crate::replication::leases::Leases;
@@ -397,6 +398,12 @@ impl Node {
             let region = service.id.0;
             tracing::warn!(?txn, region, %error, "a prepared transaction could not be concluded");
         }
+    }
+
+    /// Has nobody taken our place in any region?
+    pub(crate) fn may_promise(&self) -> bool {
+        let mut replicated = self.regions.all().filter_map(|service| service.replication());
+        replicated.all(Replication::may_promise)
     }
 
     /// Nothing that a node sent here before takes effect any more.

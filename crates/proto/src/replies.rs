@@ -109,6 +109,8 @@ replies! {
         recall: Vec<InodeRef>,
         /// newest map epoch
         epoch: Epoch,
+        /// nobody can have taken the node's place in a region that it serves
+        serves: bool,
     },
     /// To `Map`.
     Map(ClusterMap),

@@ -45,13 +45,18 @@ impl RequestContext<'_> {
             .ask(self.session, inode, ask, wait.map(|ticket| ticket.number))?;
         let granted = LockAnswer::Granted(self.node.locks.term());
         let (Asked::Waits(waiter), Some(limit)) = (asked, limit) else {
+            self.still_serves(inode).await?;
             return Ok(granted);
         };
         let mut stopping = self.node.stopping.subscribe();
         tokio::select! {
             outcome = waiter.wait(limit) => match outcome {
                 None => Ok(LockAnswer::Queued),
-                Some(outcome) => outcome.map(|()| granted),
+                Some(outcome) => {
+                    outcome?;
+                    self.still_serves(inode).await?;
+                    Ok(granted)
+                }
             },
             // an error means that the node is gone
             _ = stopping.wait_for(|stop| *stop) => Err(self.node.stopping_error()),
@@ -63,6 +68,15 @@ impl RequestContext<'_> {
         self.service(inode.ino.region())?;
         self.node.locks.unlock(self.session.id, inode, owner, range);
         Ok(())
+    }
+
+    /// Before somebody is told of locks: nobody else gives any of that inode.
+    async fn still_serves(&self, inode: InodeRef) -> Result<(), FsError> {
+        let service = self.service(inode.ino.region())?;
+        match service.may_answer() {
+            true => Ok(()),
+            false => Box::pin(self.mirrored(service)).await,
+        }
     }
 
     /// Waits until locks of a region may be given that nobody claims back; for so long at most. False: not yet.
@@ -80,7 +94,7 @@ impl RequestContext<'_> {
     }
 
     /// See [`polvo_proto::Request::ClaimLocks`].
-    pub fn claim_locks(
+    pub async fn claim_locks(
         &self,
         inode: InodeRef,
         owner: u64,
@@ -95,14 +109,21 @@ impl RequestContext<'_> {
         }
         ranges.iter().chain(&whole).try_for_each(|locked| sane(locked.range))?;
         self.service(inode.ino.region())?;
-        self.node.locks.claim(self.session, (inode, owner), term, ranges, whole)
+        let claimed = self
+            .node
+            .locks
+            .claim(self.session, (inode, owner), term, ranges, whole)?;
+        self.still_serves(inode).await?;
+        Ok(claimed)
     }
 
     pub async fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Result<Option<LockSeen>, FsError> {
         sane(ask.range)?;
         self.grace_is_over(inode.ino.region(), None).await?;
         self.service(inode.ino.region())?;
-        Ok(self.node.locks.test(self.session.id, inode, ask))
+        let seen = self.node.locks.test(self.session.id, inode, ask);
+        self.still_serves(inode).await?;
+        Ok(seen)
     }
 
     pub fn cancel_lock(&self, inode: InodeRef, ticket: u64) -> Result<(), FsError> {

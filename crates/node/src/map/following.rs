@@ -147,6 +147,7 @@ mod tests {
             tick: 1,
             recall: vec![],
             epoch: Epoch(1),
+            serves: true,
         };
         nodes.map(|node| (NodeId(node), Ok(renewed.clone()))).collect()
     }

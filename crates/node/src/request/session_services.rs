@@ -130,7 +130,9 @@ impl RequestContext<'_> {
             Lock { inode, lock, wait } => self.lock(inode, &lock, wait).await,
             Unlock { inode, owner, range } => self.unlock(inode, owner, range),
             TestLock { inode, lock } => self.test_lock(inode, &lock).await,
-            ClaimLocks { inode, owner, term, ranges, whole } => self.claim_locks(inode, owner, term, &ranges, whole),
+            ClaimLocks { inode, owner, term, ranges, whole } => {
+                self.claim_locks(inode, owner, term, &ranges, whole).await
+            },
             CancelLock { inode, ticket } => self.cancel_lock(inode, ticket),
             LockWaits => self.lock_waits(),
             Accessed { inodes, strict } => self.accessed(&inodes, strict).await,
@@ -242,6 +244,7 @@ impl RequestContext<'_> {
             tick: now,
             recall,
             epoch: self.node.map.epoch(),
+            serves: self.node.may_promise(),
         }
     }
 

@@ -1,7 +1,6 @@
 //! Tokens, as clients ask for them.
 
 use crate::clock::outlasted_by;
-use crate::replication::Replication;
 use crate::request::context::RequestContext;
 use crate::tokens::{Holder, HolderState};
 use polvo_cluster::Timeouts;
@@ -71,8 +70,7 @@ impl RequestContext<'_> {
     /// Renews the lease, unless an answer is overdue, or others may have taken our place: who does waits for leases that were renewed
     /// before (`Node::promote`).
     fn renew_tokens(&self, holder: &Holder) -> bool {
-        let mut replicated = self.node.regions.all().filter_map(|service| service.replication());
-        let may_promise = replicated.all(Replication::may_promise) || planted(Planted::TokensWithoutLease);
+        let may_promise = self.node.may_promise() || planted(Planted::TokensWithoutLease);
         let lease = self.node.clock.lasts(self.node.config.timeouts.token);
         may_promise && holder.state.lock().renew(Instant::now(), lease, lease / 2)
     }
