@@ -69,8 +69,14 @@ impl Mirrors {
     fn fill(&mut self, world: &World, region: usize) {
         let id = RegionId(region as u16);
         let (from, to) = (world.pool_of(id), self.pool(world, region));
-        for (index, at, class) in from.segments_of(id) {
-            let there = self.lanes[region]
+        let segments: Vec<_> = from.segments_of(id).into_iter().collect();
+        let held: Vec<(u32, u8)> = segments
+            .iter()
+            .map(|(index, _, class)| (*index, *class as u8))
+            .collect();
+        self.lanes[region].keep_only(0..=u32::MAX, &held).expect("sorted");
+        for (index, at, class) in segments {
+            let (there, _) = self.lanes[region]
                 .take_segments(&[(index, class as u8)])
                 .expect("there is room")[0];
             let size = from.usage().segment_size;
