@@ -172,7 +172,7 @@ fn an_empty_copy_is_not_compared() {
         let Moved { made, compared, bytes } = moved.await;
         assert!(made >= 4 && bytes > 7 << 20, "{made} copies, {bytes} bytes");
         // the regions that it has served it has begun anew, with a segment of inodes and one of logs
-        assert!(compared <= 2 * 2 << 18, "{compared} bytes");
+        assert!(compared <= (2 * 2) << 18, "{compared} bytes");
         succeeds_the_others(cluster, &c, &files).await;
     });
 }

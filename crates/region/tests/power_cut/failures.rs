@@ -33,6 +33,7 @@ pub fn making_a_region() {
             ..Shape::small()
         };
         let mut w = World {
+            mirrors: None,
             shape: shape.clone(),
             pools: vec![PoolSpace::open(pmem.clone()).unwrap()],
             regions: vec![],
@@ -57,6 +58,7 @@ pub fn making_a_region() {
             if id == R0 {
                 finishing_cut_short(&shape, state);
                 let mut w = World {
+                    mirrors: None,
                     shape: shape.clone(),
                     pools: vec![pool],
                     regions: vec![region],
@@ -81,6 +83,7 @@ fn finishing_cut_short(shape: &Shape, state: &CrashState) {
         return; // there is nothing to finish
     }
     let mut w = World {
+        mirrors: None,
         shape: shape.clone(),
         pools: vec![pool],
         regions: vec![],
@@ -130,6 +133,7 @@ pub fn recovery_cut_short() {
             .collect::<Result<Vec<_>, _>>()
             .unwrap();
         let mut starting = World {
+            mirrors: None,
             shape: shape.clone(),
             pools,
             regions: vec![],
