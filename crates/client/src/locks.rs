@@ -275,8 +275,8 @@ impl Locks {
         if mark.standing == Standing::Held {
             return Ok(None);
         }
-        // clocks may differ by 1 %
-        let is_sure = mark.sure.is_some_and(|sure| sure.elapsed() < lease.mul_f64(0.99)) && !mark.is_unsure;
+        // either clock may run 1 % too fast or too slow
+        let is_sure = mark.sure.is_some_and(|sure| sure.elapsed() < lease.mul_f64(0.98)) && !mark.is_unsure;
         match mark.term {
             Some(term) if is_sure && mark.standing == Standing::Unclaimed => Ok(Some(Claim {
                 term,
