@@ -369,6 +369,10 @@ pub struct StatusArgs {
     /// Also the counters of the mount at this directory
     #[arg(long, value_name = "DIR")]
     pub mount: Option<PathBuf>,
+    /// Again and again, until it is interrupted; with --json a line each time
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub watch: Option<u64>,
     /// Which cluster
     #[command(flatten)]
     pub cluster: ClusterArgs,

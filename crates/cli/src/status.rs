@@ -12,9 +12,11 @@ use polvo_format::NodeId;
 use polvo_proto::{ClusterMap, FsError, ask};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Attribute of a mount's root that holds the counters of its client, as JSON.
 pub const COUNTERS_ATTRIBUTE: &str = "user.polvo.counters";
@@ -24,17 +26,33 @@ pub const COUNTERS_ATTRIBUTE: &str = "user.polvo.counters";
 pub fn status(args: &StatusArgs) -> Result<Exit, CliError> {
     let place = args.url.as_ref().map(|url| Location::parse(url)).transpose()?;
     let authority = place.and_then(|p| p.authority);
-    let mount = args.mount.as_deref().map(mount_counters).transpose()?;
     with_client(&args.cluster, authority, "status", |client, local| async move {
-        let answers = ask_all(&client, &local).await;
-        let map = newest_map(&client, &local, &answers).await;
-        if args.json {
-            print(format!("{:#}\n", as_json(&map, &answers, mount)))?;
-        } else {
-            print(as_text(&map, &answers, mount))?;
+        loop {
+            let mount = args.mount.as_deref().map(mount_counters).transpose()?;
+            let answers = ask_all(&client, &local).await;
+            let map = newest_map(&client, &local, &answers).await;
+            let shown = match (args.json, args.watch) {
+                (true, None) => format!("{:#}\n", as_json(&map, &answers, mount)),
+                (true, Some(_)) => format!("{}\n", as_json(&map, &answers, mount)),
+                (false, None) => as_text(&map, &answers, mount),
+                (false, Some(_)) => format!("{}{}\n", before_next(), as_text(&map, &answers, mount)),
+            };
+            print(shown)?;
+            let Some(seconds) = args.watch else {
+                return Ok(exit(&map, &answers));
+            };
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
         }
-        Ok(exit(&map, &answers))
     })
+}
+
+/// What makes a terminal show what follows in the place of what was there.
+fn before_next() -> &'static str {
+    if std::io::stdout().is_terminal() {
+        "\x1b[H\x1b[2J"
+    } else {
+        ""
+    }
 }
 
 fn exit(map: &ClusterMap, answers: &[NodeAnswer]) -> Exit {
