@@ -74,7 +74,8 @@ impl Mirrors {
             .iter()
             .map(|(index, _, class)| (*index, *class as u8))
             .collect();
-        self.lanes[region].keep_only(0..=u32::MAX, &held).expect("sorted");
+        // refused where the copy is whole, as a planted bug has it
+        drop(self.lanes[region].keep_only(0..=u32::MAX, &held));
         for (index, at, class) in segments {
             let (there, _) = self.lanes[region]
                 .take_segments(&[(index, class as u8)])
@@ -89,6 +90,15 @@ impl Mirrors {
             }
         }
         self.lanes[region].finish();
+    }
+
+    /// What is no region any more may be anything.
+    fn spoil(&self, world: &World, region: usize) {
+        let pool = self.pool(world, region);
+        for (_, at, _) in pool.segments_of(RegionId(region as u16)) {
+            pool.pmem().write(at, &[0xff; PAGE]);
+            pool.pmem().persist(at, PAGE as u64);
+        }
     }
 
     fn pool(&self, world: &World, region: usize) -> Arc<PoolSpace> {
@@ -325,6 +335,7 @@ pub fn step_mirrored<R>(
         let (mut states, ()) = collect_from(&pmems, &[], || {
             let applied = mirrors.lanes[0].state().1.applied;
             mirrors.lanes[0].restart(applied);
+            mirrors.spoil(world, 0);
             mirrors.fill(world, 0);
         });
         // one that is not whole does not take over
