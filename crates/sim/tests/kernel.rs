@@ -55,6 +55,8 @@ fn a_renamed_name_that_the_kernel_believes_in_although_nobody_would_wait_for_it(
     schedule.failovers = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
+    schedule.drift.clear();
+    schedule.is_locking = false;
     let failure = simulate(&schedule).failure.expect("it is found");
     assert!(failure.contains("no order explains"), "{failure}");
 }

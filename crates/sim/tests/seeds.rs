@@ -66,5 +66,6 @@ fn as_promised(seed: u64) {
     schedule.lane_max = None;
     schedule.backlog_max = None;
     schedule.drift.clear();
+    schedule.is_locking = false;
     assert_eq!(simulate(&schedule).failure, None);
 }
