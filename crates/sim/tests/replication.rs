@@ -31,7 +31,7 @@ fn a_mirror_left_out_that_may_take_over() {
 
 #[test]
 fn a_request_done_by_each_of_two_primaries() {
-    is_found(Planted::RepeatedElsewhere, 40..140);
+    is_found(Planted::RepeatedElsewhere, 200..300);
 }
 
 #[test]
