@@ -77,8 +77,13 @@ impl LocalClient {
     pub(crate) async fn call_anew<A: Ask>(&self, region: RegionId, ask: impl Fn() -> A) -> Result<A::Answer, FsError> {
         match self.colocated(region) {
             Some(here) => {
-                let answer = self.request_colocated(here, ask().into(), || Some(ask().into())).await;
-                A::answered(answer, here.node.id())
+                match self.request_colocated(here, ask().into(), || Some(ask().into())).await {
+                    // another node serves it now, and nothing was done here
+                    Err(FsError::WrongEpoch) if self.links.has_copies(region) => {
+                        self.links.call_region(region, self.client.cred.clone(), ask()).await
+                    }
+                    answer => A::answered(answer, here.node.id()),
+                }
             }
             None => self.links.call_region(region, self.client.cred.clone(), ask()).await,
         }
