@@ -191,9 +191,11 @@ impl Locks {
     /// It waits for the answer no longer.
     fn end_asking(&self, inode: InodeRef, owner: u64, range: LockRange) {
         let mut inner = self.inner.lock();
-        if let Some(mark) = inner.marks.get_mut(&(inode, owner)) {
-            let at = mark.asking.iter().position(|asked| *asked == range);
-            mark.asking.swap_remove(at.expect("what is asked for is noted"));
+        // it may have closed the file meanwhile, and asked for something else since
+        if let Some(mark) = inner.marks.get_mut(&(inode, owner))
+            && let Some(at) = mark.asking.iter().position(|asked| *asked == range)
+        {
+            mark.asking.swap_remove(at);
             mark.is_unsure &= mark.has_any() || !mark.asking.is_empty();
         }
     }
@@ -214,6 +216,7 @@ impl Locks {
         mark.take(ask, term);
         if has_lost && mark.standing == Standing::Held {
             self.stand(mark, Standing::Unclaimed);
+            self.changed.notify_one();
         }
         true
     }
@@ -272,6 +275,9 @@ impl Locks {
         let Some(mark) = inner.marks.get_mut(&(inode, owner)) else {
             return Ok(None);
         };
+        if mark.standing == Standing::Unclaimed && !mark.has_any() {
+            self.stand(mark, Standing::Held); // it has let go of all of it since
+        }
         if mark.standing == Standing::Held {
             return Ok(None);
         }

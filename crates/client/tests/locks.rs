@@ -418,3 +418,22 @@ fn what_makes_no_sense_is_refused() {
         assert_eq!(waits, Err(FsError::NotPermitted), "only nodes ask for that");
     });
 }
+
+/// The file is closed while somebody waits for a lock, and locked anew by the same owner.
+#[test]
+fn a_wait_outlives_the_close_of_its_file() {
+    with_cluster(13, async |cluster| {
+        let (a, b) = (external(cluster, "a"), external(cluster, "b"));
+        let f = file_at(cluster, &a, NodeId(1)).await;
+        try_lock(&b, f, bytes(1, 0, 0)).await.expect("locked");
+        let waits = waiting(&a, f, bytes(1, 0, 0));
+        sleep(Duration::from_millis(100)).await;
+        a.release_locks(f, 1).await.expect("closed");
+        try_lock(&a, f, bytes(1, 9, 9)).await.expect("locked");
+        b.release_locks(f, 1).await.expect("released");
+        assert_eq!(waits.await.expect("no panic"), Ok(()));
+        assert_eq!(a.hold_locks(f, 1).await, Ok(()));
+        a.release_locks(f, 1).await.expect("closed");
+        assert_eq!(try_lock(&b, f, bytes(1, 0, 9)).await, Ok(()), "nothing is left");
+    });
+}

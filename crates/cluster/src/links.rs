@@ -766,8 +766,9 @@ impl Links {
         .await;
     }
 
-    /// Asks nodes, all at a time, whether they are there and nobody can have taken their place, which renews the session's lease. Returns those that say so. One that is silent
-    /// is waited for only as long as it is the primary of any region, as far as the others know.
+    /// Asks nodes, all at a time, whether they are there and nobody can have taken their place, which renews the session's lease.
+    /// Returns those that say so. One that is silent is waited for only as long as it is the primary of any region, as far as the
+    /// others know.
     pub async fn look_after(&self, nodes: &[NodeId]) -> Vec<NodeId> {
         let asked = nodes.iter().map(|node| async move {
             let node = *node;

@@ -1,7 +1,6 @@
 //! Advisory locks, as clients ask for them.
 
 use crate::locks::lock_table::Asked;
-use crate::locks::succession::sane;
 use crate::names::permission::{self, READ, WRITE};
 use crate::request::context::RequestContext;
 use polvo_format::RegionId;
@@ -11,6 +10,16 @@ use polvo_proto::{
 };
 use std::time::Duration;
 use tokio::time::Instant;
+
+fn sane(range: LockRange) -> Result<(), FsError> {
+    if range.is_sane() {
+        Ok(())
+    } else {
+        Err(FsError::Invalid(
+            "a range of no bytes, or beyond the largest file".into(),
+        ))
+    }
+}
 
 impl RequestContext<'_> {
     pub async fn lock(&self, inode: InodeRef, ask: &LockAsk, wait: Option<LockTicket>) -> Result<LockAnswer, FsError> {

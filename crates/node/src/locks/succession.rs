@@ -14,7 +14,7 @@ use crate::replication::records::Replication;
 use crate::request::sessions::Session;
 use foldhash::HashSet;
 use polvo_format::RegionId;
-use polvo_proto::{FsError, InodeRef, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockTerm, Locked};
+use polvo_proto::{FsError, InodeRef, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockTerm, Locked};
 use polvo_region::planted::{Planted, planted};
 use tokio::time::Instant;
 
@@ -163,16 +163,5 @@ impl Node {
             let succession = Succession::new(before, self.started + timeouts.token, self.started + timeouts.lease);
             self.locks.succeed(service.id, succession);
         }
-    }
-}
-
-/// Whether a range can be locked.
-pub(super) fn sane(range: LockRange) -> Result<(), FsError> {
-    if range.is_sane() {
-        Ok(())
-    } else {
-        Err(FsError::Invalid(
-            "a range of no bytes, or beyond the largest file".into(),
-        ))
     }
 }
