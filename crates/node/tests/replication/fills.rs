@@ -109,18 +109,25 @@ async fn succeeds_the_others(cluster: &mut Cluster, c: &Caller, files: &Files) {
     }
 }
 
-#[test]
-fn who_was_away_for_too_long_gets_what_has_changed() {
-    run(options(1), async |cluster| {
+/// Files in a cluster whose copies are all there.
+fn with_files(options: ClusterOptions, test: impl AsyncFnOnce(&mut Cluster, &Caller, Files)) {
+    run(options, async |cluster| {
         let c = Caller::new(cluster, "client");
         cluster.mirrored().await;
-        let mut files = Files::new(&c).await;
+        let files = Files::new(&c).await;
         settled(cluster).await;
+        test(cluster, &c, files).await;
+    });
+}
+
+#[test]
+fn who_was_away_for_too_long_gets_what_has_changed() {
+    with_files(options(1), async |cluster, c, mut files| {
         cluster.crash(2).await;
         cluster.sleep(Duration::from_secs(3)).await;
         // one in a hundred, everywhere
         for i in files.one_of_each_region() {
-            files.change(&c, i, 0..20480, 1000).await;
+            files.change(c, i, 0..20480, 1000).await;
         }
         let moved = moved(cluster, &[(0, false), (1, false)], async |cluster| {
             cluster.restart(2).await.unwrap();
@@ -130,18 +137,14 @@ fn who_was_away_for_too_long_gets_what_has_changed() {
         // node 2 has lost what it served to others
         assert!(made >= 3 && compared > 7 << 20, "{made} copies, {compared} bytes");
         assert!(bytes * 100 < compared * 3, "{bytes} of {compared}");
-        files.are_there(&c).await;
-        succeeds_the_others(cluster, &c, &files).await;
+        files.are_there(c).await;
+        succeeds_the_others(cluster, c, &files).await;
     });
 }
 
 #[test]
 fn a_primary_that_was_started_anew_sends_next_to_nothing() {
-    run(options(2), async |cluster| {
-        let c = Caller::new(cluster, "client");
-        cluster.mirrored().await;
-        let files = Files::new(&c).await;
-        settled(cluster).await;
+    with_files(options(2), async |cluster, c, files| {
         let moved = moved(cluster, &[(1, true)], async |cluster| {
             // before anybody takes its place
             cluster.crash(1).await;
@@ -151,17 +154,13 @@ fn a_primary_that_was_started_anew_sends_next_to_nothing() {
         let Moved { made, compared, bytes } = moved.await;
         assert!(made >= 2 && compared > 2 << 20, "{made} copies, {compared} bytes");
         assert!(bytes * 100 < compared, "{bytes} of {compared}");
-        succeeds_the_others(cluster, &c, &files).await;
+        succeeds_the_others(cluster, c, &files).await;
     });
 }
 
 #[test]
 fn an_empty_copy_is_not_compared() {
-    run(options(3), async |cluster| {
-        let c = Caller::new(cluster, "client");
-        cluster.mirrored().await;
-        let files = Files::new(&c).await;
-        settled(cluster).await;
+    with_files(options(3), async |cluster, c, files| {
         cluster.crash(2).await;
         cluster.sleep(Duration::from_secs(3)).await;
         cluster.new_pool(2);
@@ -173,17 +172,13 @@ fn an_empty_copy_is_not_compared() {
         assert!(made >= 4 && bytes > 7 << 20, "{made} copies, {bytes} bytes");
         // the regions that it has served it has begun anew, with a segment of inodes and one of logs
         assert!(compared <= 4 << 18, "{compared} bytes");
-        succeeds_the_others(cluster, &c, &files).await;
+        succeeds_the_others(cluster, c, &files).await;
     });
 }
 
 #[test]
 fn bits_that_have_flipped_in_a_copy_are_sent_again() {
-    run(options(4), async |cluster| {
-        let c = Caller::new(cluster, "client");
-        cluster.mirrored().await;
-        let files = Files::new(&c).await;
-        settled(cluster).await;
+    with_files(options(4), async |cluster, c, files| {
         // the copies are at nodes that go on: only their media change, and nobody knows
         let mut flipped = 0;
         for node in 0..3 {
@@ -212,17 +207,13 @@ fn bits_that_have_flipped_in_a_copy_are_sent_again() {
         });
         let Moved { compared, bytes, .. } = moved.await;
         assert!(bytes * 100 < compared * 15, "{bytes} of {compared}");
-        succeeds_the_others(cluster, &c, &files).await;
+        succeeds_the_others(cluster, c, &files).await;
     });
 }
 
 #[test]
 fn a_copy_gives_back_segments_that_its_region_has_not_and_takes_those_that_it_lacks() {
-    run(options(5), async |cluster| {
-        let c = Caller::new(cluster, "client");
-        cluster.mirrored().await;
-        let mut files = Files::new(&c).await;
-        settled(cluster).await;
+    with_files(options(5), async |cluster, c, mut files| {
         cluster.crash(2).await;
         cluster.sleep(Duration::from_secs(3)).await;
         let segments = |cluster: &Cluster| {
@@ -242,7 +233,7 @@ fn a_copy_gives_back_segments_that_its_region_has_not_and_takes_those_that_it_la
         assert!(segments(cluster) + 20 < before, "{} of {before}", segments(cluster));
         cluster.restart(2).await.unwrap();
         settled(cluster).await;
-        succeeds_the_others(cluster, &c, &files).await;
+        succeeds_the_others(cluster, c, &files).await;
         cluster.crash(1).await;
         cluster.sleep(Duration::from_secs(3)).await;
         let dir = c.mkdir(ROOT, "dir").await.unwrap();
@@ -253,7 +244,7 @@ fn a_copy_gives_back_segments_that_its_region_has_not_and_takes_those_that_it_la
         }
         cluster.restart(1).await.unwrap();
         settled(cluster).await;
-        succeeds_the_others(cluster, &c, &files).await;
+        succeeds_the_others(cluster, c, &files).await;
     });
 }
 
@@ -262,11 +253,7 @@ fn what_is_written_while_a_copy_is_made_is_there() {
     let mut options = options(6);
     // so many that a fill does not begin anew for ever
     options.backlog_max = Some(1 << 20);
-    run(options, async |cluster| {
-        let c = Caller::new(cluster, "client");
-        cluster.mirrored().await;
-        let mut files = Files::new(&c).await;
-        settled(cluster).await;
+    with_files(options, async |cluster, c, mut files| {
         for (round, node) in [2, 0, 1].into_iter().enumerate() {
             cluster.crash(node).await;
             if round > 0 {
@@ -278,7 +265,7 @@ fn what_is_written_while_a_copy_is_made_is_there() {
             let mut during = 0;
             for i in 0..200 {
                 let n = round as u64 * 1000 + i;
-                files.change(&c, (n * 31 % FILES) as usize, 0..12288, 5000 + n).await;
+                files.change(c, (n * 31 % FILES) as usize, 0..12288, 5000 + n).await;
                 let file = c.create(ROOT, &format!("n{n}")).await.unwrap();
                 c.write(file, 0, &pattern(700, n)).await.unwrap();
                 during += u64::from(made(cluster) > before);
@@ -288,9 +275,9 @@ fn what_is_written_while_a_copy_is_made_is_there() {
             }
             assert!(during > 20, "copies were made while files changed");
             settled(cluster).await;
-            files.are_there(&c).await;
+            files.are_there(c).await;
         }
-        succeeds_the_others(cluster, &c, &files).await;
+        succeeds_the_others(cluster, c, &files).await;
     });
 }
 
@@ -298,15 +285,11 @@ fn what_is_written_while_a_copy_is_made_is_there() {
 fn a_fill_that_breaks_off_begins_anew_with_what_was_sent() {
     // either side loses power after so many milliseconds of it
     for (node, after) in [(2, 1), (2, 40), (0, 5), (1, 20)] {
-        run(options(7 + after), async |cluster| {
-            let c = Caller::new(cluster, "client");
-            cluster.mirrored().await;
-            let mut files = Files::new(&c).await;
-            settled(cluster).await;
+        with_files(options(7 + after), async |cluster, c, mut files| {
             cluster.crash(2).await;
             cluster.sleep(Duration::from_secs(3)).await;
             for i in 0..10 {
-                files.change(&c, i * 9, 0..FILE / 2, 3000 + i as u64).await;
+                files.change(c, i * 9, 0..FILE / 2, 3000 + i as u64).await;
             }
             cluster.restart(2).await.unwrap();
             for _ in 0..1000 {
@@ -320,12 +303,12 @@ fn a_fill_that_breaks_off_begins_anew_with_what_was_sent() {
             cluster.power_cut(node, after).await;
             cluster.restart(node).await.unwrap();
             settled(cluster).await;
-            files.are_there(&c).await;
+            files.are_there(c).await;
             // what it says it has it has after another power cut
             cluster.power_cut(2, after + 1).await;
             cluster.restart(2).await.unwrap();
             settled(cluster).await;
-            succeeds_the_others(cluster, &c, &files).await;
+            succeeds_the_others(cluster, c, &files).await;
         });
     }
 }
