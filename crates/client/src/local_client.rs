@@ -129,7 +129,7 @@ impl LocalClient {
     /// there are no others: `write_colocated`.)
     pub(crate) async fn one_sided(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
         let Some(here) = self.colocated(region) else {
-            return self.links.one_sided(region, ops).await;
+            return self.links.read(region, ops).await;
         };
         for op in ops {
             let RegionVerb::Read { at, into } = op else {

@@ -14,6 +14,7 @@ mod redo_log;
 mod rewritten;
 mod rewritten_logs;
 mod round_trips;
+mod shown_reads;
 mod stream;
 mod syncs;
 mod threads;

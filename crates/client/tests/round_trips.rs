@@ -52,22 +52,31 @@ enum Operation {
     Overwrite(usize),
     Append,
     Read(usize),
+    /// Right behind another one.
+    ReadOn(usize),
     Attributes,
     Lookup,
-    Create { far: bool },
-    Unlink { far: bool },
-    Rename { far: bool },
+    Create {
+        far: bool,
+    },
+    Unlink {
+        far: bool,
+    },
+    Rename {
+        far: bool,
+    },
 }
 
 use Operation::*;
 
 /// With their delays without copies, with one mirror and with two.
-const OPERATIONS: [(&str, Operation, [u32; 3]); 13] = [
+const OPERATIONS: [(&str, Operation, [u32; 3]); 14] = [
     ("write 4 KiB", Overwrite(4096), [2, 4, 4]),
     ("append 4 KiB", Append, [2, 4, 4]),
     ("write 1 MiB", Overwrite(MIB), [2, 4, 4]),
     ("read 4 KiB", Read(4096), [2, 2, 2]),
-    ("read 1 MiB", Read(MIB), [2, 4, 4]),
+    ("read 1 MiB, the first for long", Read(MIB), [2, 4, 4]),
+    ("read 1 MiB", ReadOn(MIB), [2, 2, 2]),
     ("attributes", Attributes, [2, 2, 2]),
     ("name not seen before", Lookup, [2, 2, 2]),
     ("create", Create { far: false }, [2, 4, 4]),
@@ -171,6 +180,15 @@ impl Place<'_> {
             Read(len) => {
                 let mut bytes = vec![0; len];
                 timed(async { client.read(&self.file, 0, &mut bytes).await.map(drop) }).await
+            }
+            ReadOn(len) => {
+                let mut bytes = vec![0; len];
+                timed(async { client.read(&self.file, 0, &mut bytes).await.map(drop) }).await;
+                let (before, start) = (client.client().counters().rpcs, Instant::now());
+                client.read(&self.file, 0, &mut bytes).await.expect("read");
+                let asked = client.client().counters().rpcs - before;
+                assert_eq!(asked, 0, "nobody is asked");
+                start.elapsed()
             }
             Attributes => timed(async { client.get_attr(self.file.inode()).await.map(drop) }).await,
             Lookup => {

@@ -20,6 +20,7 @@ mod one_sided;
 mod placement;
 mod pools_seen;
 mod session;
+mod shown_reads;
 mod timeouts;
 
 pub use bootstrap::fetch_map;

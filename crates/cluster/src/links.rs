@@ -2,6 +2,7 @@
 
 use crate::dial::addresses;
 use crate::link::rpc_error;
+use crate::shown_reads::ReadLeases;
 use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
 use polvo_fabric::{FabricError, Identity, connect};
 use polvo_format::{NodeId, RegionId, SessionId};
@@ -72,6 +73,8 @@ pub struct Links {
     /// In order, so that a simulated run repeats.
     peers: RefCell<BTreeMap<NodeId, Rc<Peer>>>,
     segments: RefCell<BTreeMap<RegionId, CachedSegments>>,
+    /// Until when what is read of regions with copies may be believed.
+    pub(crate) read_leases: ReadLeases,
     counters: Arc<LinkCounters>,
 }
 
@@ -93,6 +96,7 @@ impl SessionContext {
             next_serial: Cell::new(0),
             peers: RefCell::default(),
             segments: RefCell::default(),
+            read_leases: ReadLeases::default(),
             counters: self.counters.join(),
         })
     }
@@ -533,7 +537,7 @@ impl Links {
     }
 
     /// Sends a request to the primary of a region; says also which node has answered.
-    async fn send_to_primary(
+    pub(crate) async fn send_to_primary(
         &self,
         region: RegionId,
         mut call: Call,
@@ -896,6 +900,7 @@ mod tests {
             read_key: 1,
             node_key: 0,
             checksums: (0, 0),
+            gate: (0, 0),
             segments: vec![place(0, 0), place(1, 7)],
         };
         assert_eq!(contiguous(&map), 2);

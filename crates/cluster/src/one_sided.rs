@@ -4,7 +4,7 @@ use crate::links::fabric_error;
 use crate::{Link, Links, Timeouts};
 use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, RegionOffset};
-use polvo_proto::{Cred, EAGER_READ_MAX, FsError, READS_MAX, SegmentMap, SegmentPlace, ask};
+use polvo_proto::{FsError, Gate, SegmentMap, SegmentPlace};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -66,7 +66,7 @@ impl RegionVerb<'_> {
         }
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             RegionVerb::Read { into, .. } | RegionVerb::ReadChecksums { into, .. } => into.len(),
             RegionVerb::WriteData { bytes, .. } | RegionVerb::WriteAny { bytes, .. } => bytes.len(),
@@ -77,7 +77,7 @@ impl RegionVerb<'_> {
 
 /// What a batch is waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
+pub(crate) enum Wait {
     /// Its completion.
     Complete,
     /// That it is on its way, where it has a way to go.
@@ -222,9 +222,13 @@ impl<'v> Translator<'v> {
     }
 }
 
-fn translate<'v>(maps: &Maps, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<'v>>, Untranslatable> {
+fn translate<'v>(
+    maps: &Maps,
+    ops: &'v mut [RegionVerb<'_>],
+    gate: Option<&'v mut [u8; Gate::SIZE]>,
+) -> Result<Vec<Verb<'v>>, Untranslatable> {
     let mut translator = Translator {
-        verbs: Vec::with_capacity(ops.len()),
+        verbs: Vec::with_capacity(ops.len() + usize::from(gate.is_some())),
     };
     for op in ops {
         let region = op.at().region();
@@ -234,6 +238,14 @@ fn translate<'v>(maps: &Maps, ops: &'v mut [RegionVerb<'_>]) -> Result<Vec<Verb<
             "a segment map is of the region that was asked for"
         );
         translator.push(map, op)?;
+    }
+    if let Some(into) = gate {
+        let (key, offset) = maps.first.gate;
+        let key = RemoteKey(key);
+        translator.verbs.push(Verb::Read {
+            from: Remote { key, offset },
+            into,
+        });
     }
     Ok(translator.verbs)
 }
@@ -263,6 +275,27 @@ pub async fn within(
     .await
 }
 
+/// What a batch is made of.
+pub(crate) struct Batch<'b, 'v> {
+    /// One region of those that it touches.
+    pub region: RegionId,
+    pub ops: &'b mut [RegionVerb<'v>],
+    /// The region's gate is read into this, behind all else.
+    pub gate: Option<&'b mut [u8; Gate::SIZE]>,
+    pub wait: Wait,
+}
+
+impl Batch<'_, '_> {
+    fn is_repeatable(&self) -> bool {
+        self.wait != Wait::Posted && !self.ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }))
+    }
+
+    fn bytes(&self) -> usize {
+        let gate = self.gate.as_ref().map_or(0, |gate| gate.len());
+        self.ops.iter().map(RegionVerb::len).sum::<usize>() + gate
+    }
+}
+
 impl Links {
     /// One batch of one-sided operations, addressed by GPA, in order, on one region and on others that the same node
     /// serves. Segments are looked up and the map refreshed on a miss or when the node knows a key no more. After a lost
@@ -279,7 +312,13 @@ impl Links {
     /// # Errors
     /// It could not be posted; it may have taken effect all the same, but nothing of it will from now on.
     pub async fn post_writes(&self, region: RegionId, writes: &mut [RegionVerb<'_>]) -> Result<bool, FsError> {
-        let link = self.batch(region, writes, || true, Wait::Posted).await?;
+        let batch = Batch {
+            region,
+            ops: writes,
+            gate: None,
+            wait: Wait::Posted,
+        };
+        let link = self.batch(batch, || true).await?;
         Ok(link.rpc.queue_pair().is_immediate())
     }
 
@@ -295,53 +334,13 @@ impl Links {
         ops: &mut [RegionVerb<'_>],
         ours: impl Fn() -> bool,
     ) -> Result<(), FsError> {
-        if self.has_copies(region) && ops.iter().all(|op| matches!(op, RegionVerb::Read { .. })) {
-            return Box::pin(self.read_by_request(region, ops)).await;
-        }
-        self.batch(region, ops, ours, Wait::Complete).await.map(drop)
-    }
-
-    /// Reads bytes of a region with copies: a primary whose place others have taken meanwhile does not answer, while its memory could
-    /// still be read.
-    async fn read_by_request(&self, region: RegionId, ops: &mut [RegionVerb<'_>]) -> Result<(), FsError> {
-        let mut wanted: Vec<(RegionOffset, &mut [u8])> = Vec::new();
-        for op in ops {
-            let RegionVerb::Read { at, into } = op else { continue };
-            if at.region() != region {
-                return Err(FsError::Invalid(format!("{at:?} is not of region {}", region.0)));
-            }
-            for (n, part) in into.chunks_mut(EAGER_READ_MAX).enumerate() {
-                let offset = at.offset().0 + (n * EAGER_READ_MAX) as u64;
-                wanted.push((RegionOffset(offset), part));
-            }
-        }
-        let mut rest = &mut wanted[..];
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fit = rest.iter().take(READS_MAX).take_while(|(_, part)| {
-                bytes += part.len();
-                bytes <= EAGER_READ_MAX
-            });
-            let count = fit.count();
-            let (now, later) = rest.split_at_mut(count);
-            let pieces = now.iter().map(|(offset, part)| (*offset, part.len() as u32)).collect();
-            let read = self
-                .call_region(region, Cred::Kernel, ask::ReadBytes { region, pieces })
-                .await?;
-            let mut read = &read[..];
-            for (_, part) in now {
-                let Some((bytes, others)) = read.split_at_checked(part.len()) else {
-                    return Err(FsError::Io(format!(
-                        "fewer bytes of region {} than were asked for",
-                        region.0
-                    )));
-                };
-                part.copy_from_slice(bytes);
-                read = others;
-            }
-            rest = later;
-        }
-        Ok(())
+        let batch = Batch {
+            region,
+            ops,
+            gate: None,
+            wait: Wait::Complete,
+        };
+        self.batch(batch, ours).await.map(drop)
     }
 
     /// As [`Links::one_sided_while`], for writes that a request follows over the same connection ([`Links::call_behind`]):
@@ -358,29 +357,30 @@ impl Links {
         writes: &mut [RegionVerb<'_>],
         ours: impl Fn() -> bool,
     ) -> Result<Option<Rc<Link>>, FsError> {
-        let link = self.batch(region, writes, ours, Wait::Ahead).await?;
+        let batch = Batch {
+            region,
+            ops: writes,
+            gate: None,
+            wait: Wait::Ahead,
+        };
+        let link = self.batch(batch, ours).await?;
         Ok((self.has_copies(region) || !link.rpc.queue_pair().is_immediate()).then_some(link))
     }
 
-    async fn batch(
-        &self,
-        region: RegionId,
-        ops: &mut [RegionVerb<'_>],
-        ours: impl Fn() -> bool,
-        wait: Wait,
-    ) -> Result<Rc<Link>, FsError> {
+    /// Executes a batch, at another node where the region moves. Returns the connection over which it was.
+    pub(crate) async fn batch(&self, mut batch: Batch<'_, '_>, ours: impl Fn() -> bool) -> Result<Rc<Link>, FsError> {
+        let region = batch.region;
         let mut away_since = None;
         loop {
             let (mut lost, primary) = (None, self.primary(region)?);
-            let done = self.try_batch(region, ops, &ours, wait, &mut lost).await;
+            let done = self.try_batch(&mut batch, &ours, &mut lost).await;
             if let (Err(_), Some(node)) = (&done, lost) {
                 self.context().give_up(node);
             }
             // a copy may take its place; what was to be written only once is for the caller to look at
             let is_gone =
                 matches!(done, Err(FsError::Unreachable { .. } | FsError::WrongEpoch)) && self.has_copies(region);
-            let repeatable = wait != Wait::Posted && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
-            if !is_gone || !repeatable {
+            if !is_gone || !batch.is_repeatable() {
                 return done;
             }
             self.ask_around(primary).await;
@@ -393,14 +393,11 @@ impl Links {
     /// As [`Links::batch`]. `lost`: the node at which some of it may still take effect, over a connection that is lost.
     async fn try_batch(
         &self,
-        region: RegionId,
-        ops: &mut [RegionVerb<'_>],
+        batch: &mut Batch<'_, '_>,
         ours: &impl Fn() -> bool,
-        wait: Wait,
         lost: &mut Option<NodeId>,
     ) -> Result<Rc<Link>, FsError> {
-        let bytes = ops.iter().map(RegionVerb::len).sum();
-        let repeatable = wait != Wait::Posted && !ops.iter().any(|op| matches!(op, RegionVerb::CompareSwap { .. }));
+        let (region, bytes, repeatable) = (batch.region, batch.bytes(), batch.is_repeatable());
         let limit = match self.has_copies(region) {
             true => Timeouts::MIRROR,
             false => self.context().timeouts().rpc,
@@ -413,12 +410,12 @@ impl Links {
                 true => self.at_once(primary).await?,
                 false => self.to(primary).await?,
             };
-            let maps = self.maps_of(&link, region, ops).await?;
+            let maps = self.maps_of(&link, region, batch.ops).await?;
             // before anything is said of the addresses: those of space that is not ours any more may lie nowhere
             if !ours() {
                 return Err(FsError::SessionExpired);
             }
-            let mut verbs = match translate(&maps, ops) {
+            let mut verbs = match translate(&maps, batch.ops, batch.gate.as_deref_mut()) {
                 Ok(verbs) => verbs,
                 Err(Untranslatable::Never(error)) => return Err(error),
                 Err(Untranslatable::Unknown(region)) if refreshed <= maps.others.len() => {
@@ -440,14 +437,14 @@ impl Links {
             debug_assert_eq!(maps.first.region, region, "the first map is the region's");
             self.counters().count_batch(bytes);
             let pair = link.rpc.queue_pair();
-            let ended = match wait {
+            let ended = match batch.wait {
                 Wait::Ahead if !pair.is_immediate() => within(pair, limit, pair.execute_quietly(&mut verbs)).await,
                 Wait::Complete | Wait::Ahead => within(pair, limit, pair.execute(&mut verbs)).await,
                 Wait::Posted => within(pair, limit, pair.execute_deferred(&mut verbs)).await,
             };
             let is_lost = |error: &FabricError| {
                 matches!(error, FabricError::Disconnected { .. } | FabricError::TimedOut { .. })
-                    && ops.iter().any(|op| !matches!(op, RegionVerb::Read { .. }))
+                    && batch.ops.iter().any(|op| !matches!(op, RegionVerb::Read { .. }))
             };
             if ended.as_ref().is_err_and(is_lost) {
                 *lost = Some(link.node);
@@ -527,6 +524,7 @@ mod tests {
             read_key: 71,
             node_key: 0,
             checksums: (0x400, 0x2000),
+            gate: (74, 0x40),
             segments: vec![place(0, 0x8000, 0), place(1, 0x2000, 72), place(2, 0x5000, 73)],
         }
     }
@@ -557,7 +555,7 @@ mod tests {
                 into: &mut b,
             },
         ];
-        let Ok(verbs) = translate(&maps(), &mut ops) else {
+        let Ok(verbs) = translate(&maps(), &mut ops, None) else {
             panic!("all segments are known")
         };
         let keys: Vec<u64> = verbs
@@ -581,7 +579,7 @@ mod tests {
             at: gpa(0xf80),
             into: &mut into,
         }];
-        let Ok(verbs) = translate(&maps(), &mut ops) else {
+        let Ok(verbs) = translate(&maps(), &mut ops, None) else {
             panic!("all segments are known")
         };
         let parts: Vec<(u64, u64, usize)> = verbs
@@ -607,7 +605,7 @@ mod tests {
             at: gpa(0x1010),
             into: &mut into,
         }];
-        let Ok(verbs) = translate(&maps, &mut ops) else {
+        let Ok(verbs) = translate(&maps, &mut ops, None) else {
             panic!("this segment may be read")
         };
         assert!(matches!(&verbs[..], [Verb::Read { from, .. }] if from.key.0 == 75 && from.offset == 0x10));
@@ -616,7 +614,7 @@ mod tests {
             into: &mut into,
         }];
         assert!(matches!(
-            translate(&maps, &mut ops),
+            translate(&maps, &mut ops, None),
             Err(Untranslatable::Never(FsError::NotPermitted))
         ));
     }
@@ -631,7 +629,7 @@ mod tests {
             into: &mut both,
         }];
         let all = maps();
-        let verbs = translate(&all, &mut ops).ok().expect("both are known");
+        let verbs = translate(&all, &mut ops, None).ok().expect("both are known");
         let read_from = |verb: &Verb<'_>| match verb {
             Verb::Read { from, into } => (from.key.0, from.offset, into.len()),
             _ => panic!("reads"),
@@ -650,7 +648,10 @@ mod tests {
                 at: gpa(0x1000),
                 into: &mut words,
             }];
-            assert!(matches!(translate(&without, &mut ops), Err(Untranslatable::Never(_))));
+            assert!(matches!(
+                translate(&without, &mut ops, None),
+                Err(Untranslatable::Never(_))
+            ));
         }
     }
 
@@ -660,7 +661,7 @@ mod tests {
             at: gpa(0x1010),
             bytes: &[1, 2, 3],
         }];
-        let Ok(verbs) = translate(&maps(), &mut ops) else {
+        let Ok(verbs) = translate(&maps(), &mut ops, None) else {
             panic!("all segments are known")
         };
         assert!(matches!(
@@ -695,7 +696,10 @@ mod tests {
         ];
         for (what, op) in cases {
             assert!(
-                matches!(translate(&maps(), &mut [op]), Err(Untranslatable::Unknown(RegionId(3)))),
+                matches!(
+                    translate(&maps(), &mut [op], None),
+                    Err(Untranslatable::Unknown(RegionId(3)))
+                ),
                 "{what}"
             );
         }
@@ -708,7 +712,7 @@ mod tests {
             bytes: &[1],
         }];
         assert!(matches!(
-            translate(&maps(), &mut ops),
+            translate(&maps(), &mut ops, None),
             Err(Untranslatable::Never(FsError::NotPermitted))
         ));
     }

@@ -164,6 +164,12 @@ impl Buffer {
         self.map.word(offset).load(Ordering::Acquire)
     }
 
+    /// Stores a word at an offset that is a multiple of 8, atomically, behind what this thread has stored before. Panics if out of range.
+    pub fn write_word(&self, offset: usize, word: u64) {
+        assert!(offset <= self.len && self.len - offset >= 8, "outside the buffer");
+        self.map.word(offset).store(word, Ordering::Release);
+    }
+
     /// Copies `len` bytes out to the end of `into`; panics if out of range. The bytes are written once, without being
     /// zeroed before.
     pub fn append_to(&self, offset: usize, len: usize, into: &mut Vec<u8>) {

@@ -16,6 +16,7 @@ use crate::regions::Regions;
 use crate::replication::Replication;
 use crate::replication::copies::Copies;
 use crate::replication::fill::FillCounters;
+use crate::replication::gate::Gates;
 use crate::replication::leases::Leases;
 use crate::request::counters::RequestCounters;
 use crate::request::sessions::{Party, Sessions};
@@ -54,6 +55,8 @@ pub struct Node {
     /// What peers may reach of ours.
     pub(crate) memory: Arc<MemoryRegions>,
     pub(crate) keys: Mutex<PoolKeys>,
+    /// Of the regions that have copies.
+    pub(crate) gates: Gates,
     pub(crate) sessions: Sessions,
     pub(crate) reactors: Reactors,
     pub(crate) locks: Locks,
@@ -127,6 +130,10 @@ impl Node {
         let pmem = space.pmem().clone();
         let memory = MemoryRegions::new();
         let keys = PoolKeys::register(&memory, &pmem);
+        let gates = match map.get().is_replicated() {
+            true => Gates::new(map.get().regions.len(), &memory),
+            false => Gates::default(),
+        };
         let incarnation = space.next_sequence();
         let held_back = opening::begin_incarnation(&pmem, incarnation);
         let lock_term = pool_past::draw_lock_term();
@@ -135,6 +142,7 @@ impl Node {
             config: &config,
             map: &map.get(),
             memory: &memory,
+            gates: &gates,
             held_back,
             lock_term,
         };
@@ -154,6 +162,7 @@ impl Node {
             regions,
             memory,
             keys: Mutex::new(keys),
+            gates,
             sessions: Sessions::default(),
             reactors: Reactors::new(config.reactors),
             locks: Locks::new(lock_term),
@@ -185,7 +194,7 @@ impl Node {
             space,
             config,
         });
-        node.mistrust_tokens_of_before();
+        node.mistrust_what_was_told_before();
         node.await_claims_of_locks();
         node.utilization.learn(node.id(), node.usage());
         Ok(node)

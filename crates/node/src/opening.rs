@@ -6,6 +6,7 @@ use crate::map::MapRegister;
 use crate::node::CLAIMS;
 use crate::region_service::RegionService;
 use crate::regions::Regions;
+use crate::replication::gate::Gates;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
@@ -21,6 +22,7 @@ pub(crate) struct Opening<'a> {
     pub config: &'a NodeConfig,
     pub map: &'a ClusterMap,
     pub memory: &'a Arc<MemoryRegions>,
+    pub gates: &'a Gates,
     pub held_back: bool,
     pub lock_term: LockTerm,
 }
@@ -47,6 +49,7 @@ impl Opening<'_> {
             let service = RegionService::new(
                 region,
                 info,
+                self.gates.gate(info.id),
                 layout,
                 pmem,
                 self.memory,

@@ -2,6 +2,7 @@
 
 use crate::config::OneSided;
 use crate::replication::Replication;
+use crate::replication::gate::ShownGate;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::Links;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
@@ -105,20 +106,29 @@ pub(crate) struct RegionService {
 }
 
 impl RegionService {
-    /// `info`: its entry in the map. `lock_term`: under which the node gives locks.
+    /// `info`: its entry in the map. `gate`: where it is to have copies. `lock_term`: under which the node gives locks.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of them are the node's, which is not there yet when it is opened"
+    )]
     pub fn new(
-        region: Region,
+        mut region: Region,
         info: &RegionInfo,
+        gate: Option<Arc<ShownGate>>,
         layout: &PoolLayout,
         pmem: &Arc<Pmem>,
         memory: &Arc<MemoryRegions>,
         one_sided: OneSided,
         lock_term: LockTerm,
     ) -> RegionService {
+        let replication = Replication::of(info, gate);
+        if let Some(gate) = replication.as_ref().map(|replication| replication.gate().clone()) {
+            region.set_on_record(Arc::new(move |record| gate.begin(record)));
+        }
         let service = RegionService {
             id: region.id(),
             epoch: info.epoch,
-            replication: Replication::of(info),
+            replication,
             ended: AtomicBool::new(false),
             region: Mutex::new(region),
             places: RwLock::default(),
@@ -157,6 +167,9 @@ impl RegionService {
     /// It is served elsewhere: nobody is answered here any more, or reaches its data.
     pub fn end(&self) {
         self.ended.store(true, Release);
+        if let Some(replication) = &self.replication {
+            replication.gate().close();
+        }
         let places = std::mem::take(&mut *self.places.write());
         let keys = places.known.iter().flat_map(|place| [place.write_key, place.read_key]);
         keys.filter(|key| *key != 0)
@@ -342,6 +355,10 @@ impl RegionService {
             read_key: keys.read,
             node_key: keys.node,
             checksums: self.checksums,
+            gate: match &self.replication {
+                Some(replication) => replication.gate().place(),
+                None => (0, 0),
+            },
             segments: places[start..end].to_vec(),
         }
     }
@@ -484,6 +501,7 @@ mod tests {
         let service = RegionService::new(
             region,
             &info,
+            None,
             space.layout(),
             &pmem,
             &memory,

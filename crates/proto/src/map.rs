@@ -4,6 +4,7 @@ use polvo_consensus::{Voters, register};
 use polvo_format::{Epoch, Lsn, NodeId, PAGE, PAGE_CHECKSUM_SIZE, REGIONS_MAX, RegionId, RegionOffset};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Role of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -201,6 +202,64 @@ pub struct SegmentPlace {
     pub read_key: u64,
 }
 
+/// What the primary of a region with copies shows beside the region, so that one-sided reads know what they may believe: how far its
+/// mirrors have followed, and that it has leases of them. It is read behind the data, in one batch.
+///
+/// The primary raises `begun` before it stores anything, so what was read is of records up to that one. Read in whichever order:
+/// `mirrored` only grows while there are mirrors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate {
+    /// Nothing is stored yet of records behind this one.
+    pub begun: Lsn,
+    /// Every mirror in the set has the records up to this one.
+    pub mirrored: Lsn,
+    /// The last lease. What was read is the region's as long as that lasts.
+    pub beat: Beat,
+}
+
+/// A number, and how long leases lasted when it was shown, in milliseconds, by the fastest clock; 0: nothing may be believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Beat(pub u64);
+
+impl Beat {
+    const MS_BITS: u32 = 16;
+
+    /// Number `n`, with that much left.
+    pub fn new(n: u64, left: Duration) -> Beat {
+        let left = left.as_millis().min((1 << Beat::MS_BITS) - 1) as u64;
+        match left {
+            0 => Beat::default(),
+            left => Beat(n << Beat::MS_BITS | left),
+        }
+    }
+
+    /// How much was left when it was shown.
+    pub fn left(self) -> Duration {
+        Duration::from_millis(self.0 & ((1 << Beat::MS_BITS) - 1))
+    }
+}
+
+impl Gate {
+    /// Bytes.
+    pub const SIZE: usize = 24;
+    /// Where `begun` lies in it.
+    pub const BEGUN: usize = 0;
+    /// Where `mirrored` lies in it.
+    pub const MIRRORED: usize = 8;
+    /// Where `beat` lies in it.
+    pub const BEAT: usize = 16;
+
+    /// Reads one, which may change meanwhile.
+    pub fn decode(bytes: &[u8; Gate::SIZE]) -> Gate {
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("a word is 8 bytes"));
+        Gate {
+            begun: Lsn(word(Gate::BEGUN)),
+            mirrored: Lsn(word(Gate::MIRRORED)),
+            beat: Beat(word(Gate::BEAT)),
+        }
+    }
+}
+
 /// How a region's offsets map to one node's pool.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SegmentMap {
@@ -216,6 +275,8 @@ pub struct SegmentMap {
     pub node_key: u64,
     /// Where the pool's checksums of file data begin, and its segments; 0 and 0: it has none.
     pub checksums: (u64, u64),
+    /// Key and offset of the region's [`Gate`]; 0 and 0: it has no copies.
+    pub gate: (u64, u64),
     /// Segments by index.
     pub segments: Vec<SegmentPlace>,
 }

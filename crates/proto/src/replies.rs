@@ -249,6 +249,15 @@ replies! {
     LockGranted(LockTerm),
     /// To `ClaimLocks`: they are there; none: somebody else may have had them since.
     Claimed(Option<LockTerm>),
+    /// To `ReadBytes`.
+    Shown {
+        /// one piece after the other
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+        /// nobody takes the primary's place for so long, in milliseconds by the fastest clock: what is read meanwhile is the region's,
+        /// if its gate says so
+        lease_ms: u16,
+    },
 }
 
 impl From<()> for Reply {

@@ -704,14 +704,14 @@ requests! {
         /// of its map
         epoch: Epoch,
     } -> Heard(Epoch),
-    /// Reads bytes of a region, in order, as one-sided reads do, where those could not tell whether others may have taken the primary's
-    /// place: of a region with copies. At most [`crate::EAGER_READ_MAX`], in at most [`crate::READS_MAX`] pieces.
+    /// Reads bytes of a region with copies, in order, as one-sided reads do, where those do not know whether others may have taken the
+    /// primary's place, or not all mirrors have what they found. At most [`crate::EAGER_READ_MAX`], in at most [`crate::READS_MAX`] pieces.
     ReadBytes {
         /// which
         region: RegionId,
         /// offset and length of each
         pieces: Vec<(RegionOffset, u32)>,
-    } -> Bytes(Vec<u8>),
+    } -> Shown,
     /// Node to node: asks a voter of the register whose value the cluster map is. Asking again changes nothing.
     Register(Box<register::Ask<ClusterMap>>) -> Register(Box<register::Answer<ClusterMap>>),
     /// Node to node: this map was chosen.

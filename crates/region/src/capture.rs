@@ -9,11 +9,15 @@
 //!   are used again.
 //!
 //! What a coordinator writes here by one-sided operations nobody notes: the region does, when it learns how the transaction
-//! has ended ([`Region::reap_slot`](crate::Region)). What is noted of a change that fails goes out with the next record: it
+//! has ended ([`Region::reap_slot`](crate::Region)). It has been decided, and that is told before. What is noted of a change that fails goes out with the next record: it
 //! lies where nothing leads.
 
 use crate::Region;
 use polvo_format::{Change, Lsn, MirrorRecord, RegionId};
+use std::sync::Arc;
+
+/// Hears of each record before any store that it is about.
+pub type OnRecord = Arc<dyn Fn(Lsn) + Send + Sync>;
 
 /// Stores noted since the records were last taken.
 pub(crate) struct Capture {
@@ -24,15 +28,17 @@ pub(crate) struct Capture {
     records: Vec<u8>,
     /// how many bytes have ended
     ended: usize,
+    on_record: Option<OnRecord>,
 }
 
 impl Capture {
-    pub fn new(region: RegionId, last: Lsn) -> Capture {
+    pub fn new(region: RegionId, last: Lsn, on_record: Option<OnRecord>) -> Capture {
         Capture {
             region,
             last,
             records: Vec::new(),
             ended: 0,
+            on_record,
         }
     }
 
@@ -44,6 +50,9 @@ impl Capture {
     pub fn note(&mut self, change: Change<'_>) {
         if self.records.len() == self.ended {
             MirrorRecord::begin(&mut self.records);
+            if let Some(on_record) = &self.on_record {
+                on_record(self.last.next());
+            }
         }
         change.encode(&mut self.records);
     }
@@ -69,11 +78,17 @@ impl Capture {
 }
 
 impl Region {
+    /// This hears of the records from the next capture on. What it is told last may come to nothing: the change has failed.
+    pub fn set_on_record(&mut self, on_record: OnRecord) {
+        self.store.on_record = Some(on_record);
+    }
+
     /// From here on what changes in the region is kept as records, behind the one with number `last`. Copies are made of what the
     /// pool holds from then on, with what transactions have locked.
     pub fn capture(&mut self, last: Lsn) {
         debug_assert!(!self.store.is_captured(), "one capture a region");
-        self.store.set_capture(Some(Capture::new(self.store.region, last)));
+        let capture = Capture::new(self.store.region, last, self.store.on_record.clone());
+        self.store.set_capture(Some(capture));
         self.store.space.set_recorded(true);
     }
 
@@ -117,7 +132,9 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_format::RegionOffset;
+    use crate::testing::*;
+    use parking_lot::Mutex;
+    use polvo_format::{FileKind, RegionOffset};
 
     #[test]
     fn records_end_at_commit_points_and_are_numbered() {
@@ -125,7 +142,7 @@ mod tests {
             at: RegionOffset(at),
             bytes: b"xyz",
         };
-        let mut capture = Capture::new(RegionId(3), Lsn(6));
+        let mut capture = Capture::new(RegionId(3), Lsn(6), None);
         let mut taken = vec![1; 100];
         capture.end_record();
         capture.take(&mut taken);
@@ -148,5 +165,35 @@ mod tests {
         MirrorRecord::seal(&mut taken);
         let (record, _) = MirrorRecord::decode(&taken).unwrap();
         assert!(record.lsn == Lsn(8) && record.changes().eq([bytes(24), bytes(32)]));
+    }
+
+    /// Who reads past the primary may see a store as soon as it is made.
+    #[test]
+    fn a_record_is_told_of_before_anything_is_stored_of_it() {
+        let mut region = region(4);
+        let (pmem, heard) = (region.store.pool.pmem().clone(), Arc::new(Mutex::new(Vec::new())));
+        // the pool's redo log is nobody's to read
+        make(&mut region, ROOT, b"first", FileKind::File).expect("create");
+        let segments: Vec<u64> = region.segments().map(|(_, at, _)| at).collect();
+        let stored = move || {
+            let mut bytes = vec![0; 1 << 18];
+            let sum = |sum, at: &u64| {
+                pmem.read(*at, &mut bytes);
+                crc32c::crc32c_append(sum, &bytes)
+            };
+            segments.iter().fold(0, sum)
+        };
+        let (hears, seen) = (heard.clone(), stored.clone());
+        region.set_on_record(Arc::new(move |record| hears.lock().push((record, seen()))));
+        region.capture(Lsn(5));
+        for n in 0..20u64 {
+            let before = stored();
+            make(&mut region, ROOT, format!("name-{n}").as_bytes(), FileKind::File).expect("create");
+            assert_ne!(stored(), before);
+            let last = region.captured().expect("it is captured");
+            let heard = std::mem::take(&mut *heard.lock());
+            assert_eq!(heard.first().map(|(_, seen)| *seen), Some(before), "turn {n}");
+            assert_eq!(heard.last().map(|(record, _)| *record), Some(last), "turn {n}");
+        }
     }
 }

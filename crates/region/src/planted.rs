@@ -55,6 +55,10 @@ pub enum Planted {
     MirrorNotAwaited,
     /// A primary goes on answering without a lease of its mirrors.
     LeaseForgotten,
+    /// A primary's gate says that mirrors have all there is, whatever they have.
+    GateLeftOpen,
+    /// A primary tells clients of a lease that lasts for ever.
+    LeaseToldForEver,
     /// A mirror takes over as soon as a lease has passed by its own clock.
     GraceAsLease,
     /// Who takes a dead primary's place takes its lease to be over when that is so by its own clock.

@@ -5,7 +5,7 @@
 
 mod bytes;
 
-use crate::capture::Capture;
+use crate::capture::{Capture, OnRecord};
 use crate::extents::Mapped;
 use crate::hash::NumberMap;
 use crate::layout::{AppendMemory, Layout};
@@ -48,6 +48,8 @@ pub(crate) struct Store {
     pmem: Arc<Pmem>,
     /// where replicas are told what is stored
     capture: Option<Box<RefCell<Capture>>>,
+    /// who hears of records that begin
+    pub on_record: Option<OnRecord>,
     pub region: RegionId,
     shift: u32,
     /// data pages have checksums
@@ -101,6 +103,7 @@ impl Store {
         Ok(Store {
             pmem: pool.pmem().clone(),
             capture: None,
+            on_record: None,
             pool: pool.clone(),
             region,
             shift,

@@ -67,7 +67,7 @@ impl LocalClient {
 
     async fn read_waiting(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Result<usize, FsError> {
         self.check_file(open_inode).await?;
-        let transfers = self.transfers_to_read(data_region(open_inode)).await?;
+        let transfers = self.transfers(data_region(open_inode)).await?;
         if into.len() <= BATCH_BYTES {
             return self.read_some(open_inode, offset, into, transfers).await;
         }

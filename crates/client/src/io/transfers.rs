@@ -261,16 +261,6 @@ impl LocalClient {
         }
     }
 
-    /// Who moves what is read of a region: where it has copies its primary, which alone can say whether all of them have it.
-    pub(crate) async fn transfers_to_read(&self, region: RegionId) -> Result<Transfers, FsError> {
-        match self.transfers(region).await? {
-            Transfers::Client if self.links.has_copies(region) && self.colocated(region).is_none() => {
-                Ok(Transfers::Server(Thresholds::default()))
-            }
-            chosen => Ok(chosen),
-        }
-    }
-
     pub(crate) async fn lend(&self, region: RegionId) -> Result<Lent<'_>, FsError> {
         let link = self.links.to_primary(region).await?;
         let free = self.pooled.free.borrow_mut().pop();
@@ -316,7 +306,7 @@ impl LocalClient {
         while done < len {
             let most = (len - done).min(POOLED_BYTES);
             let (place, from) = (at + done, offset.saturating_add(done as u64));
-            let (read, more) = match self.transfers_to_read(data_region(open_inode)).await? {
+            let (read, more) = match self.transfers(data_region(open_inode)).await? {
                 Transfers::Server(sizes) if most > sizes.eager_read => {
                     self.check_file(open_inode).await?;
                     self.read_to_buffer(open_inode, from, into, place, most, sizes).await?

@@ -5,6 +5,7 @@
 use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
 use crate::names::permission::{self, READ};
 use crate::region_service::RegionService;
+use crate::replication::Replication;
 use crate::request::context::RequestContext;
 use polvo_cluster::ShownBytes;
 use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
@@ -13,6 +14,7 @@ use polvo_proto::{FsError, InodeRef, SegmentClass, Window, reply};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Piece, Region, RegionError, Snapshot};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads up to here are put into the caller's memory without waiting for completions: the answer comes behind them over
 /// the same queue pair (Octopus, 4.3.2). What the network does not take at once is copied then. Nothing is reported,
@@ -93,7 +95,7 @@ impl RequestContext<'_> {
     }
 
     /// See [`polvo_proto::Request::ReadBytes`].
-    pub async fn read_bytes(&self, region: RegionId, pieces: &[(RegionOffset, u32)]) -> Result<Vec<u8>, FsError> {
+    pub async fn read_bytes(&self, region: RegionId, pieces: &[(RegionOffset, u32)]) -> Result<reply::Shown, FsError> {
         let service = self.service(region)?;
         if self.asking_node().is_ok() {
             // a node that looks at locks asks whether what it has written is there, at the mirrors, too
@@ -124,7 +126,11 @@ impl RequestContext<'_> {
         if !(planted(Planted::RetiredUnmirrored) && self.asking_node().is_ok()) {
             self.mirrored(service).await?;
         }
-        Ok(bytes)
+        let lease = service.replication().map_or(Duration::ZERO, Replication::lease_left);
+        Ok(reply::Shown {
+            bytes,
+            lease_ms: u16::try_from(lease.as_millis()).unwrap_or(u16::MAX),
+        })
     }
 
     /// EIO for a snapshot that shows damaged data.

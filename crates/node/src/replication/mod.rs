@@ -12,7 +12,8 @@
 //! - a mirror gets a region's records in order, each after the file data that it names, and one batch at a time;
 //! - a mirror counts only once it has all that the region held, and the map says so ([`keeper`]); it is taken out of the map before
 //!   anything is answered without it;
-//! - a primary answers only as long as every mirror in its set has heard of it a moment ago ([`leases`]).
+//! - a primary answers only as long as every mirror in its set has heard of it a moment ago ([`leases`]);
+//! - what clients read past it they believe under the same conditions, which it shows them ([`gate`]).
 //!
 //! Who needs a record mirrored sends all that have ended by then; who comes meanwhile waits, and finds its own sent, or sends what
 //! has come since: commits travel together without anybody waiting for others to come.
@@ -20,6 +21,7 @@
 pub(crate) mod copies;
 pub(crate) mod fill;
 pub(crate) mod follower;
+pub(crate) mod gate;
 pub(crate) mod keeper;
 pub(crate) mod leases;
 pub(crate) mod promotion;

@@ -42,7 +42,8 @@ impl Node {
         self.locks.succeed(region, Succession::new(locks_before, until, ends));
         let (layout, one_sided) = (self.space.layout(), self.config.one_sided);
         let term = self.locks.term();
-        let service = RegionService::new(recovered, info, layout, &self.pmem, &self.memory, one_sided, term);
+        let gate = self.gates.gate(region);
+        let service = RegionService::new(recovered, info, gate, layout, &self.pmem, &self.memory, one_sided, term);
         if let Some(replication) = service.replication() {
             replication.confirm_new();
         }

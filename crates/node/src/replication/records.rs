@@ -1,7 +1,9 @@
 //! A primary's side: the records of one region, who has to get them, and who waits for that.
 
+use crate::clock::outlasted_by;
 use crate::region_service::RegionService;
 use crate::replication::follower::LaneFeed;
+use crate::replication::gate::{ShownGate, TOLD};
 use crate::replication::leases::Leases;
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
@@ -9,9 +11,10 @@ use polvo_proto::{Cred, FsError, LanePlace, RegionInfo, ReplicaRole, ask};
 use polvo_region::planted::{Planted, planted};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{Acquire, Release},
+    Ordering::{Acquire, Relaxed, Release},
 };
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
@@ -117,6 +120,10 @@ pub(crate) struct Replication {
     /// Answers may be given until then, in microseconds since `begun`: the shortest lease of a mirror.
     lease_until: AtomicU64,
     begun: Instant,
+    /// What clients see of this.
+    gate: Arc<ShownGate>,
+    /// Leases that the gate has shown.
+    beats: AtomicU64,
     feed: Mutex<Feed>,
     /// Something is to be seen to.
     pub wanted: Notify,
@@ -125,7 +132,7 @@ pub(crate) struct Replication {
 impl Replication {
     /// Of a region whose map entry is this, which has just been opened: whatever copies there are have not followed this incarnation.
     /// `None` for one that is to have none.
-    pub fn of(info: &RegionInfo) -> Option<Replication> {
+    pub fn of(info: &RegionInfo, gate: Option<Arc<ShownGate>>) -> Option<Replication> {
         let others = info
             .replicas
             .iter()
@@ -145,7 +152,8 @@ impl Replication {
             .filter(|follower| follower.in_sync)
             .map(|follower| follower.node);
         let mirrors: Vec<NodeId> = mirrors.collect();
-        (!followers.is_empty()).then(|| Replication {
+        let gate = gate.filter(|_| !followers.is_empty())?;
+        let replication = Replication {
             nodes: followers.iter().map(|follower| follower.node).collect(),
             // mirrors in the set lack something as long as they have not followed this incarnation
             captured: AtomicU64::new(1),
@@ -157,13 +165,18 @@ impl Replication {
             successor: AtomicBool::new(false),
             lease_until: AtomicU64::new(0),
             begun: Instant::now(),
+            gate,
+            beats: AtomicU64::new(0),
             feed: Mutex::new(Feed {
                 followers,
                 taken: Lsn(1),
                 ..Feed::default()
             }),
             wanted: Notify::new(),
-        })
+        };
+        replication.gate.ended(Lsn(1));
+        replication.show_mirrored();
+        Some(replication)
     }
 
     /// The region has been entered, and this is its last record since.
@@ -171,12 +184,39 @@ impl Replication {
         if let Some(last) = last {
             debug_assert!(last.0 >= self.captured.load(Acquire), "records are numbered in order");
             self.captured.store(last.0, Release);
+            self.gate.ended(last);
         }
     }
 
     /// Every mirror in the set has the records up to this one.
     pub fn mirrored(&self) -> Lsn {
         Lsn(self.mirrored.load(Acquire))
+    }
+
+    /// What clients see of how far mirrors have followed.
+    pub fn gate(&self) -> &Arc<ShownGate> {
+        &self.gate
+    }
+
+    /// Shows how far that is.
+    fn show_mirrored(&self) {
+        let waits = self.waits.load(Acquire) && !planted(Planted::GateLeftOpen);
+        self.gate.mirrored(waits.then(|| Lsn(self.mirrored.load(Acquire))));
+    }
+
+    /// Nobody takes our place for so long, by whichever clock, or longer. At most [`TOLD`].
+    pub fn lease_left(&self) -> Duration {
+        if !self.is_confirmed() {
+            return Duration::ZERO;
+        }
+        if !self.waits.load(Acquire) {
+            return TOLD;
+        }
+        if planted(Planted::LeaseToldForEver) {
+            return Duration::from_secs(60);
+        }
+        let until = Duration::from_micros(self.lease_until.load(Acquire));
+        outlasted_by(until.saturating_sub(self.begun.elapsed())).min(TOLD)
     }
 
     /// Where the records are.
@@ -257,6 +297,11 @@ impl Replication {
         self.is_new.store(true, Release);
     }
 
+    /// See [`Self::set_new`].
+    pub fn is_new(&self) -> bool {
+        self.is_new.load(Acquire)
+    }
+
     /// All nodes that have, or are to get, a copy.
     pub fn nodes(&self) -> &[NodeId] {
         &self.nodes
@@ -268,6 +313,10 @@ impl Replication {
         let until = until.map_or(0, |until| until.saturating_duration_since(self.begun).as_micros());
         self.lease_until
             .store(u64::try_from(until).unwrap_or(u64::MAX), Release);
+        if self.has_lease() || !self.waits.load(Acquire) {
+            let n = 1 + self.beats.fetch_add(1, Relaxed);
+            self.gate.beat(n, || self.lease_left());
+        }
     }
 
     /// Waits until every mirror has what the region has recorded by now: only then may be said what was found or done there.
@@ -340,6 +389,7 @@ impl Replication {
         }
         if result.is_ok() {
             self.mirrored.fetch_max(taken.0, Release);
+            self.show_mirrored();
         }
         feed.trim();
         let mut fill_up = false;
@@ -370,6 +420,7 @@ impl Replication {
         *self.mirrors.lock() = mirrors;
         self.renew(leases);
         self.waits.store(waits, Release);
+        self.show_mirrored();
     }
 }
 

@@ -14,7 +14,10 @@ mod services;
 
 pub(crate) use asking::Quieted;
 
+use crate::clock::outlasting;
 use crate::node::Node;
+use crate::region_service::RegionService;
+use crate::replication::gate::TOLD;
 use parking_lot::Mutex;
 use polvo_format::SessionId;
 use polvo_proto::{InodeRef, TOKENS_MAX, TOKENS_PAGE};
@@ -159,13 +162,17 @@ impl Node {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The previous incarnation has given tokens: nothing changes until their lease is over.
-    pub(crate) fn mistrust_tokens_of_before(&self) {
-        if !self.space.tokens_given() {
-            return;
-        }
-        *self.tokens.believed_until.lock() = Some(self.started + self.clock.lasts(self.config.timeouts.token));
-        for service in self.regions.all() {
+    /// What the previous incarnation has told is believed until its leases are over, and nothing changes before: tokens, and what was
+    /// read behind its gates, which stay open for whoever has mapped them.
+    pub(crate) fn mistrust_what_was_told_before(&self) {
+        let tokens = self.space.tokens_given();
+        let told = match tokens {
+            true => self.config.timeouts.token.max(outlasting(TOLD)),
+            false => outlasting(TOLD),
+        };
+        let has_gate = |service: &&Arc<RegionService>| service.replication().is_some_and(|r| !r.is_new());
+        for service in self.regions.all().filter(|service| tokens || has_gate(service)) {
+            *self.tokens.believed_until.lock() = Some(self.started + self.clock.lasts(told));
             service.enter(|region| region.close_to_changes());
         }
     }

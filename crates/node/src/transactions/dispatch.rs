@@ -362,7 +362,12 @@ async fn read_at(links: &Links, region: RegionId, at: &[Gpa], words: &mut [[u8; 
         .iter()
         .zip(words)
         .map(|(at, into)| RegionVerb::Read { at: *at, into });
-    links.one_sided(region, &mut reads.collect::<Vec<_>>()).await
+    let reads = &mut reads.collect::<Vec<_>>();
+    match links.has_copies(region) {
+        // asked: it takes note of what has arrived, and waits until its mirrors have that
+        true => links.read_by_request(region, reads).await,
+        false => links.one_sided(region, reads).await,
+    }
 }
 
 /// One more attempt, every half second, at every decided transaction that somebody may still wait for: each beside the others, since
