@@ -4,8 +4,9 @@
 mod common;
 
 use common::*;
+use polvo_cluster::RegionVerb;
 use polvo_consensus::register::{Answer as VoterAnswer, Ask as VoterAsk, Ballot};
-use polvo_format::{NodeId, RegionId};
+use polvo_format::{Gpa, INODE_TAIL, NodeId, RegionId};
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
@@ -56,6 +57,16 @@ fn an_answer_before_the_mirrors_have_what_was_done() {
 #[test]
 fn a_primary_that_answers_when_others_have_taken_its_place() {
     caught(Planted::LeaseForgotten, a_primary_is_cut_off);
+}
+
+#[test]
+fn what_mirrors_lack_read_past_its_primary() {
+    caught(Planted::GateLeftOpen, mirrors_are_cut_off);
+}
+
+#[test]
+fn a_lease_that_clients_believe_in_for_ever() {
+    caught(Planted::LeaseToldForEver, a_cut_off_primary_is_read_past);
 }
 
 #[test]
@@ -216,6 +227,67 @@ fn a_primary_is_cut_off() {
         cluster.restart(0).await.unwrap();
         cluster.mirrored().await;
         assert_eq!(behind.read(file).await.unwrap(), b"after!");
+    });
+}
+
+/// The tail of an inode's log, read past the primary; none: nothing may be believed within a short time.
+async fn tail_past(c: &Caller, inode: InodeRef) -> Option<u64> {
+    let (region, mut tail) = (inode.ino.region(), [0; 8]);
+    let at = Gpa::new(region, inode.ino.offset().unwrap());
+    let at = at.checked_add(INODE_TAIL).unwrap();
+    let mut ops = [RegionVerb::Read { at, into: &mut tail }];
+    let read = timeout(Duration::from_millis(50), c.links.read(region, &mut ops));
+    read.await.ok()?.unwrap();
+    Some(u64::from_le_bytes(tail))
+}
+
+/// What no mirror has nobody sees, though it lies in the primary's memory.
+fn mirrors_are_cut_off() {
+    run(replicated(38), async |cluster| {
+        let (c, reader) = (Caller::new(cluster, "client"), Caller::new(cluster, "reader"));
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        let before = tail_past(&reader, file).await.unwrap();
+        assert_eq!(tail_past(&reader, file).await, Some(before));
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("node-0", other);
+        }
+        let write = spawn_local(async move { c.write(file, 0, b"after!").await });
+        sleep(Duration::from_millis(20)).await;
+        for _ in 0..4 {
+            let seen = tail_past(&reader, file).await;
+            assert!(seen.is_none_or(|seen| seen == before), "no mirror has that");
+        }
+        cluster.network().heal_all();
+        write.await.unwrap().unwrap();
+        assert_ne!(tail_past(&reader, file).await, Some(before));
+        cluster.sleep(Duration::from_secs(2)).await;
+    });
+}
+
+/// As [`a_primary_is_cut_off`], of a client that asks nobody.
+fn a_cut_off_primary_is_read_past() {
+    run(replicated(39), async |cluster| {
+        let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        let before = tail_past(&behind, file).await.unwrap();
+        cut_off(cluster, "behind");
+        cluster.network().partition("client", "node-0");
+        let write = spawn_local(async move { c.write(file, 0, b"after!").await });
+        let mut seen = 0;
+        while !write.is_finished() {
+            seen += u32::from(tail_past(&behind, file).await == Some(before));
+            sleep(Duration::from_millis(10)).await;
+        }
+        write.await.unwrap().unwrap();
+        assert!(seen > 1, "a lease was left");
+        assert_eq!(tail_past(&behind, file).await, None, "that was long ago");
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(2)).await;
+        assert!(matches!(cluster.ended(0).await, Err(FsError::Deposed { .. })));
+        cluster.restart(0).await.unwrap();
+        cluster.mirrored().await;
     });
 }
 

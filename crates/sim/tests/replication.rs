@@ -25,16 +25,6 @@ fn an_answer_before_the_mirrors_have_what_was_done() {
 }
 
 #[test]
-fn reads_past_a_primary_of_what_mirrors_lack() {
-    is_found(Planted::GateLeftOpen, 0..100);
-}
-
-#[test]
-fn reads_past_a_primary_that_others_have_taken_the_place_of() {
-    is_found(Planted::LeaseToldForEver, 0..100);
-}
-
-#[test]
 fn a_mirror_left_out_that_may_take_over() {
     is_found(Planted::SetShrunkUntold, 0..100);
 }

@@ -289,7 +289,7 @@ impl Caller {
             for extent in &map.extents {
                 let into = &mut bytes[extent.offset as usize..][..extent.len as usize];
                 self.links
-                    .one_sided(region, &mut [RegionVerb::Read { at: extent.gpa, into }])
+                    .read(region, &mut [RegionVerb::Read { at: extent.gpa, into }])
                     .await?;
             }
             match map.extents.last() {
