@@ -189,6 +189,9 @@ pub struct UpArgs {
     /// die; no more than there are nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=5))]
     pub replicas: Option<u16>,
+    /// Make the copies of a node that has been away for so many seconds at other nodes, where there are enough; 0: never [default: 600]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
+    pub replace_after: Option<u64>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,

@@ -110,6 +110,7 @@ fn open_node(
         one_sided: config.one_sided,
         accept_older_pool,
         scrub: config.scrub,
+        replace_after: config.replace_after,
         reactors: config.reactors,
     };
     let started = Instant::now();

@@ -1,8 +1,9 @@
-//! Which regions may get a new inode, how a new cluster is divided into regions, and who votes on its map.
+//! Which regions may get a new inode, how a new cluster is divided into regions, where copies go, and who votes on its map.
 
 use polvo_consensus::Voters;
 use polvo_format::{Epoch, Ino, NodeId, REGIONS_MAX, RegionId};
 use polvo_proto::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole};
+use std::collections::BTreeMap;
 
 /// Hash of a name in a directory: FNV-1a, finished with the mixer of SplitMix64. It must never change: nothing on the
 /// media depends on it, but nodes of different versions should place alike.
@@ -93,6 +94,55 @@ pub fn with_replicas(mut map: ClusterMap, replicas: u16) -> ClusterMap {
         }
     }
     map
+}
+
+/// The map in which others get the copies of regions of `primary` that `gone` was to have: those regions, each with the bytes that a
+/// copy takes, go to nodes with `room` for so many bytes that have none of the region yet, each to the one that has the fewest copies,
+/// of several to that with the lowest number. `None` where nothing is to be changed: none of them is left with a mere backup there, or
+/// there is nobody to take it.
+///
+/// A mirror is left alone: before it is replaced it has left the set.
+pub fn replace_copies(
+    map: &ClusterMap,
+    primary: NodeId,
+    gone: NodeId,
+    regions: &BTreeMap<RegionId, u64>,
+    mut room: BTreeMap<NodeId, u64>,
+) -> Option<ClusterMap> {
+    let mut changed = map.clone();
+    changed.epoch = Epoch(map.epoch.0 + 1);
+    let mut copies: BTreeMap<NodeId, usize> = map.nodes.iter().map(|node| (node.id, 0)).collect();
+    let all = map.regions.iter().flat_map(|info| &info.replicas);
+    for copy in all.filter(|replica| replica.role != ReplicaRole::Primary) {
+        *copies.entry(copy.node).or_default() += 1;
+    }
+    for info in changed
+        .regions
+        .iter_mut()
+        .filter(|info| info.primary() == Some(primary))
+    {
+        let (Some(needed), Some(ReplicaRole::Backup)) = (regions.get(&info.id), info.role(gone)) else {
+            continue;
+        };
+        let has_room = |node: &NodeId| room.get(node).is_some_and(|room| room >= needed);
+        let may_take = |(node, _): &(&NodeId, &usize)| info.role(**node).is_none() && has_room(node);
+        let Some((&taker, _)) = copies
+            .iter()
+            .filter(may_take)
+            .min_by_key(|(node, copies)| (**copies, **node))
+        else {
+            continue;
+        };
+        *copies.entry(taker).or_default() += 1;
+        room.entry(taker).and_modify(|room| *room -= needed);
+        info.replicas.retain(|replica| replica.node != gone);
+        info.replicas.push(Replica {
+            node: taker,
+            role: ReplicaRole::Backup,
+        });
+        info.epoch = changed.epoch;
+    }
+    (changed.regions != map.regions).then_some(changed)
 }
 
 /// The next step in replacing a voter that is not `alive` by a node that is: it comes to vote beside the others, or, where that is
@@ -226,6 +276,71 @@ mod tests {
                 "{nodes} nodes, {replicas} replicas: {copies:?}"
             );
         }
+    }
+
+    #[test]
+    fn copies_of_a_node_that_is_gone_go_to_those_that_have_the_fewest() {
+        let [gone, us] = [NodeId(1), NodeId(0)];
+        let map = with_replicas(cluster(5, 8), 3);
+        let ours: BTreeMap<RegionId, u64> = map.regions.iter().map(|info| (info.id, 10)).collect();
+        let room = |bytes: u64| (0..5).map(|node| (NodeId(node), bytes)).collect::<BTreeMap<_, _>>();
+        let changed = replace_copies(&map, us, gone, &ours, room(1000)).unwrap();
+        assert_eq!((changed.check(), changed.epoch), (Ok(()), Epoch(map.epoch.0 + 1)));
+        let mut taken = [0; 5];
+        for (before, after) in map.regions.iter().zip(&changed.regions) {
+            assert_eq!((after.replicas.len(), after.primary()), (3, before.primary()));
+            if before.primary() != Some(us) || before.role(gone).is_none() {
+                assert_eq!(before, after, "it is not ours, or has no copy there");
+                continue;
+            }
+            let new: Vec<_> = after
+                .replicas
+                .iter()
+                .filter(|r| before.role(r.node).is_none())
+                .collect();
+            assert!(after.role(gone).is_none() && new.len() == 1 && new[0].role == ReplicaRole::Backup);
+            assert_eq!(after.epoch, changed.epoch);
+            taken[usize::from(new[0].node.0)] += 1;
+        }
+        assert_eq!(taken, [0, 0, 2, 1, 1], "all had as many before");
+        assert_eq!(
+            replace_copies(&map, us, gone, &ours, room(1000)).as_ref(),
+            Some(&changed)
+        );
+        assert_eq!(
+            replace_copies(&changed, us, gone, &ours, room(1000)),
+            None,
+            "that is all"
+        );
+        assert_eq!(replace_copies(&map, us, gone, &ours, room(9)), None, "nobody has room");
+        assert_eq!(
+            replace_copies(&map, us, gone, &BTreeMap::new(), room(1000)),
+            None,
+            "none is meant"
+        );
+        let one = BTreeMap::from([(NodeId(4), 25)]);
+        let changed = replace_copies(&map, us, gone, &ours, one).unwrap();
+        let now = changed
+            .regions
+            .iter()
+            .zip(&map.regions)
+            .filter(|(after, before)| after != before);
+        assert_eq!(now.count(), 2, "there is room for two");
+    }
+
+    #[test]
+    fn a_mirror_is_not_replaced() {
+        let mut map = with_replicas(cluster(3, 1), 2);
+        map.regions[0].replicas[1].role = ReplicaRole::Mirror;
+        let (ours, room) = (BTreeMap::from([(RegionId(0), 1)]), BTreeMap::from([(NodeId(2), 9)]));
+        assert_eq!(replace_copies(&map, NodeId(0), NodeId(1), &ours, room.clone()), None);
+        map.regions[0].replicas[1].role = ReplicaRole::Backup;
+        assert!(replace_copies(&map, NodeId(0), NodeId(1), &ours, room.clone()).is_some());
+        assert_eq!(
+            replace_copies(&map, NodeId(2), NodeId(1), &ours, room),
+            None,
+            "by its primary alone"
+        );
     }
 
     #[test]
