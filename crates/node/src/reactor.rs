@@ -264,6 +264,7 @@ impl Node {
         for listener in listeners {
             tasks.spawn_local(accept(self.clone(), listener));
         }
+        tasks.spawn_local(map::follow_removals(self.clone()));
         tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(scrub::run(self.clone()));

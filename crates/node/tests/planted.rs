@@ -159,6 +159,11 @@ fn a_lease_of_one_that_has_taken_our_place_and_forgotten_us() {
 }
 
 #[test]
+fn a_forced_map_that_others_may_have_overtaken() {
+    caught(Planted::ForcedMapNotAbove, the_voter_of_two_has_gone_on_alone);
+}
+
+#[test]
 fn a_copy_given_back_by_a_map_of_before() {
     caught(Planted::CopyFreedUnconfirmed, a_copy_is_where_only_a_later_map_wants_it);
 }
@@ -271,6 +276,43 @@ fn a_primary_stands_still_until_it_is_replaced() {
         assert!(!matches!(asked, Ok(Ok(attr)) if attr.size == 6), "that was long ago");
         let ended = cluster.ended(0).await;
         assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+    });
+}
+
+/// Of two nodes the one that votes has changed the map since the other one has heard of it, and is removed by force.
+fn the_voter_of_two_has_gone_on_alone() {
+    let two = ClusterOptions {
+        nodes: 2,
+        segment_shift: Some(18),
+        ..replicated(40)
+    };
+    run(two, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        cluster.network().partition("node-0", "node-1");
+        cluster.sleep(Duration::from_secs(3)).await;
+        let links = cluster.node(0).new_links();
+        for _ in 0..10 {
+            let changed = cluster.node(0).change_map(&links, |map| Some(map.clone())).await;
+            assert!(changed.unwrap().epoch > cluster.node(1).map().epoch);
+        }
+        drop(links);
+        cluster.crash(0).await;
+        cluster.network().heal_all();
+        for _ in 0..20 {
+            let (node, replicas) = (NodeId(0), 2);
+            let remove = ask::RemoveNode {
+                node,
+                force: true,
+                replicas,
+            };
+            if c.ask_node(1, remove).await.unwrap().is_none() {
+                break;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        c.create(ROOT, "since").await.unwrap();
+        assert_eq!(cluster.restart(0).await, Err(FsError::Removed { node: 0 }));
     });
 }
 

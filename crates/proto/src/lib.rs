@@ -30,4 +30,4 @@ pub use requests::{Ask, Request, RequestKind, ask};
 pub use scrubbed::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;

@@ -8,7 +8,7 @@ use crate::{
     LogSequel, Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
 };
 use polvo_consensus::register;
-use polvo_format::{Epoch, Lsn, NodeId, PoolPast, Tail};
+use polvo_format::{Epoch, Lsn, NodeId, PoolPast, RegionId, Tail};
 use serde::{Deserialize, Serialize};
 
 /// A reply of another kind than the one wanted.
@@ -249,6 +249,8 @@ replies! {
     LockGranted(LockTerm),
     /// To `ClaimLocks`: they are there; none: somebody else may have had them since.
     Claimed(Option<LockTerm>),
+    /// To `RemoveNode`: regions of which the node has a copy yet; `None`: it is removed.
+    Remaining(Option<Vec<RegionId>>),
 }
 
 impl From<()> for Reply {

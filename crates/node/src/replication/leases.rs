@@ -40,7 +40,7 @@ const _: () = assert!(
 /// A mirror that wakes up so late has stood still, and not heard what it should have.
 pub(crate) const STOOD_STILL: Duration = Duration::from_millis(1000);
 /// Three beacons a lease.
-const BEACON_EVERY: Duration = Duration::from_millis(333);
+pub(crate) const BEACON_EVERY: Duration = Duration::from_millis(333);
 
 /// What is known of a primary of which this node is a mirror.
 struct Watch {

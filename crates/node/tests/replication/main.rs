@@ -5,4 +5,5 @@ mod common;
 mod failover;
 mod fills;
 mod mirrors;
+mod removed;
 mod replaced;
