@@ -20,6 +20,7 @@ E2E := \
 	three-mounts \
 	locks:ROUNDS=100 \
 	node-gone \
+	replaced \
 	partition:ROUNDS=3 \
 	failover:ROUNDS=1 \
 	cut-off:ROUNDS=1,KINDS=cut+out \

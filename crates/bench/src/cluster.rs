@@ -218,6 +218,7 @@ impl ClusterPlan<'_> {
             one_sided: OneSided::All,
             accept_older_pool: false,
             scrub: None,
+            replace_after: None,
             reactors: self.reactors,
         };
         let node = Node::open(space, config, Arc::new(SystemClock), &mut |_, _, _| ())?;

@@ -62,6 +62,9 @@ pub enum Command {
     /// Compare all file data of a running cluster with its checksums
     #[command(after_long_help = SCRUB_HELP)]
     Scrub(ScrubArgs),
+    /// Change which nodes the cluster has
+    #[command(subcommand)]
+    Node(NodeCommand),
     /// List directories
     Ls(LsArgs),
     /// Write files to standard output
@@ -189,6 +192,9 @@ pub struct UpArgs {
     /// die; no more than there are nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=5))]
     pub replicas: Option<u16>,
+    /// Make the copies of a node that has been away for so many seconds at other nodes, where there are enough; 0: never [default: 600]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
+    pub replace_after: Option<u64>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
@@ -386,6 +392,56 @@ pub struct DfArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// `polvo node`
+#[derive(Subcommand, Debug, Clone)]
+pub enum NodeCommand {
+    /// Take a node out of the cluster for good
+    #[command(after_long_help = REMOVE_HELP)]
+    Remove(RemoveNodeArgs),
+}
+
+const REMOVE_HELP: &str = "\
+In order: stop the node's polvod, wait until `polvo status` shows that others serve its regions, then remove it. It is refused as long as
+the node serves regions, or is the only one that has all of one. The copies that it has are made at other nodes first, if there are nodes
+that have none yet; the command waits for that, and goes on where it was when it is given again. Nodes that vote on the cluster map are
+replaced. `polvo status` lists the nodes that there are.
+
+With --force the node is declared dead, and nothing of it is waited for: its copies are given up, and others are made as far as there are
+nodes. It must not answer any more. What it served a mirror takes over; where there is no mirror, the command refuses.
+
+WARNING. Where the node was one of those that vote on the cluster map, and no majority of them is left (of two nodes the one that voted
+has died), --force makes one of the nodes that are left vote alone from then on. Nobody can know then what the dead ones did last:
+- If they went on without the node that is left (a cut cable), what they answered since is lost.
+- The removed node must never be started again with its old pool. If it reaches another node it hears that it was removed, ends with exit
+  code 9, and never serves again. As long as it reaches nobody it serves its old files to whoever reaches it.
+- Force one node's removal at a time, and only where you know that the others are dead, not cut off: two sides that are both forced are
+  two clusters.
+A node's number is not used again.
+
+Exit codes: 0 the node is removed; 1 it is not, and why; or its copies were not made elsewhere within --wait.
+
+Examples:
+  polvo node remove 3                              node 3 is stopped, or has nothing but copies
+  polvo node remove 0 --force                      node 0 is dead for good";
+
+/// `polvo node remove`
+#[derive(Args, Debug, Clone)]
+pub struct RemoveNodeArgs {
+    /// Number of the node
+    pub node: u16,
+    /// polvo://HOST:PORT of a node that stays
+    pub url: Option<OsString>,
+    /// It is dead for good: wait for nothing, and have a node that is left vote alone where no majority is (read the WARNING)
+    #[arg(long)]
+    pub force: bool,
+    /// Longest wait for copies that are made elsewhere, in seconds
+    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub wait: u64,
     /// Which cluster
     #[command(flatten)]
     pub cluster: ClusterArgs,

@@ -128,6 +128,8 @@ pub struct Config {
     pub regions_per_node: u16,
     /// At how many nodes each region is kept, its primary counted; no more than there are.
     pub replicas: u16,
+    /// When the copies of a node that is away are made elsewhere; `None`: never.
+    pub replace_after: Option<Duration>,
     /// All nodes, by id.
     pub nodes: Vec<ConfigNode>,
     /// Which of them this is; always one of `nodes`.
@@ -179,6 +181,7 @@ struct RawCluster {
     security: Option<Spanned<String>>,
     regions_per_node: Option<Spanned<u16>>,
     replicas: Option<Spanned<u16>>,
+    replace_after_s: Option<Spanned<u64>>,
     nodes: Spanned<Vec<RawClusterNode>>,
 }
 
@@ -245,6 +248,11 @@ const SCRUB_EVERY_MAX_H: u64 = 10 * 365 * 24;
 const SCRUB_MIB_S: u64 = 64;
 /// Largest, a TiB.
 const SCRUB_MAX_MIB_S: u64 = 1 << 20;
+
+/// Default of `cluster.replace_after_s`: ten minutes.
+const REPLACE_AFTER_S: u64 = 600;
+/// Largest, a year.
+const REPLACE_AFTER_MAX_S: u64 = 365 * 24 * 3600;
 
 /// To whom one-sided access to data is given.
 fn parse_one_sided(word: &str) -> Result<OneSided, String> {
@@ -386,6 +394,11 @@ impl Config {
         let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
         let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
         let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, nodes.len()))?;
+        let replace_after_s = source.optional(
+            &raw.cluster.replace_after_s,
+            within(0..=REPLACE_AFTER_MAX_S, " seconds"),
+        )?;
+        let replace_after_s = replace_after_s.unwrap_or(REPLACE_AFTER_S);
         let node = NodeId(*raw.node.id.as_ref());
         let Some(me) = nodes.iter().find(|n| n.id == node) else {
             let ids: Vec<String> = nodes.iter().map(|n| n.id.0.to_string()).collect();
@@ -411,6 +424,7 @@ impl Config {
             security: security.unwrap_or_default(),
             regions_per_node,
             replicas: replicas.unwrap_or_else(|| default_replicas(nodes.len())),
+            replace_after: (replace_after_s > 0).then(|| Duration::from_secs(replace_after_s)),
             nodes,
             node,
             listen,

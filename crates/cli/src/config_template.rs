@@ -26,6 +26,11 @@ secret_file = "secret"
 # Left out: 2 where there are three nodes or more, else 1.
 # replicas = 1
 
+# A node that has been away for so many seconds is not waited for any more: the copies that it had are made at other nodes, where there
+# are some that have none of them yet, and room. When it comes back it gives up what it had. 0: never, regions lack a copy until it is
+# back. It costs time on the network and room in the pools; so longer than a restart of a machine takes.
+# replace_after_s = 600
+
 # All nodes of the cluster, the same in all nodes' files.
 #   id         number of the node, 0 to 65535
 #   addresses  where the others reach it, in order of preference: tcp://HOST:PORT, shm:///PATH/OF/SOCKET
@@ -147,6 +152,7 @@ mod tests {
         assert_eq!(full.timeouts, plain.timeouts);
         assert_eq!(full.regions_per_node, plain.regions_per_node);
         assert_eq!(full.replicas, plain.replicas);
+        assert_eq!(full.replace_after, plain.replace_after);
         assert_eq!(plain.poll, None, "what is shown holds for shm");
         assert_eq!(full.persistence, plain.persistence);
         assert_eq!(full.log_level, plain.log_level);

@@ -110,6 +110,7 @@ fn open_node(
         one_sided: config.one_sided,
         accept_older_pool,
         scrub: config.scrub,
+        replace_after: config.replace_after,
         reactors: config.reactors,
     };
     let started = Instant::now();
@@ -120,9 +121,12 @@ fn open_node(
             say(format!("recovering {what}: {done} of {total}"));
         }
     };
-    let node = Node::open(space, node_config, Arc::new(SystemClock), &mut progress).map_err(|e| CliError::Pool {
-        pool: config.pool.display().to_string(),
-        why: e.to_string(),
+    let node = Node::open(space, node_config, Arc::new(SystemClock), &mut progress).map_err(|e| match e {
+        FsError::Removed { .. } => CliError::Removed(e),
+        e => CliError::Pool {
+            pool: config.pool.display().to_string(),
+            why: e.to_string(),
+        },
     })?;
     info!(took_ms = started.elapsed().as_millis() as u64, "recovered");
     Ok(node)
@@ -233,6 +237,7 @@ fn refusal(config: &Config, error: &FsError) -> Option<CliError> {
             node: config.node.0,
             why,
         }),
+        FsError::Removed { .. } => Some(CliError::Removed(error.clone())),
         _ => None,
     }
 }

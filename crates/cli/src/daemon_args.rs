@@ -22,6 +22,7 @@ Exit codes:
      start and each clean end. Restore the later copy. Where there is none, start once with --accept-older-pool: what was
      done since the copy is lost on this node; then stop all nodes and run `polvo fsck --repair`
   7  others serve what this node served before it was away (stopped, or cut off) for too long: start it again
+  9  the node was removed from the cluster (`polvo node remove`): do not start it again
 
 A new node:
   polvod --print-config > /etc/polvo/polvod.toml     and edit it

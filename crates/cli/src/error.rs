@@ -29,6 +29,8 @@ pub enum Exit {
     Deposed = 7,
     /// `polvo status`: all nodes answer, and regions lack replicas, or somebody who serves them.
     Degraded = 8,
+    /// `polvod`: the node was removed from the cluster.
+    Removed = 9,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -115,6 +117,9 @@ pub enum CliError {
         /// what is served elsewhere
         why: String,
     },
+    /// the node is none of the cluster any more
+    #[error("{0}")]
+    Removed(FsError),
     /// an address cannot be used
     #[error(transparent)]
     Fabric(#[from] FabricError),
@@ -144,6 +149,7 @@ impl CliError {
             CliError::Mount { .. } => Exit::Mount,
             CliError::SetBack { .. } => Exit::SetBack,
             CliError::Deposed { .. } => Exit::Deposed,
+            CliError::Removed(_) => Exit::Removed,
             CliError::Os { .. } | CliError::Fs { .. } | CliError::Fabric(_) | CliError::Other(_) => Exit::Failure,
         }
     }
@@ -232,7 +238,14 @@ mod tests {
         let table = manual.split_once("## Exit codes").expect("the section is there").1;
         let table = table.split_once("\n## ").expect("others follow").0;
         let of_the_daemon = table.split_once("| `polvod` |").expect("its codes are listed").1;
-        for exit in [Exit::Address, Exit::Pool, Exit::Mount, Exit::SetBack, Exit::Deposed] {
+        for exit in [
+            Exit::Address,
+            Exit::Pool,
+            Exit::Mount,
+            Exit::SetBack,
+            Exit::Deposed,
+            Exit::Removed,
+        ] {
             let row = format!("\n| | {} | ", exit as u8);
             assert!(of_the_daemon.contains(&row), "{exit:?}");
         }

@@ -44,6 +44,7 @@ pub mod man;
 pub mod mount;
 pub mod mount_files;
 pub mod mount_helper;
+pub mod node_remove;
 mod on_thread;
 pub mod output;
 pub mod path;

@@ -82,6 +82,7 @@ impl Cluster {
                 one_sided: polvo_node::OneSided::All,
                 accept_older_pool: false,
                 scrub: None,
+                replace_after: None,
                 reactors: std::num::NonZeroUsize::new(3).expect("not 0"),
             };
             let space = PoolSpace::open(pmem).expect("open");

@@ -1,8 +1,9 @@
-//! Which regions may get a new inode, how a new cluster is divided into regions, and who votes on its map.
+//! Which regions may get a new inode, how a new cluster is divided into regions, where copies go, and who votes on its map.
 
 use polvo_consensus::Voters;
 use polvo_format::{Epoch, Ino, NodeId, REGIONS_MAX, RegionId};
 use polvo_proto::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Hash of a name in a directory: FNV-1a, finished with the mixer of SplitMix64. It must never change: nothing on the
 /// media depends on it, but nodes of different versions should place alike.
@@ -93,6 +94,135 @@ pub fn with_replicas(mut map: ClusterMap, replicas: u16) -> ClusterMap {
         }
     }
     map
+}
+
+/// How many copies each node has, or is getting.
+fn copies_of(map: &ClusterMap) -> BTreeMap<NodeId, usize> {
+    let mut copies: BTreeMap<NodeId, usize> = map.nodes.iter().map(|node| (node.id, 0)).collect();
+    let all = map.regions.iter().flat_map(|info| &info.replicas);
+    for copy in all.filter(|replica| replica.role != ReplicaRole::Primary) {
+        *copies.entry(copy.node).or_default() += 1;
+    }
+    copies
+}
+
+/// The next step in taking a node that serves nothing out of the map; `None`: others have to do something first, or it is out.
+///
+/// - Its copies are made at those of the nodes that are `there` which have the fewest, so that regions have as many `replicas` as before,
+///   as far as there are nodes. A mirror goes when all others of its region are whole; at once where it is not `waited` for.
+/// - Those who vote in its stead, in two steps: as many as a cluster without it has, of those that are there first.
+/// - The node, when nothing of the map names it any more.
+pub fn without_node(
+    map: &ClusterMap,
+    gone: NodeId,
+    there: &BTreeSet<NodeId>,
+    replicas: usize,
+    waited: bool,
+) -> Option<ClusterMap> {
+    let mut changed = map.clone();
+    changed.epoch = Epoch(map.epoch.0 + 1);
+    let wanted = replicas.min(map.nodes.len() - usize::from(map.node(gone).is_some()));
+    let mut copies = copies_of(map);
+    for info in &mut changed.regions {
+        let (Some(role), before) = (info.role(gone), info.replicas.len()) else {
+            continue;
+        };
+        if role == ReplicaRole::Primary {
+            continue;
+        }
+        let is_whole = |replica: &&Replica| replica.node == gone || replica.role != ReplicaRole::Backup;
+        let others_are_whole = info.replicas.iter().filter(is_whole).count() == before;
+        let may_take =
+            |(node, _): &(&NodeId, &usize)| there.contains(node) && **node != gone && info.role(**node).is_none();
+        let taker = copies
+            .iter()
+            .filter(may_take)
+            .min_by_key(|(node, copies)| (**copies, **node));
+        let taker = taker.map(|(node, _)| *node).filter(|_| before - 1 < wanted);
+        let goes = role == ReplicaRole::Backup || !waited || taker.is_none() && others_are_whole;
+        info.replicas.retain(|replica| replica.node != gone || !goes);
+        if let Some(node) = taker {
+            *copies.entry(node).or_default() += 1;
+            let role = ReplicaRole::Backup;
+            info.replicas.push(Replica { node, role });
+        }
+        if goes || taker.is_some() {
+            info.epoch = changed.epoch;
+        }
+    }
+    if let Some(voters) = voters_without(map, gone, there) {
+        changed.voters = voters;
+    }
+    let is_named = changed.regions.iter().any(|info| info.role(gone).is_some());
+    if !is_named && map.voters.all().chain(changed.voters.all()).all(|voter| voter != gone) {
+        changed.nodes.retain(|node| node.id != gone);
+    }
+    let has_changed = changed.regions != map.regions || changed.voters != map.voters || changed.nodes != map.nodes;
+    has_changed.then_some(changed)
+}
+
+/// The next step in letting those vote who are to without this node; `None`: they do.
+fn voters_without(map: &ClusterMap, gone: NodeId, there: &BTreeSet<NodeId>) -> Option<Voters> {
+    if map.voters.is_joint() {
+        return map.voters.finished();
+    }
+    let votes = |node: NodeId| map.voters.now().any(|voter| voter == node);
+    let mut others: Vec<NodeId> = map
+        .nodes
+        .iter()
+        .map(|node| node.id)
+        .filter(|node| *node != gone)
+        .collect();
+    let count = voters_of(others.len());
+    others.retain(|node| votes(*node) || there.contains(node));
+    others.sort_by_key(|node| (!there.contains(node), !votes(*node), *node));
+    others.truncate(count);
+    map.voters.with_next(others)
+}
+
+/// The map in which others get the copies of regions of `primary` that `gone` was to have: those regions, each with the bytes that a
+/// copy takes, go to nodes with `room` for so many bytes that have none of the region yet, each to the one that has the fewest copies,
+/// of several to that with the lowest number. `None` where nothing is to be changed: none of them is left with a mere backup there, or
+/// there is nobody to take it.
+///
+/// A mirror is left alone: before it is replaced it has left the set.
+pub fn replace_copies(
+    map: &ClusterMap,
+    primary: NodeId,
+    gone: NodeId,
+    regions: &BTreeMap<RegionId, u64>,
+    mut room: BTreeMap<NodeId, u64>,
+) -> Option<ClusterMap> {
+    let mut changed = map.clone();
+    changed.epoch = Epoch(map.epoch.0 + 1);
+    let mut copies = copies_of(map);
+    for info in changed
+        .regions
+        .iter_mut()
+        .filter(|info| info.primary() == Some(primary))
+    {
+        let (Some(needed), Some(ReplicaRole::Backup)) = (regions.get(&info.id), info.role(gone)) else {
+            continue;
+        };
+        let has_room = |node: &NodeId| room.get(node).is_some_and(|room| room >= needed);
+        let may_take = |(node, _): &(&NodeId, &usize)| info.role(**node).is_none() && has_room(node);
+        let Some((&taker, _)) = copies
+            .iter()
+            .filter(may_take)
+            .min_by_key(|(node, copies)| (**copies, **node))
+        else {
+            continue;
+        };
+        *copies.entry(taker).or_default() += 1;
+        room.entry(taker).and_modify(|room| *room -= needed);
+        info.replicas.retain(|replica| replica.node != gone);
+        info.replicas.push(Replica {
+            node: taker,
+            role: ReplicaRole::Backup,
+        });
+        info.epoch = changed.epoch;
+    }
+    (changed.regions != map.regions).then_some(changed)
 }
 
 /// The next step in replacing a voter that is not `alive` by a node that is: it comes to vote beside the others, or, where that is
@@ -226,6 +356,137 @@ mod tests {
                 "{nodes} nodes, {replicas} replicas: {copies:?}"
             );
         }
+    }
+
+    #[test]
+    fn copies_of_a_node_that_is_gone_go_to_those_that_have_the_fewest() {
+        let [gone, us] = [NodeId(1), NodeId(0)];
+        let map = with_replicas(cluster(5, 8), 3);
+        let ours: BTreeMap<RegionId, u64> = map.regions.iter().map(|info| (info.id, 10)).collect();
+        let room = |bytes: u64| (0..5).map(|node| (NodeId(node), bytes)).collect::<BTreeMap<_, _>>();
+        let changed = replace_copies(&map, us, gone, &ours, room(1000)).unwrap();
+        assert_eq!((changed.check(), changed.epoch), (Ok(()), Epoch(map.epoch.0 + 1)));
+        let mut taken = [0; 5];
+        for (before, after) in map.regions.iter().zip(&changed.regions) {
+            assert_eq!((after.replicas.len(), after.primary()), (3, before.primary()));
+            if before.primary() != Some(us) || before.role(gone).is_none() {
+                assert_eq!(before, after, "it is not ours, or has no copy there");
+                continue;
+            }
+            let new: Vec<_> = after
+                .replicas
+                .iter()
+                .filter(|r| before.role(r.node).is_none())
+                .collect();
+            assert!(after.role(gone).is_none() && new.len() == 1 && new[0].role == ReplicaRole::Backup);
+            assert_eq!(after.epoch, changed.epoch);
+            taken[usize::from(new[0].node.0)] += 1;
+        }
+        assert_eq!(taken, [0, 0, 2, 1, 1], "all had as many before");
+        assert_eq!(
+            replace_copies(&map, us, gone, &ours, room(1000)).as_ref(),
+            Some(&changed)
+        );
+        assert_eq!(
+            replace_copies(&changed, us, gone, &ours, room(1000)),
+            None,
+            "that is all"
+        );
+        assert_eq!(replace_copies(&map, us, gone, &ours, room(9)), None, "nobody has room");
+        assert_eq!(
+            replace_copies(&map, us, gone, &BTreeMap::new(), room(1000)),
+            None,
+            "none is meant"
+        );
+        let one = BTreeMap::from([(NodeId(4), 25)]);
+        let changed = replace_copies(&map, us, gone, &ours, one).unwrap();
+        let now = changed
+            .regions
+            .iter()
+            .zip(&map.regions)
+            .filter(|(after, before)| after != before);
+        assert_eq!(now.count(), 2, "there is room for two");
+    }
+
+    /// All copies are made.
+    fn whole(map: &mut ClusterMap) {
+        let all = map.regions.iter_mut().flat_map(|info| &mut info.replicas);
+        all.filter(|replica| replica.role == ReplicaRole::Backup)
+            .for_each(|replica| replica.role = ReplicaRole::Mirror);
+    }
+
+    /// Others serve what a node has served; it would get copies.
+    fn deposed(map: &mut ClusterMap, gone: NodeId) {
+        for info in map.regions.iter_mut().filter(|info| info.primary() == Some(gone)) {
+            info.replicas[0].role = ReplicaRole::Backup;
+            info.replicas[1].role = ReplicaRole::Primary;
+        }
+    }
+
+    #[test]
+    fn a_node_is_taken_out_when_its_copies_are_elsewhere() {
+        for (nodes, replicas, wanted) in [(4, 2, 2), (5, 3, 3), (3, 3, 2), (2, 2, 1)] {
+            let gone = NodeId(1);
+            let mut map = with_replicas(cluster(nodes, 4), replicas);
+            whole(&mut map);
+            let there: BTreeSet<NodeId> = (0..nodes).map(NodeId).filter(|node| *node != gone).collect();
+            deposed(&mut map, gone);
+            let (mut steps, full) = (0, map.regions[0].replicas.len());
+            while let Some(next) = without_node(&map, gone, &there, full, true) {
+                assert!(next.check().is_ok() && next.voters.may_follow(&map.voters));
+                for (before, after) in map.regions.iter().zip(&next.regions) {
+                    let mirrors =
+                        |info: &RegionInfo| info.replicas.iter().filter(|r| r.role != ReplicaRole::Backup).count();
+                    assert!(mirrors(after) >= mirrors(before).min(wanted), "{before:?} {after:?}");
+                }
+                map = next;
+                whole(&mut map);
+                steps += 1;
+                assert!(steps < 9);
+            }
+            assert!(map.node(gone).is_none(), "{nodes} nodes, {replicas} replicas: {map:?}");
+            assert!(
+                map.regions
+                    .iter()
+                    .all(|info| info.replicas.len() == wanted && info.role(gone).is_none())
+            );
+            assert_eq!(map.voters.now().count(), voters_of(usize::from(nodes) - 1));
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_for_good_is_not_waited_for_and_one_that_serves_stays() {
+        let (gone, there) = (NodeId(0), BTreeSet::from([NodeId(1)]));
+        let mut map = with_replicas(cluster(2, 2), 2);
+        whole(&mut map);
+        map.voters = voters(&[1]);
+        let step = |map: &ClusterMap| without_node(map, gone, &there, 2, false);
+        let next = step(&map).expect("its copies go");
+        assert!(next.node(gone).is_some(), "nobody serves its regions");
+        assert_eq!(step(&next), None);
+        deposed(&mut map, gone);
+        let next = step(&map).unwrap();
+        assert!(next.node(gone).is_none() && next.regions.iter().all(|info| info.replicas.len() == 1));
+        // and voters that are away are none of the first choice
+        let mut map = cluster(5, 1);
+        map.voters = voters(&[0, 1, 2]);
+        let next = voters_without(&map, NodeId(0), &BTreeSet::from([2, 3, 4].map(NodeId))).unwrap();
+        assert_eq!(next.finished(), Some(voters(&[2, 3, 4])));
+    }
+
+    #[test]
+    fn a_mirror_is_not_replaced() {
+        let mut map = with_replicas(cluster(3, 1), 2);
+        map.regions[0].replicas[1].role = ReplicaRole::Mirror;
+        let (ours, room) = (BTreeMap::from([(RegionId(0), 1)]), BTreeMap::from([(NodeId(2), 9)]));
+        assert_eq!(replace_copies(&map, NodeId(0), NodeId(1), &ours, room.clone()), None);
+        map.regions[0].replicas[1].role = ReplicaRole::Backup;
+        assert!(replace_copies(&map, NodeId(0), NodeId(1), &ours, room.clone()).is_some());
+        assert_eq!(
+            replace_copies(&map, NodeId(2), NodeId(1), &ours, room),
+            None,
+            "by its primary alone"
+        );
     }
 
     #[test]

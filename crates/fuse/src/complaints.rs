@@ -35,6 +35,7 @@ impl Complaints {
                 | FsError::SessionExpired
                 | FsError::SetBack { .. }
                 | FsError::Deposed { .. }
+                | FsError::Removed { .. }
         ) {
             return;
         }

@@ -67,6 +67,8 @@ pub struct NodeConfig {
     pub accept_older_pool: bool,
     /// File data is compared with its checksums unasked; `None`: never.
     pub scrub: Option<ScrubPace>,
+    /// The copy of a node that has been away for so long is made elsewhere; `None`: never.
+    pub replace_after: Option<Duration>,
     /// Threads that serve connections.
     pub reactors: NonZeroUsize,
 }

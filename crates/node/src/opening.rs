@@ -10,7 +10,7 @@ use crate::replication::gate::Gates;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
-use polvo_format::{NodeId, SessionId};
+use polvo_format::{Epoch, NodeId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, FsError, LockTerm, MAP_BYTES_MAX, RegionInfo};
 use polvo_region::{Lane, PoolSpace, Region};
@@ -150,7 +150,7 @@ impl Opening<'_> {
 /// What the pool keeps of the cluster map, and the map to go by: that one where the map was ever changed, else the configured one.
 ///
 /// # Errors
-/// EINVAL when the configured one does not fit a message.
+/// EINVAL when the configured one does not fit a message; [`FsError::Removed`].
 pub(crate) fn kept_map(space: &PoolSpace, config: &NodeConfig) -> Result<(MapRegister, Arc<MapCell>), FsError> {
     let len = config.map.encoded_len();
     if len > MAP_BYTES_MAX {
@@ -164,6 +164,10 @@ pub(crate) fn kept_map(space: &PoolSpace, config: &NodeConfig) -> Result<(MapReg
     let map = MapCell::new(config.map.clone());
     if let Some(known) = register.known() {
         map.offer(known);
+    }
+    let now = map.get();
+    if now.epoch > Epoch(1) && now.node(config.id).is_none() {
+        return Err(FsError::Removed { node: config.id.0 });
     }
     Ok((register, map))
 }

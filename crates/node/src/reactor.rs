@@ -14,7 +14,7 @@ use crate::housekeeping::scrub;
 use crate::locks::deadlocks;
 use crate::map;
 use crate::node::Node;
-use crate::replication::{keeper, leases};
+use crate::replication::{keeper, leases, replace};
 use crate::request::connections::{Connection, Connections};
 use crate::request::context::RequestContext;
 use crate::request::replay::Running;
@@ -264,6 +264,7 @@ impl Node {
         for listener in listeners {
             tasks.spawn_local(accept(self.clone(), listener));
         }
+        tasks.spawn_local(map::follow_removals(self.clone()));
         tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
         tasks.spawn_local(scrub::run(self.clone()));
@@ -273,6 +274,7 @@ impl Node {
         tasks.spawn_local(dispatch::dispatch_left_over(self.clone(), links.clone()));
         if self.map().is_replicated() {
             tasks.spawn_local(keeper::run(self.clone(), links.clone()));
+            tasks.spawn_local(replace::give_back(self.clone(), links.clone()));
             tasks.spawn_local(leases::send_beacons(self.clone(), links.clone()));
             tasks.spawn_local(leases::watch(self.clone(), links.clone()));
             tasks.spawn_local(leases::give_way(self.clone()));

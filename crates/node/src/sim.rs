@@ -80,6 +80,8 @@ pub struct ClusterOptions {
     pub lane_max: Option<u32>,
     /// Bytes of records that primaries keep for mirrors that are away, if fewer than otherwise.
     pub backlog_max: Option<usize>,
+    /// When the copies of a node that is away are made elsewhere; `None`: never.
+    pub replace_after: Option<Duration>,
     /// By how many in a thousand the clock runs too fast by which each node measures leases; those that are missing are right.
     pub drift: Vec<i32>,
 }
@@ -101,6 +103,7 @@ impl Default for ClusterOptions {
             transactions: Transactions::default(),
             lane_max: None,
             backlog_max: None,
+            replace_after: None,
             drift: Vec::new(),
         }
     }
@@ -253,6 +256,21 @@ impl Cluster {
         &self.map
     }
 
+    /// How many nodes it has, whether they run or not.
+    pub fn nodes(&self) -> u16 {
+        self.options.nodes
+    }
+
+    /// Are nodes replaced that stay away?
+    pub fn replaces(&self) -> bool {
+        self.options.replace_after.is_some()
+    }
+
+    /// The newest map that a node which runs goes by.
+    pub fn newest_map(&self) -> Option<Arc<ClusterMap>> {
+        self.running().map(|node| node.map()).max_by_key(|map| map.epoch)
+    }
+
     /// The limits.
     pub fn timeouts(&self) -> Timeouts {
         self.options.timeouts
@@ -323,6 +341,7 @@ impl Cluster {
             one_sided: self.options.one_sided,
             accept_older_pool,
             scrub: self.options.scrub,
+            replace_after: self.options.replace_after,
             reactors: self.options.reactors,
         };
         let clock = Arc::new(SimClock {
@@ -531,6 +550,25 @@ impl Cluster {
     /// Regions of which a node has copies.
     pub fn copies(&self, node: u16) -> Vec<RegionId> {
         self.node(node).copies.regions()
+    }
+
+    /// Regions of which the pool of a node holds anything.
+    pub fn held(&self, node: u16) -> Vec<RegionId> {
+        let space = &self.node(node).space;
+        [space.regions(), space.copies()].concat()
+    }
+
+    /// Waits (in simulated time, at most a minute) until no region has a replica at a node any more, by all nodes that run, and all have
+    /// as many mirrors as they are to have.
+    pub async fn replaced(&self, gone: u16) {
+        for _ in 0..600 {
+            let names = |node: &Arc<Node>| node.map().regions.iter().any(|info| info.role(NodeId(gone)).is_some());
+            if !self.running().any(names) {
+                return self.mirrored().await;
+            }
+            self.sleep(Duration::from_millis(100)).await;
+        }
+        panic!("node {gone} was not replaced within a minute");
     }
 
     /// Offsets in the pool of a node, and lengths, of the segments that it has of a region: of file data or of all else.

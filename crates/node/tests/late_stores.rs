@@ -65,6 +65,7 @@ impl Life {
             one_sided: polvo_node::OneSided::All,
             accept_older_pool: false,
             scrub: None,
+            replace_after: None,
             reactors: std::num::NonZeroUsize::MIN,
         };
         let space = PoolSpace::open(pmem.clone()).unwrap();

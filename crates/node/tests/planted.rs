@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use polvo_cluster::RegionVerb;
 use polvo_consensus::register::{Answer as VoterAnswer, Ask as VoterAsk, Ballot};
-use polvo_format::{Gpa, INODE_TAIL, NodeId, RegionId};
+use polvo_format::{Epoch, Gpa, INODE_TAIL, NodeId, REGISTER_OWNER, REGISTER_PLACE, RegionId};
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
@@ -164,6 +164,21 @@ fn a_page_of_a_copy_that_differs_and_is_not_sent() {
     caught(Planted::DifferenceUnsent, a_mirror_has_missed_too_much);
 }
 
+#[test]
+fn a_lease_of_one_that_has_taken_our_place_and_forgotten_us() {
+    caught(Planted::LeaseByNewerMap, a_primary_stands_still_until_it_is_replaced);
+}
+
+#[test]
+fn a_forced_map_that_others_may_have_overtaken() {
+    caught(Planted::ForcedMapNotAbove, the_voter_of_two_has_gone_on_alone);
+}
+
+#[test]
+fn a_copy_given_back_by_a_map_of_before() {
+    caught(Planted::CopyFreedUnconfirmed, a_copy_is_where_only_a_later_map_wants_it);
+}
+
 fn replicated(seed: u64) -> ClusterOptions {
     ClusterOptions {
         replicas: 2,
@@ -288,6 +303,114 @@ fn a_cut_off_primary_is_read_past() {
         assert!(matches!(cluster.ended(0).await, Err(FsError::Deposed { .. })));
         cluster.restart(0).await.unwrap();
         cluster.mirrored().await;
+    });
+}
+
+/// Four nodes with two replicas of each region, of which one that is away for two seconds is replaced.
+fn replacing(seed: u64) -> ClusterOptions {
+    ClusterOptions {
+        nodes: 4,
+        segment_shift: Some(18),
+        replace_after: Some(Duration::from_secs(2)),
+        ..replicated(seed)
+    }
+}
+
+/// Nobody who serves what node 0 has served knows it as a replica any more when it goes on. A client that reaches nobody else is told
+/// nothing that is not so any more.
+fn a_primary_stands_still_until_it_is_replaced() {
+    run(replacing(38), async |cluster| {
+        let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        assert_eq!(behind.attr(file).await.unwrap().size, 6);
+        for other in ["node-1", "node-2", "node-3"] {
+            cluster.network().partition("behind", other);
+        }
+        // there is nothing that its mirrors lack
+        cluster.sleep(Duration::from_secs(40)).await;
+        for other in ["node-1", "node-2", "node-3"] {
+            cluster.network().partition("node-0", other);
+        }
+        let goes_on = Instant::now() + Duration::from_secs(10);
+        cluster.stand_still(0, goes_on);
+        c.write(file, 0, b"afterwards").await.unwrap();
+        tokio::time::sleep_until(goes_on - Duration::from_millis(100)).await;
+        for other in ["node-1", "node-2", "node-3"] {
+            cluster.network().heal("node-0", other);
+        }
+        let map = cluster.node(1).map();
+        assert!(
+            map.regions.iter().all(|info| info.role(NodeId(0)).is_none()),
+            "it is replaced"
+        );
+        let asked = timeout(Duration::from_secs(5), behind.attr(file)).await;
+        assert!(!matches!(asked, Ok(Ok(attr)) if attr.size == 6), "that was long ago");
+        let ended = cluster.ended(0).await;
+        assert!(matches!(ended, Err(FsError::Deposed { .. })), "{ended:?}");
+    });
+}
+
+/// Of two nodes the one that votes has changed the map since the other one has heard of it, and is removed by force.
+fn the_voter_of_two_has_gone_on_alone() {
+    let two = ClusterOptions {
+        nodes: 2,
+        segment_shift: Some(18),
+        ..replicated(40)
+    };
+    run(two, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        cluster.network().partition("node-0", "node-1");
+        cluster.sleep(Duration::from_secs(3)).await;
+        let links = cluster.node(0).new_links();
+        for _ in 0..10 {
+            let changed = cluster.node(0).change_map(&links, |map| Some(map.clone())).await;
+            assert!(changed.unwrap().epoch > cluster.node(1).map().epoch);
+        }
+        drop(links);
+        cluster.crash(0).await;
+        cluster.network().heal_all();
+        for _ in 0..20 {
+            let (node, replicas) = (NodeId(0), 2);
+            let remove = ask::RemoveNode {
+                node,
+                force: true,
+                replicas,
+            };
+            if c.ask_node(1, remove).await.unwrap().is_none() {
+                break;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        c.create(ROOT, "since").await.unwrap();
+        assert_eq!(cluster.restart(0).await, Err(FsError::Removed { node: 0 }));
+    });
+}
+
+/// A node has got a copy that the configuration does not give it, knows of no map but that one, and hears nobody.
+fn a_copy_is_where_only_a_later_map_wants_it() {
+    run(replacing(39), async |cluster| {
+        cluster.mirrored().await;
+        cluster.crash(3).await;
+        cluster.replaced(3).await;
+        let is_new = |node: u16, region: RegionId| cluster.map().region(region).unwrap().role(NodeId(node)).is_none();
+        let new = |node| cluster.held(node).into_iter().find(|region| is_new(node, *region));
+        let (node, region) = (0..3)
+            .find_map(|node| Some((node, new(node)?)))
+            .expect("somebody has got a copy");
+        let register = cluster.segments(node, REGISTER_OWNER, false)[0].0;
+        for node in 0..3 {
+            cluster.crash(node).await;
+        }
+        // what it has kept of the map cannot be read any more
+        for place in [0, REGISTER_PLACE as u64] {
+            (0..64).for_each(|word| cluster.pmem(node).write_u64(register + place + 8 * word, 7));
+        }
+        cluster.restart(node).await.unwrap();
+        assert_eq!(cluster.node(node).map().epoch, Epoch(1));
+        cluster.sleep(Duration::from_secs(40)).await;
+        assert!(cluster.held(node).contains(&region));
     });
 }
 

@@ -121,6 +121,12 @@ pub enum FsError {
     /// log): nothing was done, and whoever coordinates tries again, or says [`FsError::Busy`] in the end. Never shown to a user.
     #[error("held by another transaction for a moment")]
     Retry,
+    /// EIO: an operator has taken a node out of the cluster; what its pool has others have, or it is given up.
+    #[error("node {node} was removed from the cluster: its pool is served no more, do not start it again")]
+    Removed {
+        /// which
+        node: u16,
+    },
 }
 
 // It is part of every result on the hot path: moved with it, and dropped; one more variant with a string costs 1 % of a write.
@@ -137,7 +143,8 @@ impl FsError {
             | FsError::Unreachable { .. }
             | FsError::WrongEpoch
             | FsError::SetBack { .. }
-            | FsError::Deposed { .. } => libc::EIO,
+            | FsError::Deposed { .. }
+            | FsError::Removed { .. } => libc::EIO,
             FsError::NoSuchOffset => libc::ENXIO,
             FsError::TooBig => libc::E2BIG,
             FsError::BadHandle => libc::EBADF,

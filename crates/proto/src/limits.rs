@@ -224,7 +224,8 @@ impl Request {
             | Request::ApplyMirror { .. }
             | Request::Beacon { .. }
             | Request::ReadBytes { .. }
-            | Request::FenceOff { .. } => false,
+            | Request::FenceOff { .. }
+            | Request::RemoveNode { .. } => false,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     LogSequel, Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
 };
 use polvo_consensus::register;
-use polvo_format::{Epoch, Lsn, NodeId, PoolPast, Tail};
+use polvo_format::{Epoch, Lsn, NodeId, PoolPast, RegionId, Tail};
 use serde::{Deserialize, Serialize};
 
 /// A reply of another kind than the one wanted.
@@ -258,6 +258,8 @@ replies! {
         /// if its gate says so
         lease_ms: u16,
     },
+    /// To `RemoveNode`: regions of which the node has a copy yet; `None`: it is removed.
+    Remaining(Option<Vec<RegionId>>),
 }
 
 impl From<()> for Reply {

@@ -736,4 +736,14 @@ requests! {
         /// the file as a whole (`flock`)
         whole: Option<Locked>,
     } -> Claimed(Option<LockTerm>),
+    /// Takes a node out of the cluster, one step further: for administrators, of a node that stays. To be asked until nothing is left of
+    /// it. Answered with the regions of which it has a copy yet; `None`: it is removed. EINVAL: it may not be, and why.
+    RemoveNode {
+        /// which
+        node: NodeId,
+        /// it is gone for good: nothing is waited for, and where no majority of the voters is left the node that is asked votes alone
+        force: bool,
+        /// how many replicas its regions are to have, as far as there are nodes
+        replicas: u16,
+    } -> Remaining(Option<Vec<RegionId>>),
 }

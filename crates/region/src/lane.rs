@@ -57,10 +57,14 @@ impl Lane {
         Ok(lane)
     }
 
-    /// A copy that cannot be opened is given up: its segments and its lane go back to the pool.
+    /// What the pool has of a region that is not served here is given up, be it a copy or not: all segments go back, and the lane last, so
+    /// that what is left after a power cut is no region.
     pub fn discard(space: &PoolSpace, region: RegionId) {
+        space.forget_decisions(region);
         give_back_segments(space, region);
-        space.give_back_lane(region);
+        if space.has_copy(region) {
+            space.give_back_lane(region);
+        }
     }
 
     /// All copies that a pool has, with what had come to their lanes applied.

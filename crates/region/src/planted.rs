@@ -103,6 +103,12 @@ pub enum Planted {
     EarlierDecisionsUnnoted,
     /// A page of a copy differs from its region's, and is not sent.
     DifferenceUnsent,
+    /// A primary counts the lease of one that goes by a newer map, before it knows what that says.
+    LeaseByNewerMap,
+    /// Who votes alone from now on goes on from the map that it knows, as if nobody could have changed it since.
+    ForcedMapNotAbove,
+    /// A node gives back a copy by a map that no majority has confirmed.
+    CopyFreedUnconfirmed,
 
     /// A voter answers, and does not keep what it has answered in its pool.
     VoterForgets,

@@ -3,7 +3,7 @@
 use crate::actor::{Actor, ROOT};
 use crate::operation::{Answer, Operation, spelled};
 use polvo_client::LocalClient;
-use polvo_format::FileKind;
+use polvo_format::{FileKind, NodeId, RegionId};
 use polvo_node::sim::Cluster;
 use polvo_proto::{FsError, InodeRef};
 use std::collections::BTreeSet;
@@ -108,6 +108,40 @@ pub async fn is_empty(client: &LocalClient, lost: Option<u16>) -> Result<(), Str
             each.join("; ")
         ))
     }
+}
+
+/// What pools hold of regions by the map, and that each region has as many replicas as it began with. Where nodes are replaced none is
+/// left at one that was `lost`. Has any been made where none was at the beginning?
+///
+/// # Errors
+/// A region with others, or a pool with what it is not to have.
+pub fn replicas(cluster: &Cluster, lost: Option<u16>) -> Result<bool, String> {
+    let Some(now) = cluster.newest_map() else {
+        return Ok(false);
+    };
+    let mut any = false;
+    for (before, info) in cluster.map().regions.iter().zip(&now.regions) {
+        let is_left = |lost: u16| {
+            info.role(NodeId(lost)).is_some() && cluster.replaces() && now.primary(info.id) != Some(NodeId(lost))
+        };
+        if info.replicas.len() != before.replicas.len() || lost.is_some_and(is_left) {
+            return Err(format!(
+                "region {} is left with these replicas: {:?}",
+                info.id.0, info.replicas
+            ));
+        }
+        any |= info.replicas.iter().any(|replica| before.role(replica.node).is_none());
+    }
+    for node in (0..cluster.nodes()).filter(|node| cluster.is_running(*node)) {
+        let is_strange = |region: &RegionId| now.region(*region).is_none_or(|info| info.role(NodeId(node)).is_none());
+        let strange: Vec<RegionId> = cluster.held(node).into_iter().filter(is_strange).collect();
+        if !strange.is_empty() {
+            return Err(format!(
+                "the pool of node {node} still has something of {strange:?}, which others have"
+            ));
+        }
+    }
+    Ok(any)
 }
 
 /// The check of every region.

@@ -59,7 +59,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         cutting: Rng::new(schedule.seed, 10),
         stilling: Rng::new(schedule.seed, 12),
         failing: Rng::new(schedule.seed, 17),
-        to_lose: None,
+        to_lose: schedule.loses,
         remedies: Vec::new(),
     };
     if let Some(delay) = &schedule.delay {

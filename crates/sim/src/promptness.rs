@@ -36,7 +36,7 @@ const TIMER: Duration = Duration::from_millis(1);
 
 /// What an operation that took longer than the schedule explains was allowed; `None`: all were in time, or there were faults.
 pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
-    if schedule.faults + schedule.cuts + schedule.stills + schedule.failovers > 0 {
+    if schedule.faults + schedule.cuts + schedule.stills + schedule.failovers > 0 || schedule.loses.is_some() {
         return None;
     }
     // each record has the mirrors put in place what has come before, of which there may be much while a copy is made

@@ -81,6 +81,9 @@ pub enum Fault {
     /// A node dies and never comes back, nor does its pool.
     #[strum(to_string = "nodes lost for good")]
     Lost,
+    /// The copies of a node that is away are made at other nodes.
+    #[strum(to_string = "nodes replaced")]
+    Replaced,
     /// Nodes measure leases by clocks that run up to 1 % too fast or too slow.
     #[strum(to_string = "clocks that drift")]
     Drift,
@@ -91,7 +94,13 @@ impl Fault {
     pub fn is_of_replicas(self) -> bool {
         matches!(
             self,
-            Fault::NodeStandsStill | Fault::CutOff | Fault::Apart | Fault::SecondDeath | Fault::Lost | Fault::Drift
+            Fault::NodeStandsStill
+                | Fault::CutOff
+                | Fault::Apart
+                | Fault::SecondDeath
+                | Fault::Lost
+                | Fault::Replaced
+                | Fault::Drift
         )
     }
 }
@@ -168,6 +177,10 @@ pub struct Schedule {
     pub lane_max: Option<u32>,
     /// Bytes of records that are kept for mirrors that are away, if less than there may be.
     pub backlog_max: Option<usize>,
+    /// When the copies of a node that is away are made elsewhere; `None`: never.
+    pub replace_after: Option<Duration>,
+    /// This node dies for good, and its copies are to be made elsewhere.
+    pub loses: Option<u16>,
     /// By how many in a thousand the clock of each node runs too fast; none: all are right.
     pub drift: Vec<i32>,
     /// Operations of each client.
@@ -237,6 +250,18 @@ fn lane_max(seed: u64) -> Option<u32> {
 fn backlog_max(seed: u64) -> Option<usize> {
     let mut rng = Rng::new(seed, 19);
     rng.percent(33).then(|| rng.pick(&[2_000, 20_000]))
+}
+
+/// In two of three runs in which there are nodes without a copy of a region, those that are away are soon replaced; and in half of
+/// these, if something is to go wrong, one never comes back.
+fn replacing(seed: u64, nodes: u16, replicas: u16, faults: bool) -> (Option<Duration>, Option<u16>) {
+    let mut rng = Rng::new(seed, 42);
+    if replicas < 2 || nodes <= replicas || !rng.percent(67) {
+        return (None, None);
+    }
+    let after = Duration::from_millis(rng.pick(&[500, 2_000, 2_000, 6_000]));
+    let loses = (faults && rng.percent(50)).then(|| rng.below(u64::from(nodes)) as u16);
+    (Some(after), loses)
 }
 
 /// In two of three runs in which nodes fail for others to take their place: mostly as far apart as clocks may be.
@@ -355,6 +380,8 @@ impl Schedule {
         let believers = Believers::of(seed, homes.len(), limits.faults != Some(0));
         let replicas = replicas(seed, nodes, is_small, limits);
         let failovers = failovers(seed, replicas, faults > 0 && limits.faults != Some(0));
+        let goes_wrong = faults > 0 && limits.faults != Some(0);
+        let (replace_after, loses) = replacing(seed, nodes, replicas, goes_wrong);
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -388,6 +415,8 @@ impl Schedule {
             failovers,
             lane_max: lane_max(seed),
             backlog_max: backlog_max(seed),
+            replace_after,
+            loses,
             drift: drift(seed, nodes, failovers),
             operations,
             faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
@@ -424,6 +453,7 @@ impl Schedule {
             transactions: self.limits.transactions,
             lane_max: self.lane_max,
             backlog_max: self.backlog_max,
+            replace_after: self.replace_after,
             drift: self.drift.clone(),
         }
     }
@@ -477,7 +507,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -490,6 +520,8 @@ impl fmt::Display for Schedule {
             self.cuts,
             self.stills,
             self.failovers,
+            self.replace_after,
+            self.loses,
             self.lane_max,
             self.backlog_max,
             self.drift,

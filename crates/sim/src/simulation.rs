@@ -8,7 +8,7 @@ use crate::panics;
 use crate::promptness::too_slow;
 use crate::report::{Counts, Report};
 use crate::rng::Rng;
-use crate::schedule::Schedule;
+use crate::schedule::{Fault, Schedule};
 use crate::workload::{Workload, remote};
 use polvo_client::Transfers;
 use polvo_node::sim::{Cluster, run};
@@ -109,6 +109,9 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.sleep(cluster.timeouts().lease * 2).await;
     cluster.rest().await;
     audit::check(cluster, "after everything was deleted")?;
+    if audit::replicas(cluster, shared.lost.get())? {
+        shared.count(Fault::Replaced);
+    }
     let (client, maintenance) = remote(cluster, "accountant", Transfers::Client);
     let result = audit::is_empty(&client, shared.lost.get()).await;
     client.client().shutdown();

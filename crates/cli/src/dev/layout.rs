@@ -28,6 +28,9 @@ pub struct DevCluster {
     /// At how many nodes each region is kept.
     #[serde(default = "replicas_of_before")]
     pub replicas: u16,
+    /// Seconds after which the copies of a node that is away are made elsewhere; `None`: as nodes have it.
+    #[serde(default)]
+    pub replace_after_s: Option<u64>,
     /// Reactors of a node; `None`: its share of the cores.
     #[serde(default)]
     pub reactors: Option<u16>,

@@ -146,6 +146,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         size: size.0,
         regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size)),
         replicas,
+        replace_after_s: args.replace_after,
         reactors: args.reactors,
         provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
@@ -322,6 +323,9 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
         cluster.regions_per_node,
         cluster.replicas
     );
+    if let Some(seconds) = cluster.replace_after_s {
+        let _ = writeln!(text, "replace_after_s = {seconds}");
+    }
     // Nodes of one host talk over shm, unless they take each other to be on different ones.
     let tcp = cluster.provider() == Provider::Tcp;
     for (id, list) in addresses.iter().enumerate() {
@@ -422,6 +426,9 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
     }
     if args.reactors.is_some() {
         cluster.reactors = args.reactors;
+    }
+    if args.replace_after.is_some() {
+        cluster.replace_after_s = args.replace_after;
     }
     if let Some(mode) = &args.persistence {
         cluster.persistence = mode.clone();

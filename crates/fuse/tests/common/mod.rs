@@ -99,6 +99,7 @@ fn mounted_on(options: &str, pool: impl FnOnce(&Path) -> Arc<Pmem>) -> Option<Mo
         one_sided: polvo_node::OneSided::All,
         accept_older_pool: false,
         scrub: None,
+        replace_after: None,
         reactors: std::num::NonZeroUsize::MIN,
     };
     let space = PoolSpace::open(pmem).expect("a fresh pool opens");

@@ -13,7 +13,7 @@ impl Node {
     /// they know.
     ///
     /// # Errors
-    /// [`FsError::SetBack`] when one of them has seen a later copy, unless the configuration accepts that.
+    /// [`FsError::SetBack`] when one of them has seen a later copy, unless the configuration accepts that; [`FsError::Removed`].
     pub(crate) async fn begin_era(&self, links: &Rc<Links>) -> Result<(), FsError> {
         let known = match self.show_past(links).await {
             Ok(()) => None,
@@ -23,6 +23,11 @@ impl Node {
             }
             Err(error) => return Err(error),
         };
+        // those that were reached have told what they know of the map
+        if self.is_removed() {
+            self.learn_map(&self.map());
+            return Err(FsError::Removed { node: self.id().0 });
+        }
         self.space.begin_era(self.locks.term().0, known);
         // an era that others have seen is not to be lost with the power
         self.sync()?;

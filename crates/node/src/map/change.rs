@@ -80,6 +80,11 @@ impl Node {
         };
         let mut longest = ATTEMPT_PAUSE_MIN;
         loop {
+            // others may vote by now, and those of before not answer
+            let newer = self.register.known();
+            if let Some(newer) = newer.filter(|newer| newer.epoch > proposer.chosen.epoch) {
+                (proposer.voters, proposer.chosen) = (newer.voters.clone(), newer);
+            }
             let error = match proposer.attempt(&mut change).await? {
                 End::Chosen { map, changed } => {
                     if changed {

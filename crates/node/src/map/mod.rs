@@ -9,6 +9,7 @@
 //!   NewMap ------->  learn      a map that was chosen: kept, and offered to the cell that all links go by
 //!                     ^
 //!   housekeeping -- following   after the start, and when another node names a later epoch; voters that are gone are replaced
+//!   RemoveNode --- removal      a node is taken out of the map
 //! ```
 //!
 //! Invariants:
@@ -16,11 +17,14 @@
 //! - a voter answers when its answer is durable in its pool, and not at all when what its pool keeps cannot be read;
 //! - the cell holds only maps that were chosen, or the one of the configuration, which is the first (epoch 1);
 //! - two attempts have the same ballot never: its round is durable in the proposer's pool before anybody is asked;
-//! - each change raises the epoch by one; nobody but [`Node::change_map`](crate::Node::change_map) makes one.
+//! - each change raises the epoch by one; nobody but [`Node::change_map`](crate::Node::change_map) makes one, unless an operator says that
+//!   a majority of the voters is gone for good ([`removal`]).
 
 mod change;
 mod following;
+mod removal;
 mod voting;
 
 pub(crate) use following::{Reached, confirm_at_start};
+pub(crate) use removal::follow_removals;
 pub(crate) use voting::MapRegister;

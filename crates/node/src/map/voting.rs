@@ -3,12 +3,18 @@
 use crate::error::to_fs;
 use crate::node::Node;
 use parking_lot::Mutex;
+use polvo_consensus::Voters;
 use polvo_consensus::register::{Answer, Ask, Ballot, Voter};
-use polvo_format::NodeId;
+use polvo_format::{Epoch, NodeId};
 use polvo_proto::{ClusterMap, FsError, KeptMap, ROUNDS_MAX};
 use polvo_region::PoolSpace;
 use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
+
+/// A map that an operator has forced is so many changes above the newest one that is known: others may have made that many.
+const EPOCHS_ABOVE: u64 = 1 << 20;
+/// And its ballot so many rounds.
+const ROUNDS_ABOVE: u64 = 1 << 32;
 
 /// What the node keeps of the map, as it is in its pool.
 pub(crate) struct MapRegister {
@@ -136,6 +142,46 @@ impl Node {
         };
         keep(self, kept, next)?;
         Ok(Ballot { round, by: self.id() })
+    }
+
+    /// This node alone keeps the map from here on, since a majority of those who vote is gone for good, as an operator says. Gives the map
+    /// by which that is so: its epoch and its ballot are above all that they can have accepted since this node has heard of them last.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO when it cannot be kept.
+    pub(super) fn vote_alone(&self) -> Result<ClusterMap, FsError> {
+        let mut kept = self.register.kept.lock();
+        let kept = readable(&mut kept)?;
+        let by_connections = self.map();
+        let accepted = kept.voter.accepted().map(|(_, map)| map);
+        let known = [&kept.known, &*by_connections].into_iter().chain(accepted);
+        let newest = known.max_by_key(|map| map.epoch).expect("there are two");
+        let (epochs, rounds) = match planted(Planted::ForcedMapNotAbove) {
+            true => (1, 1),
+            false => (EPOCHS_ABOVE, ROUNDS_ABOVE),
+        };
+        let round = kept.proposed.max(kept.voter.promised().round) + rounds;
+        let epoch = newest.epoch.0.saturating_add(epochs);
+        if round >= ROUNDS_MAX {
+            return Err(FsError::Io(format!(
+                "round {round} of attempts to change the cluster map"
+            )));
+        }
+        let next = ClusterMap {
+            epoch: Epoch(epoch),
+            voters: Voters::new([self.id()]),
+            ..newest.clone()
+        };
+        let mut voter = Voter::of_first(next.clone());
+        voter.answer(Ask::Accept(Ballot { round, by: self.id() }, next.clone()));
+        let forced = KeptMap {
+            proposed: round,
+            voter,
+            known: next.clone(),
+        };
+        keep(self, kept, forced)?;
+        self.map.offer(next.clone());
+        Ok(next)
     }
 
     /// Takes a map that is known to have been chosen, if it is newer than what is known here: from now on this node goes by it, also

@@ -101,6 +101,27 @@ impl Copies {
         }
     }
 
+    /// Gives what the pool has of a region back to it, unless somebody is at it or it `is_strange` no more; no new copy is begun
+    /// meanwhile. Has it?
+    pub fn give_back(
+        &self,
+        space: &PoolSpace,
+        region: RegionId,
+        memory: &MemoryRegions,
+        is_strange: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut by_region = self.by_region.lock();
+        let is_in_use = |copy: &Arc<Mutex<Copy>>| Arc::strong_count(copy) > 1;
+        if by_region.get(&region).is_some_and(is_in_use) || !is_strange() {
+            return false;
+        }
+        if let Some(copy) = by_region.remove(&region) {
+            copy.lock().revoke(memory);
+        }
+        Lane::discard(space, region);
+        true
+    }
+
     /// Puts in place what has come for a region.
     #[cfg(feature = "testing")]
     pub fn apply(&self, region: RegionId) -> Result<Lsn, FsError> {

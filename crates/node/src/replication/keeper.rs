@@ -3,16 +3,18 @@
 //!
 //! Who is in the set the map says, and the map changes by consensus ([`Node::change_map`]). A mirror that cannot be reached for
 //! [`MIRROR_AWAY`] is taken out of it; then answers go on without it. One that comes back gets what it has missed, or what its copy
-//! lacks, and is taken in again. The primary waits for it from before the map says so.
+//! lacks, and is taken in again. The primary waits for it from before the map says so. One that does not come back is replaced
+//! ([`replace`](super::replace)): who is kept up to date follows the map.
 
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
 use crate::replication::fill::Filling;
 use crate::replication::follower::{self, LaneFeed};
-use crate::replication::leases::LEASE;
+use crate::replication::leases::{LEASE, STOOD_STILL};
 use crate::replication::records::{Follower, Standing, attach};
-use polvo_cluster::{Links, join_all};
+use crate::replication::replace::replace;
+use polvo_cluster::Links;
 use polvo_format::{Epoch, Lsn, NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
 use polvo_region::planted::{Planted, planted};
@@ -20,8 +22,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 /// How often it is looked after copies of which nobody has said that something is to be done.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -86,29 +88,81 @@ pub(crate) async fn confirm(node: Arc<Node>, links: Rc<Links>) {
     }
 }
 
-/// Looks after the copies of one region.
+/// Looks after the copies of one region, wherever the map wants them to be.
 async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>) {
     let Some(replication) = service.replication() else {
         return;
     };
-    let nodes: Vec<NodeId> = replication
-        .feed()
-        .lock()
-        .await
-        .followers
-        .iter()
-        .map(|f| f.node)
-        .collect();
-    join_all(nodes.into_iter().map(|copy| async move {
-        let mut not_before = Instant::now();
-        while !service.has_ended() {
-            if let Err(error) = look_after(node, links, service, replication, copy, &mut not_before).await {
-                tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
+    let mut keeping: JoinSet<()> = JoinSet::new();
+    let mut by_node: BTreeMap<NodeId, AbortHandle> = BTreeMap::new();
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !service.has_ended() {
+        period.tick().await;
+        if replication.is_confirmed() {
+            let mut feed = replication.feed().lock().await;
+            let map = node.map();
+            let info = map.region(service.id).filter(|info| info.primary() == Some(node.id()));
+            if info.is_some_and(|info| replication.follow(&mut feed, info, &node.leases)) {
+                feed.rest_if_idle(service);
             }
-            let _ = tokio::time::timeout(PERIOD, replication.wanted.notified()).await;
         }
-    }))
-    .await;
+        while keeping.try_join_next().is_some() {}
+        for copy in replication.nodes() {
+            if by_node.get(&copy).is_none_or(AbortHandle::is_finished) {
+                let (node, links, service) = (node.clone(), links.clone(), service.clone());
+                let task = keeping.spawn_local(async move { keep_copy(&node, &links, &service, copy).await });
+                by_node.insert(copy, task);
+            }
+        }
+    }
+    while keeping.join_next().await.is_some() {}
+}
+
+/// What is known of one copy from one look at it to the next.
+struct Looks {
+    /// It is not tried to make it before.
+    not_before: Instant,
+    /// Its node had no room for it the last time.
+    is_full: bool,
+    /// Since when it has been where none can be: its node does not answer, or has no room.
+    amiss_since: Option<Instant>,
+}
+
+/// Looks after one copy, as long as its node is to have one.
+async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>, copy: NodeId) {
+    let Some(replication) = service.replication() else {
+        return;
+    };
+    let mut looks = Looks {
+        not_before: Instant::now(),
+        is_full: false,
+        amiss_since: None,
+    };
+    while !service.has_ended() && replication.nodes().contains(&copy) {
+        if let Err(error) = look_after(node, links, service, replication, copy, &mut looks).await {
+            tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
+        }
+        if replication.is_confirmed()
+            && let Some(limit) = node.config.replace_after
+        {
+            let is_away = node.leases.is_silent(copy, LEASE);
+            let since = (is_away || looks.is_full).then(|| looks.amiss_since.unwrap_or_else(Instant::now));
+            looks.amiss_since = since;
+            if since.is_some_and(|since| since.elapsed() >= limit) {
+                // whatever comes of it, the next attempt is as much later
+                looks.amiss_since = None;
+                if let Err(error) = replace(node, links, service, copy, is_away).await {
+                    tracing::warn!(region = service.id.0, node = copy.0, %error, "a copy cannot be made elsewhere");
+                }
+            }
+        }
+        let waits_since = Instant::now();
+        let _ = timeout(PERIOD, replication.wanted.notified()).await;
+        if waits_since.elapsed() >= STOOD_STILL {
+            looks.amiss_since = None; // it is this node that was away
+        }
+    }
 }
 
 async fn look_after(
@@ -117,7 +171,7 @@ async fn look_after(
     service: &Arc<RegionService>,
     replication: &Replication,
     copy: NodeId,
-    not_before: &mut Instant,
+    looks: &mut Looks,
 ) -> Result<(), FsError> {
     if !replication.is_confirmed() {
         return Ok(());
@@ -126,10 +180,10 @@ async fn look_after(
     if feed.is_missed(copy) {
         // nobody waits for it, nor for this
         drop(feed);
-        if Instant::now() < *not_before {
+        if Instant::now() < looks.not_before {
             return Ok(());
         }
-        *not_before = Instant::now() + PERIOD;
+        looks.not_before = Instant::now() + PERIOD;
         let place = attach(copy, service, links, None).await?;
         feed = replication.feed().lock().await;
         feed.returned(copy, place, service)?;
@@ -167,10 +221,20 @@ async fn look_after(
         return Ok(());
     };
     match follower.standing {
-        Standing::Lost if Instant::now() >= *not_before => {
-            *not_before = Instant::now() + FILL_AGAIN;
+        Standing::Lost if Instant::now() >= looks.not_before => {
+            looks.not_before = Instant::now() + FILL_AGAIN;
             drop(feed);
-            fill(node, service, links, replication, copy).await?;
+            let filled = fill(node, service, links, replication, copy).await;
+            let is_full = filled == Err(FsError::NoSpace);
+            if is_full && !looks.is_full {
+                tracing::warn!(
+                    region = service.id.0,
+                    node = copy.0,
+                    "there is no room for a copy in this node's pool"
+                );
+            }
+            looks.is_full = is_full;
+            filled?;
             replication.wanted.notify_one();
             Ok(())
         }

@@ -38,9 +38,9 @@ const _: () = assert!(
     "a grace is longer than a lease, by whichever clocks"
 );
 /// A mirror that wakes up so late has stood still, and not heard what it should have.
-const STOOD_STILL: Duration = Duration::from_millis(1000);
+pub(crate) const STOOD_STILL: Duration = Duration::from_millis(1000);
 /// Three beacons a lease.
-const BEACON_EVERY: Duration = Duration::from_millis(333);
+pub(crate) const BEACON_EVERY: Duration = Duration::from_millis(333);
 
 /// What is known of a primary of which this node is a mirror.
 struct Watch {
@@ -199,7 +199,7 @@ pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
         let replicated = || node.regions.all().filter_map(|service| service.replication());
         // one that may not have what it should be does not keep others from taking its place
         if replicated().all(Replication::is_confirmed) {
-            copies.extend(replicated().flat_map(|replication| replication.nodes().iter().copied()));
+            copies.extend(replicated().flat_map(Replication::nodes));
         }
         while sending.try_join_next().is_some() {}
         for copy in copies {
@@ -222,16 +222,26 @@ async fn beacon(node: &Arc<Node>, links: &Rc<Links>, mirror: NodeId) {
     let call = links.call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch });
     match tokio::time::timeout(BEACON_EVERY, call).await {
         Ok(Ok(newest)) => {
-            node.leases.answered(mirror, sent);
-            renew_all(node);
             if newest > epoch {
                 learn_map(node, links, mirror).await;
+            }
+            if may_count(node, newest) {
+                node.leases.answered(mirror, sent);
+                renew_all(node);
             }
         }
         Ok(Err(FsError::WrongEpoch)) => learn_map(node, links, mirror).await,
         Ok(Err(error)) => tracing::debug!(node = mirror.0, %error, "beacon"),
         Err(_) => tracing::debug!(node = mirror.0, "a beacon was not answered in time"),
     }
+}
+
+/// Is the answer of one that goes by the map of this epoch a lease? It may know, and have forgotten since we are none of the region's
+/// replicas any more, that others have taken our place: what the map says of it counts before the lease does.
+fn may_count(node: &Node, epoch: Epoch) -> bool {
+    let map = node.map();
+    let is_ours = |service: &Arc<RegionService>| map.primary(service.id) == Some(node.id());
+    map.epoch >= epoch && node.regions.all().all(is_ours) || planted(Planted::LeaseByNewerMap)
 }
 
 async fn learn_map(node: &Arc<Node>, links: &Rc<Links>, from: NodeId) {

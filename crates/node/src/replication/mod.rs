@@ -26,5 +26,6 @@ pub(crate) mod keeper;
 pub(crate) mod leases;
 pub(crate) mod promotion;
 pub(crate) mod records;
+pub(crate) mod replace;
 
 pub(crate) use records::Replication;

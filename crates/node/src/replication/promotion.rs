@@ -62,7 +62,10 @@ impl Node {
             .iter()
             .map(|replica| replica.node)
             .filter(|node| *node != self.id());
-        let deposed: Vec<NodeId> = others.collect();
+        let deposed: Arc<[NodeId]> = others.collect();
+        if let Some(replication) = self.service(region).and_then(|service| service.replication()) {
+            replication.set_undispatched(&deposed);
+        }
         let dispatches = decided.map(|decided| Dispatch::succeeded(decided, deposed.clone()));
         self.undispatched.lock().extend(dispatches);
         Ok(())

@@ -7,15 +7,15 @@ use crate::replication::gate::{ShownGate, TOLD};
 use crate::replication::leases::Leases;
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
-use polvo_proto::{Cred, FsError, LanePlace, RegionInfo, ReplicaRole, ask};
+use polvo_proto::{Cred, FsError, LanePlace, RegionInfo, Replica, ReplicaRole, ask};
 use polvo_region::planted::{Planted, planted};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
@@ -110,7 +110,7 @@ pub(crate) struct Replication {
     /// Which.
     mirrors: parking_lot::Mutex<Vec<NodeId>>,
     /// All that have, or are to get, a copy.
-    nodes: Vec<NodeId>,
+    nodes: parking_lot::Mutex<Vec<NodeId>>,
     /// A majority has confirmed that the region is served here: before that nothing is answered.
     confirmed: AtomicBool,
     /// See [`Self::set_new`].
@@ -125,6 +125,8 @@ pub(crate) struct Replication {
     /// Leases that the gate has shown.
     beats: AtomicU64,
     feed: Mutex<Feed>,
+    /// Former primaries, as long as something is to be dispatched that they have decided.
+    undispatched: parking_lot::Mutex<Weak<[NodeId]>>,
     /// Something is to be seen to.
     pub wanted: Notify,
 }
@@ -137,16 +139,7 @@ impl Replication {
             .replicas
             .iter()
             .filter(|replica| replica.role != ReplicaRole::Primary);
-        let followers: Vec<Follower> = others
-            .map(|replica| Follower {
-                node: replica.node,
-                standing: Standing::Lost,
-                in_sync: replica.role == ReplicaRole::Mirror,
-                lane: None,
-                away_since: None,
-                has: Lsn(0),
-            })
-            .collect();
+        let followers: Vec<Follower> = others.map(Follower::of).collect();
         let mirrors = followers
             .iter()
             .filter(|follower| follower.in_sync)
@@ -154,7 +147,7 @@ impl Replication {
         let mirrors: Vec<NodeId> = mirrors.collect();
         let gate = gate.filter(|_| !followers.is_empty())?;
         let replication = Replication {
-            nodes: followers.iter().map(|follower| follower.node).collect(),
+            nodes: parking_lot::Mutex::new(followers.iter().map(|follower| follower.node).collect()),
             // mirrors in the set lack something as long as they have not followed this incarnation
             captured: AtomicU64::new(1),
             mirrored: AtomicU64::new(0),
@@ -172,6 +165,7 @@ impl Replication {
                 taken: Lsn(1),
                 ..Feed::default()
             }),
+            undispatched: parking_lot::Mutex::new(Weak::<[NodeId; 0]>::new()),
             wanted: Notify::new(),
         };
         replication.gate.ended(Lsn(1));
@@ -267,6 +261,7 @@ impl Replication {
         for follower in &mut feed.followers {
             follower.in_sync |= info.role(follower.node) == Some(ReplicaRole::Mirror);
         }
+        self.follow(&mut feed, info, leases);
         self.set_changed(&feed, leases);
         self.confirmed.store(true, Release);
         Ok(())
@@ -303,8 +298,40 @@ impl Replication {
     }
 
     /// All nodes that have, or are to get, a copy.
-    pub fn nodes(&self) -> &[NodeId] {
-        &self.nodes
+    pub fn nodes(&self) -> Vec<NodeId> {
+        self.nodes.lock().clone()
+    }
+
+    /// Copies are at the nodes of a map that was chosen, by which the region is ours, from here on. Who has come has nothing that
+    /// counts. For who is no replica any more nobody waits: it takes nobody's place, by this map and all that can follow it. Gives whether
+    /// any has come or gone.
+    pub fn follow(&self, feed: &mut Feed, info: &RegionInfo, leases: &Leases) -> bool {
+        let is_copy = |node: NodeId| matches!(info.role(node), Some(ReplicaRole::Mirror | ReplicaRole::Backup));
+        let before = feed.followers.len();
+        feed.followers.retain(|follower| is_copy(follower.node));
+        let mut has_changed = feed.followers.len() < before;
+        for replica in info.replicas.iter().filter(|replica| is_copy(replica.node)) {
+            if feed.follower(replica.node).is_none() {
+                feed.followers.push(Follower::of(replica));
+                has_changed = true;
+            }
+        }
+        if has_changed {
+            *self.nodes.lock() = feed.followers.iter().map(|follower| follower.node).collect();
+            self.set_changed(feed, leases);
+        }
+        has_changed
+    }
+
+    /// Those that took this region's place at a node before may still write what it had decided.
+    pub fn set_undispatched(&self, deposed: &Arc<[NodeId]>) {
+        *self.undispatched.lock() = Arc::downgrade(deposed);
+    }
+
+    /// May this node still write what it has decided as the primary that it was?
+    pub fn is_unfenced(&self, node: NodeId) -> bool {
+        let deposed = self.undispatched.lock().upgrade();
+        deposed.is_some_and(|deposed| deposed.contains(&node))
     }
 
     /// There may be later leases.
@@ -405,7 +432,7 @@ impl Replication {
     /// Something is to be seen to at any of the copies.
     fn look_after_all(&self) {
         // each is looked after by somebody of its own
-        self.nodes.iter().for_each(|_| self.wanted.notify_one());
+        self.nodes.lock().iter().for_each(|_| self.wanted.notify_one());
     }
 
     /// Who is in the set has changed. A mirror more: nothing is answered before it has heard of us.
@@ -583,6 +610,18 @@ impl Feed {
 }
 
 impl Follower {
+    /// One that has nothing that counts.
+    fn of(replica: &Replica) -> Follower {
+        Follower {
+            node: replica.node,
+            standing: Standing::Lost,
+            in_sync: replica.role == ReplicaRole::Mirror,
+            lane: None,
+            away_since: None,
+            has: Lsn(0),
+        }
+    }
+
     /// The last record that it does not need any more; `None`: it needs none.
     fn needs(&self) -> Option<Lsn> {
         match self.standing {

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl RequestContext<'_> {
-    /// The node that asks; clients are refused.
+    /// The node that asks; clients are refused, and so is one that was removed.
     pub(crate) fn asking_node(&self) -> Result<NodeId, FsError> {
         match self.session.party {
-            Party::Node(node) => Ok(node),
-            Party::Client => Err(FsError::NotPermitted),
+            Party::Node(node) if self.node.map().node(node).is_some() => Ok(node),
+            Party::Node(_) | Party::Client => Err(FsError::NotPermitted),
         }
     }
 

@@ -166,6 +166,7 @@ impl RequestContext<'_> {
             ApplyMirror { region, whole } => self.apply_mirror(region, whole),
             Register(ask) => self.register(*ask),
             NewMap(map) => self.new_map(&map),
+            RemoveNode { node, force, replicas } => Box::pin(self.remove_node(node, force, replicas)).await,
         )
     }
 
@@ -280,10 +281,21 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    fn shutdown(&self) -> Result<(), FsError> {
-        if self.session.party == Party::Client && !permission::is_administrator(self.cred) {
-            return Err(FsError::NotPermitted);
+    async fn remove_node(&self, node: NodeId, force: bool, replicas: u16) -> Result<Option<Vec<RegionId>>, FsError> {
+        self.must_be_administrator()?;
+        tracing::warn!(by = %self.session.id, node = node.0, force, "asked to remove a node");
+        self.node.remove_node(self.links, node, force, replicas).await
+    }
+
+    fn must_be_administrator(&self) -> Result<(), FsError> {
+        match self.session.party == Party::Client && !permission::is_administrator(self.cred) {
+            true => Err(FsError::NotPermitted),
+            false => Ok(()),
         }
+    }
+
+    fn shutdown(&self) -> Result<(), FsError> {
+        self.must_be_administrator()?;
         tracing::info!(by = %self.session.id, "asked to shut down");
         self.node.stop();
         Ok(())

@@ -59,7 +59,7 @@ pub(crate) struct Dispatch {
     parts: Vec<RemotePart>,
     sent: Sent,
     /// Nodes that may have sent parts of it before this one took their place.
-    deposed: Vec<NodeId>,
+    deposed: Arc<[NodeId]>,
 }
 
 impl Dispatch {
@@ -70,7 +70,7 @@ impl Dispatch {
             record,
             parts,
             sent: Sent::Nothing,
-            deposed: Vec::new(),
+            deposed: Arc::default(),
         }
     }
 
@@ -83,7 +83,7 @@ impl Dispatch {
     }
 
     /// Decided by the primary whose place was taken: one of these, which may not know it yet.
-    pub fn succeeded(undispatched: Undispatched, deposed: Vec<NodeId>) -> Dispatch {
+    pub fn succeeded(undispatched: Undispatched, deposed: Arc<[NodeId]>) -> Dispatch {
         Dispatch {
             deposed,
             ..Dispatch::found(undispatched)

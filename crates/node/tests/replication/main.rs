@@ -5,3 +5,5 @@ mod common;
 mod failover;
 mod fills;
 mod mirrors;
+mod removed;
+mod replaced;

@@ -214,6 +214,11 @@ impl PoolSpace {
         self.table.lanes()
     }
 
+    /// Regions of which the pool has a copy, in order.
+    pub fn copies(&self) -> Vec<RegionId> {
+        self.table.lanes().into_iter().map(|(region, _)| region).collect()
+    }
+
     /// Is there a copy of this region?
     pub fn has_copy(&self, region: RegionId) -> bool {
         self.table.lanes().iter().any(|(copy, _)| *copy == region)
