@@ -33,7 +33,7 @@ pub use links::Links;
 pub use lock_ranges::RangeLocks;
 pub use map_cell::MapCell;
 pub use one_sided::{RegionVerb, within};
-pub use placement::{candidates, initial_map, next_voters, with_replicas};
+pub use placement::{candidates, initial_map, next_voters, with_durability, with_replicas};
 pub use pools_seen::PoolsSeen;
 pub use session::SessionContext;
 pub use timeouts::Timeouts;

@@ -459,7 +459,7 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
         (request, Ok(None)) => ctx.perform(request).await,
     };
     // also what was done before: it may be the sync that has failed
-    let answer = durable(ctx, answer);
+    let answer = durable(ctx, answer).await;
     let encoded = encode(&answer);
     // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
     // (one that no mirror has taken in time is looked up, since mirrors may have it by then)
@@ -471,10 +471,10 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     encoded
 }
 
-/// A session that does not ask for `Sync` is answered when its change is durable against power loss.
-fn durable(ctx: &RequestContext<'_>, answer: Answer) -> Answer {
+/// A session that does not ask for `Sync` is answered when its change is as durable as that makes it.
+async fn durable(ctx: &RequestContext<'_>, answer: Answer) -> Answer {
     if answer.is_ok() && !ctx.session.syncs() && ctx.node.needs_sync() {
-        ctx.node.sync()?;
+        Box::pin(ctx.sync()).await?;
     }
     answer
 }

@@ -22,7 +22,8 @@ pub use kept_map::{KeptMap, ROUNDS_MAX};
 pub use limits::*;
 pub use lock::*;
 pub use map::{
-    ClusterMap, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap, SegmentPlace,
+    ClusterMap, Durability, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap,
+    SegmentPlace,
 };
 pub use message::*;
 pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};
@@ -30,4 +31,4 @@ pub use requests::{Ask, Request, RequestKind, ask};
 pub use scrubbed::{DamagedData, ScrubPlace, Scrubbed};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;

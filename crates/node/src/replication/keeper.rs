@@ -99,7 +99,7 @@ async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>)
         .iter()
         .map(|f| f.node)
         .collect();
-    join_all(nodes.into_iter().map(|copy| async move {
+    let all = join_all(nodes.into_iter().map(|copy| async move {
         let mut not_before = Instant::now();
         while !service.has_ended() {
             if let Err(error) = look_after(node, links, service, replication, copy, &mut not_before).await {
@@ -107,8 +107,8 @@ async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>)
             }
             let _ = tokio::time::timeout(PERIOD, replication.wanted.notified()).await;
         }
-    }))
-    .await;
+    }));
+    tokio::join!(replication.follow_up(service, links, PERIOD), all);
 }
 
 async fn look_after(
@@ -327,7 +327,7 @@ fn with_role(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_proto::{RegionInfo, Replica};
+    use polvo_proto::{Durability, RegionInfo, Replica};
 
     #[test]
     fn only_the_primary_changes_roles_and_epochs_rise() {
@@ -340,6 +340,7 @@ mod tests {
             nodes: vec![],
             regions: vec![RegionInfo {
                 id: RegionId(7),
+                durability: Durability::default(),
                 epoch: Epoch(2),
                 replicas: vec![replica(us, ReplicaRole::Primary), replica(other, ReplicaRole::Backup)],
             }],
