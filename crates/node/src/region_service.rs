@@ -486,6 +486,7 @@ impl RegionService {
 mod tests {
     use super::*;
     use polvo_format::NodeId;
+    use polvo_proto::Durability;
     use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 
     #[test]
