@@ -11,6 +11,7 @@ use polvo_fabric::{Address, Security};
 use polvo_format::{NodeId, REGIONS_MAX};
 use polvo_node::{OneSided, ScrubPace};
 use polvo_pmem::Persistence;
+use polvo_proto::Durability;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -128,6 +129,8 @@ pub struct Config {
     pub regions_per_node: u16,
     /// At how many nodes each region is kept, its primary counted; no more than there are.
     pub replicas: u16,
+    /// When a change of a region with copies is answered.
+    pub durability: Durability,
     /// All nodes, by id.
     pub nodes: Vec<ConfigNode>,
     /// Which of them this is; always one of `nodes`.
@@ -179,6 +182,7 @@ struct RawCluster {
     security: Option<Spanned<String>>,
     regions_per_node: Option<Spanned<u16>>,
     replicas: Option<Spanned<u16>>,
+    durability: Option<Spanned<String>>,
     nodes: Spanned<Vec<RawClusterNode>>,
 }
 
@@ -386,6 +390,7 @@ impl Config {
         let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
         let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
         let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, nodes.len()))?;
+        let durability = source.optional(&raw.cluster.durability, |word| word.parse())?;
         let node = NodeId(*raw.node.id.as_ref());
         let Some(me) = nodes.iter().find(|n| n.id == node) else {
             let ids: Vec<String> = nodes.iter().map(|n| n.id.0.to_string()).collect();
@@ -411,6 +416,7 @@ impl Config {
             security: security.unwrap_or_default(),
             regions_per_node,
             replicas: replicas.unwrap_or_else(|| default_replicas(nodes.len())),
+            durability: durability.unwrap_or_default(),
             nodes,
             node,
             listen,
@@ -652,6 +658,28 @@ mod tests {
                 "{value}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn how_durable_a_change_is_when_it_is_answered() {
+        let config = |value: &str| TEMPLATE.replacen("# durability = \"sync\"", &format!("durability = {value}"), 1);
+        let parse = |value| Config::parse(&config(value), Path::new("/etc/p.toml")).map(|config| config.durability);
+        assert_eq!(
+            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().durability,
+            Durability::Sync
+        );
+        for (word, durability) in [
+            ("\"async\"", Durability::Async),
+            ("\"sync\"", Durability::Sync),
+            ("\"sync-flush\"", Durability::SyncFlush),
+        ] {
+            assert_eq!(parse(word).unwrap(), durability);
+        }
+        let error = parse("\"lazy\"").unwrap_err().to_string();
+        assert!(
+            error.contains("key cluster.durability") && error.contains("must be async, sync or sync-flush"),
+            "{error}"
+        );
     }
 
     #[test]

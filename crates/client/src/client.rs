@@ -434,6 +434,7 @@ impl Client {
         self.open_table.primary_lost(|ino| may_lack(ino.region()));
         if now.regions.iter().any(|region| may_lack(region.id)) {
             self.unsynced.primary_lost();
+            self.tokens.may_go_back(&|ino| may_lack(ino.region()));
         }
         for node in lost {
             *self.incarnations.of_node.write().entry(node).or_default() += 1;

@@ -4,6 +4,7 @@
 mod common;
 
 use common::first_that_fails;
+use polvo_proto::Durability;
 use polvo_region::planted::{Plant, Planted};
 use polvo_sim::schedule::Limits;
 use std::ops::Range;
@@ -13,6 +14,7 @@ fn is_found(bug: Planted, seeds: Range<u64>) {
     let _plant = Plant::new(bug);
     let limits = Limits {
         replicas: Some(2),
+        durability: Some(Durability::Sync),
         ..Limits::default()
     };
     let failed = first_that_fails(&format!("{bug:?}"), seeds, &limits);

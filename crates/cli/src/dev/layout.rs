@@ -5,6 +5,7 @@ use crate::config::{check_replicas, parse_persistence};
 use crate::process::{ProcessId, RunningProcess};
 use crate::text_position::explain;
 use crate::{CliError, ClusterId, Context};
+use polvo_proto::Durability;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -28,6 +29,9 @@ pub struct DevCluster {
     /// At how many nodes each region is kept.
     #[serde(default = "replicas_of_before")]
     pub replicas: u16,
+    /// When a change of a region that is kept at several nodes is answered.
+    #[serde(default = "durability_of_before")]
+    pub durability: String,
     /// Reactors of a node; `None`: its share of the cores.
     #[serde(default)]
     pub reactors: Option<u16>,
@@ -52,6 +56,11 @@ pub struct DevCluster {
 /// Of a cluster that was made before there was a choice.
 fn replicas_of_before() -> u16 {
     1
+}
+
+/// Of a cluster that was made before there was a choice.
+fn durability_of_before() -> String {
+    Durability::default().to_string()
 }
 
 /// Name of the file.
@@ -95,6 +104,7 @@ impl DevCluster {
         if cluster.ports.len() != usize::from(cluster.nodes) || cluster.nodes == 0 {
             return Err(problem("there must be a port for each node"));
         }
+        cluster.durability.parse::<Durability>().map_err(|why| problem(&why))?;
         check_replicas(cluster.replicas, usize::from(cluster.nodes)).map_err(|why| problem(&why))?;
         Ok(Some(cluster))
     }
