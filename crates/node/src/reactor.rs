@@ -21,7 +21,7 @@ use crate::request::replay::Running;
 use crate::request::sessions::Party;
 use crate::transactions::dispatch;
 use parking_lot::Mutex;
-use polvo_cluster::{LinkTotals, Links, Timeouts};
+use polvo_cluster::{LinkTotals, Links, Timeouts, join_all};
 use polvo_fabric::{Accepted, Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::NodeId;
 use polvo_proto::{Answer, Ask, Call, FsError, Reply, Request, ask, encode_answer, reply};
@@ -297,12 +297,23 @@ impl Node {
         self.reactors.close(all).await;
         let refused = self.refusal();
         if refused.is_none() {
+            self.catch_up(&links).await;
             self.end_era(&links).await;
         }
         self.reactors.end().await;
         links.detach().await;
         tasks.shutdown().await;
         refused.map_or(Ok(()), Err)
+    }
+
+    /// The mirrors of regions that are ahead of them get what they lack: nobody changes anything any more.
+    async fn catch_up(&self, links: &Rc<Links>) {
+        let ahead = self.regions.all().filter(|service| service.is_async());
+        let caught_up = join_all(ahead.filter_map(|service| Some(service.replication()?.catch_up(service, links))));
+        match tokio::time::timeout(Timeouts::DRAIN, caught_up).await {
+            Ok(all) if all.iter().all(Result::is_ok) => {}
+            _ => tracing::warn!("mirrors lack the last changes: whoever takes this node's place goes on without them"),
+        }
     }
 
     /// Where this node listens.

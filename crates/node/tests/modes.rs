@@ -115,6 +115,23 @@ fn a_change_is_answered_before_its_mirror_hears_of_it_and_comes_there_unasked() 
     });
 }
 
+#[test]
+fn a_node_that_is_stopped_takes_nothing_with_it() {
+    run(options(2), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let (_, file) = file_at(cluster, &c, 0).await;
+        cluster.sleep(Duration::from_secs(1)).await;
+        // nothing is sent by itself so soon
+        c.write(file, 0, b"bytes").await.unwrap();
+        assert!(!cluster.is_at_rest());
+        cluster.stop(0).await;
+        assert_eq!(c.read(file).await.unwrap(), b"bytes");
+        cluster.restart(0).await.unwrap();
+        settle(cluster).await;
+    });
+}
+
 /// Files of a region are written in turn while its mirror hears nothing, and a node dies: what is there is what was there at one time.
 #[test]
 fn who_takes_the_place_has_the_region_as_it_was_at_a_commit_point() {

@@ -276,7 +276,6 @@ impl Replication {
     }
 
     /// Every mirror in the set has all that was done.
-    #[cfg(feature = "testing")]
     pub fn may_rest(&self) -> bool {
         !self.waits.load(Acquire) || self.mirrored.load(Acquire) >= self.captured.load(Acquire)
     }
@@ -389,6 +388,18 @@ impl Replication {
                 return Err(not_taken(service, error));
             }
             tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Sends what the mirrors in the set lack, if they lack anything: the node is about to end.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn catch_up(&self, service: &RegionService, links: &Rc<Links>) -> Result<(), FsError> {
+        let mut feed = self.feed.lock().await;
+        match self.may_rest() {
+            true => Ok(()),
+            false => self.send(&mut feed, service, links, true).await,
         }
     }
 
