@@ -66,6 +66,8 @@ pub struct Shared {
     pub granted: Granted,
     /// What a client noticed by itself.
     pub wrong: RefCell<Vec<String>>,
+    /// The same, unless [changes were lost](Self::has_lost_changes).
+    pub missed: RefCell<Vec<String>>,
 }
 
 impl Shared {
@@ -84,6 +86,7 @@ impl Shared {
             has_lost_changes: Cell::new(false),
             granted: Granted::default(),
             wrong: RefCell::default(),
+            missed: RefCell::default(),
         })
     }
 
@@ -281,8 +284,9 @@ impl Actor {
                     return;
                 }
                 Grown::Wrong(why) => {
+                    self.space_hog = None;
                     self.shared
-                        .wrong
+                        .missed
                         .borrow_mut()
                         .push(format!("{}: large file: {why}", self.name));
                     return;

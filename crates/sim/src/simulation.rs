@@ -38,6 +38,9 @@ pub fn simulate(schedule: &Schedule) -> Report {
         counts.faults = end.shared.faults.take();
         counts.simulated_ms = end.lasted.as_millis() as u64;
         wrong.extend(end.shared.wrong.take());
+        if !end.shared.has_lost_changes.get() {
+            wrong.extend(end.shared.missed.take());
+        }
         wrong.extend(end.failure);
         let (records, lines) = end.shared.history.take();
         trace.extend(lines);
