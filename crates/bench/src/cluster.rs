@@ -5,12 +5,12 @@ use crate::BenchError;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
-use polvo_cluster::{Timeouts, initial_map, with_replicas};
+use polvo_cluster::{Timeouts, initial_map, with_durability, with_replicas};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{FileKind, Ino, NodeId, RegionId};
 use polvo_node::{Node, NodeConfig, OneSided, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, NewFile, NodeInfo, Replica, ReplicaRole};
+use polvo_proto::{ClusterMap, Cred, Durability, FsError, InodeRef, NewFile, NodeInfo, Replica, ReplicaRole};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::{
     num::NonZeroUsize,
@@ -111,6 +111,8 @@ pub struct ClusterPlan<'a> {
     /// Replicas of the first node's region, the primary counted. With more than one it is the only region there is: the other nodes
     /// have copies of it and nothing else, and what is measured beside one node without copies differs in the copies alone.
     pub replicas: u16,
+    /// When its changes are answered.
+    pub durability: Durability,
     /// Bytes of each pool.
     pub pool_len: u64,
     /// How nodes (and clients that go by the map) reach each other: `shm` or `tcp`; `None`: shm first.
@@ -134,6 +136,7 @@ impl<'a> ClusterPlan<'a> {
             reactors: NonZeroUsize::MIN,
             regions: 1,
             replicas: 1,
+            durability: Durability::default(),
             pool_len,
             provider: None,
             transactions: Transactions::default(),
@@ -180,7 +183,7 @@ impl ClusterPlan<'_> {
         let mut map = initial_map(CLUSTER, infos.collect(), self.regions);
         if self.replicas > 1 {
             map.regions.truncate(1);
-            map = with_replicas(map, self.replicas);
+            map = with_durability(with_replicas(map, self.replicas), self.durability);
         }
         let nodes = (0..self.nodes).zip(listen);
         nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
@@ -301,11 +304,13 @@ impl BenchNode {
         dir: &Path,
         pool_len: u64,
         replicas: u16,
+        durability: Durability,
         provider: &str,
     ) -> Result<Vec<BenchNode>, BenchError> {
         let plan = ClusterPlan {
             nodes: replicas,
             replicas,
+            durability,
             provider: Some(provider),
             first_core: Some(SERVING),
             timeouts: PATIENT,

@@ -6,7 +6,7 @@ use crate::cluster::{BenchNode, Scratch, new_file, pool_len, tick};
 use clap::ValueEnum;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::Ino;
-use polvo_proto::{FsError, InodeRef};
+use polvo_proto::{Durability, FsError, InodeRef};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ pub fn part(scratch: &Path, values: &[String]) -> Result<(), BenchError> {
     let times: u64 = times.parse()?;
     let replicas = replicas.first().map_or(Ok(1), |replicas| replicas.parse())?;
     let scratch = Scratch::new(scratch)?;
-    let mut nodes = BenchNode::start_replicas(scratch.path(), pool_len(FILE), replicas, "shm")?;
+    let mut nodes = BenchNode::start_replicas(scratch.path(), pool_len(FILE), replicas, Durability::default(), "shm")?;
     let mirrors = nodes.split_off(1);
     let node = nodes.pop().ok_or("one node was asked for at least")?;
     let client = node.internal();

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use polvo_client::{Thresholds, Transfers};
 use polvo_fabric::Security;
+use polvo_proto::Durability;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -161,6 +162,7 @@ Examples:
   polvo up --dir .polvo --mount ./mnt                  three nodes of 1 GiB over shm
   polvo up --nodes 5 --size 256M --provider tcp --dir /tmp/five
   polvo up --nodes 5 --replicas 3 --dir /tmp/thrice    each file at three nodes: any two of the five may die
+  polvo up --durability async --dir /tmp/ahead         copies follow within a second, nobody waits for them
   polvo up --dir .polvo                                again, after a kill or `down --keep`
   polvo down --dir .polvo";
 
@@ -195,6 +197,11 @@ pub struct UpArgs {
     /// Make the copies of a node that has been away for so many seconds at other nodes, where there are enough; 0: never [default: 600]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
     pub replace_after: Option<u64>,
+    /// When a change of a region that is kept at several nodes is answered: sync-flush (all of them have it, flushed), sync (all of them
+    /// have it) or async (the node that serves it has it; when that dies, the last second's changes may be lost that were not synced)
+    /// [default: sync]
+    #[arg(long, value_name = "MODE")]
+    pub durability: Option<Durability>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
@@ -359,7 +366,7 @@ leases), one_sided_batches, one_sided_bytes, eager_bytes, tokens and recalls, an
 They are also an attribute of the mount's root: getfattr -n user.polvo.counters DIR
 
 Where regions have copies (`replicas` in polvod.toml) it shows who serves which, who has copies that count (mirrors) and who is
-getting them, and says which regions lack a mirror and which nobody serves.
+getting them, which regions lack a mirror and which nobody serves, and when changes are answered (`durability`).
 
 Exit codes: 0 all nodes answer, and each region is served and has all its replicas; 1 a node does not answer, or no node does;
 8 all nodes answer, but regions lack a mirror or are not served.";

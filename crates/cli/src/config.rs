@@ -11,6 +11,7 @@ use polvo_fabric::{Address, Security};
 use polvo_format::{NodeId, REGIONS_MAX};
 use polvo_node::{OneSided, ScrubPace};
 use polvo_pmem::Persistence;
+use polvo_proto::Durability;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -130,6 +131,8 @@ pub struct Config {
     pub replicas: u16,
     /// When the copies of a node that is away are made elsewhere; `None`: never.
     pub replace_after: Option<Duration>,
+    /// When a change of a region with copies is answered.
+    pub durability: Durability,
     /// All nodes, by id.
     pub nodes: Vec<ConfigNode>,
     /// Which of them this is; always one of `nodes`.
@@ -182,6 +185,7 @@ struct RawCluster {
     regions_per_node: Option<Spanned<u16>>,
     replicas: Option<Spanned<u16>>,
     replace_after_s: Option<Spanned<u64>>,
+    durability: Option<Spanned<String>>,
     nodes: Spanned<Vec<RawClusterNode>>,
 }
 
@@ -399,6 +403,7 @@ impl Config {
             within(0..=REPLACE_AFTER_MAX_S, " seconds"),
         )?;
         let replace_after_s = replace_after_s.unwrap_or(REPLACE_AFTER_S);
+        let durability = source.optional(&raw.cluster.durability, |word| word.parse())?;
         let node = NodeId(*raw.node.id.as_ref());
         let Some(me) = nodes.iter().find(|n| n.id == node) else {
             let ids: Vec<String> = nodes.iter().map(|n| n.id.0.to_string()).collect();
@@ -425,6 +430,7 @@ impl Config {
             regions_per_node,
             replicas: replicas.unwrap_or_else(|| default_replicas(nodes.len())),
             replace_after: (replace_after_s > 0).then(|| Duration::from_secs(replace_after_s)),
+            durability: durability.unwrap_or_default(),
             nodes,
             node,
             listen,
@@ -666,6 +672,28 @@ mod tests {
                 "{value}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn how_durable_a_change_is_when_it_is_answered() {
+        let config = |value: &str| TEMPLATE.replacen("# durability = \"sync\"", &format!("durability = {value}"), 1);
+        let parse = |value| Config::parse(&config(value), Path::new("/etc/p.toml")).map(|config| config.durability);
+        assert_eq!(
+            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().durability,
+            Durability::Sync
+        );
+        for (word, durability) in [
+            ("\"async\"", Durability::Async),
+            ("\"sync\"", Durability::Sync),
+            ("\"sync-flush\"", Durability::SyncFlush),
+        ] {
+            assert_eq!(parse(word).unwrap(), durability);
+        }
+        let error = parse("\"lazy\"").unwrap_err().to_string();
+        assert!(
+            error.contains("key cluster.durability") && error.contains("must be async, sync or sync-flush"),
+            "{error}"
+        );
     }
 
     #[test]

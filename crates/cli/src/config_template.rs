@@ -21,7 +21,7 @@ secret_file = "secret"
 # regions_per_node = 4
 
 # At how many nodes each region is kept, 1 to 5 and no more than there are nodes: at the one that serves it, and at so many less one
-# that have a copy. Nothing is answered before all of them have it; all but one of them may die. 1: a lost pool loses its files. The
+# that have a copy. Nothing is answered before all of them have it (but see durability); all but one of them may die. 1: a lost pool loses its files. The
 # same in all nodes' files, and never changed once the cluster has files. docs/replication.md says what happens when nodes die.
 # Left out: 2 where there are three nodes or more, else 1.
 # replicas = 1
@@ -30,6 +30,12 @@ secret_file = "secret"
 # are some that have none of them yet, and room. When it comes back it gives up what it had. 0: never, regions lack a copy until it is
 # back. It costs time on the network and room in the pools; so longer than a restart of a machine takes.
 # replace_after_s = 600
+
+# When a change of a region that is kept at several nodes is answered. "sync-flush": every copy has it, flushed to its persistence
+# domain; "sync": every copy has it, which is the same today; "async": the node that serves the region has it, and the copies get it
+# within a second: when that node dies, the last changes may be lost that were not synced (fsync). The same in all nodes' files, and
+# never changed once the cluster has files.
+# durability = "sync"
 
 # All nodes of the cluster, the same in all nodes' files.
 #   id         number of the node, 0 to 65535
@@ -151,8 +157,8 @@ mod tests {
         let full = Config::parse(&uncommented(), Path::new("/c.toml")).unwrap();
         assert_eq!(full.timeouts, plain.timeouts);
         assert_eq!(full.regions_per_node, plain.regions_per_node);
-        assert_eq!(full.replicas, plain.replicas);
         assert_eq!(full.replace_after, plain.replace_after);
+        assert_eq!((full.replicas, full.durability), (plain.replicas, plain.durability));
         assert_eq!(plain.poll, None, "what is shown holds for shm");
         assert_eq!(full.persistence, plain.persistence);
         assert_eq!(full.log_level, plain.log_level);

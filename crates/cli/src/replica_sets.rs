@@ -173,11 +173,22 @@ fn nodes_with(info: &RegionInfo, role: ReplicaRole) -> Vec<u16> {
 pub(crate) fn region_json(info: &RegionInfo) -> Value {
     json!({
         "id": info.id.0,
+        "durability": info.durability.to_string(),
         "epoch": info.epoch.0,
         "primary": info.primary().map(|node| node.0),
         "mirrors": nodes_with(info, ReplicaRole::Mirror),
         "copying": nodes_with(info, ReplicaRole::Backup),
     })
+}
+
+/// When changes of regions with copies are answered: a line, empty where no region has any.
+pub(crate) fn durability_line(map: &ClusterMap) -> String {
+    let with_copies = map.regions.iter().filter(|info| info.replicas.len() > 1);
+    let modes: BTreeSet<String> = with_copies.map(|info| info.durability.to_string()).collect();
+    match modes.is_empty() {
+        true => String::new(),
+        false => format!("durability: {}\n", modes.into_iter().collect::<Vec<_>>().join(", ")),
+    }
 }
 
 /// The regions by their replica sets, those alike in one row; `None` where no region has copies.
@@ -205,8 +216,8 @@ pub(crate) fn sets_table(map: &ClusterMap) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_cluster::{initial_map, with_replicas};
-    use polvo_proto::NodeInfo;
+    use polvo_cluster::{initial_map, with_durability, with_replicas};
+    use polvo_proto::{Durability, NodeInfo};
 
     /// Three nodes, two regions each; all copies are made.
     fn map(replicas: u16) -> ClusterMap {
@@ -357,6 +368,15 @@ mod tests {
     }
 
     #[test]
+    fn when_changes_are_answered_is_said_where_there_are_copies() {
+        assert_eq!(durability_line(&map(1)), "");
+        assert_eq!(durability_line(&map(2)), "durability: sync\n");
+        let ahead = with_durability(map(2), Durability::Async);
+        assert_eq!(durability_line(&ahead), "durability: async\n");
+        assert_eq!(region_json(&ahead.regions[0])["durability"], json!("async"));
+    }
+
+    #[test]
     fn regions_are_shown_with_their_replica_sets() {
         assert!(sets_table(&map(1)).is_none(), "there is nothing to show");
         let mut map = map(2);
@@ -375,7 +395,7 @@ mod tests {
         assert_eq!(table, lines.join("\n"));
         assert_eq!(
             region_json(&map.regions[3]),
-            json!({ "id": 3, "epoch": 1, "primary": 0, "mirrors": [], "copying": [2] })
+            json!({ "id": 3, "durability": "sync", "epoch": 1, "primary": 0, "mirrors": [], "copying": [2] })
         );
         assert_eq!(region_json(&map.regions[0])["mirrors"], json!([1]));
     }

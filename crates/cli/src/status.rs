@@ -3,7 +3,7 @@
 use crate::args::StatusArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
-use crate::replica_sets::{ReplicaSets, region_json, sets_table};
+use crate::replica_sets::{ReplicaSets, durability_line, region_json, sets_table};
 use crate::size::Size;
 use crate::table::Table;
 use crate::{CliError, ClusterId, Context, Exit};
@@ -167,6 +167,7 @@ fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> St
         }
     }
     text += &ReplicaSets::of(map, answers).summary();
+    text += &durability_line(map);
     if let Some(sets) = sets_table(map) {
         text += &format!("\n{sets}");
     }

@@ -5,17 +5,18 @@ use crate::cache::listings::Listings;
 use crate::cache::name_cache::{Known, NameCache};
 use crate::colocated::ColocatedNode;
 use crate::io::extent_pool::ExtentPool;
+use crate::io::sync::Unsynced;
 use crate::io::transfers::Transfers;
 use crate::local_client::LocalClient;
 use crate::locks::Locks;
 use crate::open_table::OpenTable;
-use crate::tokens::{Keeper, Kept, Since, Tokens, inode_of};
+use crate::tokens::{Keeper, Kept, OwnChange, Since, Tokens, inode_of};
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
-use polvo_format::{Attr, NodeId, RegionId, SessionId};
-use polvo_proto::{ClusterMap, Cred, FsError, InodeRef};
+use polvo_format::{Attr, Ino, NodeId, RegionId, SessionId};
+use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, RegionInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
@@ -83,6 +84,9 @@ pub struct Client {
     pub(crate) tokens: Tokens,
     pub(crate) extent_pool: ExtentPool,
     pub(crate) eager_bytes: AtomicU64,
+    /// What may be lost of names and attributes.
+    pub(crate) unsynced: Unsynced,
+    pub(crate) losses_told: AtomicU64,
     incarnations: Incarnations,
     pub(crate) stop: Stop,
     threads: Mutex<BTreeMap<&'static str, JoinHandle<()>>>,
@@ -204,6 +208,8 @@ impl Client {
             tokens: Tokens::new(),
             extent_pool: ExtentPool::default(),
             eager_bytes: AtomicU64::new(0),
+            unsynced: Unsynced::default(),
+            losses_told: AtomicU64::new(0),
             incarnations: Incarnations::default(),
             stop: Stop::default(),
             threads: Mutex::default(),
@@ -403,6 +409,19 @@ impl Client {
         self.open_table.lost(node);
         self.tokens.lost(node);
         self.names.forget_where(|dir| there(dir.ino.region()));
+        self.listings.forget();
+    }
+
+    /// A change of names or attributes by this client begins, at this inode.
+    pub(crate) fn changing(&self, ino: Ino) -> OwnChange<'_> {
+        self.unsynced.changing();
+        self.tokens.changing(ino)
+    }
+
+    /// The same, of inodes of which it is not known which they are.
+    pub(crate) fn changing_any(&self) -> OwnChange<'_> {
+        self.unsynced.changing();
+        self.tokens.changing_any()
     }
 
     /// Regions have other primaries than before: what was had of those before is gone.
@@ -410,6 +429,13 @@ impl Client {
         let has_moved = |region: RegionId| before.primary(region) != now.primary(region);
         let moved = before.regions.iter().filter(|region| has_moved(region.id));
         let lost: BTreeSet<NodeId> = moved.filter_map(|region| region.primary()).collect();
+        // who serves it now may lack what was done last
+        let may_lack = |region: RegionId| has_moved(region) && now.region(region).is_some_and(RegionInfo::is_async);
+        self.open_table.primary_lost(|ino| may_lack(ino.region()));
+        if now.regions.iter().any(|region| may_lack(region.id)) {
+            self.unsynced.primary_lost();
+            self.tokens.may_go_back(&|ino| may_lack(ino.region()));
+        }
         for node in lost {
             *self.incarnations.of_node.write().entry(node).or_default() += 1;
             tracing::debug!(%node, "regions have moved from a node");

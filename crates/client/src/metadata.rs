@@ -21,7 +21,10 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`] when the inode is gone, and what the node says of permissions and values.
     pub async fn set_attr(&self, inode: InodeRef, set: SetAttr) -> Result<Attr, FsError> {
-        let _own = self.client.tokens.changing(inode.ino);
+        let _own = self.client.changing(inode.ino);
+        if let Some(open_inode) = self.client.open_table.get(inode) {
+            open_inode.unsynced.changing();
+        }
         self.attr_of(inode.ino.region(), ask::SetAttr { inode, set }).await
     }
 
@@ -84,7 +87,7 @@ impl LocalClient {
                 return Err(FsError::NameTooLong);
             }
         }
-        let _own = self.client.tokens.changing(dir.ino);
+        let _own = self.client.changing(dir.ino);
         let basis = self.client.names.basis(dir);
         let kind = file.kind;
         let request = || ask::Create {
@@ -178,7 +181,7 @@ impl LocalClient {
         ask: impl Fn() -> A,
     ) -> Result<(), FsError> {
         check_name(name)?;
-        let own = self.client.tokens.changing_any(); // what loses the name may be another inode than is known
+        let own = self.client.changing_any(); // what loses the name may be another inode than is known
         let victim = self.cached(dir, name);
         let basis = self.client.names.basis(dir);
         let reply::Removed { tail, target } = self.call_anew(dir.ino.region(), ask).await?;
@@ -216,10 +219,7 @@ impl LocalClient {
     /// [`FsError::Exists`], [`FsError::NotPermitted`] for a directory, [`FsError::TooManyLinks`].
     pub async fn link(&self, inode: InodeRef, dir: InodeRef, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
-        let _own = (
-            self.client.tokens.changing(dir.ino),
-            self.client.tokens.changing(inode.ino),
-        );
+        let _own = (self.client.changing(dir.ino), self.client.changing(inode.ino));
         let basis = self.client.names.basis(dir);
         let attr = self
             .attr_of(
@@ -253,7 +253,7 @@ impl LocalClient {
     ) -> Result<(), FsError> {
         check_name(old)?;
         check_name(new)?;
-        let own = self.client.tokens.changing_any();
+        let own = self.client.changing_any();
         let victim = if mode.replaces() {
             self.cached(new_dir, new)
         } else {
@@ -366,7 +366,7 @@ impl LocalClient {
             value: value.to_vec(),
             mode,
         };
-        let _own = self.client.tokens.changing(inode.ino);
+        let _own = self.client.changing(inode.ino);
         self.attr_of(inode.ino.region(), request).await.map(drop)
     }
 
@@ -379,7 +379,7 @@ impl LocalClient {
             inode,
             name: name.to_vec(),
         };
-        let _own = self.client.tokens.changing(inode.ino);
+        let _own = self.client.changing(inode.ino);
         self.attr_of(inode.ino.region(), request).await.map(drop)
     }
 

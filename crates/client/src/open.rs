@@ -10,6 +10,7 @@ use polvo_format::{FileKind, NodeId, RegionId, Tail};
 use polvo_proto::{Extent, FileMap, FsError, InodeRef, LogCursor, MapClaim, Written, ask};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// How often loading a part of an index is tried again because the file changes meanwhile.
 const LOAD_TRIES: u32 = 64;
@@ -21,6 +22,8 @@ pub struct OpenFile {
     /// It counts as one that writes.
     writes: bool,
     opened_at: Option<Tail>,
+    /// How many losses of what was not synced who has it open has been told of.
+    pub(crate) losses_told: AtomicU64,
 }
 
 impl OpenFile {
@@ -199,6 +202,7 @@ impl LocalClient {
 
     fn file(&self, open_inode: Arc<OpenInode>, writes: bool, opened_at: Option<Tail>) -> OpenFile {
         OpenFile {
+            losses_told: AtomicU64::new(open_inode.unsynced.losses()),
             open_inode,
             client: self.client.clone(),
             writes,

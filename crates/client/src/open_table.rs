@@ -9,6 +9,7 @@
 
 use crate::cache::extent_index::FileIndex;
 use crate::colocated::mapped_read::MappedFile;
+use crate::io::sync::Unsynced;
 use crate::io::writers::Writing;
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
@@ -46,6 +47,8 @@ pub(crate) struct OpenInode {
     kept: AtomicU64,
     /// Whether it is open for writing.
     pub(crate) writing: Mutex<Writing>,
+    /// What may be lost of it with its primary.
+    pub(crate) unsynced: Unsynced,
 }
 
 impl OpenInode {
@@ -208,6 +211,7 @@ impl OpenTable {
             marked: AtomicU64::new(0),
             kept: AtomicU64::new(u64::MAX),
             writing: Mutex::default(),
+            unsynced: Unsynced::default(),
         });
         let counted = self.count_open(&open_inode);
         if !matches!(
@@ -354,6 +358,17 @@ impl OpenTable {
             }
         }
         self.changed.notify_waiters();
+    }
+
+    /// Another node has taken the place of the one that served these inodes, and may lack what it has done last.
+    pub(crate) fn primary_lost(&self, of: impl Fn(Ino) -> bool) {
+        for shard in &self.shards {
+            for (_, slot) in shard.lock().iter().filter(|(ino, _)| of(**ino)) {
+                if let Slot::Open(open_inode) = slot {
+                    open_inode.unsynced.primary_lost();
+                }
+            }
+        }
     }
 
     /// The session at a node was lost: forgets what it held that is not open here. What is open is opened anew when it

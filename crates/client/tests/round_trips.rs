@@ -1,11 +1,11 @@
-//! How many one-way delays of the network an operation takes, exactly: of a region without copies, with one mirror and with two. The
-//! table in docs/replication.md (*Round trips*) is this one.
+//! How many one-way delays of the network an operation takes, exactly: of a region without copies, with one mirror and with two, and with
+//! one mirror that is not waited for. The table in docs/replication.md (*Round trips*) is this one.
 
 use crate::common::*;
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions};
-use polvo_proto::{FsError, InodeRef, RenameMode, WriteAt};
+use polvo_proto::{Durability, FsError, InodeRef, RenameMode, WriteAt};
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -90,6 +90,9 @@ const OPERATIONS: [(&str, Operation, [u32; 3]); 14] = [
         [6, 10, 10],
     ),
 ];
+
+/// The same with one mirror that is not waited for.
+const ASYNC: [u32; OPERATIONS.len()] = [2, 2, 2, 2, 4, 2, 2, 2, 8, 2, 8, 2, 10];
 
 /// What the operations are done to, and by whom.
 struct Place<'c> {
@@ -249,11 +252,18 @@ async fn directory_at(cluster: &Cluster, client: &LocalClient, node: u16) -> Ino
 #[test]
 fn operations_take_so_many_delays() {
     let mut columns = Vec::new();
-    for replicas in 1..=3 {
+    let modes = [
+        (1, Durability::Sync),
+        (2, Durability::Sync),
+        (3, Durability::SyncFlush),
+        (2, Durability::Async),
+    ];
+    for (seed, (replicas, durability)) in (1..).zip(modes) {
         let options = ClusterOptions {
-            seed: u64::from(replicas),
+            seed,
             regions_per_node: 1,
             replicas,
+            durability,
             segment_shift: Some(22),
             // connections are those of a reactor
             reactors: NonZeroUsize::MIN,
@@ -262,12 +272,13 @@ fn operations_take_so_many_delays() {
         with_options(options, async |cluster| columns.push(delays_of_all(cluster).await));
     }
     let mut table = String::new();
-    for (row, (what, _, expected)) in OPERATIONS.into_iter().enumerate() {
+    for (row, (what, _, [none, one, two])) in OPERATIONS.into_iter().enumerate() {
+        let expected = [none, one, two, ASYNC[row]];
         let found: Vec<u32> = columns.iter().map(|column| column[row]).collect();
         table += &format!("{what}: {found:?}, not {expected:?}\n").repeat(usize::from(found != expected));
     }
     assert!(
         table.is_empty(),
-        "delays without copies, with one mirror, with two:\n{table}"
+        "delays without copies, with one mirror, with two, with one that is not waited for:\n{table}"
     );
 }

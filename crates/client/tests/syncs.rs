@@ -4,7 +4,7 @@ use crate::common::{ROOT, content, directory, external, file, inode, pattern, wi
 use polvo_client::LocalClient;
 use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_pmem::sim::LoseAll;
-use polvo_proto::{FsError, RenameMode, SetAttr};
+use polvo_proto::{Durability, FsError, RenameMode, SetAttr};
 use std::time::Duration;
 
 /// The pool of the only node lies in a plain file from now on; the node is started anew on it.
@@ -117,5 +117,58 @@ fn what_was_done_before_the_node_died_is_durable_when_it_is_answered() {
             assert!(is_there(&client, &name).await, "step {step}");
         }
         assert!(before > 0 && before < 20, "{before} of 20 were done before");
+    });
+}
+
+/// Where a region is ahead of its mirror, what was synced is there after its node has died; who has it open hears once that something
+/// which was not may be lost.
+#[test]
+fn what_was_synced_outlives_a_node_and_what_is_lost_is_said_once() {
+    let options = ClusterOptions {
+        seed: 403,
+        regions_per_node: 1,
+        replicas: 2,
+        durability: Durability::Async,
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let client = external(cluster, "client");
+        assert!(!client.needs_no_sync().await);
+        let mut files = Vec::new();
+        for n in 0..100 {
+            let name = format!("f{n}");
+            let (_, open) = client.create_open(ROOT, name.as_bytes(), file()).await.unwrap();
+            match cluster
+                .map()
+                .primary(open.inode().ino.region())
+                .is_some_and(|node| node.0 == 0)
+            {
+                true => files.push(open),
+                false => drop(open),
+            }
+        }
+        assert!(files.len() > 1, "two lie at node 0");
+        let (ahead, kept) = (&files[0], &files[1]);
+        for open in [ahead, kept] {
+            client.write(open, 0, b"before").await.unwrap();
+            client.sync(Some(open)).await.unwrap();
+        }
+        client.sync(None).await.unwrap();
+        cluster.network().partition("node-0", "node-1");
+        client.write(ahead, 0, b"after!").await.unwrap();
+        cluster.crash(0).await;
+        cluster.network().heal_all();
+        assert_eq!(content(&client, ahead).await, b"before");
+        let lost = client.sync(Some(ahead)).await;
+        assert!(
+            matches!(&lost, Err(FsError::Io(why)) if why.contains("may be lost")),
+            "{lost:?}"
+        );
+        assert_eq!(client.sync(Some(ahead)).await, Ok(()), "it is said once");
+        client.write(kept, 0, b"later!").await.unwrap();
+        assert_eq!(client.sync(Some(kept)).await, Ok(()), "nothing of it was lost");
+        assert_eq!(content(&client, kept).await, b"later!");
+        cluster.restart(0).await.expect("restart");
     });
 }

@@ -2,7 +2,7 @@
 
 use polvo_consensus::Voters;
 use polvo_format::{Epoch, Ino, NodeId, REGIONS_MAX, RegionId};
-use polvo_proto::{ClusterMap, NodeInfo, RegionInfo, Replica, ReplicaRole};
+use polvo_proto::{ClusterMap, Durability, NodeInfo, RegionInfo, Replica, ReplicaRole};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Hash of a name in a directory: FNV-1a, finished with the mixer of SplitMix64. It must never change: nothing on the
@@ -62,6 +62,7 @@ pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16) -> Cl
     let voters = Voters::new(ids.into_iter().take(voters_of(nodes.len())));
     let region = |i: usize| RegionInfo {
         id: RegionId(i as u16),
+        durability: Durability::default(),
         epoch: Epoch(1),
         replicas: vec![Replica {
             node: nodes[i % nodes.len()].id,
@@ -93,6 +94,12 @@ pub fn with_replicas(mut map: ClusterMap, replicas: u16) -> ClusterMap {
             });
         }
     }
+    map
+}
+
+/// The map of a new cluster whose regions are to be as durable as that before a change is answered, where they have copies.
+pub fn with_durability(mut map: ClusterMap, durability: Durability) -> ClusterMap {
+    map.regions.iter_mut().for_each(|region| region.durability = durability);
     map
 }
 

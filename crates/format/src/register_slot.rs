@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const WHAT: &str = "register";
 const MAGIC: [u8; 8] = *b"PolvoReg";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes before the value.
 pub const REGISTER_HEADER: usize = 64;

@@ -166,6 +166,15 @@ impl Inodes {
         (known.generation == file.generation).then(|| f(&mut known.pages))
     }
 
+    /// What the kernel has of all files' pages, to be looked at or changed.
+    pub(crate) fn all_pages(&self, mut f: impl FnMut(Ino, &mut Option<Pages>)) {
+        for shard in &self.shards {
+            for (node, known) in shard.lock().iter_mut() {
+                f(ino_of(*node), &mut known.pages);
+            }
+        }
+    }
+
     /// How many inodes are known.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {

@@ -242,6 +242,14 @@ impl Keeper for KernelCache {
         }
     }
 
+    fn may_go_back(&self, of: &dyn Fn(Ino) -> bool) {
+        self.inodes.all_pages(|ino, pages| {
+            if of(ino) {
+                *pages = pages.map(Pages::spoilt);
+            }
+        });
+    }
+
     fn was_only_read(&self, file: InodeRef, from: Tail, to: Tail) {
         self.inodes.pages(file, |pages| {
             if let Some(pages) = pages.as_mut().filter(|pages| pages.as_of() == from) {

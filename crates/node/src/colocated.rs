@@ -102,7 +102,7 @@ impl Colocated for ThisNode {
         Box::pin(async move {
             let service = self.0.service(region).ok_or(FsError::WrongEpoch)?;
             service
-                .mirrored(links, || Instant::now() + self.0.config.timeouts.held)
+                .answerable(links, || Instant::now() + self.0.config.timeouts.held)
                 .await
         })
     }

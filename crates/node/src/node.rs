@@ -272,9 +272,9 @@ impl Node {
         &self.config.timeouts
     }
 
-    /// True when durability against power loss needs `Sync`.
+    /// True when durability needs `Sync`: against power loss, or against the loss of a node whose mirrors are behind.
     pub fn needs_sync(&self) -> bool {
-        self.pmem.needs_sync()
+        self.pmem.needs_sync() || self.map().is_async()
     }
 
     pub(crate) fn service(&self, region: RegionId) -> Option<&Arc<RegionService>> {

@@ -21,7 +21,7 @@ use crate::request::replay::Running;
 use crate::request::sessions::Party;
 use crate::transactions::dispatch;
 use parking_lot::Mutex;
-use polvo_cluster::{LinkTotals, Links, Timeouts};
+use polvo_cluster::{LinkTotals, Links, Timeouts, join_all};
 use polvo_fabric::{Accepted, Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::NodeId;
 use polvo_proto::{Answer, Ask, Call, FsError, Reply, Request, ask, encode_answer, reply};
@@ -299,12 +299,23 @@ impl Node {
         self.reactors.close(all).await;
         let refused = self.refusal();
         if refused.is_none() {
+            self.catch_up(&links).await;
             self.end_era(&links).await;
         }
         self.reactors.end().await;
         links.detach().await;
         tasks.shutdown().await;
         refused.map_or(Ok(()), Err)
+    }
+
+    /// The mirrors of regions that are ahead of them get what they lack: nobody changes anything any more.
+    async fn catch_up(&self, links: &Rc<Links>) {
+        let ahead = self.regions.all().filter(|service| service.is_async());
+        let caught_up = join_all(ahead.filter_map(|service| Some(service.replication()?.catch_up(service, links))));
+        match tokio::time::timeout(Timeouts::DRAIN, caught_up).await {
+            Ok(all) if all.iter().all(Result::is_ok) => {}
+            _ => tracing::warn!("mirrors lack the last changes: whoever takes this node's place goes on without them"),
+        }
     }
 
     /// Where this node listens.
@@ -461,7 +472,7 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
         (request, Ok(None)) => ctx.perform(request).await,
     };
     // also what was done before: it may be the sync that has failed
-    let answer = durable(ctx, answer);
+    let answer = durable(ctx, answer).await;
     let encoded = encode(&answer);
     // one that was cut off with its connection has changed nothing: repeated over another one it is done anew
     // (one that no mirror has taken in time is looked up, since mirrors may have it by then)
@@ -473,10 +484,10 @@ async fn change(ctx: &RequestContext<'_>, request: Request, again: bool, running
     encoded
 }
 
-/// A session that does not ask for `Sync` is answered when its change is durable against power loss.
-fn durable(ctx: &RequestContext<'_>, answer: Answer) -> Answer {
+/// A session that does not ask for `Sync` is answered when its change is as durable as that makes it.
+async fn durable(ctx: &RequestContext<'_>, answer: Answer) -> Answer {
     if answer.is_ok() && !ctx.session.syncs() && ctx.node.needs_sync() {
-        ctx.node.sync()?;
+        Box::pin(ctx.sync()).await?;
     }
     answer
 }

@@ -1,8 +1,8 @@
 //! A region served here: the region behind its lock, and where its segments lie.
 
 use crate::config::OneSided;
-use crate::replication::Replication;
 use crate::replication::gate::ShownGate;
+use crate::replication::{Replication, Until};
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::Links;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
@@ -160,7 +160,7 @@ impl RegionService {
     #[inline]
     fn note_records(&self, region: &Region) {
         if let Some(replication) = &self.replication {
-            replication.note(region.captured());
+            replication.note(region.captured(), region.recorded_bytes());
         }
     }
 
@@ -186,6 +186,11 @@ impl RegionService {
         self.replication.as_ref()
     }
 
+    /// May it be answered before mirrors have what was done?
+    pub fn is_async(&self) -> bool {
+        self.replication.as_ref().is_some_and(Replication::is_async)
+    }
+
     /// Every mirror in the set has all that was done.
     #[cfg(feature = "testing")]
     pub fn may_rest(&self) -> bool {
@@ -198,14 +203,37 @@ impl RegionService {
         self.replication.as_ref().is_none_or(Replication::may_answer)
     }
 
-    /// Waits until every mirror has what was found or done in the region by now.
+    /// Has every mirror what was found or done in the region by now?
+    #[inline]
+    pub fn is_mirrored(&self) -> bool {
+        self.replication.as_ref().is_none_or(Replication::is_mirrored)
+    }
+
+    /// Waits until it may be told what was found or done in the region by now.
+    ///
+    /// # Errors
+    /// As [`Replication::wait`].
+    #[inline]
+    pub async fn answerable(&self, links: &Rc<Links>, deadline: impl FnOnce() -> Instant) -> Result<(), FsError> {
+        match &self.replication {
+            Some(replication) if !replication.may_answer() => {
+                Box::pin(replication.wait(self, links, Until::MayAnswer, deadline())).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until every mirror has what was found or done in the region by now, however early it may be told: whoever takes over
+    /// cannot lack it.
     ///
     /// # Errors
     /// As [`Replication::wait`].
     #[inline]
     pub async fn mirrored(&self, links: &Rc<Links>, deadline: impl FnOnce() -> Instant) -> Result<(), FsError> {
         match &self.replication {
-            Some(replication) if !replication.may_answer() => Box::pin(replication.wait(self, links, deadline())).await,
+            Some(replication) if !replication.is_mirrored() => {
+                Box::pin(replication.wait(self, links, Until::Mirrored, deadline())).await
+            }
             _ => Ok(()),
         }
     }
@@ -475,6 +503,7 @@ impl RegionService {
 mod tests {
     use super::*;
     use polvo_format::NodeId;
+    use polvo_proto::Durability;
     use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 
     #[test]
@@ -495,6 +524,7 @@ mod tests {
         let memory = MemoryRegions::new();
         let info = RegionInfo {
             id: RegionId(0),
+            durability: Durability::default(),
             epoch: Epoch(1),
             replicas: vec![],
         };

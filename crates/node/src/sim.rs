@@ -24,13 +24,13 @@ use crate::replication::fill::FillCounters;
 use crate::replication::follower::limit_lanes;
 use crate::replication::records::limit_backlogs;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
-use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_replicas};
+use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_durability, with_replicas};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::{CrashImage, KeepAll};
-use polvo_proto::{ClusterMap, FsError, NodeInfo, Replica, ReplicaRole, SegmentClass, join_facts};
+use polvo_proto::{ClusterMap, Durability, FsError, NodeInfo, Replica, ReplicaRole, SegmentClass, join_facts};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -60,6 +60,8 @@ pub struct ClusterOptions {
     pub regions_per_node: u16,
     /// Replicas of each region, the primary counted.
     pub replicas: u16,
+    /// When changes of regions with mirrors are answered.
+    pub durability: Durability,
     /// Size of a pool, in bytes.
     pub pool_bytes: u64,
     /// log2 of the segment size; `None`: by pool size.
@@ -93,6 +95,7 @@ impl Default for ClusterOptions {
             nodes: 3,
             regions_per_node: 2,
             replicas: 1,
+            durability: Durability::default(),
             pool_bytes: 64 << 20,
             segment_shift: None,
             checksums: true,
@@ -202,7 +205,7 @@ impl Cluster {
             (0..options.nodes).map(info).collect(),
             options.regions_per_node,
         );
-        let map = with_replicas(map, options.replicas);
+        let map = with_durability(with_replicas(map, options.replicas), options.durability);
         let mut cluster = Cluster {
             network,
             _entered: entered,

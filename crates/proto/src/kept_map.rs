@@ -53,7 +53,7 @@ impl KeptMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NodeInfo, RegionInfo, Replica, ReplicaRole};
+    use crate::{Durability, NodeInfo, RegionInfo, Replica, ReplicaRole};
     use polvo_consensus::Voters;
     use polvo_consensus::register::{Answer, Ask, Ballot};
     use polvo_format::{Epoch, NodeId, RegionId};
@@ -71,6 +71,7 @@ mod tests {
         };
         let region = |id| RegionInfo {
             id: RegionId(id),
+            durability: Durability::default(),
             epoch: Epoch(u64::from(u32::MAX)),
             replicas: (0..3)
                 .map(|n| Replica {
@@ -146,7 +147,7 @@ mod tests {
 
     /// What pools hold does not change unless the version in the slot does.
     #[test]
-    fn the_bytes_are_those_of_version_1() {
+    fn the_bytes_are_those_of_version_2() {
         let map = ClusterMap {
             cluster: [0xcc; 16],
             epoch: Epoch(300),
@@ -157,6 +158,7 @@ mod tests {
             }],
             regions: vec![RegionInfo {
                 id: RegionId(0),
+                durability: Durability::Async,
                 epoch: Epoch(2),
                 replicas: vec![Replica {
                     node: NodeId(1),
@@ -168,7 +170,7 @@ mod tests {
         let mut bytes = vec![0xcc; 16];
         bytes.extend([0xac, 0x02]); // epoch
         bytes.extend([1, 1, 1, b'h', 1, 1, b'a']); // nodes
-        bytes.extend([1, 0, 2, 1, 1, 1]); // regions
+        bytes.extend([1, 0, 2, 2, 1, 1, 1]); // regions
         bytes.extend([1, 1, 0]); // voters, and those that follow them
         let map_bytes = bytes.clone();
         assert_eq!(map.encoded_len(), map_bytes.len());

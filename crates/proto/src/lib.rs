@@ -22,8 +22,8 @@ pub use kept_map::{KeptMap, ROUNDS_MAX};
 pub use limits::*;
 pub use lock::*;
 pub use map::{
-    Beat, ClusterMap, Gate, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap,
-    SegmentPlace,
+    Beat, ClusterMap, Durability, Gate, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass,
+    SegmentMap, SegmentPlace,
 };
 pub use message::*;
 pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};

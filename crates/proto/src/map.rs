@@ -4,6 +4,8 @@ use polvo_consensus::{Voters, register};
 use polvo_format::{Epoch, Lsn, NodeId, PAGE, PAGE_CHECKSUM_SIZE, REGIONS_MAX, RegionId, RegionOffset};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Role of a replica.
@@ -26,11 +28,49 @@ pub struct Replica {
     pub role: ReplicaRole,
 }
 
+/// When a change of a region with mirrors is answered (Mojim, Table 3.1). It is set when the cluster is made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
+pub enum Durability {
+    /// Every mirror in the set has it, where a mirror that takes over finds it.
+    #[default]
+    Sync,
+    /// The same, and it is in the mirrors' persistence domain.
+    SyncFlush,
+    /// The primary's pool has it. Mirrors follow within a bound; what a session has asked to be made durable they have, and what is
+    /// part of a transaction over several regions.
+    Async,
+}
+
+impl Durability {
+    const ALL: [Durability; 3] = [Durability::Sync, Durability::SyncFlush, Durability::Async];
+}
+
+impl Display for Durability {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Durability::Sync => "sync",
+            Durability::SyncFlush => "sync-flush",
+            Durability::Async => "async",
+        })
+    }
+}
+
+impl FromStr for Durability {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Durability, String> {
+        let found = Durability::ALL.into_iter().find(|mode| mode.to_string() == word);
+        found.ok_or_else(|| format!("{word:?} must be async, sync or sync-flush"))
+    }
+}
+
 /// A region in the map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
     /// Which.
     pub id: RegionId,
+    /// When its changes are answered.
+    pub durability: Durability,
     /// Raised when the replica set changes.
     pub epoch: Epoch,
     /// Its copies; exactly one is primary.
@@ -44,6 +84,11 @@ impl RegionInfo {
             .iter()
             .find(|r| r.role == ReplicaRole::Primary)
             .map(|r| r.node)
+    }
+
+    /// May it be answered before its copies have what it has done?
+    pub fn is_async(&self) -> bool {
+        self.durability == Durability::Async && self.replicas.len() > 1
     }
 
     /// What a node is to the region, if it is anything.
@@ -133,6 +178,11 @@ impl ClusterMap {
     /// Has any region copies?
     pub fn is_replicated(&self) -> bool {
         self.regions.iter().any(|region| region.replicas.len() > 1)
+    }
+
+    /// May any region answer before its mirrors have what it has done? Then a session has to ask for what is to be at all of them.
+    pub fn is_async(&self) -> bool {
+        self.regions.iter().any(RegionInfo::is_async)
     }
 
     /// The node that serves a region.

@@ -28,6 +28,8 @@ pub(crate) struct Capture {
     records: Vec<u8>,
     /// how many bytes have ended
     ended: usize,
+    /// the same, of all records since the beginning
+    recorded: u64,
     on_record: Option<OnRecord>,
 }
 
@@ -38,12 +40,17 @@ impl Capture {
             last,
             records: Vec::new(),
             ended: 0,
+            recorded: 0,
             on_record,
         }
     }
 
     pub fn last(&self) -> Lsn {
         self.last
+    }
+
+    pub fn recorded_bytes(&self) -> u64 {
+        self.recorded
     }
 
     /// One more thing for the record that is being made.
@@ -62,6 +69,7 @@ impl Capture {
         if self.records.len() > self.ended {
             self.last = self.last.next();
             MirrorRecord::end(&mut self.records, self.ended, self.last, self.region);
+            self.recorded += (self.records.len() - self.ended) as u64;
             self.ended = self.records.len();
         }
         debug_assert_eq!(self.records.len(), self.ended, "a record goes to the end");
@@ -111,6 +119,12 @@ impl Region {
     #[inline]
     pub fn captured(&self) -> Option<Lsn> {
         self.store.last_record()
+    }
+
+    /// Bytes of all records since capturing began; 0 where nothing is captured.
+    #[inline]
+    pub fn recorded_bytes(&self) -> u64 {
+        self.store.recorded_bytes()
     }
 
     /// Every mirror has the records up to this one: pages that they have freed may be used again.

@@ -53,6 +53,14 @@ pub enum Planted {
     DecisionsUnnoted,
     /// A primary answers before its mirrors have what it has done.
     MirrorNotAwaited,
+    /// An asynchronous primary answers however far its mirrors are behind.
+    BehindUnbounded,
+    /// What an asynchronous region does in a transaction over several is said to be done before its mirrors have it.
+    TransactionNotAwaited,
+    /// Who asks an asynchronous region to make things durable is answered before its mirrors have them.
+    SyncNotAwaited,
+    /// Who takes an asynchronous primary's place gives new inodes generations that others may have had.
+    LostGenerationsGiven,
     /// A primary goes on answering without a lease of its mirrors.
     LeaseForgotten,
     /// A primary's gate says that mirrors have all there is, whatever they have.

@@ -10,8 +10,8 @@ use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
 use polvo_format::{
-    INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, RegionId, SessionId, TxnId,
-    encode_attributes,
+    Generation, INODE_SIZE, Ino, InodeHead, LINE, REGION_FLOOR, REGION_SEQUENCE, RegionHeader, RegionId, SessionId,
+    TxnId, encode_attributes,
 };
 use polvo_proto::{FsError, InodeRef, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +39,8 @@ pub struct Recovery {
     /// what was put right from the logs, at most so many that they can be listed: attributes beside the tail, which a
     /// power cut leaves behind it, or a flipped bit has changed
     pub mended: Vec<Finding>,
+    /// the highest generation that a slot has had, as far as can be read
+    pub highest: Generation,
 }
 
 /// What the walk over all inodes has brought.
@@ -184,6 +186,7 @@ impl Region {
             held_by: region.locked.transactions(),
             damaged: survey.findings,
             mended,
+            highest: survey.highest,
         };
         Ok((region, recovery))
     }

@@ -5,6 +5,7 @@
 //! lowest segment on. Before a segment of inodes goes, the region's floor ([`Floor`]) rises above what its slots have had:
 //! they come back as zeros, and their next users must not be taken for those before.
 
+use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX};
 use crate::space::Run;
 use crate::store::Store;
@@ -16,6 +17,9 @@ use std::collections::BTreeSet;
 const MOVED_PAGES_MAX: u64 = 256;
 /// Segments that are looked at for one worth emptying.
 const LOOKED_AT_MAX: usize = 4;
+/// More lives than a slot can have in the time by which an asynchronous primary may be ahead of its mirrors. No multiple of 256: mounts
+/// show the lowest 8 bits.
+const LOST_LIVES_MAX: u32 = (1 << 18) + 129;
 /// A segment with a slot above this stays: what is left of generations and log versions is for the slots to come.
 pub(crate) const FLOOR_MAX: Floor = Floor {
     generation: Generation(u32::MAX / 2),
@@ -78,6 +82,31 @@ impl Region {
         if let Err(error) = self.rewrite_log(slot) {
             tracing::debug!(region = self.store.region.0, slot, %error, "a log is not moved");
         }
+    }
+}
+
+impl Region {
+    /// The copy that this was recovered from may lack inodes that the region has had and others know: what is made from here on has
+    /// generations that none of them can have had. `highest`: of the slots that are here ([`crate::Recovery`]).
+    pub fn outgrow_lost(&mut self, highest: Generation) {
+        if planted(Planted::LostGenerationsGiven) {
+            return;
+        }
+        let before = self.store.floor;
+        let next = highest.max(before.generation).0.saturating_add(LOST_LIVES_MAX);
+        let floor = before.max(Floor {
+            generation: Generation(next.min(FLOOR_MAX.generation.0)),
+            ..before
+        });
+        if floor.generation.0 < next {
+            tracing::warn!(
+                region = self.store.region.0,
+                "generations are used up: a new inode may be taken for one that was lost"
+            );
+        }
+        self.store.write_word(REGION_FLOOR, floor.encode());
+        self.store.commit_point();
+        self.store.floor = floor;
     }
 }
 
@@ -374,16 +403,46 @@ mod tests {
         let floor = r.store.floor;
         let inode = make(&mut r, ROOT, b"again", FileKind::File).unwrap();
         assert!(
-            inode.generation <= floor.generation,
-            "{inode:?} goes on where its slot was; {floor:?}"
+            inode.generation > floor.generation,
+            "{inode:?} may be one that was lost; {floor:?}"
         );
-        // one of a segment that comes anew is above it
+        // and so is one of a segment that comes anew
         let crowded = crowd(&mut r, ROOT);
         let above = |inode: &&InodeRef| inode.generation > floor.generation;
         assert!(crowded.iter().any(|inode| above(&inode)));
         assert_eq!(findings(&mut r), [""; 0]);
         let (mut again, _) = recovered(&r);
         assert_eq!(findings(&mut again), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_made_after_a_loss_is_not_taken_for_what_was_lost() {
+        let mut r = region(8);
+        let make_one = |r: &mut Region, name: &[u8]| make(r, ROOT, name, FileKind::File).unwrap();
+        // a slot that was used before, and one that was not
+        let (free, kept) = (make_one(&mut r, b"free"), make_one(&mut r, b"kept"));
+        unlink(&mut r, ROOT, b"free").unwrap();
+        let (mut copy, found) = recovered(&r);
+        assert_eq!(found.highest, kept.generation);
+        let lost = [make_one(&mut r, b"a"), make_one(&mut r, b"b")];
+        assert_eq!(lost[0].ino, free.ino);
+        copy.outgrow_lost(found.highest);
+        // also when it is recovered again before anything is made
+        let (mut copy, found) = recovered(&copy);
+        let made = [make_one(&mut copy, b"a"), make_one(&mut copy, b"b")];
+        for (lost, made) in lost.iter().zip(&made) {
+            assert_eq!(lost.ino, made.ino);
+            assert!(
+                made.generation.0 > lost.generation.0 + LOST_LIVES_MAX / 2,
+                "{made:?}, {lost:?}"
+            );
+        }
+        assert_eq!(findings(&mut copy), [""; 0]);
+        // and again, as long as there are generations
+        (0..10_000).for_each(|_| copy.outgrow_lost(found.highest));
+        assert_eq!(copy.store.floor.generation, FLOOR_MAX.generation);
+        let last = make_one(&mut copy, b"c");
+        assert!(last.generation > FLOOR_MAX.generation);
     }
 
     #[test]

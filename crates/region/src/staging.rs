@@ -313,11 +313,12 @@ impl Region {
             "slot {slot} of {} was free",
             self.store.region
         );
-        // The floor is for a slot that nobody has used since its segment came. One that was has its own past, which may lie
-        // below a floor that another segment has raised when it went.
+        // The floor is for a slot that nobody has used since its segment came, and for one whose last users are lost. A log's version
+        // is that of its slot's own past, where it has one.
+        let floor = self.store.floor;
         let (before, version) = match head.generation {
-            Generation(0) => (self.store.floor.generation, self.store.floor.version),
-            before => (before, head.tail.version()),
+            Generation(0) => (floor.generation, floor.version),
+            before => (before.max(floor.generation), head.tail.version()),
         };
         assert!(
             !self.locked.contains(slot) && !self.sessions.is_held(slot),

@@ -10,7 +10,7 @@ use crate::region::is_worn;
 use crate::space::{Space, each_page};
 use crate::store::Store;
 use crate::{Finding, RegionError};
-use polvo_format::{INODE_LOCK, INODE_SIZE, Ino, InodeHead, InodeView, PAGE, TxnId};
+use polvo_format::{Generation, INODE_LOCK, INODE_SIZE, Ino, InodeHead, InodeView, PAGE, TxnId};
 use polvo_proto::SegmentClass;
 
 /// Slots read at a time.
@@ -50,6 +50,8 @@ pub(crate) struct Survey {
     pub space: Space,
     pub reading: Reading,
     pub findings: Vec<Finding>,
+    /// Of all slots.
+    pub highest: Generation,
 }
 
 impl Survey {
@@ -63,6 +65,7 @@ impl Survey {
             space,
             reading: Reading::default(),
             findings: Vec::new(),
+            highest: Generation(0),
         }
     }
 
@@ -151,7 +154,10 @@ impl Survey {
         let lock = bytes[INODE_LOCK as usize..][..8].try_into().expect("a word is 8 bytes");
         let lock = u64::from_le_bytes(lock);
         let head = match InodeHead::decode(bytes, ino) {
-            Ok(head) => head,
+            Ok(head) => {
+                self.highest = self.highest.max(head.generation);
+                head
+            }
             Err(e) => {
                 let head = InodeHead::decode_unchecked(bytes);
                 return match lock {

@@ -15,8 +15,9 @@ use crate::schedule::{Fault, Schedule};
 use crate::space_hog::{Grown, SpaceHog};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind, Generation, Ino};
+use polvo_node::sim::Cluster;
 use polvo_proto::{
-    EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XATTR_VALUE_MAX, XattrMode,
+    ClusterMap, EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XATTR_VALUE_MAX, XattrMode,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -59,10 +60,14 @@ pub struct Shared {
     pub is_work_over: Cell<bool>,
     /// A node that is gone for good.
     pub lost: Cell<Option<u16>>,
+    /// The place of a node was taken that may have been ahead of its mirrors.
+    pub has_lost_changes: Cell<bool>,
     /// Locks that clients were given.
     pub granted: Granted,
     /// What a client noticed by itself.
     pub wrong: RefCell<Vec<String>>,
+    /// The same, unless [changes were lost](Self::has_lost_changes).
+    pub missed: RefCell<Vec<String>>,
 }
 
 impl Shared {
@@ -78,14 +83,29 @@ impl Shared {
             faults: RefCell::default(),
             is_work_over: Cell::new(false),
             lost: Cell::new(None),
+            has_lost_changes: Cell::new(false),
             granted: Granted::default(),
             wrong: RefCell::default(),
+            missed: RefCell::default(),
         })
     }
 
     /// A fault has occurred.
     pub fn count(&self, fault: Fault) {
         *self.faults.borrow_mut().entry(fault).or_default() += 1;
+    }
+
+    /// Looks whether the place of a node was taken that may have been ahead of its mirrors. To be done more often than that may happen
+    /// twice.
+    pub fn look_for_losses(&self, cluster: &Cluster) {
+        let first = cluster.map();
+        let has_moved = |map: &ClusterMap| map.regions.iter().any(|now| now.primary() != first.primary(now.id));
+        let mut maps = (0..self.schedule.nodes)
+            .filter(|node| cluster.is_running(*node))
+            .map(|node| cluster.node(node).map());
+        if first.is_async() && maps.any(|map| has_moved(&map)) {
+            self.has_lost_changes.set(true);
+        }
     }
 
     fn next_tag(&self) -> Tag {
@@ -264,8 +284,9 @@ impl Actor {
                     return;
                 }
                 Grown::Wrong(why) => {
+                    self.space_hog = None;
                     self.shared
-                        .wrong
+                        .missed
                         .borrow_mut()
                         .push(format!("{}: large file: {why}", self.name));
                     return;

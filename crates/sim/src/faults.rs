@@ -83,6 +83,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         let now = Instant::now();
         faults.remedy(now).await?;
         faults.restart_deposed().await?;
+        shared.look_for_losses(faults.cluster);
         if faults.workload.is_done() {
             break;
         }

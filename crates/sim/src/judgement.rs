@@ -18,8 +18,10 @@ const STEPS_MAX: u64 = 300_000;
 /// Operations shown of an order that was found up to where nothing fits.
 const SHOWN: usize = 12;
 
-/// Checks all of a run's histories; returns what is wrong, and adds to the counts.
-pub fn judge(records: &[Record], is_small: bool, counts: &mut Counts) -> Vec<String> {
+/// Checks all of a run's histories; returns what is wrong, and adds to the counts. Where changes may have been lost with a node that
+/// was ahead of its mirrors, no order explains all answers: then only those are looked at that make no sense whatever was lost. That what
+/// is left fits together the [audit](crate::audit) sees.
+pub fn judge(records: &[Record], is_small: bool, has_lost_changes: bool, counts: &mut Counts) -> Vec<String> {
     let mut wrong = Vec::new();
     counts.operations += records.len() as u64;
     counts.unknown += records.iter().filter(|record| record.returned.is_none()).count() as u64;
@@ -29,6 +31,10 @@ pub fn judge(records: &[Record], is_small: bool, counts: &mut Counts) -> Vec<Str
         {
             wrong.push(format!("an answer that makes no sense: {record}"));
         }
+    }
+    if has_lost_changes {
+        counts.lossy += 1;
+        return wrong;
     }
     let (model, events, which) = of_names(records);
     examine(&model, &events, &which, records, "names", counts, &mut wrong, |_, _| {

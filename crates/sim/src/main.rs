@@ -4,6 +4,7 @@
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use polvo_node::Transactions;
+use polvo_proto::Durability;
 use polvo_sim::campaign;
 use polvo_sim::minimize::minimize;
 use polvo_sim::plant::Plant;
@@ -52,6 +53,9 @@ struct Options {
     /// Replicas of each region, as far as there are nodes [default: by seed]
     #[arg(long, value_name = "N")]
     replicas: Option<u16>,
+    /// When changes of regions with mirrors are answered: async, sync or sync-flush [default: by seed]
+    #[arg(long, value_name = "MODE")]
+    durability: Option<Durability>,
     /// Plant a misbehaviour between clients and history, to see it found
     #[arg(long, value_name = "KIND")]
     plant: Option<Plant>,
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
             false => Transactions::CollectDispatch,
         },
         replicas: options.replicas,
+        durability: options.durability,
     };
     match options.seed {
         Some(seed) => one(&options, &Schedule::of(seed, &limits)),
@@ -168,7 +173,7 @@ fn summary(counts: &Counts) -> String {
         .collect();
     format!(
         "{} seeds, {} operations ({} of unknown outcome), {} s simulated; faults: {}; histories: {} as promised, {} \
-         undecided, the longest of {} operations",
+         undecided, the longest of {} operations; {} runs that may have lost changes",
         counts.seeds,
         counts.operations,
         counts.unknown,
@@ -177,5 +182,6 @@ fn summary(counts: &Counts) -> String {
         counts.checked,
         counts.undecided,
         counts.longest,
+        counts.lossy,
     )
 }

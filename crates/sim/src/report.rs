@@ -18,6 +18,8 @@ pub struct Counts {
     pub checked: u64,
     /// Histories that took more effort than allowed.
     pub undecided: u64,
+    /// Runs of which the histories were not looked at: changes may have been lost.
+    pub lossy: u64,
     /// Largest number of operations in one history.
     pub longest: u64,
     /// Simulated time, in milliseconds.
@@ -32,6 +34,7 @@ impl Counts {
         self.unknown += other.unknown;
         self.checked += other.checked;
         self.undecided += other.undecided;
+        self.lossy += other.lossy;
         self.longest = self.longest.max(other.longest);
         self.simulated_ms += other.simulated_ms;
         for (fault, times) in &other.faults {

@@ -6,6 +6,7 @@ use polvo_client::{AccessTimeRule, Thresholds, Transfers};
 use polvo_cluster::Timeouts;
 use polvo_node::sim::ClusterOptions;
 use polvo_node::{OneSided, ScrubPace, Transactions};
+use polvo_proto::Durability;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
@@ -120,6 +121,8 @@ pub struct Limits {
     pub transactions: Transactions,
     /// Replicas of each region, as far as there are nodes.
     pub replicas: Option<u16>,
+    /// When changes of regions with mirrors are answered.
+    pub durability: Option<Durability>,
 }
 
 /// A run.
@@ -135,6 +138,8 @@ pub struct Schedule {
     pub regions_per_node: u16,
     /// Replicas of each region.
     pub replicas: u16,
+    /// When changes of regions with mirrors are answered.
+    pub durability: Durability,
     /// Reactors a node.
     pub reactors: NonZeroUsize,
     /// Bytes of a pool.
@@ -229,6 +234,15 @@ fn replicas(seed: u64, nodes: u16, is_small: bool, limits: &Limits) -> u16 {
         true => 1,
         false => limits.replicas.unwrap_or(drawn).clamp(1, nodes),
     }
+}
+
+/// In a quarter of the runs in which regions have mirrors these are not waited for.
+fn durability(seed: u64, limits: &Limits) -> Durability {
+    let drawn = match Rng::new(seed, 42).percent(25) {
+        true => Durability::Async,
+        false => Durability::Sync,
+    };
+    limits.durability.unwrap_or(drawn)
 }
 
 /// In three of four runs in which regions have mirrors and something is to go wrong.
@@ -389,6 +403,7 @@ impl Schedule {
             nodes,
             regions_per_node: rng.between(1, 3) as u16,
             replicas,
+            durability: durability(seed, limits),
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             // a pool has others' regions, too
             pool_bytes: match (is_small, replicas) {
@@ -440,6 +455,7 @@ impl Schedule {
             nodes: self.nodes,
             regions_per_node: self.regions_per_node,
             replicas: self.replicas,
+            durability: self.durability,
             pool_bytes: self.pool_bytes,
             segment_shift: Some(18),
             checksums: self.checksums,
@@ -471,6 +487,7 @@ impl Schedule {
         add("clients", limits.clients.map(|n| n.to_string()));
         add("faults", limits.faults.map(|n| n.to_string()));
         add("replicas", limits.replicas.map(|n| n.to_string()));
+        add("durability", limits.durability.map(|mode| mode.to_string()));
         add("plant", limits.plant.map(|plant| plant.to_string()));
         if limits.transactions == Transactions::TwoPhaseCommit {
             command.push_str(" --two-phase");
@@ -507,12 +524,13 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
             self.regions_per_node,
             self.replicas,
+            self.durability,
             self.reactors,
             homes.join(", "),
             self.operations,

@@ -38,11 +38,19 @@ pub fn simulate(schedule: &Schedule) -> Report {
         counts.faults = end.shared.faults.take();
         counts.simulated_ms = end.lasted.as_millis() as u64;
         wrong.extend(end.shared.wrong.take());
+        if !end.shared.has_lost_changes.get() {
+            wrong.extend(end.shared.missed.take());
+        }
         wrong.extend(end.failure);
         let (records, lines) = end.shared.history.take();
         trace.extend(lines);
         wrong.extend(too_slow(&records, schedule));
-        wrong.extend(judge(&records, schedule.is_small, &mut counts));
+        wrong.extend(judge(
+            &records,
+            schedule.is_small,
+            end.shared.has_lost_changes.get(),
+            &mut counts,
+        ));
     }
     Report {
         schedule: schedule.clone(),
@@ -101,6 +109,7 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     audit::read_everything(&mut auditor).await?;
     drop(auditor);
     audit::delete_everything(&client).await?;
+    shared.look_for_losses(cluster);
     client.client().shutdown();
     let ended = maintenance.await;
     ended.map_err(|_| "the auditor has panicked".to_string())?;

@@ -4,15 +4,22 @@
 mod common;
 
 use common::first_that_fails;
+use polvo_proto::Durability;
 use polvo_region::planted::{Plant, Planted};
 use polvo_sim::schedule::Limits;
 use std::ops::Range;
 
 /// Looks for a bug where each region has a mirror.
 fn is_found(bug: Planted, seeds: Range<u64>) {
+    is_found_where(Durability::Sync, bug, seeds);
+}
+
+/// The same, where changes are answered then.
+fn is_found_where(durability: Durability, bug: Planted, seeds: Range<u64>) {
     let _plant = Plant::new(bug);
     let limits = Limits {
         replicas: Some(2),
+        durability: Some(durability),
         ..Limits::default()
     };
     let failed = first_that_fails(&format!("{bug:?}"), seeds, &limits);
@@ -37,4 +44,9 @@ fn a_request_done_by_each_of_two_primaries() {
 #[test]
 fn a_commit_where_its_data_is_not() {
     is_found(Planted::CommittedElsewhere, 440..540);
+}
+
+#[test]
+fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
+    is_found_where(Durability::Async, Planted::TransactionNotAwaited, 0..600);
 }

@@ -1,5 +1,6 @@
 //! Seeds that have found bugs.
 
+use polvo_proto::Durability;
 use polvo_sim::schedule::{Limits, Schedule};
 use polvo_sim::simulation::simulate;
 
@@ -47,6 +48,7 @@ fn a_directory_that_went_with_its_segment_is_stale() {
 fn what_an_ended_session_has_begun_is_waited_for() {
     let limits = Limits {
         replicas: Some(2),
+        durability: Some(Durability::Sync),
         ..Limits::default()
     };
     assert_eq!(simulate(&Schedule::of(31_127_003_191, &limits)).failure, None);
@@ -58,6 +60,7 @@ fn as_promised(seed: u64) {
     schedule.access_times.fill(None);
     schedule.tokens.fill(false);
     schedule.readers.fill(false);
+    schedule.durability = Durability::Sync;
     schedule.cuts = 0;
     schedule.mounted.fill(false);
     schedule.is_crowded = false;

@@ -5,6 +5,7 @@ use crate::config::{check_replicas, parse_persistence};
 use crate::process::{ProcessId, RunningProcess};
 use crate::text_position::explain;
 use crate::{CliError, ClusterId, Context};
+use polvo_proto::Durability;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -31,6 +32,9 @@ pub struct DevCluster {
     /// Seconds after which the copies of a node that is away are made elsewhere; `None`: as nodes have it.
     #[serde(default)]
     pub replace_after_s: Option<u64>,
+    /// When a change of a region that is kept at several nodes is answered.
+    #[serde(default = "durability_of_before")]
+    pub durability: String,
     /// Reactors of a node; `None`: its share of the cores.
     #[serde(default)]
     pub reactors: Option<u16>,
@@ -55,6 +59,11 @@ pub struct DevCluster {
 /// Of a cluster that was made before there was a choice.
 fn replicas_of_before() -> u16 {
     1
+}
+
+/// Of a cluster that was made before there was a choice.
+fn durability_of_before() -> String {
+    Durability::default().to_string()
 }
 
 /// Name of the file.
@@ -98,6 +107,7 @@ impl DevCluster {
         if cluster.ports.len() != usize::from(cluster.nodes) || cluster.nodes == 0 {
             return Err(problem("there must be a port for each node"));
         }
+        cluster.durability.parse::<Durability>().map_err(|why| problem(&why))?;
         check_replicas(cluster.replicas, usize::from(cluster.nodes)).map_err(|why| problem(&why))?;
         Ok(Some(cluster))
     }

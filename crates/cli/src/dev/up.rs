@@ -147,6 +147,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size)),
         replicas,
         replace_after_s: args.replace_after,
+        durability: args.durability.unwrap_or_default().to_string(),
         reactors: args.reactors,
         provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
@@ -318,10 +319,11 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
     let reactors = cluster.reactors.map_or(share.get(), usize::from);
     let mut text = format!(
         "# Node {node} of a development cluster, written by `polvo up`. polvod --print-config explains every key.\n\n\
-         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\nreplicas = {}\n",
+         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\nreplicas = {}\ndurability = {}\n",
         quoted(&cluster.id),
         cluster.regions_per_node,
-        cluster.replicas
+        cluster.replicas,
+        quoted(&cluster.durability)
     );
     if let Some(seconds) = cluster.replace_after_s {
         let _ = writeln!(text, "replace_after_s = {seconds}");
@@ -414,6 +416,9 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
     }
     if let Some(replicas) = args.replicas {
         fixed("--replicas", cluster.replicas.to_string(), replicas.to_string())?;
+    }
+    if let Some(durability) = args.durability {
+        fixed("--durability", cluster.durability.clone(), durability.to_string())?;
     }
     if let Some(provider) = args.provider {
         fixed("--provider", cluster.provider.clone(), provider.to_string())?;

@@ -34,6 +34,11 @@ impl Listings {
         (page.tail == tail && page.entries.len() <= max as usize).then(|| page.clone())
     }
 
+    /// A log may have gone back, and have got another content up to a tail that was seen before: nothing is known any more.
+    pub(crate) fn forget(&self) {
+        *self.0.lock() = Kept::default();
+    }
+
     /// A directory was listed from its beginning.
     pub(crate) fn keep(&self, dir: InodeRef, page: &DirPage) {
         if !page.reaches(page.next_cookie) {
@@ -88,7 +93,9 @@ mod tests {
         assert_eq!(listings.get(inode(2), part.tail, 9), None, "there is more");
         let empty = page(1..1, 7, 1);
         listings.keep(inode(2), &empty);
-        assert_eq!(listings.get(inode(2), empty.tail, 0), Some(empty));
+        assert_eq!(listings.get(inode(2), empty.tail, 0), Some(empty.clone()));
+        listings.forget();
+        assert_eq!(listings.get(inode(2), empty.tail, 0), None);
     }
 
     #[test]

@@ -1,25 +1,78 @@
-//! Durability against power loss, where the medium needs to be asked for it.
+//! Durability, where nodes need to be asked for it: against power loss, or against the loss of a node whose mirrors are behind
+//! ([`polvo_proto::Durability::Async`]). What was lost with one before it could be asked is said once to each open file.
 
 use crate::local_client::LocalClient;
 use crate::open::{OpenFile, data_region};
 use polvo_cluster::join_all;
 use polvo_format::NodeId;
 use polvo_proto::{FsError, ask};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
-impl LocalClient {
-    /// Makes what was written durable against power loss, where the medium needs to be asked. `None`: everywhere.
+/// Changes of this client that it has not asked to be made durable since: of a file, or of all else.
+#[derive(Default)]
+pub(crate) struct Unsynced {
+    begun: AtomicU64,
+    /// How many had begun when others were made durable.
+    synced: AtomicU64,
+    /// How often some may have been lost.
+    losses: AtomicU64,
+}
+
+impl Unsynced {
+    /// One more begins.
+    pub fn changing(&self) {
+        self.begun.fetch_add(1, AcqRel);
+    }
+
+    /// Another node has taken the place of the primary, which may have been ahead of it.
+    pub fn primary_lost(&self) {
+        if self.begun.load(Acquire) > self.synced.load(Acquire) {
+            self.losses.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// How often changes may have been lost.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Acquire)
+    }
+
+    /// What had `begun` when a node was asked is durable, unless somebody has not been `told` of a loss yet. He is now.
     ///
     /// # Errors
-    /// [`FsError::Unreachable`] when a node that has to be asked cannot be.
+    /// [`FsError::Io`], once.
+    fn synced(&self, begun: u64, told: &AtomicU64) -> Result<(), FsError> {
+        let losses = self.losses();
+        if told.swap(losses, AcqRel) != losses {
+            return Err(FsError::Io(
+                "changes that were not synced may be lost: another node has taken the place of the one that had them"
+                    .into(),
+            ));
+        }
+        self.synced.fetch_max(begun, AcqRel);
+        Ok(())
+    }
+}
+
+impl LocalClient {
+    /// Makes what was written durable, where nodes need to be asked. `None`: everywhere.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when a node that has to be asked cannot be; [`FsError::Io`], once, where something of the file, or of
+    /// names and attributes (`None`), may have been lost before.
     pub async fn sync(&self, file: Option<&OpenFile>) -> Result<(), FsError> {
         let nodes = match file {
             Some(file) => vec![self.client.primary(data_region(&file.open_inode))?],
             None => self.client.map().nodes.iter().map(|node| node.id).collect(),
         };
+        let (unsynced, told) = match file {
+            Some(file) => (&file.open_inode.unsynced, &file.losses_told),
+            None => (&self.client.unsynced, &self.client.losses_told),
+        };
+        let begun = unsynced.begun.load(Acquire);
         for answer in join_all(nodes.into_iter().map(|node| self.sync_at(node))).await {
             answer?;
         }
-        Ok(())
+        unsynced.synced(begun, told)
     }
 
     /// Whether no node has to be asked: then none is any more, and one that joins later and would have to be makes each change of

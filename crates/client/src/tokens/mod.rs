@@ -47,6 +47,9 @@ pub trait Keeper: Send + Sync {
     /// How long it may take.
     fn forget(&self, inode: InodeRef) -> Result<(), Duration>;
 
+    /// The logs of these inodes may have gone back, and may get another content up to a tail that was seen before.
+    fn may_go_back(&self, _of: &dyn Fn(Ino) -> bool) {}
+
     /// The inode's log has moved from one tail to another by its access time alone: its bytes are what they were.
     fn was_only_read(&self, _inode: InodeRef, _from: Tail, _to: Tail) {}
 }

@@ -5,7 +5,7 @@ use crate::remote_inode::Current;
 use crate::tokens::{AtNode, Held, Shard, Tokens, Wanted};
 use parking_lot::RwLock;
 use polvo_cluster::join_all;
-use polvo_format::NodeId;
+use polvo_format::{Ino, NodeId};
 use polvo_proto::{FsError, InodeRef, TOKENS_MAX, TOKENS_PAGE, ask, reply};
 use polvo_region::planted::{Planted, planted};
 use std::collections::BTreeMap;
@@ -326,6 +326,12 @@ impl Tokens {
     fn has_none_of(&self, node: NodeId) -> bool {
         let any = |shard: &RwLock<Shard>| shard.read().values().any(|held| held.at.node == node);
         !self.shards.iter().any(any)
+    }
+
+    /// The logs of these inodes may have gone back: who was passed on what was known of them hears of it.
+    pub(crate) fn may_go_back(&self, of: &dyn Fn(Ino) -> bool) {
+        let keeper = self.keeper.read().clone();
+        keeper.into_iter().for_each(|keeper| keeper.may_go_back(of));
     }
 
     /// Has it forgotten where it was passed on.

@@ -90,7 +90,7 @@ impl RequestContext<'_> {
             })
             .await?;
         let shown = Shown { service, snapshot };
-        self.mirrored(&shown.service).await?;
+        self.answerable(&shown.service).await?;
         Ok(shown)
     }
 
@@ -124,7 +124,7 @@ impl RequestContext<'_> {
         }
         // what was seen is there to stay, and was ours to show
         if !(planted(Planted::RetiredUnmirrored) && self.asking_node().is_ok()) {
-            self.mirrored(service).await?;
+            self.answerable(service).await?;
         }
         let lease = service.replication().map_or(Duration::ZERO, Replication::lease_left);
         Ok(reply::Shown {

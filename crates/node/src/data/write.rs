@@ -114,7 +114,10 @@ impl RequestContext<'_> {
     /// before, or to be refused, and nothing was done.
     pub fn write_colocated_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
         let service = self.service(inode.ino.region()).ok()?;
-        if service.replication().is_some() {
+        if service
+            .replication()
+            .is_some_and(|replication| !replication.goes_ahead())
+        {
             return None; // it waits for its mirrors
         }
         service

@@ -84,7 +84,7 @@ impl RequestContext<'_> {
         let service = self.service(inode.ino.region())?;
         match service.may_answer() {
             true => Ok(()),
-            false => Box::pin(self.mirrored(service)).await,
+            false => Box::pin(self.answerable(service)).await,
         }
     }
 

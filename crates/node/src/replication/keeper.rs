@@ -94,6 +94,12 @@ async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>)
         return;
     };
     let mut keeping: JoinSet<()> = JoinSet::new();
+    let (behind, over) = (service.clone(), links.clone());
+    keeping.spawn_local(async move {
+        if let Some(replication) = behind.replication() {
+            replication.follow_up(&behind, &over, PERIOD).await;
+        }
+    });
     let mut by_node: BTreeMap<NodeId, AbortHandle> = BTreeMap::new();
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -391,7 +397,7 @@ fn with_role(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_proto::{RegionInfo, Replica};
+    use polvo_proto::{Durability, RegionInfo, Replica};
 
     #[test]
     fn only_the_primary_changes_roles_and_epochs_rise() {
@@ -404,6 +410,7 @@ mod tests {
             nodes: vec![],
             regions: vec![RegionInfo {
                 id: RegionId(7),
+                durability: Durability::default(),
                 epoch: Epoch(2),
                 replicas: vec![replica(us, ReplicaRole::Primary), replica(other, ReplicaRole::Backup)],
             }],

@@ -386,7 +386,7 @@ pub(crate) async fn give_way(node: Arc<Node>) {
 mod tests {
     use super::*;
     use crate::clock::SystemClock;
-    use polvo_proto::{RegionInfo, Replica};
+    use polvo_proto::{Durability, RegionInfo, Replica};
 
     #[tokio::test(start_paused = true)]
     async fn who_is_refused_is_heard_again_with_a_newer_map() {
@@ -430,6 +430,7 @@ mod tests {
         let [us, gone, third] = [1, 2, 3].map(NodeId);
         let region = |id, roles: &[(NodeId, ReplicaRole)]| RegionInfo {
             id: RegionId(id),
+            durability: Durability::default(),
             epoch: Epoch(1),
             replicas: roles
                 .iter()

@@ -8,7 +8,9 @@
 //!
 //! Invariants:
 //!
-//! - nothing is answered before every mirror in the set has the records of what was found or done ([`Replication::wait`]);
+//! - nothing is answered before every mirror in the set has the records of what was found or done ([`Replication::wait`]); of an
+//!   asynchronous region nothing before the mirrors lack no more than they may, and no part of a transaction over several regions, no
+//!   `Sync`, and nothing that such a transaction goes by, before they have it;
 //! - a mirror gets a region's records in order, each after the file data that it names, and one batch at a time;
 //! - a mirror counts only once it has all that the region held, and the map says so ([`keeper`]); it is taken out of the map before
 //!   anything is answered without it;
@@ -28,4 +30,4 @@ pub(crate) mod promotion;
 pub(crate) mod records;
 pub(crate) mod replace;
 
-pub(crate) use records::Replication;
+pub(crate) use records::{Replication, Until};

@@ -31,6 +31,9 @@ impl Node {
             damaged = ?found.damaged,
             "copy recovered"
         );
+        if info.is_async() {
+            recovered.outgrow_lost(found.highest);
+        }
         // tokens that the one before has given are believed for so long at the most
         let lease = match planted(Planted::DeadLeaseByOwnClock) {
             true => LEASE,

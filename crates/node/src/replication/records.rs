@@ -7,13 +7,13 @@ use crate::replication::gate::{ShownGate, TOLD};
 use crate::replication::leases::Leases;
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
-use polvo_proto::{Cred, FsError, LanePlace, RegionInfo, Replica, ReplicaRole, ask};
+use polvo_proto::{Cred, Durability, FsError, LanePlace, RegionInfo, Replica, ReplicaRole, ask};
 use polvo_region::planted::{Planted, planted};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,6 +26,12 @@ const BACKLOG_MAX: usize = 64 << 20;
 const FIRST_EPOCH: Epoch = Epoch(1);
 /// Between two attempts to reach a mirror that did not take a record.
 const AGAIN: Duration = Duration::from_millis(10);
+/// Answers of an asynchronous region wait when the mirrors lack something that was done so long ago,
+const BEHIND_MAX: Duration = Duration::from_secs(1);
+/// or more than so many bytes of records.
+const BEHIND_BYTES: u64 = 8 << 20;
+/// What an asynchronous region has recorded is sent so much later, with what has come meanwhile.
+const GATHER: Duration = Duration::from_millis(5);
 
 #[cfg(feature = "testing")]
 thread_local! {
@@ -97,6 +103,31 @@ pub(crate) struct Feed {
     backlog_bytes: usize,
     /// The last record that was taken from the region.
     taken: Lsn,
+    /// Bytes of all records up to that one.
+    taken_bytes: u64,
+}
+
+/// What has to be before something is said of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Until {
+    /// What its [`Durability`] asks for.
+    MayAnswer,
+    /// Every mirror in the set has what was recorded by then, whatever the mode: whoever takes over cannot lack it.
+    Mirrored,
+}
+
+/// How far the mirrors of an asynchronous region are behind it.
+#[derive(Default)]
+struct Behind {
+    /// When the first record came that mirrors may lack, in microseconds since the service began, or earlier.
+    since_us: AtomicU64,
+    /// Bytes of all records of the region,
+    bytes: AtomicU64,
+    /// and of those that every mirror in the set has.
+    mirrored_bytes: AtomicU64,
+    /// It has been said that there is something to send.
+    is_told: AtomicBool,
+    told: Notify,
 }
 
 /// The copies of one region, as its primary sees them.
@@ -124,6 +155,8 @@ pub(crate) struct Replication {
     gate: Arc<ShownGate>,
     /// Leases that the gate has shown.
     beats: AtomicU64,
+    /// Of a region that is answered before its mirrors have what it has done.
+    behind: Option<Behind>,
     feed: Mutex<Feed>,
     /// Former primaries, as long as something is to be dispatched that they have decided.
     undispatched: parking_lot::Mutex<Weak<[NodeId]>>,
@@ -160,6 +193,7 @@ impl Replication {
             begun: Instant::now(),
             gate,
             beats: AtomicU64::new(0),
+            behind: (info.durability == Durability::Async).then(Behind::default),
             feed: Mutex::new(Feed {
                 followers,
                 taken: Lsn(1),
@@ -173,13 +207,27 @@ impl Replication {
         Some(replication)
     }
 
-    /// The region has been entered, and this is its last record since.
-    pub fn note(&self, last: Option<Lsn>) {
-        if let Some(last) = last {
-            debug_assert!(last.0 >= self.captured.load(Acquire), "records are numbered in order");
-            self.captured.store(last.0, Release);
-            self.gate.ended(last);
+    /// May be answered before mirrors have what was done?
+    pub fn is_async(&self) -> bool {
+        self.behind.is_some()
+    }
+
+    /// The region has been entered, and this is its last record since; `bytes`: of all of them.
+    pub fn note(&self, last: Option<Lsn>, bytes: u64) {
+        let Some(last) = last else { return };
+        let before = self.captured.load(Acquire);
+        debug_assert!(last.0 >= before, "records are numbered in order");
+        if let Some(behind) = self.behind.as_ref().filter(|_| last.0 > before) {
+            if self.mirrored.load(Acquire) >= before {
+                behind.since_us.fetch_max(self.now_us(), Release);
+            }
+            behind.bytes.store(bytes, Release);
+            if !behind.is_told.swap(true, AcqRel) {
+                behind.told.notify_one();
+            }
         }
+        self.captured.store(last.0, Release);
+        self.gate.ended(last);
     }
 
     /// Every mirror in the set has the records up to this one.
@@ -192,10 +240,12 @@ impl Replication {
         &self.gate
     }
 
-    /// Shows how far that is.
+    /// Shows how far that is. What mirrors of an asynchronous region may lack is shown all the same.
     fn show_mirrored(&self) {
-        let waits = self.waits.load(Acquire) && !planted(Planted::GateLeftOpen);
-        self.gate.mirrored(waits.then(|| Lsn(self.mirrored.load(Acquire))));
+        let mirrored = self.mirrored();
+        let is_waited_for = self.waits.load(Acquire) && !(self.is_async() && mirrored > Lsn(0));
+        let is_shown = is_waited_for && !planted(Planted::GateLeftOpen);
+        self.gate.mirrored(is_shown.then_some(mirrored));
     }
 
     /// Nobody takes our place for so long, by whichever clock, or longer. At most [`TOLD`].
@@ -218,15 +268,42 @@ impl Replication {
         &self.feed
     }
 
-    /// May be answered what was found or done in the region by now? Every mirror has it, and nobody has taken our place.
+    /// May be answered what was found or done in the region by now? Every mirror has it, or lacks no more than it may, and nobody has
+    /// taken our place.
     #[inline]
     pub fn may_answer(&self) -> bool {
+        self.has_come(Until::MayAnswer)
+    }
+
+    /// May one more change be made, and answered at once?
+    pub fn goes_ahead(&self) -> bool {
+        self.is_async() && self.may_answer()
+    }
+
+    /// Has every mirror in the set what was found or done in the region by now, and has nobody taken our place?
+    pub fn is_mirrored(&self) -> bool {
+        self.has_come(Until::Mirrored)
+    }
+
+    #[inline]
+    fn has_come(&self, until: Until) -> bool {
         if !self.waits.load(Acquire) {
             return self.is_confirmed();
         }
-        let captured = self.captured.load(Acquire);
-        let mirrored = self.mirrored.load(Acquire) >= captured || planted(Planted::MirrorNotAwaited);
-        mirrored && self.has_lease() && self.is_confirmed()
+        let captured = Lsn(self.captured.load(Acquire));
+        self.is_enough(captured, until) && self.has_lease() && self.is_confirmed()
+    }
+
+    /// Have the mirrors in the set the records up to this one, or enough of them?
+    #[inline]
+    fn is_enough(&self, lsn: Lsn, until: Until) -> bool {
+        let mirrored = self.mirrored.load(Acquire);
+        match (mirrored >= lsn.0, until, &self.behind) {
+            (true, ..) => true,
+            // those that have not followed this incarnation yet lack nobody knows what
+            (false, Until::MayAnswer, Some(behind)) => mirrored > 0 && behind.is_little(self.now_us()),
+            (false, ..) => planted(Planted::MirrorNotAwaited),
+        }
     }
 
     /// Has nobody taken our place, whatever mirrors may lack?
@@ -235,14 +312,16 @@ impl Replication {
     }
 
     /// Every mirror in the set has all that was done.
-    #[cfg(feature = "testing")]
     pub fn may_rest(&self) -> bool {
         !self.waits.load(Acquire) || self.mirrored.load(Acquire) >= self.captured.load(Acquire)
     }
 
     fn has_lease(&self) -> bool {
-        let now = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        now < self.lease_until.load(Acquire) || planted(Planted::LeaseForgotten)
+        self.now_us() < self.lease_until.load(Acquire) || planted(Planted::LeaseForgotten)
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     /// The map that gives us the region was chosen, and nobody else can have taken it since without our knowledge.
@@ -346,11 +425,18 @@ impl Replication {
         }
     }
 
-    /// Waits until every mirror has what the region has recorded by now: only then may be said what was found or done there.
+    /// Waits until every mirror has what the region has recorded by now, or enough of it: only then may be said what was found or done
+    /// there.
     ///
     /// # Errors
     /// [`FsError::Unreachable`] when a mirror has not taken it by then. It has happened, and may be found later.
-    pub async fn wait(&self, service: &RegionService, links: &Rc<Links>, deadline: Instant) -> Result<(), FsError> {
+    pub async fn wait(
+        &self,
+        service: &RegionService,
+        links: &Rc<Links>,
+        until: Until,
+        deadline: Instant,
+    ) -> Result<(), FsError> {
         let lsn = Lsn(self.captured.load(Acquire));
         loop {
             let mut feed = match tokio::time::timeout_at(deadline, self.feed.lock()).await {
@@ -362,16 +448,12 @@ impl Replication {
                 return Err(not_taken(service, None));
             }
             let waits = self.waits.load(Acquire);
-            let is_mirrored = !waits || self.mirrored.load(Acquire) >= lsn.0;
+            let is_mirrored = !waits || self.is_enough(lsn, until);
             if is_mirrored && (!waits || self.has_lease()) && self.is_confirmed() {
                 return Ok(());
             }
             // one that is away is left to the keeper, which sees to it that the region goes on without it: others do not queue for it
-            let is_away = feed
-                .followers
-                .iter()
-                .any(|follower| follower.in_sync && follower.away_since.is_some());
-            let error = match is_mirrored || is_away {
+            let error = match is_mirrored || feed.lacks_mirror() {
                 false => match self.send(&mut feed, service, links, true).await {
                     Ok(()) => continue,
                     Err(error) => Some(error),
@@ -387,6 +469,34 @@ impl Replication {
         }
     }
 
+    /// Sends what the mirrors in the set lack, if they lack anything: the node is about to end.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn catch_up(&self, service: &RegionService, links: &Rc<Links>) -> Result<(), FsError> {
+        let mut feed = self.feed.lock().await;
+        match self.may_rest() {
+            true => Ok(()),
+            false => self.send(&mut feed, service, links, true).await,
+        }
+    }
+
+    /// Sends what an asynchronous region has recorded, a moment later, until the region is served elsewhere.
+    pub async fn follow_up(&self, service: &RegionService, links: &Rc<Links>, period: Duration) {
+        let Some(behind) = &self.behind else { return };
+        while !service.has_ended() {
+            // it may have been told of what could not be sent then
+            let _ = tokio::time::timeout(period, behind.told.notified()).await;
+            tokio::time::sleep(GATHER).await;
+            behind.is_told.store(false, Release);
+            let mut feed = self.feed.lock().await;
+            let is_behind = self.mirrored.load(Acquire) < self.captured.load(Acquire);
+            if is_behind && !feed.lacks_mirror() && self.send(&mut feed, service, links, true).await.is_err() {
+                self.look_after_all();
+            }
+        }
+    }
+
     /// Sends all records there are to those who are in the set, and (not `only_set`) to the others that follow.
     ///
     /// # Errors
@@ -398,6 +508,7 @@ impl Replication {
         links: &Rc<Links>,
         only_set: bool,
     ) -> Result<(), FsError> {
+        let begun_us = self.now_us();
         feed.take(service);
         let (backlog, taken) = (&feed.backlog, feed.taken);
         let sent = feed
@@ -417,6 +528,9 @@ impl Replication {
         if result.is_ok() {
             self.mirrored.fetch_max(taken.0, Release);
             self.show_mirrored();
+            if let Some(behind) = &self.behind {
+                behind.caught_up(begun_us, feed.taken_bytes);
+            }
         }
         feed.trim();
         let mut fill_up = false;
@@ -468,14 +582,37 @@ fn not_taken(service: &RegionService, error: Option<FsError>) -> FsError {
     }
 }
 
+impl Behind {
+    /// Is what the mirrors lack little enough for answers to go on?
+    fn is_little(&self, now_us: u64) -> bool {
+        let bytes = self
+            .bytes
+            .load(Acquire)
+            .saturating_sub(self.mirrored_bytes.load(Acquire));
+        let since = Duration::from_micros(now_us.saturating_sub(self.since_us.load(Acquire)));
+        bytes <= BEHIND_BYTES && since < BEHIND_MAX || planted(Planted::BehindUnbounded)
+    }
+
+    /// Every mirror has what was recorded before then: so many bytes.
+    fn caught_up(&self, until_us: u64, bytes: u64) {
+        self.since_us.fetch_max(until_us, Release);
+        self.mirrored_bytes.store(bytes, Release);
+    }
+}
+
 impl Feed {
+    /// Is a mirror in the set away?
+    fn lacks_mirror(&self) -> bool {
+        let is_away = |follower: &Follower| follower.in_sync && follower.away_since.is_some();
+        self.followers.iter().any(is_away)
+    }
+
     /// Takes what the region has recorded since the last time.
     pub fn take(&mut self, service: &RegionService) {
         let mut bytes = Vec::new();
-        let Some(last) = service.enter(|region| region.take_records(&mut bytes)) else {
-            return;
-        };
-        self.taken = last;
+        let taken = service.enter(|region| Some((region.take_records(&mut bytes)?, region.recorded_bytes())));
+        let Some((last, recorded)) = taken else { return };
+        (self.taken, self.taken_bytes) = (last, recorded);
         if bytes.is_empty() {
             return;
         }

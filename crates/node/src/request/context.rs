@@ -4,7 +4,7 @@ use crate::backoff::Backoff;
 use crate::error::to_fs;
 use crate::node::Node;
 use crate::region_service::RegionService;
-use crate::request::sessions::Session;
+use crate::request::sessions::{Party, Session};
 use crate::tokens::Quieted;
 use polvo_cluster::{Links, Timeouts};
 use polvo_fabric::QueuePair;
@@ -151,8 +151,8 @@ impl<'a> RequestContext<'a> {
 
     /// Does something in a region served here. While an inode it needs is locked by a transaction, or watched by another session,
     /// or the redo log is full, waits (bounded) and does it anew.
-    /// Then it waits until every mirror has what was found or done: what was found counts as much, since others may have done it a
-    /// moment ago.
+    /// Then it waits until that may be told ([`Self::answerable`]): what was found counts as much as what was done, since others may have
+    /// done it a moment ago.
     pub async fn on<T>(
         &self,
         region: RegionId,
@@ -164,23 +164,51 @@ impl<'a> RequestContext<'a> {
             Ok(done) => Ok(done),
             Err(error) => Box::pin(self.wait_and_do(service, error, f)).await,
         };
-        match service.may_answer() {
+        match self.may_tell(service) {
             true => done,
-            false => Box::pin(self.told_when_mirrored(service, done)).await,
+            false => Box::pin(self.told_when_answerable(service, done)).await,
         }
     }
 
-    /// What was found or done, once every mirror has it.
-    async fn told_when_mirrored<T>(&self, service: &RegionService, done: Result<T, FsError>) -> Result<T, FsError> {
-        self.mirrored(service).await?;
+    /// What was found or done, once it may be told.
+    async fn told_when_answerable<T>(&self, service: &RegionService, done: Result<T, FsError>) -> Result<T, FsError> {
+        self.answerable(service).await?;
         done
     }
 
-    /// Waits until every mirror has what was found or done in a region by now.
+    /// Is it found or done for another node, whose transaction goes by it?
+    fn is_of_transaction(&self) -> bool {
+        matches!(self.session.party, Party::Node(_)) && !planted(Planted::TransactionNotAwaited)
+    }
+
+    #[inline]
+    fn may_tell(&self, service: &RegionService) -> bool {
+        match self.is_of_transaction() {
+            true => service.is_mirrored(),
+            false => service.may_answer(),
+        }
+    }
+
+    /// Waits until it may be told what was found or done in a region by now: when the region's mode says so; where another node asks,
+    /// when every mirror has it, since a transaction goes by it that cannot be taken back.
+    ///
+    /// # Errors
+    /// As [`Self::mirrored`].
+    pub async fn answerable(&self, service: &RegionService) -> Result<(), FsError> {
+        match self.is_of_transaction() {
+            true => self.mirrored(service).await,
+            false => service.answerable(self.links, || self.deadline()).await,
+        }
+    }
+
+    /// Waits until every mirror has what was found or done in a region by now, in all modes.
     ///
     /// # Errors
     /// [`FsError::Unreachable`]: a mirror does not take it. It has happened, and may be found later.
     pub async fn mirrored(&self, service: &RegionService) -> Result<(), FsError> {
+        if planted(Planted::TransactionNotAwaited) {
+            return service.answerable(self.links, || self.deadline()).await;
+        }
         service.mirrored(self.links, || self.deadline()).await
     }
 
@@ -336,11 +364,13 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// A directory's parent, wherever it lies.
+    /// A directory's parent, wherever it lies; every mirror knows of it, since what is moved goes by it.
     pub async fn parent_of(&self, dir: InodeRef) -> Result<InodeRef, FsError> {
         let region = dir.ino.region();
         if self.node.serves(region) {
-            return self.on(region, |r| r.parent(dir)).await;
+            let parent = self.on(region, |r| r.parent(dir)).await?;
+            self.mirrored(self.service(region)?).await?;
+            return Ok(parent);
         }
         self.ask_region(region, ask::Parent { inode: dir }).await
     }

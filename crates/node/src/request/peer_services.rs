@@ -52,7 +52,7 @@ impl RequestContext<'_> {
         let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
         let collected = self.node.collect_here(service, txn, intents, on_behalf).await;
         // who takes over knows of the locks
-        if !service.may_answer() && !planted(Planted::CollectedUnmirrored) {
+        if !service.is_mirrored() && !planted(Planted::CollectedUnmirrored) {
             Box::pin(self.mirrored(service)).await?;
         }
         collected

@@ -5,11 +5,13 @@ use crate::names::rename_plan::Rename;
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
+use polvo_cluster::join_all;
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_proto::{
     Answer, Ask, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request, SegmentMap, WriteAt, ask, reply,
 };
 use polvo_region::Done;
+use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -108,7 +110,7 @@ impl RequestContext<'_> {
                 self.write_client_active(inode, &runs, &crcs, from, known, want_pages).await
             },
             Fallocate { inode, mode, offset, len } => self.fallocate(inode, mode, offset, len).await,
-            Sync => self.node.sync(),
+            Sync => self.sync().await,
             Delegate { region, pages } => self.delegate(region, pages).await,
             ReturnSpace { runs } => self.return_space(&runs),
             GetXattr { inode, name } => self.get_xattr(inode, &name).await,
@@ -179,7 +181,7 @@ impl RequestContext<'_> {
         let Some(origin) = self.origin() else { return Ok(None) };
         for service in self.node.regions.all() {
             if let Some(done) = service.enter(|region| region.done_before(origin)) {
-                self.mirrored(service).await?;
+                self.answerable(service).await?;
                 return Ok(Some(done));
             }
         }
@@ -299,6 +301,20 @@ impl RequestContext<'_> {
         tracing::info!(by = %self.session.id, "asked to shut down");
         self.node.stop();
         Ok(())
+    }
+}
+
+impl RequestContext<'_> {
+    /// Makes earlier operations durable against power loss where the medium needs it, and has the mirrors have those in regions that
+    /// are ahead of them.
+    pub(crate) async fn sync(&self) -> Result<(), FsError> {
+        self.node.sync()?;
+        let ahead = self.node.regions.all().filter(|service| service.is_async());
+        let mirrored = ahead.map(|service| service.mirrored(self.links, || self.deadline()));
+        match planted(Planted::SyncNotAwaited) {
+            true => Ok(()),
+            false => join_all(mirrored).await.into_iter().collect(),
+        }
     }
 }
 

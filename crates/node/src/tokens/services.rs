@@ -52,7 +52,7 @@ impl RequestContext<'_> {
         let regions: BTreeSet<RegionId> = inodes.iter().map(|inode| inode.ino.region()).collect();
         for region in regions {
             if let Ok(service) = self.service(region) {
-                self.mirrored(service).await?;
+                self.answerable(service).await?;
             }
         }
         let lease = self.node.config.timeouts.token;

@@ -31,6 +31,13 @@ impl Store {
     }
 
     #[inline]
+    pub fn recorded_bytes(&self) -> u64 {
+        self.capture
+            .as_ref()
+            .map_or(0, |capture| capture.borrow().recorded_bytes())
+    }
+
+    #[inline]
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()
     }

@@ -28,7 +28,7 @@ const PAGES: u32 = (MIB / PAGE) as u32;
 
 /// Of 4 KiB unless it says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Operation {
+pub(super) enum Operation {
     Overwrite,
     Append,
     LargeWrite,
@@ -52,7 +52,7 @@ impl Operation {
         matches!(self, Overwrite | Append | LargeWrite)
     }
 
-    fn len(self) -> usize {
+    pub(super) fn len(self) -> usize {
         match self {
             LargeWrite | LargeRead => MIB,
             Overwrite | Append | Read => PAGE,
@@ -194,7 +194,12 @@ impl Party<'_> {
     }
 }
 
-async fn of_user(user: &User, file: &Arc<OpenFile>, operation: Operation, ops: usize) -> Result<f64, BenchError> {
+pub(super) async fn of_user(
+    user: &User,
+    file: &Arc<OpenFile>,
+    operation: Operation,
+    ops: usize,
+) -> Result<f64, BenchError> {
     let local = &user.local;
     let mut bytes = vec![9u8; operation.len()];
     let places: Vec<u64> = match operation.len() {

@@ -1,6 +1,7 @@
 //! What copies of a region cost, and how long it takes until one of them is served.
 
 mod data;
+mod modes;
 mod names;
 mod place;
 mod promotion;
@@ -21,6 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
             A write with mirrors cannot take less than the same without, and a one-sided write of the same bytes; inside, where \
             that is a copy, less than the same without, and a durable copy. Reads, and looking at names, of regions with copies are requests; \
             without copies clients on their own do that one-sided.\n\n\
+            Modes: one mirror, which is waited for (sync, sync-flush) or not (async), beside no copies. \
             8 clients take turns on one thread, each with a directory of its own. File server: a file of 128 KiB is made and written, \
             16 KiB are appended to it, it is read, another one is removed, a third one looked at. Mail server: a file is removed, \
             one of 16 KiB made, one of them read and appended to, one read; writes with fsync.\n\n\
@@ -36,6 +38,7 @@ fn run(context: &Context<'_>, found: &mut Findings<'_>) -> Result<(), BenchError
         data::run(&places, provider, context, found)?;
         names::run(&places, provider, context, found)?;
         places.into_iter().try_for_each(place::Place::end)?;
+        modes::run(provider, context, found)?;
     }
     promotion::run(context, found)
 }

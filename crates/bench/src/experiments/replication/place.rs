@@ -5,7 +5,7 @@ use crate::cluster::{BenchNode, new_file, root};
 use crate::suite::Context;
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::FileKind;
-use polvo_proto::{FsError, InodeRef, NewFile};
+use polvo_proto::{Durability, FsError, InodeRef, NewFile};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,18 +34,30 @@ pub struct Place {
 
 /// One for each number of replicas, all there at a time.
 pub fn places(context: &Context<'_>, provider: &str) -> Result<Vec<Place>, BenchError> {
-    let start = |replicas| {
-        let dir = context.scratch.join(format!("replicas-{replicas}-{provider}"));
-        Place::start(dir, replicas, provider)
-    };
+    let start = |replicas| Place::start(context, replicas, Durability::default(), provider);
     REPLICAS.into_iter().map(start).collect()
+}
+
+/// One without copies, and one with one mirror for each of these modes.
+pub fn places_in_modes(context: &Context<'_>, modes: &[Durability], provider: &str) -> Result<Vec<Place>, BenchError> {
+    let none = Place::start(context, 1, Durability::default(), provider);
+    let others = modes.iter().map(|mode| Place::start(context, 2, *mode, provider));
+    std::iter::once(none).chain(others).collect()
 }
 
 impl Place {
     /// In a directory that is made for it.
-    fn start(dir: PathBuf, replicas: u16, provider: &str) -> Result<Place, BenchError> {
+    fn start(
+        context: &Context<'_>,
+        replicas: u16,
+        durability: Durability,
+        provider: &str,
+    ) -> Result<Place, BenchError> {
+        let dir = context
+            .scratch
+            .join(format!("replicas-{replicas}-{durability}-{provider}"));
         std::fs::create_dir(&dir)?;
-        let nodes = BenchNode::start_replicas(&dir, POOL, replicas, provider)?;
+        let nodes = BenchNode::start_replicas(&dir, POOL, replicas, durability, provider)?;
         // the first touch of a page is a fault of the operating system, at a mirror as well as at the primary
         for node in &nodes {
             node.node().colocated().pool().enter_pages(0, POOL);

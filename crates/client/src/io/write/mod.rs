@@ -23,6 +23,7 @@ use crate::io::transfers::{Buffer, Source, Transfers};
 use crate::local_client::LocalClient;
 use crate::open::{OpenFile, data_region};
 use crate::open_table::OpenInode;
+use crate::tokens::OwnChange;
 use polvo_format::{FileKind, PAGE, RegionOffset, Tail};
 use polvo_proto::{EAGER_MAX, FILE_SIZE_MAX, FsError, LogCursor, RUNS_MAX, WriteAt};
 use std::borrow::Cow;
@@ -83,7 +84,7 @@ impl LocalClient {
     /// [`FsError::NoSpace`] when nothing could be written, [`FsError::FileTooLarge`], [`FsError::Stale`].
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
         let at = WriteAt::Offset(offset);
-        let _own = self.client.tokens.changing(file.inode().ino);
+        let _own = self.changing(file);
         match self.write_colocated_at_once(&file.open_inode, at, bytes) {
             Some(_) => Ok(bytes.len()),
             None => Ok(self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await?.1),
@@ -104,7 +105,7 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`].
     pub async fn write_at(&self, file: &OpenFile, at: WriteAt, bytes: &[u8]) -> Result<(u64, usize), FsError> {
-        let _own = self.client.tokens.changing(file.inode().ino);
+        let _own = self.changing(file);
         match self.write_colocated_at_once(&file.open_inode, at, bytes) {
             Some(first) => Ok((first, bytes.len())),
             None => self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await,
@@ -116,7 +117,7 @@ impl LocalClient {
     /// # Errors
     /// As [`LocalClient::write`]; EIO when the right is lost.
     pub async fn write_pages(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
-        let _own = self.client.tokens.changing(file.inode().ino);
+        let _own = self.changing(file);
         let new = NewBytes {
             of_mapping: true,
             ..NewBytes::new(WriteAt::Offset(offset), bytes)
@@ -138,13 +139,20 @@ impl LocalClient {
         len: usize,
     ) -> Result<usize, FsError> {
         assert!(at <= from.len() && len <= from.len() - at, "outside the buffer");
-        let _own = self.client.tokens.changing(file.inode().ino);
+        let _own = self.changing(file);
         let new = NewBytes {
             at: WriteAt::Offset(offset),
             source: Source::Buffer { buffer: from, at, len },
             of_mapping: false,
         };
         Ok(self.write_in_parts(&file.open_inode, new).await?.1)
+    }
+
+    /// A change of a file by this client begins.
+    #[inline]
+    fn changing(&self, file: &OpenFile) -> OwnChange<'_> {
+        file.open_inode.unsynced.changing();
+        self.client.tokens.changing(file.inode().ino)
     }
 
     /// Writes in parts of up to 8 MiB, each by the mechanism that fits it, until all is written or space has run out.
