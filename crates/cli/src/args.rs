@@ -64,7 +64,7 @@ pub enum Command {
     #[command(after_long_help = SCRUB_HELP)]
     Scrub(ScrubArgs),
     /// Change which nodes the cluster has
-    #[command(subcommand)]
+    #[command(subcommand, disable_help_subcommand = true)]
     Node(NodeCommand),
     /// List directories
     Ls(LsArgs),

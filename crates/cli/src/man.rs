@@ -34,6 +34,9 @@ fn pages() -> io::Result<Vec<Page>> {
     let mut pages = vec![page(&polvo, "1")?];
     for command in polvo.get_subcommands() {
         pages.push(page(command, "1")?);
+        for command in command.get_subcommands() {
+            pages.push(page(command, "1")?);
+        }
     }
     pages.push(page(&DaemonArgs::command(), "8")?);
     pages.push(page(&mount_helper::command(), "8")?);
@@ -83,7 +86,7 @@ mod tests {
             .get_subcommands()
             .map(|command| format!("polvo-{}.1", command.get_name()))
             .collect();
-        expected.extend(["polvo.1", "polvod.8", "mount.polvo.8"].map(String::from));
+        expected.extend(["polvo.1", "polvod.8", "mount.polvo.8", "polvo-node-remove.1"].map(String::from));
         expected.sort();
         let mut files: Vec<String> = pages().unwrap().into_iter().map(|page| page.file).collect();
         files.sort();

@@ -81,9 +81,9 @@ impl Node {
         let mut longest = ATTEMPT_PAUSE_MIN;
         loop {
             // others may vote by now, and those of before not answer
-            let newer = self.register.known();
-            if let Some(newer) = newer.filter(|newer| newer.epoch > proposer.chosen.epoch) {
-                (proposer.voters, proposer.chosen) = (newer.voters.clone(), newer);
+            let newest = self.map();
+            if newest.epoch > proposer.chosen.epoch {
+                (proposer.voters, proposer.chosen) = (newest.voters.clone(), (*newest).clone());
             }
             let error = match proposer.attempt(&mut change).await? {
                 End::Chosen { map, changed } => {

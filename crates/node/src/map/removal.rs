@@ -17,7 +17,7 @@ use crate::node::Node;
 use crate::replication::leases::BEACON_EVERY;
 use polvo_cluster::{Links, Timeouts, join_all, without_node};
 use polvo_format::{Epoch, NodeId, RegionId};
-use polvo_proto::{ClusterMap, Cred, FsError, RegionInfo, ReplicaRole, ask};
+use polvo_proto::{ClusterMap, Cred, FsError, RegionInfo, Replica, ReplicaRole, ask};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,6 +40,8 @@ impl Node {
             return Ok(None);
         }
         let there = self.there(links, &known).await;
+        // who was reached has told what it knows
+        let known = self.map();
         let has_majority = known.voters.are_majority(|voter| there.contains(&voter));
         if let Err(why) = self.may_remove(&known, gone, force, &there, has_majority) {
             return Err(FsError::Invalid(format!("node {} cannot be removed: {why}", gone.0)));
@@ -80,7 +82,8 @@ impl Node {
         has_majority: bool,
     ) -> Result<(), String> {
         let served = map.regions.iter().filter(|info| info.primary() == Some(gone));
-        let has_mirror = |info: &&RegionInfo| info.replicas.iter().any(|replica| replica.role == ReplicaRole::Mirror);
+        let is_mirror = |replica: &Replica| replica.role == ReplicaRole::Mirror && there.contains(&replica.node);
+        let has_mirror = |info: &&RegionInfo| info.replicas.iter().any(is_mirror);
         let alone: Vec<RegionId> = served
             .clone()
             .filter(|info| !has_mirror(info))
@@ -91,7 +94,7 @@ impl Node {
             () if gone == self.id() => Err("it was asked itself".into()),
             () if force && there.contains(&gone) => Err("it answers; stop it first, or remove it without force".into()),
             () if !alone.is_empty() => Err(format!(
-                "nobody else has all of regions {}, and their files would be lost with it",
+                "no other node that answers has all of regions {}, and their files would be lost with it",
                 named(&alone)
             )),
             () if !force && !served.is_empty() => Err(format!(

@@ -86,6 +86,14 @@ impl Node {
         map.map_or(Ok(()), |map| self.is_map_of_ours(map))?;
         let mut kept = self.register.kept.lock();
         let kept = readable(&mut kept)?;
+        let known = kept.known.epoch.max(self.map.epoch());
+        if let Some(map) = map.filter(|map| map.epoch < known) {
+            // of voters that an operator has declared dead: no others can have found an older one to go on from
+            let (older, known) = (map.epoch.0, known.0);
+            return Err(FsError::Invalid(format!(
+                "a map of epoch {older}, and epoch {known} was chosen"
+            )));
+        }
         let mut voter = kept.voter.clone();
         let answer = voter.answer(ask);
         if voter == kept.voter {

@@ -163,6 +163,40 @@ fn of_three_nodes_two_of_which_are_gone_for_good_one_goes_on() {
     });
 }
 
+/// Three of five that vote are taken for dead, and are not: with one that goes by the forced map they would be a majority of those before.
+#[test]
+fn those_who_voted_before_change_nothing_behind_a_forced_map() {
+    let five = ClusterOptions {
+        regions_per_node: 1,
+        ..options(14, 5, 5)
+    };
+    run(five, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        for dead in [0, 1, 2] {
+            cluster.crash(dead).await;
+        }
+        cluster.sleep(Duration::from_secs(5)).await;
+        let before = cluster.newest_map().unwrap().epoch;
+        assert!(step(&c, 3, 0, true).await.unwrap().is_some());
+        cluster.sleep(Duration::from_secs(15)).await;
+        let forced = cluster.node(4).map().epoch;
+        assert!(forced > before);
+        for back in [1, 2] {
+            cluster.network().partition("node-3", &format!("node-{back}"));
+            cluster.restart(back).await.unwrap();
+        }
+        let links = cluster.node(1).new_links();
+        let changed = cluster.node(1).change_map(&links, |map| Some(map.clone())).await;
+        assert!(changed.is_err(), "{changed:?}");
+        drop(links);
+        assert!(cluster.newest_map().unwrap().epoch >= forced);
+        cluster.network().heal_all();
+        remove(cluster, &c, 3, 0, true).await.unwrap();
+        is_gone(cluster, 0, 4).await;
+    });
+}
+
 #[test]
 fn who_has_what_nobody_else_has_is_not_removed() {
     run(options(12, 3, 1), async |cluster| {
