@@ -134,6 +134,7 @@ fn checked(pools: &[OfflinePool], check: &OfflineCheck) -> Result<Findings, CliE
     Ok(Findings {
         findings: checked.findings,
         notes: checked.notes,
+        replicas: checked.replicas,
         regions: checked.regions,
         inodes: Some(checked.inodes),
         ..Findings::default()

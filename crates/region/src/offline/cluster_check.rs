@@ -16,6 +16,8 @@ pub struct Checked {
     pub findings: Vec<String>,
     /// what is not wrong, but worth knowing: what the nodes finish or put right by themselves when they start
     pub notes: Vec<String>,
+    /// how the copies of each region stand, a line for each region that has some
+    pub replicas: Vec<String>,
     /// regions checked
     pub regions: usize,
     /// inodes in use
@@ -28,17 +30,19 @@ pub struct Checked {
 /// # Errors
 /// [`RegionError::Pool`] when a pool is none, or they do not belong together.
 pub fn check(pools: &[OfflinePool], data: bool, progress: &mut Progress<'_>) -> Result<Checked, RegionError> {
-    let (cluster, damage) = Cluster::open(pools)?;
+    let (mut cluster, damage) = Cluster::open(pools)?;
     let mut checked = Checked {
         findings: damage,
         ..Checked::default()
     };
     checked.findings.extend(cluster.doubled.iter().cloned());
     for (name, space) in &cluster.pools {
-        if space.regions().is_empty() {
+        if space.regions().is_empty() && space.lanes().is_empty() {
             checked.notes.push(format!("{name} holds no region yet"));
         }
     }
+    checked.notes.extend(cluster.superseded.iter().cloned());
+    look_at_copies(&mut cluster, data, progress, &mut checked);
     let mut finished = Finished::default();
     cluster.dispatch_decided(&mut finished);
     cluster.let_go_undecided(Unknown::Report, &mut finished)?;
@@ -71,6 +75,34 @@ pub fn check(pools: &[OfflinePool], data: bool, progress: &mut Progress<'_>) -> 
         ));
     }
     Ok(checked)
+}
+
+/// Checks the copies, before the regions are changed; one of a region whose node is not here is checked as the region.
+fn look_at_copies(cluster: &mut Cluster, data: bool, progress: &mut Progress<'_>, checked: &mut Checked) {
+    let mut copies = cluster.copies();
+    let mut advance = |done, total| progress("checking copies", done, total);
+    checked.replicas = cluster.check_copies(&mut copies, data, &mut advance);
+    for copy in &copies {
+        let node = cluster.pools[copy.at].1.identity().node.0;
+        let found = copy.findings.iter();
+        let line = |what: &String| format!("copy of region {} at node {node}: {what}", copy.region.0);
+        checked.findings.extend(found.map(line));
+    }
+    let away: BTreeSet<RegionId> = cluster
+        .roles
+        .regions()
+        .filter(|id| !cluster.of_region.contains_key(id))
+        .collect();
+    for id in away {
+        if let Some(heir) = cluster.heir(&copies, id) {
+            let (at, node) = (heir.at, cluster.pools[heir.at].1.identity().node.0);
+            checked.notes.push(format!(
+                "region {}: the node that serves it is not here: node {node} takes its place when the nodes start",
+                id.0
+            ));
+            cluster.of_region.insert(id, at);
+        }
+    }
 }
 
 /// Recovers and checks one region; `None` when it cannot be recovered, which is a finding.
