@@ -454,7 +454,10 @@ they are, unless a mount or a command is told to verify what it reads, and sound
 put back from a copy. Nodes scrub now and then by themselves (scrub_every_h and scrub_mib_s in polvod.toml), and say in their log
 what they find. Pools that were made without checksums, or by a version before them, have nothing to compare with.
 
-Exit codes: 0 clean; 1 damaged files were found, or not everything could be looked at.
+Regions with copies are compared with their mirrors in the set, page by page. What is damaged in a region (file data, an inode, a log)
+and whole in a mirror is repaired from there; what is another in a mirror is sent to it. Both are said, and no error.
+
+Exit codes: 0 clean, or all that was found is repaired; 1 damage is left, or not everything could be looked at.
 
 Examples:
   polvo scrub                             the default cluster

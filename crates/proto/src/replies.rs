@@ -5,7 +5,7 @@
 
 use crate::{
     CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LanePlace, LockSeen, LockTerm, LockWait,
-    LogSequel, Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
+    LogSequel, Made, Outcome, PageRun, Scrubbed, ScrubbedCopies, SegmentMap, Token, TxnState, Usage, Written,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Lsn, NodeId, PoolPast, Tail};
@@ -249,6 +249,8 @@ replies! {
     LockGranted(LockTerm),
     /// To `ClaimLocks`: they are there; none: somebody else may have had them since.
     Claimed(Option<LockTerm>),
+    /// To `ScrubCopies`.
+    ScrubbedCopies(ScrubbedCopies),
 }
 
 impl From<()> for Reply {

@@ -22,10 +22,10 @@
 //! ```
 
 use crate::{
-    Answer, CheckFacts, ClusterMap, Collected, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef, Intent,
-    LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
-    NewFile, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, SegmentMap, TxnState, Usage, Window, WriteRun,
-    XattrMode, reply,
+    Answer, CheckFacts, ClusterMap, Collected, CopyPlace, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef,
+    Intent, LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
+    NewFile, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentMap, TxnState, Usage,
+    Window, WriteRun, XattrMode, reply,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Generation, Ino, Lsn, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId};
@@ -736,4 +736,11 @@ requests! {
         /// the file as a whole (`flock`)
         whole: Option<Locked>,
     } -> Claimed(Option<LockTerm>),
+    /// Compares some of a region with its mirrors, and puts right what differs.
+    ScrubCopies {
+        /// which
+        region: RegionId,
+        /// where; the default: from the beginning
+        from: CopyPlace,
+    } -> ScrubbedCopies(ScrubbedCopies),
 }

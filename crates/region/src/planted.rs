@@ -99,6 +99,10 @@ pub enum Planted {
     EarlierDecisionsUnnoted,
     /// A page of a copy differs from its region's, and is not sent.
     DifferenceUnsent,
+    /// A page is taken from a mirror that may lack records.
+    TakenFromBehind,
+    /// A page of a region is damaged, and is sent to a copy that has it whole.
+    DamageSent,
 
     /// A voter answers, and does not keep what it has answered in its pool.
     VoterForgets,

@@ -300,6 +300,22 @@ fn a_mirror_stands_in_for_a_pool_that_is_not_there() {
 }
 
 #[test]
+fn a_pool_that_cannot_be_opened_is_named_and_needed_only_without_mirrors() {
+    let mut stopped = Stopped::new();
+    let pmem = Pmem::simulated_from_image(&stopped.images[1]);
+    pmem.write(0, &[0; 8192]);
+    stopped.images[1] = pmem.sim().unwrap().image(&mut KeepAll);
+    let checked = stopped.checked(&ALL);
+    assert_eq!((checked.regions, checked.inodes, checked.lacking), (2, 3, false));
+    assert!(
+        checked.findings.len() == 1 && checked.findings[0].ends_with(NOTHING_LOST),
+        "{checked:?}"
+    );
+    let refused = check(&stopped.pools(&[0, 1, 2]), true, &mut |_, _, _| ()).unwrap_err();
+    assert!(refused.to_string().contains("not a PolvoFS pool"), "{refused}");
+}
+
+#[test]
 fn a_region_is_where_the_map_says() {
     // node 101 has taken the place of node 2, and died before it knew more than that
     let mut stopped = Stopped::new();
@@ -309,4 +325,190 @@ fn a_region_is_where_the_map_says() {
     assert_eq!((checked.regions, checked.inodes), (2, 3));
     let note = "pool 1 has region 1 as it was before node 101 served it: it becomes a copy when the nodes start";
     assert!(checked.notes.iter().any(|line| line == note), "{:?}", checked.notes);
+}
+
+// ---- repair
+
+/// Repairs all pools, with what files hold.
+fn repaired(pools: &[OfflinePool]) -> Repaired {
+    repair(pools, true, START_NS, &mut |_, _, _| ()).unwrap()
+}
+
+fn images(pools: &[OfflinePool]) -> Vec<CrashImage> {
+    let image = |pool: &OfflinePool| pool.pmem.sim().unwrap().image(&mut KeepAll);
+    pools.iter().map(image).collect()
+}
+
+impl Stopped {
+    /// With bytes of a pool overwritten, beyond what a flipped bit explains.
+    fn overwritten(mut self, pool: usize, at: u64, len: usize) -> Stopped {
+        self.change(pool, |space| space.pmem().write(at, &vec![0x5a; len]));
+        self
+    }
+
+    /// What nodes find in these pools: all files under their names, with what was written last.
+    fn is_all_there(&self, images: &[CrashImage]) {
+        let mut world = World::open_images(&Shape::two_pools(), &images[..2], START_NS).unwrap();
+        let root = world.root();
+        for (name, file, contents) in [
+            (&b"small"[..], self.small, b"small 79".to_vec()),
+            (b"long", self.long, vec![7; LONG]),
+        ] {
+            assert_eq!(world.lookup(root, name).unwrap().target, file);
+            let mut found = vec![0; contents.len() + 1];
+            let len = world.of(file).read(file, 0, &mut found).unwrap();
+            assert!(
+                found[..len] == contents,
+                "{:?} holds something else",
+                String::from_utf8_lossy(name)
+            );
+        }
+    }
+}
+
+fn header(stopped: &Stopped) -> u64 {
+    let ino = Ino::new(R1, 0);
+    let generation = Generation(0);
+    stopped.slot(1, InodeRef { ino, generation })
+}
+
+#[test]
+fn what_is_damaged_and_whole_in_a_mirror_is_taken_from_there() {
+    let stopped = Stopped::new();
+    let slot = stopped.slot(1, stopped.long);
+    let places = [
+        ("a log", slot + 128, 64),
+        ("an inode", slot, 56),
+        ("an inode and its log", slot, 256),
+        ("a region's header, and the inodes behind it", header(&stopped), 1024),
+        ("file data", stopped.data(1) + 300, 9000),
+    ];
+    for (what, at, len) in places {
+        let stopped = Stopped::new().overwritten(1, at, len);
+        let pools = stopped.pools(&ALL);
+        let report = repaired(&pools);
+        assert_eq!(report.refused, CLEAN, "{what}");
+        let taken = |line: &&String| line.ends_with("taken from the copy at node 101");
+        assert!(report.done.iter().filter(taken).count() >= 2, "{what}: {report:?}");
+        let checked = check(&pools, true, &mut |_, _, _| ()).unwrap();
+        assert_eq!(checked.findings, CLEAN, "{what}");
+        assert!(checked.replicas[1].ends_with(": equal"), "{what}: {checked:?}");
+        stopped.is_all_there(&images(&pools));
+        let again = repaired(&pools);
+        assert_eq!(again.done, CLEAN, "{what}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_put_right_where_it_is() {
+    let stopped = Stopped::new().placed();
+    let at = stopped.slot(1, stopped.long) + 128;
+    let stopped = stopped.flipped(1, at);
+    let pools = stopped.pools(&ALL);
+    let report = repaired(&pools);
+    assert!(
+        report.done.len() == 1 && report.done[0].contains("flipped bits"),
+        "{report:?}"
+    );
+    stopped.is_all_there(&images(&pools));
+}
+
+#[test]
+fn nothing_is_taken_from_a_copy_that_is_behind_out_of_the_set_or_damaged() {
+    let damaged = |stopped: Stopped| {
+        let at = stopped.slot(0, stopped.small);
+        stopped.overwritten(0, at, 256)
+    };
+    // another inode of the region has changed since
+    let behind = || {
+        damaged(Stopped::after(|w, _| {
+            let root = w.root();
+            w.set_xattr(root, b"user.unsent", b"1", XattrMode::Any).unwrap();
+        }))
+    };
+    let mut out = damaged(Stopped::new());
+    out.keep_map(6, [[(1, P), (100, B)], [(2, P), (101, M)]]);
+    let placed = Stopped::new().placed();
+    let at = placed.slot(2, placed.small);
+    let both = damaged(placed.overwritten(2, at, 256));
+    for (stopped, why) in [
+        (behind(), "it lacks what was done last, in 1 inodes"),
+        (out, ""),
+        (both, "nothing is taken from its copy at node 100: "),
+    ] {
+        let pools = stopped.pools(&ALL);
+        let report = repaired(&pools);
+        assert!(
+            !report.done.iter().any(|line| line.contains("taken from")),
+            "{report:?}"
+        );
+        let is_said = why.is_empty() || report.notes.iter().any(|line| line.contains(why));
+        assert!(is_said, "{why}: {report:?}");
+    }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn a_page_taken_from_a_mirror_that_lacks_records_is_noticed() {
+    let _plant = planted::Plant::new(planted::Planted::TakenFromBehind);
+    std::panic::catch_unwind(nothing_is_taken_from_a_copy_that_is_behind_out_of_the_set_or_damaged)
+        .expect_err("nobody notices the bug");
+}
+
+#[test]
+fn a_damaged_copy_changes_no_region_and_takes_no_place() {
+    let stopped = Stopped::new().placed();
+    let at = stopped.slot(3, stopped.long) + 128;
+    let stopped = stopped.overwritten(3, at, 64);
+    let pools = stopped.pools(&ALL);
+    let before = images(&pools);
+    let report = repaired(&pools);
+    assert_eq!(report.refused, CLEAN);
+    assert!(
+        report.done.len() == 1 && report.done[0].starts_with("copy of region 1 at node 101"),
+        "{report:?}"
+    );
+    let after = images(&pools);
+    assert_eq!(
+        before[1].fingerprint(),
+        after[1].fingerprint(),
+        "the region is as it was"
+    );
+    stopped.is_all_there(&after);
+    let checked = check(&pools, true, &mut |_, _, _| ()).unwrap();
+    assert_eq!(checked.findings, CLEAN);
+    assert!(checked.replicas[1].ends_with(": not whole"), "{checked:?}");
+    assert_eq!(
+        check(&stopped.pools(&[0, 2]), true, &mut |_, _, _| ()).unwrap().regions,
+        1
+    );
+}
+
+#[test]
+fn a_restoration_that_loses_power_is_taken_up() {
+    let stopped = Stopped::new();
+    let at = stopped.slot(1, stopped.long);
+    let stopped = stopped.overwritten(1, at, 256);
+    let pools = stopped.pools(&ALL);
+    let cuts: Arc<parking_lot::Mutex<Vec<CrashImage>>> = Arc::default();
+    let seen = cuts.clone();
+    pools[1].pmem.sim().unwrap().set_fence_hook(Box::new(move |point| {
+        let mut lines = polvo_pmem::sim::RandomLines::new(point.number());
+        seen.lock().push(point.image(&mut lines));
+    }));
+    repaired(&pools);
+    let cuts = std::mem::take(&mut *cuts.lock());
+    assert!(cuts.len() > 5, "{} power cuts", cuts.len());
+    for (n, cut) in cuts.iter().enumerate() {
+        let mut left = stopped.pools(&ALL);
+        left[1].pmem = Pmem::simulated_from_image(cut);
+        let report = repaired(&left);
+        assert_eq!(report.refused, CLEAN, "cut {n}");
+        assert_eq!(
+            check(&left, true, &mut |_, _, _| ()).unwrap().findings,
+            CLEAN,
+            "cut {n}"
+        );
+        stopped.is_all_there(&images(&left));
+    }
 }

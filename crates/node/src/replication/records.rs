@@ -6,6 +6,7 @@ use crate::replication::leases::Leases;
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
 use polvo_proto::{Cred, FsError, LanePlace, RegionInfo, ReplicaRole, ask};
+use polvo_region::Region;
 use polvo_region::planted::{Planted, planted};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -323,6 +324,20 @@ impl Replication {
         only_set: bool,
     ) -> Result<(), FsError> {
         feed.take(service);
+        self.send_taken(feed, service, links, only_set).await
+    }
+
+    /// As [`Self::send`], of those records that were taken already.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn send_taken(
+        &self,
+        feed: &mut Feed,
+        service: &RegionService,
+        links: &Rc<Links>,
+        only_set: bool,
+    ) -> Result<(), FsError> {
         let (backlog, taken) = (&feed.backlog, feed.taken);
         let sent = feed
             .followers
@@ -394,9 +409,25 @@ impl Feed {
     /// Takes what the region has recorded since the last time.
     pub fn take(&mut self, service: &RegionService) {
         let mut bytes = Vec::new();
-        let Some(last) = service.enter(|region| region.take_records(&mut bytes)) else {
-            return;
-        };
+        if let Some(last) = service.enter(|region| region.take_records(&mut bytes)) {
+            self.taken_up_to(last, bytes, service);
+        }
+    }
+
+    /// The same, with all that others have dispatched by then; and looks at the region as it is behind the last of these records.
+    pub fn take_and<T>(&mut self, service: &RegionService, look: impl FnOnce(&mut Region) -> T) -> T {
+        let mut bytes = Vec::new();
+        let (last, seen) = service.enter(|region| {
+            region.reap();
+            (region.take_records(&mut bytes), look(region))
+        });
+        if let Some(last) = last {
+            self.taken_up_to(last, bytes, service);
+        }
+        seen
+    }
+
+    fn taken_up_to(&mut self, last: Lsn, mut bytes: Vec<u8>, service: &RegionService) {
         self.taken = last;
         if bytes.is_empty() {
             return;

@@ -5,3 +5,4 @@ mod common;
 mod failover;
 mod fills;
 mod mirrors;
+mod scrubs;

@@ -9,6 +9,10 @@ use polvo_proto::{CheckFacts, InodeFact, NameFact, join_facts};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Said of a pool that is lost where its node is not needed.
+pub const NOTHING_LOST: &str = "nothing of its regions is lost: mirrors take their place when the other nodes start. Its node may then be \
+                                started with a new pool, unless it votes (docs/operations.md, The cluster map)";
+
 /// What a check found.
 #[derive(Clone, Debug, Default)]
 pub struct Checked {
@@ -18,6 +22,8 @@ pub struct Checked {
     pub notes: Vec<String>,
     /// how the copies of each region stand, a line for each region that has some
     pub replicas: Vec<String>,
+    /// a region is in none of the pools, and no mirror of it; or nobody knows which there are
+    pub lacking: bool,
     /// regions checked
     pub regions: usize,
     /// inodes in use
@@ -43,6 +49,15 @@ pub fn check(pools: &[OfflinePool], data: bool, progress: &mut Progress<'_>) -> 
     }
     checked.notes.extend(cluster.superseded.iter().cloned());
     look_at_copies(&mut cluster, data, progress, &mut checked);
+    let mut lost = cluster.roles.regions().filter(|id| !cluster.of_region.contains_key(id));
+    checked.lacking = cluster.roles.is_unknown() || lost.next().is_some();
+    if let Some(why) = cluster.unopened.first().filter(|_| checked.lacking) {
+        return Err(RegionError::Pool(why.clone()));
+    }
+    let unopened = cluster.unopened.iter();
+    checked
+        .findings
+        .extend(unopened.map(|why| format!("{why}; {NOTHING_LOST}")));
     let mut finished = Finished::default();
     cluster.dispatch_decided(&mut finished);
     cluster.let_go_undecided(Unknown::Report, &mut finished)?;

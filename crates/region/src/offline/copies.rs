@@ -7,10 +7,12 @@
 use super::{Cluster, in_words};
 use crate::dram_inode::Body;
 use crate::load::{Names, Reading, Whole};
+use crate::region_check::STALE;
 use crate::store::Store;
 use crate::{Lane, PoolSpace, Region};
 use polvo_format::{
-    INLINE_UNITS, INODE_LOCK, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, Lsn, PAGE, PAGE_UNITS, RegionId, UnitPlace,
+    INLINE_UNITS, INODE_LOCK, INODE_SIZE, INODE_UNITS, Ino, InodeHead, LINE, Lsn, PAGE, PAGE_UNITS, RegionId, TxnId,
+    UnitPlace,
 };
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,20 +163,26 @@ impl Copy {
         self.whole && self.in_set
     }
 
-    /// Looks whether it would do as the region: everything of it is read, with `data` also what files hold. What is wrong is in its findings
-    /// then.
-    pub fn examine(&mut self, space: &Arc<PoolSpace>, data: bool) {
+    /// Looks whether it would do as the region: everything of it is read, with `data` also what files hold. What is wrong is in its
+    /// findings then. Gives the transactions that hold something of it.
+    pub fn examine(&mut self, space: &Arc<PoolSpace>, data: bool) -> Vec<TxnId> {
         match Region::look(space, self.region) {
-            Ok((mut region, _)) => self.findings.extend(wrong_with(&mut region, data)),
-            Err(e) => self.findings.push(e.to_string()),
+            Ok((mut region, recovery)) => {
+                self.findings.extend(wrong_with(&mut region, data));
+                recovery.held_by
+            }
+            Err(e) => {
+                self.findings.push(e.to_string());
+                Vec::new()
+            }
         }
     }
 }
 
-/// What a check of a region finds, a line each.
+/// What a check of a region finds that a start of its node does not put right, a line each.
 pub(super) fn wrong_with(region: &mut Region, data: bool) -> Vec<String> {
-    let report = region.check(&mut |_, _| ());
-    let mut wrong: Vec<String> = report.findings.into_iter().map(in_words).collect();
+    let found = region.check(&mut |_, _| ()).findings.into_iter();
+    let mut wrong: Vec<String> = found.filter(|found| found.what != STALE).map(in_words).collect();
     if data {
         wrong.extend(region.scrub_all().iter().map(|damaged| {
             let (ino, end) = (damaged.inode.ino, damaged.offset + damaged.len);
@@ -190,8 +198,10 @@ pub(super) fn wrong_with(region: &mut Region, data: bool) -> Vec<String> {
 /// A region beside a copy.
 #[derive(Default)]
 pub(super) struct Compared {
-    /// inodes that have another tail in one of them
+    /// inodes that have another tail in one of them, or cannot be read
     pub changed: u64,
+    /// of these, inodes that are not newer in the copy
+    pub ahead: u64,
     /// what differs where nothing has changed
     pub differing: Vec<String>,
 }
@@ -214,6 +224,10 @@ pub(super) fn compare(primary: &Arc<PoolSpace>, copy: &Arc<PoolSpace>, region: R
         match pair.slot(slot) {
             Same::Yes => {}
             Same::Changed => compared.changed += 1,
+            Same::Ahead => {
+                compared.changed += 1;
+                compared.ahead += 1;
+            }
             Same::No(what) if compared.differing.len() < DIFFERENCES_MAX => {
                 compared
                     .differing
@@ -228,8 +242,10 @@ pub(super) fn compare(primary: &Arc<PoolSpace>, copy: &Arc<PoolSpace>, region: R
 /// What an inode is beside its copy.
 enum Same {
     Yes,
-    /// one of them is older, or cannot be read, which the check of either says
+    /// the copy's is newer, or one of them cannot be read, which the check of either says
     Changed,
+    /// the copy's is older
+    Ahead,
     No(String),
 }
 
@@ -254,8 +270,23 @@ impl Pair<'_> {
             return Same::Changed;
         };
         let is_locked = |bytes: &[u8; INODE_SIZE]| bytes[INODE_LOCK as usize..][..8] != [0; 8];
-        let state = |head: &InodeHead| (head.kind, head.generation, head.tail);
-        if state(&ours) != state(&theirs) || bytes.iter().any(is_locked) {
+        // in the order in which an inode has them: used, freed with the same generation, used again with another one
+        let age = |head: &InodeHead| {
+            (
+                head.generation,
+                head.kind.is_none(),
+                head.tail.version(),
+                head.tail.units(),
+            )
+        };
+        if age(&ours) != age(&theirs) || ours.kind != theirs.kind {
+            return if age(&theirs) > age(&ours) {
+                Same::Changed
+            } else {
+                Same::Ahead
+            };
+        }
+        if bytes.iter().any(is_locked) {
             return Same::Changed;
         }
         if ours.kind.is_none() {

@@ -2,7 +2,8 @@
 //! their start, everything is checked ([`check`]), and damage is repaired ([`repair`]).
 //!
 //! A region is what the node has that serves it by the newest cluster map in the pools; what others have of it is a copy, or what it was
-//! once. Invariant: nobody writes to a copy here but what has come to its lane, so it is what its node would find at its start.
+//! once. Invariant: nobody writes to a copy here but what has come to its lane, so it is what its node would find at its start; but a
+//! repair may say of one that it is not whole.
 //!
 //! Pools are given open and locked, so nobody else uses them. To look without touching, give private copies of them.
 
@@ -11,6 +12,7 @@ mod copies;
 mod finish;
 mod name_tree;
 mod repair;
+mod restore;
 mod rewrite;
 mod roles;
 mod salvage;
@@ -25,7 +27,7 @@ use roles::Roles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub use cluster_check::{Checked, check};
+pub use cluster_check::{Checked, NOTHING_LOST, check};
 pub use repair::{Repaired, repair};
 
 /// Where a long run is: what is being done, units done, units in all.
@@ -50,14 +52,16 @@ struct Cluster {
     /// what was a region once, and is served elsewhere now
     superseded: Vec<String>,
     roles: Roles,
+    /// pools that are none, or too damaged to be opened, and why
+    unopened: Vec<String>,
 }
 
 impl Cluster {
     /// Opens the pools for checking, and gives the damage found on the way, a line each.
     ///
     /// # Errors
-    /// [`RegionError::Pool`], naming the pool, for what is no pool, or not of this cluster, or of a node that has one
-    /// already.
+    /// [`RegionError::Pool`], naming the pool, for what is not of this cluster, or of a node that has one already; and for what is no pool,
+    /// unless regions have copies.
     fn open(pools: &[OfflinePool]) -> Result<(Cluster, Vec<String>), RegionError> {
         let mut cluster = Cluster {
             pools: Vec::new(),
@@ -65,11 +69,18 @@ impl Cluster {
             doubled: Vec::new(),
             superseded: Vec::new(),
             roles: Roles::default(),
+            unopened: Vec::new(),
         };
         let mut damage = Vec::new();
         for OfflinePool { name, pmem } in pools {
             let refuse = |why: String| RegionError::Pool(format!("pool {name}: {why}"));
-            let (space, findings) = PoolSpace::open_for_check(pmem.clone()).map_err(|e| refuse(e.to_string()))?;
+            let (space, findings) = match PoolSpace::open_for_check(pmem.clone()) {
+                Ok(opened) => opened,
+                Err(e) => {
+                    cluster.unopened.push(format!("pool {name}: {e}"));
+                    continue;
+                }
+            };
             let id = space.identity();
             for (other, there) in &cluster.pools {
                 let known = there.identity();
@@ -86,7 +97,14 @@ impl Cluster {
             cluster.pools.push((name.clone(), space));
         }
         cluster.assign(&mut damage);
-        Ok((cluster, damage))
+        match cluster
+            .unopened
+            .first()
+            .filter(|_| !cluster.roles.regions().any(|id| cluster.roles.has_copies(id)))
+        {
+            Some(why) => Err(RegionError::Pool(why.clone())),
+            None => Ok((cluster, damage)),
+        }
     }
 
     /// Which pool has each region. A copy that its node has become primary of takes its place, as at the start of that node.

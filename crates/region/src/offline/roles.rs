@@ -32,6 +32,11 @@ impl Roles {
         regions.map(|region| region.id)
     }
 
+    /// Does no pool keep a map?
+    pub fn is_unknown(&self) -> bool {
+        self.newest.is_none()
+    }
+
     fn region(&self, id: RegionId) -> Option<&RegionInfo> {
         self.newest.as_ref()?.region(id)
     }
