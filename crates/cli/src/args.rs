@@ -397,9 +397,9 @@ be checked only then. The pools stay as they are (but for DAX devices, on which 
 starting the node would do it). Notes are about what nodes finish or put right by themselves when they start.
 Where regions have copies, each copy is checked as a mirror would find it that takes its region's place, and compared with the region;
 a line a region says how they stand. Who serves what the newest cluster map in the pools says.
-With --repair damage is repaired, as far as it can be: what is redundant is written anew, single flipped bits are put
-right, damaged directories are rebuilt from what can be read of their logs, and what has lost its name, or some of its
-contents, goes to /lost+found. A copy of the pools beforehand is the only way back. With --dry-run everything is done to
+With --repair damage is repaired, as far as it can be: what a mirror in the set has whole is taken from there (file data
+with --data), what is redundant is written anew, single flipped bits are put right, damaged directories are rebuilt from
+what can be read of their logs, and what has lost its name, or some of its contents, goes to /lost+found. A copy of the pools beforehand is the only way back. With --dry-run everything is done to
 a copy in memory and shown.
 Online, the nodes check their regions while they serve; on a busy cluster a change that is under way may look like
 damage, so findings are checked a second time.
