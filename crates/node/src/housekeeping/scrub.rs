@@ -173,11 +173,10 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
             }
             let mut place = Some(CopyPlace::default());
             while let Some(from) = place {
-                place = match node.scrub_copies(&links, service, from).await {
-                    Ok(step) => step.next,
-                    Err(_) => None,
-                };
-                tokio::time::sleep(pause).await;
+                let step = node.scrub_copies(&links, service, from).await.unwrap_or_default();
+                place = step.next;
+                let steps = (step.bytes / STEP_BYTES).max(1);
+                tokio::time::sleep(pause * u32::try_from(steps).unwrap_or(u32::MAX)).await;
             }
             if logged > LOGGED_MAX {
                 let region = service.id.0;
