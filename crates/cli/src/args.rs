@@ -458,9 +458,11 @@ const FSCK_HELP: &str = "\
 Offline, name the pools of all nodes of the cluster, or its directory: what one region says of inodes in another can
 be checked only then. The pools stay as they are (but for DAX devices, on which what a crash has left is finished, as
 starting the node would do it). Notes are about what nodes finish or put right by themselves when they start.
-With --repair damage is repaired, as far as it can be: what is redundant is written anew, single flipped bits are put
-right, damaged directories are rebuilt from what can be read of their logs, and what has lost its name, or some of its
-contents, goes to /lost+found. A copy of the pools beforehand is the only way back. With --dry-run everything is done to
+Where regions have copies, each copy is checked as a mirror would find it that takes its region's place, and compared with the region;
+a line a region says how they stand. Who serves what the newest cluster map in the pools says.
+With --repair damage is repaired, as far as it can be: what a mirror in the set has whole is taken from there (file data
+with --data), what is redundant is written anew, single flipped bits are put right, damaged directories are rebuilt from
+what can be read of their logs, and what has lost its name, or some of its contents, goes to /lost+found. A copy of the pools beforehand is the only way back. With --dry-run everything is done to
 a copy in memory and shown.
 Online, the nodes check their regions while they serve; on a busy cluster a change that is under way may look like
 damage, so findings are checked a second time.
@@ -515,7 +517,10 @@ they are, unless a mount or a command is told to verify what it reads, and sound
 put back from a copy. Nodes scrub now and then by themselves (scrub_every_h and scrub_mib_s in polvod.toml), and say in their log
 what they find. Pools that were made without checksums, or by a version before them, have nothing to compare with.
 
-Exit codes: 0 clean; 1 damaged files were found, or not everything could be looked at.
+Regions with copies are compared with their mirrors in the set, page by page. What is damaged in a region (file data, an inode, a log)
+and whole in a mirror is repaired from there; what is another in a mirror is sent to it. Both are said, and no error.
+
+Exit codes: 0 clean, or all that was found is repaired; 1 damage is left, or not everything could be looked at.
 
 Examples:
   polvo scrub                             the default cluster

@@ -48,6 +48,11 @@ impl PageChecksum {
         u64::from(self.start) + u64::from(self.len)
     }
 
+    /// The bytes that it covers, in the page.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.start.into()..self.end()
+    }
+
     /// With more bytes, which follow those that it covers; `None` where the page has no room for them.
     pub fn with(&self, bytes: &[u8]) -> Option<PageChecksum> {
         let crc = checksum::crc32c_append(self.crc, bytes);

@@ -267,7 +267,7 @@ impl Node {
         tasks.spawn_local(map::follow_removals(self.clone()));
         tasks.spawn_local(housekeeping::return_to_restarted(self.clone(), links.clone()));
         tasks.spawn_local(deadlocks::run(self.clone(), links.clone()));
-        tasks.spawn_local(scrub::run(self.clone()));
+        tasks.spawn_local(scrub::run(self.clone(), links.clone()));
         tasks.spawn_local(housekeeping::run(self.clone()));
         tasks.spawn_local(housekeeping::resolve_left_over(self.clone(), links.clone()));
         tasks.spawn_local(housekeeping::meet_others(self.clone(), links.clone()));

@@ -27,7 +27,7 @@ use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions}
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_durability, with_replicas};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
-use polvo_format::{NodeId, RegionId, SessionId};
+use polvo_format::{Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::{CrashImage, KeepAll};
 use polvo_proto::{ClusterMap, Durability, FsError, NodeInfo, Replica, ReplicaRole, SegmentClass, join_facts};
@@ -581,6 +581,17 @@ impl Cluster {
         let segments = space.segments_of(region).into_iter();
         let those = segments.filter(|(_, _, class)| (*class == SegmentClass::Data) == data);
         those.map(|(_, at, _)| (at, size)).collect()
+    }
+
+    /// Where an address of a region lies in the pool of a node that has it, be it as a copy.
+    pub fn place(&self, node: u16, at: Gpa) -> u64 {
+        let space = &self.node(node).space;
+        let size = space.usage().segment_size;
+        let index = at.offset().0 / size;
+        let mut segments = space.segments_of(at.region()).into_iter();
+        let segment = segments.find(|(other, ..)| u64::from(*other) == index);
+        let (_, begins, _) = segment.expect("the region has the segment");
+        begins + at.offset().0 % size
     }
 
     fn running(&self) -> impl Iterator<Item = &Arc<Node>> {

@@ -6,7 +6,9 @@ mod common;
 use common::*;
 use polvo_cluster::RegionVerb;
 use polvo_consensus::register::{Answer as VoterAnswer, Ask as VoterAsk, Ballot};
-use polvo_format::{Epoch, Gpa, INODE_TAIL, NodeId, REGISTER_OWNER, REGISTER_PLACE, RegionId};
+use polvo_format::{
+    Epoch, Gpa, INODE_SIZE, INODE_TAIL, NodeId, PAGE, REGISTER_OWNER, REGISTER_PLACE, RegionId, RegionOffset,
+};
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
@@ -177,6 +179,16 @@ fn a_forced_map_that_others_may_have_overtaken() {
 #[test]
 fn a_copy_given_back_by_a_map_of_before() {
     caught(Planted::CopyFreedUnconfirmed, a_copy_is_where_only_a_later_map_wants_it);
+}
+
+#[test]
+fn a_page_taken_from_a_mirror_that_lacks_records() {
+    caught(Planted::TakenFromBehind, an_inode_is_damaged_that_has_just_changed);
+}
+
+#[test]
+fn damage_sent_to_a_copy_that_is_whole() {
+    caught(Planted::DamageSent, file_data_is_damaged_at_a_primary);
 }
 
 fn replicated(seed: u64) -> ClusterOptions {
@@ -1143,5 +1155,65 @@ fn a_mirror_has_missed_too_much() {
         cluster.crash(0).await;
         let found = c.read(file).await.unwrap();
         assert!(found == pattern(4096, 2), "it holds something else");
+    });
+}
+
+/// Compares a region with its copies.
+async fn scrub_copies(c: &Caller, region: RegionId) {
+    let mut place = Some(CopyPlace::default());
+    while let Some(from) = place {
+        let step = c.ask(region, ask::ScrubCopies { region, from }).await.unwrap();
+        place = step.next;
+    }
+}
+
+/// What was done to an inode is not undone when the inode is repaired.
+fn an_inode_is_damaged_that_has_just_changed() {
+    run(replicated(48), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"contents").await;
+        cluster.rest().await;
+        cluster.sleep(Duration::from_secs(2)).await;
+        let mode = SetAttr {
+            mode: Some(0o751),
+            ..SetAttr::default()
+        };
+        c.set(file, mode).await.unwrap();
+        let slot = RegionOffset(file.ino.slot() * INODE_SIZE as u64);
+        let at = cluster.place(0, Gpa::new(file.ino.region(), slot)) + 8;
+        let pmem = cluster.pmem(0).clone();
+        pmem.write_u64(at, pmem.read_u64(at) ^ 1);
+        scrub_copies(&c, file.ino.region()).await;
+        // what is kept in memory is no witness
+        cluster.crash(0).await;
+        cluster.restart(0).await.unwrap();
+        assert_eq!(c.attr(file).await.unwrap().mode, 0o751);
+    });
+}
+
+/// A file is what it was, after damage of what its node has of it.
+fn file_data_is_damaged_at_a_primary() {
+    run(replicated(49), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let contents = pattern(PAGE, 3);
+        let file = file_of_node_0(cluster, &c, &contents).await;
+        let region = file.ino.region();
+        cluster.rest().await;
+        cluster.sleep(Duration::from_secs(2)).await;
+        let pmem = cluster.pmem(0).clone();
+        let mut page = vec![0; PAGE];
+        let segments = cluster.segments(0, region, true).into_iter();
+        let mut pages = segments.flat_map(|(at, len)| (at..at + len).step_by(PAGE));
+        let holds = |at: &u64| {
+            pmem.read(*at, &mut page);
+            page == contents
+        };
+        let at = pages.find(holds).expect("it has data");
+        pmem.write_u64(at + 64, !pmem.read_u64(at + 64));
+        scrub_copies(&c, region).await;
+        cluster.crash(0).await;
+        assert!(c.read(file).await.unwrap() == contents, "it holds something else");
     });
 }

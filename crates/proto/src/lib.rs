@@ -28,7 +28,7 @@ pub use map::{
 pub use message::*;
 pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};
 pub use requests::{Ask, Request, RequestKind, ask};
-pub use scrubbed::{DamagedData, ScrubPlace, Scrubbed};
+pub use scrubbed::{CopyPlace, DamagedData, ScrubPlace, Scrubbed, ScrubbedCopies};
 
 /// Version of the protocol; peers with another one are refused at attach.
 pub const PROTOCOL_VERSION: u32 = 17;

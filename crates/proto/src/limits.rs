@@ -196,6 +196,7 @@ impl Request {
             | Request::Status
             | Request::Check { .. }
             | Request::Scrub { .. }
+            | Request::ScrubCopies { .. }
             | Request::Shutdown
             | Request::TxnState { .. }
             | Request::Fence

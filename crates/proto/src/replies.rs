@@ -5,7 +5,7 @@
 
 use crate::{
     CheckFacts, ClusterMap, Collected, DirPage, FileMap, Found, InodeRef, LanePlace, LockSeen, LockTerm, LockWait,
-    LogSequel, Made, Outcome, PageRun, Scrubbed, SegmentMap, Token, TxnState, Usage, Written,
+    LogSequel, Made, Outcome, PageRun, Scrubbed, ScrubbedCopies, SegmentMap, Token, TxnState, Usage, Written,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Lsn, NodeId, PoolPast, RegionId, Tail};
@@ -260,6 +260,8 @@ replies! {
     },
     /// To `RemoveNode`: regions of which the node has a copy yet; `None`: it is removed.
     Remaining(Option<Vec<RegionId>>),
+    /// To `ScrubCopies`.
+    ScrubbedCopies(ScrubbedCopies),
 }
 
 impl From<()> for Reply {

@@ -22,10 +22,10 @@
 //! ```
 
 use crate::{
-    Answer, CheckFacts, ClusterMap, Collected, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef, Intent,
-    LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
-    NewFile, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, SegmentMap, TxnState, Usage, Window, WriteRun,
-    XattrMode, reply,
+    Answer, CheckFacts, ClusterMap, Collected, CopyPlace, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef,
+    Intent, LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
+    NewFile, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentMap, TxnState, Usage,
+    Window, WriteRun, XattrMode, reply,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Generation, Ino, Lsn, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId};
@@ -746,4 +746,11 @@ requests! {
         /// how many replicas its regions are to have, as far as there are nodes
         replicas: u16,
     } -> Remaining(Option<Vec<RegionId>>),
+    /// Compares some of a region with its mirrors, and puts right what differs.
+    ScrubCopies {
+        /// which
+        region: RegionId,
+        /// where; the default: from the beginning
+        from: CopyPlace,
+    } -> ScrubbedCopies(ScrubbedCopies),
 }

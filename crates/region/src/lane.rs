@@ -92,7 +92,11 @@ impl Lane {
         Lane::open(space, region, at)?.promote()
     }
 
-    fn open(space: &Arc<PoolSpace>, region: RegionId, at: u64) -> Result<Lane, RegionError> {
+    /// The copy whose lane begins there, as it is: nothing is applied yet.
+    ///
+    /// # Errors
+    /// `Corrupt` when the lane's head cannot be read.
+    pub(crate) fn open(space: &Arc<PoolSpace>, region: RegionId, at: u64) -> Result<Lane, RegionError> {
         let damage = |why: String| RegionError::Corrupt { what: "lane", at, why };
         let mut heads = [0; LANE_HEADS];
         space.pmem().read(at, &mut heads);

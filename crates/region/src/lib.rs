@@ -32,6 +32,7 @@ mod origins;
 #[doc(hidden)]
 pub mod planted;
 mod pool;
+mod reconcile;
 mod recovery;
 mod region;
 mod region_check;
@@ -64,11 +65,12 @@ pub use error::RegionError;
 pub use file_view::{Extent, FileView, Part, ReadPlan, Unchanged};
 pub use finding::Finding;
 pub use lane::{Lane, ToCopy};
-pub use offline::{Checked, OfflinePool, Progress, Repaired, check, repair};
+pub use offline::{Checked, NOTHING_LOST, OfflinePool, Progress, Repaired, check, repair};
 pub use origins::Done;
 #[cfg(feature = "two-phase")]
 pub use pool::PreparedPart;
 pub use pool::{CollectedPart, FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
+pub use reconcile::{PageImage, Reconciled};
 pub use recovery::Recovery;
 pub use region::Region;
 pub use region_check::CheckReport;

@@ -117,6 +117,10 @@ pub enum Planted {
     ForcedMapNotAbove,
     /// A node gives back a copy by a map that no majority has confirmed.
     CopyFreedUnconfirmed,
+    /// A page is taken from a mirror that may lack records.
+    TakenFromBehind,
+    /// A page of a region is damaged, and is sent to a copy that has it whole.
+    DamageSent,
 
     /// A voter answers, and does not keep what it has answered in its pool.
     VoterForgets,

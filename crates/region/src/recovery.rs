@@ -67,6 +67,8 @@ enum Orphans {
     Keep,
     /// those that had them open may come back for them
     HeldBy(SessionId),
+    /// they stay, and nothing else is written either
+    Untouched,
 }
 
 impl Region {
@@ -105,6 +107,11 @@ impl Region {
         Region::recover_with(space, id, Orphans::Keep, progress)
     }
 
+    /// As [`Self::recover_all`], and nothing is written: for who looks at a copy, which is to stay as it is. Not to be used but to check it.
+    pub(crate) fn look(space: &Arc<PoolSpace>, id: RegionId) -> Result<(Region, Recovery), RegionError> {
+        Region::recover_with(space, id, Orphans::Untouched, &mut |_, _| ())
+    }
+
     fn recover_with(
         space: &Arc<PoolSpace>,
         id: RegionId,
@@ -123,7 +130,7 @@ impl Region {
             Some(header) if header.region == id && header.segment_shift == store.segment_shift() => {}
             Some(header) => return Err(store.corrupt("region header", 0, format!("is of region {}", header.region))),
             // the power went while the region was made
-            None if is_unfinished(&store) => {
+            None if orphans != Orphans::Untouched && is_unfinished(&store) => {
                 store.zero_segment(0);
                 let region = Region::found(store, 0)?;
                 let recovery = Recovery {
@@ -169,7 +176,10 @@ impl Region {
                 .all(|slot| region.cache.known(*slot).is_none()),
             "what is damaged is not in DRAM"
         );
-        let mended = region.refresh(found.stale);
+        let mended = match keep {
+            Orphans::Untouched => Vec::new(),
+            _ => region.refresh(found.stale),
+        };
         let orphans_freed = region.adopt(found.orphans, keep);
         assert!(
             region.inodes < region.store.space.used(SegmentClass::Inodes),
@@ -254,7 +264,7 @@ impl Region {
         for slot in orphans {
             self.dead.insert(slot);
             match keep {
-                Orphans::Keep => {}
+                Orphans::Keep | Orphans::Untouched => {}
                 Orphans::Free => self.free_if_dead(slot),
                 Orphans::HeldBy(session) => self.hold_slot(session, slot),
             }

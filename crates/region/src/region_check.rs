@@ -13,6 +13,9 @@ use std::collections::BTreeSet;
 /// Most findings about space that are spelled out.
 const SPACE_FINDINGS_MAX: usize = 100;
 
+/// What recovery puts right, and a power cut leaves.
+pub(crate) const STALE: &str = "attributes beside the tail are not what the log says";
+
 /// Result of `check`: local findings, and the cross-region facts for the caller to join.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
@@ -38,12 +41,12 @@ impl Region {
             let (inode, stale) = match found {
                 Slot::InUse { inode, stale, .. } => (inode, stale),
                 Slot::Reserved { .. } => {
-                    in_use += u64::from(locked.contains(slot));
+                    in_use += u64::from(locked.contains(slot) && !locked.is_uncounted(slot));
                     return;
                 }
                 Slot::Worn | Slot::Damaged(_) => return,
             };
-            in_use += 1;
+            in_use += u64::from(!locked.is_uncounted(slot));
             report
                 .inodes
                 .push((inode.inode_ref(), inode.attr.kind, inode.attr.nlink));
@@ -62,7 +65,7 @@ impl Region {
                 });
             };
             if stale {
-                found("attributes beside the tail are not what the log says");
+                found(STALE);
             }
             let differs = cache.known(slot).is_some_and(|known| {
                 known.attr != inode.attr

@@ -89,6 +89,13 @@ impl TxnLocks {
         self.add(txn, slot, fate);
     }
 
+    /// Was the slot found reserved for a new inode, which counts when its transaction has happened?
+    pub fn is_uncounted(&self, slot: u64) -> bool {
+        let parts = self.by_slot.get(&slot).and_then(|txn| self.pending.get(txn));
+        let is_new = |part: &TxnLock| part.slot == slot && matches!(part.fate, Fate::RecoveredNew { .. });
+        parts.is_some_and(|parts| parts.iter().any(is_new))
+    }
+
     pub fn take(&mut self, slot: u64) -> Option<Fate> {
         let txn = self.by_slot.remove(&slot)?;
         let parts = self.pending.get_mut(&txn)?;

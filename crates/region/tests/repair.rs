@@ -23,7 +23,7 @@ const R1: RegionId = RegionId(1);
 const LOST: &[u8] = b"lost+found";
 
 fn repaired(pools: &[OfflinePool]) -> Result<Repaired, String> {
-    repair(pools, START_NS, &mut |_, _, _| ()).map_err(|e| e.to_string())
+    repair(pools, false, START_NS, &mut |_, _, _| ()).map_err(|e| e.to_string())
 }
 
 fn images(pools: &[OfflinePool]) -> Vec<CrashImage> {

@@ -32,6 +32,8 @@ pub struct Findings {
     pub findings: Vec<String>,
     /// What is not wrong, but worth knowing.
     pub notes: Vec<String>,
+    /// How the copies of regions stand, a line a region.
+    pub replicas: Vec<String>,
     /// What was repaired.
     pub repaired: Vec<String>,
     /// What a repair would put right.
@@ -88,6 +90,7 @@ pub fn fsck(args: &FsckArgs) -> FsckExit {
 fn as_json(found: &Findings) -> String {
     let all = json!({
         "clean": found.exit() != FsckExit::Errors, "findings": found.findings, "notes": found.notes,
+        "replicas": found.replicas,
         "repaired": found.repaired, "would_repair": found.planned,
         "regions": found.regions, "inodes": found.inodes,
     });
@@ -96,6 +99,9 @@ fn as_json(found: &Findings) -> String {
 
 fn as_text(found: &Findings) -> String {
     let mut text = String::new();
+    for region in &found.replicas {
+        text += &format!("{region}\n");
+    }
     for note in &found.notes {
         text += &format!("note: {note}\n");
     }

@@ -4,7 +4,7 @@ use super::Findings;
 use crate::{CliError, Context, progress};
 use indicatif::ProgressBar;
 use polvo_pmem::{Medium, Pmem};
-use polvo_region::{OfflinePool, Repaired};
+use polvo_region::{NOTHING_LOST, OfflinePool, Repaired};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,13 +34,26 @@ pub enum Consent {
 }
 
 /// Checks copies of the pools, which stay as they are.
+///
+/// # Errors
+/// A pool that is not there or cannot be opened, unless mirrors have all of its regions; what the check can fail with.
 pub fn check_pools(check: &OfflineCheck) -> Result<Findings, CliError> {
-    let pools = open_all(&check.pools, |path| match open_copy(path)? {
+    let open = |path: &Path| match open_copy(path)? {
         Some(copy) => Ok(copy),
         // a DAX device has no copy: what a crash has left is finished, as its node would at its start
         None => open(path),
-    })?;
-    checked(&pools, check)
+    };
+    let (here, gone): (Vec<_>, Vec<_>) = check.pools.iter().cloned().partition(|path| path.exists());
+    let pools = open_all(&here, open)?;
+    let (mut found, lacking) = checked(&pools, check)?;
+    if lacking && let Some(path) = gone.first() {
+        open(path)?;
+    }
+    let lost = gone
+        .iter()
+        .map(|path| format!("pool {}: is not there; {NOTHING_LOST}", path.display()));
+    found.findings.extend(lost);
+    Ok(found)
 }
 
 /// Repairs the pools, or says what it would do.
@@ -57,8 +70,8 @@ pub fn repair_pools(check: &OfflineCheck, consent: Consent) -> Result<Findings, 
                 ))
             })
         })?;
-        let planned = repaired(&copies, check.quiet)?;
-        let mut found = checked(&copies, check)?;
+        let planned = repaired(&copies, check)?;
+        let (mut found, _) = checked(&copies, check)?;
         if consent == Consent::DryRun || planned.done.is_empty() {
             found.planned = planned.done;
             found.notes.extend(planned.notes);
@@ -68,8 +81,8 @@ pub fn repair_pools(check: &OfflineCheck, consent: Consent) -> Result<Findings, 
         ask(&planned)?;
     }
     let pools = open_all(&check.pools, open)?;
-    let done = repaired(&pools, check.quiet)?;
-    let mut found = checked(&pools, check)?;
+    let done = repaired(&pools, check)?;
+    let (mut found, _) = checked(&pools, check)?;
     for OfflinePool { name, pmem } in &pools {
         if pmem.medium() == Medium::File {
             pmem.sync().map_err(|e| CliError::pmem(Path::new(name), e))?;
@@ -115,29 +128,34 @@ fn ask(planned: &Repaired) -> Result<(), CliError> {
     }
 }
 
-fn repaired(pools: &[OfflinePool], quiet: bool) -> Result<Repaired, CliError> {
+fn repaired(pools: &[OfflinePool], check: &OfflineCheck) -> Result<Repaired, CliError> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_ns = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
-    let bar = progress::count("repairing", 0, quiet);
-    let report = polvo_region::repair(pools, now_ns, &mut |what, done, total| advance(&bar, what, done, total));
+    let bar = progress::count("repairing", 0, check.quiet);
+    let report = polvo_region::repair(pools, check.data, now_ns, &mut |what, done, total| {
+        advance(&bar, what, done, total)
+    });
     bar.finish_and_clear();
     report.map_err(|e| CliError::Other(e.to_string()))
 }
 
-fn checked(pools: &[OfflinePool], check: &OfflineCheck) -> Result<Findings, CliError> {
+/// What the check finds, and whether regions are in none of the pools.
+fn checked(pools: &[OfflinePool], check: &OfflineCheck) -> Result<(Findings, bool), CliError> {
     let bar = progress::count("checking", 0, check.quiet);
     let checked = polvo_region::check(pools, check.data, &mut |what, done, total| {
         advance(&bar, what, done, total)
     });
     bar.finish_and_clear();
     let checked = checked.map_err(|e| CliError::Other(e.to_string()))?;
-    Ok(Findings {
+    let found = Findings {
         findings: checked.findings,
         notes: checked.notes,
+        replicas: checked.replicas,
         regions: checked.regions,
         inodes: Some(checked.inodes),
         ..Findings::default()
-    })
+    };
+    Ok((found, checked.lacking))
 }
 
 fn open_all(

@@ -9,7 +9,7 @@ use crate::open_table::OpenInode;
 use crate::remote_inode::tail_at;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Gpa, PAGE, PAGE_CHECKSUM_SIZE, PageChecksum, RegionId, Tail};
-use polvo_proto::{FsError, ScrubPlace, Scrubbed, SegmentClass, SegmentMap, ask};
+use polvo_proto::{CopyPlace, FsError, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentClass, SegmentMap, ask};
 use std::rc::Rc;
 
 const WORD: usize = PAGE_CHECKSUM_SIZE as usize;
@@ -55,6 +55,14 @@ impl LocalClient {
     /// [`FsError::Unreachable`].
     pub async fn scrub(&self, region: RegionId, from: ScrubPlace) -> Result<Scrubbed, FsError> {
         self.call(region, ask::Scrub { region, from }).await
+    }
+
+    /// Has the primary of a region compare some of it with its mirrors, as [`Self::scrub`].
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`].
+    pub async fn scrub_copies(&self, region: RegionId, from: CopyPlace) -> Result<ScrubbedCopies, FsError> {
+        self.call(region, ask::ScrubCopies { region, from }).await
     }
 
     /// Fetches what a plan names, whole pages of it with their checksums, and then the log's tail, in one batch. Also gives the

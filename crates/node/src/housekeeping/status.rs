@@ -64,6 +64,12 @@ struct Scrubbed {
     bytes: u64,
     /// Places, as often as they were found.
     damaged: u64,
+    /// Pages that were damaged and are what a copy has.
+    mended: u64,
+    /// Of copies elsewhere.
+    compared_bytes: u64,
+    /// Pages that were others in a copy, and were sent to it.
+    sent_pages: u64,
 }
 
 #[derive(Serialize)]
@@ -203,6 +209,9 @@ impl Node {
                 checksums: self.space.layout().has_checksums(),
                 bytes: self.scrubbed.bytes.load(Relaxed),
                 damaged: self.scrubbed.damaged.load(Relaxed),
+                mended: self.scrubbed.mended.load(Relaxed),
+                compared_bytes: self.scrubbed.copies.compared_bytes.load(Relaxed),
+                sent_pages: self.scrubbed.sent.load(Relaxed),
             },
             fills: Fills {
                 under_way: self.fills.under_way.load(Relaxed),

@@ -22,6 +22,7 @@
 //!   anew, and finds what was sent before.
 //! - Pages that clients write to without a record (delegated ones) may differ at the end. Nothing leads to them before a commit, and its
 //!   record brings them.
+//! - A page of file data that is damaged here is not sent over one of the copy that is what our checksum says: that one is taken.
 //! - Neither side works on for more than [`SLICE`] pages without letting others work.
 //!
 //! A segment that the copy has not had is sent without asking. Sums are 128-bit XXH3, seeded with the lane's key, which nobody can guess: two
@@ -31,11 +32,11 @@ use crate::region_service::RegionService;
 use crate::replication::follower::{Batch, LaneFeed};
 use polvo_cluster::{InFlight, Links, Timeouts};
 use polvo_fabric::{Local, Memory, Verb};
-use polvo_format::{NodeId, PAGE, PAGE_CHECKSUM_SIZE};
+use polvo_format::{NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{Cred, FsError, SEGMENTS_PAGE, SUMS_MAX, SegmentClass, ask};
-use polvo_region::ToCopy;
 use polvo_region::planted::{Planted, planted};
+use polvo_region::{Reconciled, ToCopy};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -143,16 +144,16 @@ impl Pages {
 }
 
 /// A segment of the region, here and in the copy.
-struct Segment {
-    index: u32,
+pub(super) struct Segment {
+    pub index: u32,
     /// where it begins in our pool
-    at: u64,
+    pub at: u64,
     /// and in that of the copy
-    there: u64,
+    pub there: u64,
     /// Both pools have checksums of its pages.
-    has_checksums: bool,
+    pub has_checksums: bool,
     /// The copy has had it before.
-    is_compared: bool,
+    pub is_compared: bool,
 }
 
 impl LaneFeed {
@@ -245,6 +246,9 @@ impl LaneFeed {
             }
             let Some(differing) = window.next().await else { break };
             for (first, count) in differing? {
+                if segment.has_checksums {
+                    self.rescue(to, service, links, segment, (first, count)).await?;
+                }
                 let start = u64::from(first) * PAGE_BYTES;
                 let (at, there) = (segment.at + start, segment.there + start);
                 let mut moves = vec![(at, there, u64::from(count) * PAGE_BYTES)];
@@ -272,8 +276,37 @@ impl LaneFeed {
         batch.execute(link.rpc.queue_pair(), to).await
     }
 
+    /// Of these pages of file data, which the copy has otherwise: one that is damaged here, and that the copy has as its checksum says, is
+    /// taken from there before it is sent.
+    async fn rescue(
+        &self,
+        to: NodeId,
+        service: &RegionService,
+        links: &Rc<Links>,
+        segment: &Segment,
+        (first, count): (u32, u32),
+    ) -> Result<(), FsError> {
+        let base = u64::from(segment.index) << service.segment_shift();
+        for page in (first..first + count).map(|page| RegionOffset(base + u64::from(page) * PAGE_BYTES)) {
+            if planted(Planted::DamageSent) || !service.enter(|region| region.is_page_damaged(page)) {
+                continue;
+            }
+            let there = segment.there + (page.0 - base);
+            let theirs = self.read_page_at(to, links, there, true).await?;
+            if let Reconciled::Taken(_) = service.enter(|region| region.reconcile(page, None, &theirs)) {
+                tracing::warn!(
+                    region = service.id.0,
+                    ?page,
+                    node = to.0,
+                    "damaged file data is repaired from a copy"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Which of these pages of a segment the copy has otherwise, or not at all: first one and how many of each run.
-    async fn differing(
+    pub(super) async fn differing(
         &self,
         to: NodeId,
         service: &RegionService,

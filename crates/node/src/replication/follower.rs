@@ -410,7 +410,7 @@ impl<'v> Batch<'v> {
     }
 }
 
-fn not_reached(node: NodeId, error: &FabricError) -> FsError {
+pub(super) fn not_reached(node: NodeId, error: &FabricError) -> FsError {
     FsError::Unreachable {
         node: node.0,
         why: error.to_string(),

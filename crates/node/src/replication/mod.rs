@@ -20,6 +20,7 @@
 //! Who needs a record mirrored sends all that have ended by then; who comes meanwhile waits, and finds its own sent, or sends what
 //! has come since: commits travel together without anybody waiting for others to come.
 
+pub(crate) mod compare;
 pub(crate) mod copies;
 pub(crate) mod fill;
 pub(crate) mod follower;

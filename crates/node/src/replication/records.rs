@@ -8,6 +8,7 @@ use crate::replication::leases::Leases;
 use polvo_cluster::{Links, join_all};
 use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
 use polvo_proto::{Cred, Durability, FsError, LanePlace, RegionInfo, Replica, ReplicaRole, ask};
+use polvo_region::Region;
 use polvo_region::planted::{Planted, planted};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -105,6 +106,8 @@ pub(crate) struct Feed {
     taken: Lsn,
     /// Bytes of all records up to that one.
     taken_bytes: u64,
+    /// All that was recorded by then has been taken.
+    taken_at: Option<Instant>,
 }
 
 /// What has to be before something is said of a region.
@@ -508,9 +511,22 @@ impl Replication {
         links: &Rc<Links>,
         only_set: bool,
     ) -> Result<(), FsError> {
-        let begun_us = self.now_us();
         feed.take(service);
-        let (backlog, taken) = (&feed.backlog, feed.taken);
+        self.send_taken(feed, service, links, only_set).await
+    }
+
+    /// As [`Self::send`], of those records that were taken already.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn send_taken(
+        &self,
+        feed: &mut Feed,
+        service: &RegionService,
+        links: &Rc<Links>,
+        only_set: bool,
+    ) -> Result<(), FsError> {
+        let (backlog, taken, taken_at) = (&feed.backlog, feed.taken, feed.taken_at);
         let sent = feed
             .followers
             .iter_mut()
@@ -529,7 +545,11 @@ impl Replication {
             self.mirrored.fetch_max(taken.0, Release);
             self.show_mirrored();
             if let Some(behind) = &self.behind {
-                behind.caught_up(begun_us, feed.taken_bytes);
+                let taken_at = taken_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.begun));
+                behind.caught_up(
+                    u64::try_from(taken_at.as_micros()).unwrap_or(u64::MAX),
+                    feed.taken_bytes,
+                );
             }
         }
         feed.trim();
@@ -610,8 +630,31 @@ impl Feed {
     /// Takes what the region has recorded since the last time.
     pub fn take(&mut self, service: &RegionService) {
         let mut bytes = Vec::new();
+        self.taken_at = Some(Instant::now());
         let taken = service.enter(|region| Some((region.take_records(&mut bytes)?, region.recorded_bytes())));
-        let Some((last, recorded)) = taken else { return };
+        if let Some(taken) = taken {
+            self.taken_up_to(taken, bytes, service);
+        }
+    }
+
+    /// The same, with all that others have dispatched by then; and looks at the region as it is behind the last of these records.
+    pub fn take_and<T>(&mut self, service: &RegionService, look: impl FnOnce(&mut Region) -> T) -> T {
+        let mut bytes = Vec::new();
+        self.taken_at = Some(Instant::now());
+        let (taken, seen) = service.enter(|region| {
+            region.reap();
+            let taken = region
+                .take_records(&mut bytes)
+                .map(|last| (last, region.recorded_bytes()));
+            (taken, look(region))
+        });
+        if let Some(taken) = taken {
+            self.taken_up_to(taken, bytes, service);
+        }
+        seen
+    }
+
+    fn taken_up_to(&mut self, (last, recorded): (Lsn, u64), mut bytes: Vec<u8>, service: &RegionService) {
         (self.taken, self.taken_bytes) = (last, recorded);
         if bytes.is_empty() {
             return;

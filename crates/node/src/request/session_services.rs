@@ -121,7 +121,10 @@ impl RequestContext<'_> {
             Past(past) => self.past(&past),
             Status => Ok(self.node.status()),
             Check { region, page } => self.node.checks.page(self.session.id, self.service(region)?, page),
-            Scrub { region, from } => Ok(self.node.scrub(self.service(region)?, from).await),
+            Scrub { region, from } => Ok(Box::pin(self.node.scrub(self.links, self.service(region)?, from)).await),
+            ScrubCopies { region, from } => {
+                Box::pin(self.node.scrub_copies(self.links, self.service(region)?, from)).await
+            },
             Shutdown => self.shutdown(),
             Collect { txn, region, on_behalf, open, intents } => {
                 self.collect(txn, region, on_behalf, open, &intents).await

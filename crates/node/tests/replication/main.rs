@@ -7,3 +7,4 @@ mod fills;
 mod mirrors;
 mod removed;
 mod replaced;
+mod scrubs;

@@ -9,6 +9,10 @@ use polvo_proto::{CheckFacts, InodeFact, NameFact, join_facts};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Said of a pool that is lost where its node is not needed.
+pub const NOTHING_LOST: &str = "nothing of its regions is lost: mirrors take their place when the other nodes start. Its node may then be \
+                                started with a new pool, unless it votes (docs/operations.md, The cluster map)";
+
 /// What a check found.
 #[derive(Clone, Debug, Default)]
 pub struct Checked {
@@ -16,6 +20,10 @@ pub struct Checked {
     pub findings: Vec<String>,
     /// what is not wrong, but worth knowing: what the nodes finish or put right by themselves when they start
     pub notes: Vec<String>,
+    /// how the copies of each region stand, a line for each region that has some
+    pub replicas: Vec<String>,
+    /// a region is in none of the pools, and no mirror of it; or nobody knows which there are
+    pub lacking: bool,
     /// regions checked
     pub regions: usize,
     /// inodes in use
@@ -28,17 +36,28 @@ pub struct Checked {
 /// # Errors
 /// [`RegionError::Pool`] when a pool is none, or they do not belong together.
 pub fn check(pools: &[OfflinePool], data: bool, progress: &mut Progress<'_>) -> Result<Checked, RegionError> {
-    let (cluster, damage) = Cluster::open(pools)?;
+    let (mut cluster, damage) = Cluster::open(pools)?;
     let mut checked = Checked {
         findings: damage,
         ..Checked::default()
     };
     checked.findings.extend(cluster.doubled.iter().cloned());
     for (name, space) in &cluster.pools {
-        if space.regions().is_empty() {
+        if space.regions().is_empty() && space.lanes().is_empty() {
             checked.notes.push(format!("{name} holds no region yet"));
         }
     }
+    checked.notes.extend(cluster.superseded.iter().cloned());
+    look_at_copies(&mut cluster, data, progress, &mut checked);
+    let mut lost = cluster.roles.regions().filter(|id| !cluster.of_region.contains_key(id));
+    checked.lacking = cluster.roles.is_unknown() || lost.next().is_some();
+    if let Some(why) = cluster.unopened.first().filter(|_| checked.lacking) {
+        return Err(RegionError::Pool(why.clone()));
+    }
+    let unopened = cluster.unopened.iter();
+    checked
+        .findings
+        .extend(unopened.map(|why| format!("{why}; {NOTHING_LOST}")));
     let mut finished = Finished::default();
     cluster.dispatch_decided(&mut finished);
     cluster.let_go_undecided(Unknown::Report, &mut finished)?;
@@ -71,6 +90,34 @@ pub fn check(pools: &[OfflinePool], data: bool, progress: &mut Progress<'_>) -> 
         ));
     }
     Ok(checked)
+}
+
+/// Checks the copies, before the regions are changed; one of a region whose node is not here is checked as the region.
+fn look_at_copies(cluster: &mut Cluster, data: bool, progress: &mut Progress<'_>, checked: &mut Checked) {
+    let mut copies = cluster.copies();
+    let mut advance = |done, total| progress("checking copies", done, total);
+    checked.replicas = cluster.check_copies(&mut copies, data, &mut advance);
+    for copy in &copies {
+        let node = cluster.pools[copy.at].1.identity().node.0;
+        let found = copy.findings.iter();
+        let line = |what: &String| format!("copy of region {} at node {node}: {what}", copy.region.0);
+        checked.findings.extend(found.map(line));
+    }
+    let away: BTreeSet<RegionId> = cluster
+        .roles
+        .regions()
+        .filter(|id| !cluster.of_region.contains_key(id))
+        .collect();
+    for id in away {
+        if let Some(heir) = cluster.heir(&copies, id) {
+            let (at, node) = (heir.at, cluster.pools[heir.at].1.identity().node.0);
+            checked.notes.push(format!(
+                "region {}: the node that serves it is not here: node {node} takes its place when the nodes start",
+                id.0
+            ));
+            cluster.of_region.insert(id, at);
+        }
+    }
 }
 
 /// Recovers and checks one region; `None` when it cannot be recovered, which is a finding.

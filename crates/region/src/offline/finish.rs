@@ -3,7 +3,7 @@
 
 use super::Cluster;
 use crate::store::Store;
-use crate::{CollectedPart, RegionError, RemotePart};
+use crate::{CollectedPart, RegionError, RemotePart, Undispatched};
 use polvo_format::{INODE_LOCK, Ino, RegionId, TxnId};
 use std::collections::BTreeMap;
 
@@ -31,8 +31,10 @@ pub(super) enum Unknown {
 impl Cluster {
     /// Does for each decided transaction what its coordinator would do at its start.
     pub fn dispatch_decided(&self, finished: &mut Finished) {
-        for (_, space) in &self.pools {
-            for decided in space.undispatched() {
+        for (at, (_, space)) in self.pools.iter().enumerate() {
+            // what a region elsewhere has decided, of which there is a copy here, that region dispatches
+            let ours = |decided: &Undispatched| self.of_region.get(&decided.region) == Some(&at);
+            for decided in space.undispatched().into_iter().filter(ours) {
                 let txn = decided.txn;
                 let mut complete = true;
                 for part in &decided.remote {

@@ -1,25 +1,33 @@
 //! The pools of a stopped cluster, all at hand at once: what a crash has left is finished as the nodes would do it at
 //! their start, everything is checked ([`check`]), and damage is repaired ([`repair`]).
 //!
+//! A region is what the node has that serves it by the newest cluster map in the pools; what others have of it is a copy, or what it was
+//! once. Invariant: nobody writes to a copy here but what has come to its lane, so it is what its node would find at its start; but a
+//! repair may say of one that it is not whole.
+//!
 //! Pools are given open and locked, so nobody else uses them. To look without touching, give private copies of them.
 
 mod cluster_check;
+mod copies;
 mod finish;
 mod name_tree;
 mod repair;
+mod restore;
 mod rewrite;
+mod roles;
 mod salvage;
 mod segments;
 
 use crate::store::Store;
-use crate::{Finding, PoolSpace, RegionError};
-use polvo_format::{Gpa, RegionId, SequenceLimit, TxnId};
+use crate::{Finding, Lane, PoolSpace, RegionError};
+use polvo_format::{Gpa, NodeId, RegionId, SequenceLimit, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::KeptMap;
-use std::collections::BTreeMap;
+use roles::Roles;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub use cluster_check::{Checked, check};
+pub use cluster_check::{Checked, NOTHING_LOST, check};
 pub use repair::{Repaired, repair};
 
 /// Where a long run is: what is being done, units done, units in all.
@@ -39,26 +47,40 @@ struct Cluster {
     pools: Vec<(String, Arc<PoolSpace>)>,
     /// which of them has a region
     of_region: BTreeMap<RegionId, usize>,
-    /// regions that are in more than one pool
+    /// regions that are in more than one pool, and no map says which counts
     doubled: Vec<String>,
+    /// what was a region once, and is served elsewhere now
+    superseded: Vec<String>,
+    roles: Roles,
+    /// pools that are none, or too damaged to be opened, and why
+    unopened: Vec<String>,
 }
 
 impl Cluster {
     /// Opens the pools for checking, and gives the damage found on the way, a line each.
     ///
     /// # Errors
-    /// [`RegionError::Pool`], naming the pool, for what is no pool, or not of this cluster, or of a node that has one
-    /// already.
+    /// [`RegionError::Pool`], naming the pool, for what is not of this cluster, or of a node that has one already; and for what is no pool,
+    /// unless regions have copies.
     fn open(pools: &[OfflinePool]) -> Result<(Cluster, Vec<String>), RegionError> {
         let mut cluster = Cluster {
             pools: Vec::new(),
             of_region: BTreeMap::new(),
             doubled: Vec::new(),
+            superseded: Vec::new(),
+            roles: Roles::default(),
+            unopened: Vec::new(),
         };
         let mut damage = Vec::new();
         for OfflinePool { name, pmem } in pools {
             let refuse = |why: String| RegionError::Pool(format!("pool {name}: {why}"));
-            let (space, findings) = PoolSpace::open_for_check(pmem.clone()).map_err(|e| refuse(e.to_string()))?;
+            let (space, findings) = match PoolSpace::open_for_check(pmem.clone()) {
+                Ok(opened) => opened,
+                Err(e) => {
+                    cluster.unopened.push(format!("pool {name}: {e}"));
+                    continue;
+                }
+            };
             let id = space.identity();
             for (other, there) in &cluster.pools {
                 let known = there.identity();
@@ -71,17 +93,63 @@ impl Cluster {
             }
             damage.extend(findings.into_iter().map(|f| format!("{name}: {}", f.what)));
             damage.extend(register_damage(&space).map(|what| format!("{name}: {what}")));
-            let at = cluster.pools.len();
-            for region in space.regions() {
-                if let Some(other) = cluster.of_region.insert(region, at) {
-                    let other = cluster.pools.get(other).map_or(name, |(other, _)| other);
-                    let what = format!("region {} is in two pools, {other} and {name}", region.0);
-                    cluster.doubled.push(what);
-                }
-            }
+            cluster.roles.learn(&space);
             cluster.pools.push((name.clone(), space));
         }
-        Ok((cluster, damage))
+        cluster.assign(&mut damage);
+        match cluster
+            .unopened
+            .first()
+            .filter(|_| !cluster.roles.regions().any(|id| cluster.roles.has_copies(id)))
+        {
+            Some(why) => Err(RegionError::Pool(why.clone())),
+            None => Ok((cluster, damage)),
+        }
+    }
+
+    /// Which pool has each region. A copy that its node has become primary of takes its place, as at the start of that node.
+    fn assign(&mut self, damage: &mut Vec<String>) {
+        let mut held: BTreeMap<RegionId, Vec<usize>> = BTreeMap::new();
+        for (at, (_, space)) in self.pools.iter().enumerate() {
+            space
+                .regions()
+                .into_iter()
+                .for_each(|id| held.entry(id).or_default().push(at));
+        }
+        let known: BTreeSet<RegionId> = held.keys().copied().chain(self.roles.regions()).collect();
+        for id in known {
+            let held = held.get(&id).map_or(&[][..], Vec::as_slice);
+            let primary = self.roles.primary(id);
+            let named = primary.and_then(|node| self.pool_of(node));
+            if let Some(at) = named.filter(|at| self.pools[*at].1.has_copy(id)) {
+                match Lane::promote_in(&self.pools[at].1, id) {
+                    Ok(_) => _ = self.of_region.insert(id, at),
+                    Err(e) => damage.push(format!("region {}: its node has no more than a copy: {e}", id.0)),
+                }
+            } else if let Some(at) = named.filter(|at| held.contains(at)) {
+                self.of_region.insert(id, at);
+            } else if primary.is_none() || held.len() == 1 && !self.roles.has_copies(id) {
+                held.iter().take(1).for_each(|at| _ = self.of_region.insert(id, *at));
+            }
+            let others = held.iter().filter(|at| self.of_region.get(&id) != Some(at));
+            for (name, _) in others.map(|at| &self.pools[*at]) {
+                match (primary, self.of_region.get(&id)) {
+                    (Some(node), _) => self.superseded.push(format!(
+                        "{name} has region {} as it was before node {} served it: it becomes a copy when the nodes start",
+                        id.0, node.0
+                    )),
+                    (None, at) => {
+                        let (first, _) = &self.pools[*at.expect("one of those that have it")];
+                        self.doubled
+                            .push(format!("region {} is in two pools, {first} and {name}", id.0));
+                    }
+                }
+            }
+        }
+    }
+
+    fn pool_of(&self, node: NodeId) -> Option<usize> {
+        self.pools.iter().position(|(_, space)| space.identity().node == node)
     }
 
     fn space_of(&self, region: RegionId) -> Option<&Arc<PoolSpace>> {

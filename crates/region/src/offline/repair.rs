@@ -1,6 +1,6 @@
 //! Repair of a stopped cluster.
 //!
-//! First what can be put right exactly: the zones of each pool, region headers, lock words nobody knows, single flipped bits
+//! First what mirrors have whole is taken from them ([`super::restore`]). Then what can be put right exactly: the zones of each pool, region headers, lock words nobody knows, single flipped bits
 //! of inodes and logs. Then, when the pools are known to be complete: directories are rebuilt from what can be read of their
 //! logs, so that names are known; files whose logs have lost something lose their names (nobody shall take them for what
 //! they were) and are rebuilt too; slots of which nothing is known are retired; and the tree of names is put right, which
@@ -24,6 +24,7 @@ use polvo_format::{
 };
 use polvo_proto::SegmentClass;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Log versions tried for an inode of which nothing but its first log entries is left.
 const VERSIONS_TRIED: u32 = 64;
@@ -54,31 +55,30 @@ impl Repaired {
     }
 }
 
-/// Repairs the pools of a cluster. To see what it would do, give it copies.
+/// Repairs the pools of a cluster. To see what it would do, give it copies. `data`: file data is compared with its checksums, and taken
+/// from mirrors where it is damaged.
 ///
 /// # Errors
 /// [`RegionError::Pool`] when a pool is none or lost both superblocks, or they do not belong together: then nothing was
 /// changed but superblocks.
-pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -> Result<Repaired, RegionError> {
+pub fn repair(
+    pools: &[OfflinePool],
+    data: bool,
+    now_ns: i64,
+    progress: &mut Progress<'_>,
+) -> Result<Repaired, RegionError> {
     let mut report = Repaired::default();
     for OfflinePool { name, pmem } in pools {
         let mended = PoolSpace::mend_superblock(pmem).map_err(|e| RegionError::Pool(format!("pool {name}: {e}")))?;
         report.done.extend(mended.map(|what| format!("{name}: {what}")));
     }
-    let (cluster, mut incomplete) = mend_zones(pools, &mut report)?;
+    let (cluster, mut incomplete) = mend_zones(pools, data, &mut report)?;
     finish_transactions(&cluster, &mut incomplete, &mut report)?;
     let mut steps = Steps {
         progress,
         cluster: &cluster,
     };
-    steps.each("correcting", |id, space| {
-        let store = Store::new(space, id)?;
-        mend_header(&store, &mut report);
-        mend_floor(&store, &mut report);
-        mend_sequence(&store, &mut report);
-        mend_inodes(&store, &mut report);
-        Ok(())
-    })?;
+    steps.each("correcting", |id, space| mend_exactly(id, space, &mut report))?;
     let regions = steps.recover(&mut report)?;
     let facts = Facts::of(&regions);
     cluster.why_unreadable(&regions, &facts, &mut incomplete);
@@ -92,8 +92,18 @@ pub fn repair(pools: &[OfflinePool], now_ns: i64, progress: &mut Progress<'_>) -
     Ok(report)
 }
 
-/// Segment tables and redo logs. Gives the cluster as it is then, and what there is to show that it is not all of it.
-fn mend_zones(pools: &[OfflinePool], report: &mut Repaired) -> Result<(Cluster, Vec<String>), RegionError> {
+/// Flipped bits, and what is known from elsewhere.
+pub(super) fn mend_exactly(id: RegionId, space: &Arc<PoolSpace>, report: &mut Repaired) -> Result<(), RegionError> {
+    let store = Store::new(space, id)?;
+    mend_header(&store, report);
+    mend_floor(&store, report);
+    mend_sequence(&store, report);
+    mend_inodes(&store, report);
+    Ok(())
+}
+
+/// Segment tables and redo logs, and regions that mirrors have whole. Gives the cluster as it is then, and what there is to show that it is not all of it.
+fn mend_zones(pools: &[OfflinePool], data: bool, report: &mut Repaired) -> Result<(Cluster, Vec<String>), RegionError> {
     let (cluster, _) = Cluster::open(pools)?;
     for (name, space) in &cluster.pools {
         let mut done = space.mend_redo_log();
@@ -102,7 +112,10 @@ fn mend_zones(pools: &[OfflinePool], report: &mut Repaired) -> Result<(Cluster, 
             .done
             .extend(done.into_iter().map(|what| format!("{name}: {what}")));
     }
-    let (cluster, _) = Cluster::open(pools)?;
+    let (mut cluster, _) = Cluster::open(pools)?;
+    if cluster.restore(data, report)? {
+        cluster = Cluster::open(pools)?.0;
+    }
     let incomplete = cluster.why_incomplete();
     if !incomplete.is_empty() {
         return Ok((cluster, incomplete));
@@ -234,7 +247,7 @@ impl Steps<'_, '_, '_> {
     fn each(
         &mut self,
         what: &str,
-        mut step: impl FnMut(RegionId, &std::sync::Arc<PoolSpace>) -> Result<(), RegionError>,
+        mut step: impl FnMut(RegionId, &Arc<PoolSpace>) -> Result<(), RegionError>,
     ) -> Result<(), RegionError> {
         let total = self.cluster.of_region.len() as u64;
         for (done, (&id, &at)) in (0..).zip(&self.cluster.of_region) {

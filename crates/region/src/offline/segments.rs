@@ -60,10 +60,10 @@ pub(super) fn mend(space: &Arc<PoolSpace>) -> Vec<String> {
             Err(_) => done,
         };
     }
-    // what remains holds data, or nothing
+    // what remains holds data, or nothing; or it is a copy's, of which nothing here tells
     let missing: Vec<_> = known.missing.iter().copied().collect();
     match (left.as_slice(), missing.as_slice()) {
-        (left, []) if known.complete => {
+        (left, []) if known.complete && space.lanes().is_empty() => {
             done.extend(left.iter().map(|at| store(space, *at, SegmentEntry::Free)));
         }
         ([at], [(region, index, class)]) if known.complete => {

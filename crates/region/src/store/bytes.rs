@@ -178,6 +178,23 @@ impl Store {
         self.pmem.flush(at, LINE as u64);
     }
 
+    /// Replicas get bytes of an inode or a log that lie here already.
+    pub fn note_as_it_is(&self, offset: u64, bytes: &[u8]) {
+        if self.is_captured() {
+            self.note_bytes(offset, bytes);
+        }
+    }
+
+    /// Replicas get a page of file data, and its checksum, as they are.
+    pub fn note_page(&self, offset: u64) {
+        if self.is_captured() {
+            self.note_run(offset, PAGE as u64);
+            if self.checksums {
+                self.note_checksums(offset, 1);
+            }
+        }
+    }
+
     /// Stores bytes of file data: durable after the next fence.
     #[inline]
     pub fn write_data(&self, offset: u64, bytes: &[u8]) {

@@ -7,7 +7,7 @@ use super::snapshot::{Snapshot, snapshot};
 use super::world::{Shape, World, place_in};
 use polvo_format::{Change, Gpa, LANE_RING, Lsn, MirrorRecord, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, SessionId};
 use polvo_pmem::Pmem;
-use polvo_pmem::sim::{CrashImage, LoseAll};
+use polvo_pmem::sim::{CrashImage, KeepAll, LoseAll};
 use polvo_proto::SegmentClass;
 use polvo_region::{FormatParams, Lane, PoolIdentity, PoolSpace, Region, RegionError};
 use std::sync::Arc;
@@ -172,6 +172,12 @@ impl Mirrors {
         pmem.write_streaming(lane.offset() + LANE_RING + u64::from(place), bytes);
         pmem.fence();
         self.tails[region] = place + bytes.len() as u32;
+    }
+
+    /// What has been written to their pools.
+    pub fn written(&self) -> Vec<CrashImage> {
+        let image = |pmem: &Arc<Pmem>| pmem.sim().unwrap().image(&mut KeepAll);
+        self.pmems().iter().map(image).collect()
     }
 
     /// What has come is put in place.
