@@ -92,7 +92,7 @@ const OPERATIONS: [(&str, Operation, [u32; 3]); 14] = [
 ];
 
 /// The same with one mirror that is not waited for.
-const ASYNC: [u32; OPERATIONS.len()] = [2, 2, 2, 2, 4, 2, 2, 2, 8, 2, 8, 2, 10];
+const ASYNC: [u32; OPERATIONS.len()] = [2, 2, 2, 2, 4, 2, 2, 2, 2, 8, 2, 8, 2, 10];
 
 /// What the operations are done to, and by whom.
 struct Place<'c> {
