@@ -59,6 +59,10 @@ pub struct ConfigMount {
     pub options: String,
 }
 
+/// Lease on tokens where regions have copies, unless the file says otherwise: who takes a dead node's place lets nothing change before
+/// this and the lease of a primary are over, and nobody is to wait for three seconds.
+const TOKEN_WITH_COPIES: Duration = Duration::from_millis(1750);
+
 /// Limits of every wait of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfigTimeouts {
@@ -398,6 +402,7 @@ impl Config {
         let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
         let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
         let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, nodes.len()))?;
+        let replicas = replicas.unwrap_or_else(|| default_replicas(nodes.len()));
         let replace_after_s = source.optional(
             &raw.cluster.replace_after_s,
             within(0..=REPLACE_AFTER_MAX_S, " seconds"),
@@ -428,7 +433,7 @@ impl Config {
             secret_file: base.join(raw.cluster.secret_file),
             security: security.unwrap_or_default(),
             regions_per_node,
-            replicas: replicas.unwrap_or_else(|| default_replicas(nodes.len())),
+            replicas,
             replace_after: (replace_after_s > 0).then(|| Duration::from_secs(replace_after_s)),
             durability: durability.unwrap_or_default(),
             nodes,
@@ -442,7 +447,7 @@ impl Config {
             one_sided: one_sided.unwrap_or(OneSided::All),
             checksums: raw.pool.checksums.unwrap_or(true),
             scrub: source.scrub_pace(&raw.node)?,
-            timeouts: Self::timeouts(&source, &raw.timeouts)?,
+            timeouts: Self::timeouts(&source, &raw.timeouts, replicas)?,
             mount: raw.mount.map(|m| ConfigMount {
                 dir: base.join(m.dir),
                 options: m.options,
@@ -451,8 +456,11 @@ impl Config {
         })
     }
 
-    fn timeouts(source: &Source<'_>, t: &RawTimeouts) -> Result<ConfigTimeouts, ConfigProblem> {
-        let defaults = ConfigTimeouts::default();
+    fn timeouts(source: &Source<'_>, t: &RawTimeouts, replicas: u16) -> Result<ConfigTimeouts, ConfigProblem> {
+        let mut defaults = ConfigTimeouts::default();
+        if replicas > 1 {
+            defaults.token = TOKEN_WITH_COPIES;
+        }
         let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
         let token_at = t.token_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
         let held = source.wait(&t.held_ms, defaults.held)?;

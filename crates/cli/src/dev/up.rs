@@ -144,7 +144,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         id: id.to_string(),
         nodes,
         size: size.0,
-        regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size)),
+        regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size, replicas)),
         replicas,
         replace_after_s: args.replace_after,
         durability: args.durability.unwrap_or_default().to_string(),
@@ -520,9 +520,10 @@ fn start_nodes(
     }
 }
 
-/// Regions of a node with a pool of that size: threads wait for each other less the more there are, and each takes some segments.
-fn default_regions(pool: Size) -> u16 {
-    (pool.0 / (64 << 20)).clamp(4, 16) as u16
+/// Regions of a node with a pool of that size, which also has copies of others': threads wait for each other less the more there are,
+/// and each takes some segments at each node that has it.
+fn default_regions(pool: Size, replicas: u16) -> u16 {
+    (pool.0 / u64::from(replicas.max(1)) / (64 << 20)).clamp(4, 16) as u16
 }
 
 /// What is to be known of the cluster's replicas, if it has more than one.
