@@ -219,7 +219,10 @@ mod tests {
             .split(' ')
             .map(|code| code.parse().expect("a number"))
             .collect();
-        assert_eq!(never, [Exit::Usage, Exit::Pool, Exit::SetBack].map(|exit| exit as u8));
+        assert_eq!(
+            never,
+            [Exit::Usage, Exit::Pool, Exit::SetBack, Exit::Removed].map(|exit| exit as u8)
+        );
         assert!(unit.contains("\nRestart=on-failure\n"));
         let deposed = CliError::Deposed {
             node: 1,

@@ -135,6 +135,20 @@ struct Looks {
     amiss_since: Option<Instant>,
 }
 
+impl Looks {
+    /// The node has, or has not, the room for a copy.
+    fn note_full(&mut self, region: RegionId, node: NodeId, is_full: bool) {
+        if is_full && !self.is_full {
+            tracing::warn!(
+                region = region.0,
+                node = node.0,
+                "there is no room for a copy in this node's pool"
+            );
+        }
+        self.is_full = is_full;
+    }
+}
+
 /// Looks after one copy, as long as its node is to have one.
 async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>, copy: NodeId) {
     let Some(replication) = service.replication() else {
@@ -231,15 +245,7 @@ async fn look_after(
             looks.not_before = Instant::now() + FILL_AGAIN;
             drop(feed);
             let filled = fill(node, service, links, replication, copy).await;
-            let is_full = filled == Err(FsError::NoSpace);
-            if is_full && !looks.is_full {
-                tracing::warn!(
-                    region = service.id.0,
-                    node = copy.0,
-                    "there is no room for a copy in this node's pool"
-                );
-            }
-            looks.is_full = is_full;
+            looks.note_full(service.id, copy, filled == Err(FsError::NoSpace));
             filled?;
             replication.wanted.notify_one();
             Ok(())

@@ -1,7 +1,8 @@
 //! An operator takes nodes out of the cluster, in order and by force; they serve nothing any more.
 
 use crate::common::*;
-use polvo_format::{NodeId, RegionId};
+use polvo_consensus::register::{Ask, Ballot};
+use polvo_format::{Epoch, NodeId, RegionId};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
 use std::time::Duration;
@@ -177,11 +178,11 @@ fn those_who_voted_before_change_nothing_behind_a_forced_map() {
             cluster.crash(dead).await;
         }
         cluster.sleep(Duration::from_secs(5)).await;
-        let before = cluster.newest_map().unwrap().epoch;
+        let before = cluster.newest_map().unwrap();
         assert!(step(&c, 3, 0, true).await.unwrap().is_some());
         cluster.sleep(Duration::from_secs(15)).await;
         let forced = cluster.node(4).map().epoch;
-        assert!(forced > before);
+        assert!(forced > before.epoch);
         for back in [1, 2] {
             cluster.network().partition("node-3", &format!("node-{back}"));
             cluster.restart(back).await.unwrap();
@@ -189,6 +190,13 @@ fn those_who_voted_before_change_nothing_behind_a_forced_map() {
         let links = cluster.node(1).new_links();
         let changed = cluster.node(1).change_map(&links, |map| Some(map.clone())).await;
         assert!(changed.is_err(), "{changed:?}");
+        // nor does node 4 accept what one would have it accept that has not heard of the forced map
+        let (round, by) = (1 << 40, NodeId(1));
+        let mut older = (*before).clone();
+        older.epoch = Epoch(before.epoch.0 + 1);
+        let accept = Ask::Accept(Ballot { round, by }, older);
+        let answer = links.call_node_at_once(NodeId(4), Cred::Kernel, ask::Register(Box::new(accept)));
+        assert!(matches!(answer.await, Err(FsError::Invalid(why)) if why.contains("was chosen")));
         drop(links);
         assert!(cluster.newest_map().unwrap().epoch >= forced);
         cluster.network().heal_all();
