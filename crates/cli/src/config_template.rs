@@ -21,9 +21,9 @@ secret_file = "secret"
 # regions_per_node = 4
 
 # At how many nodes each region is kept, 1 to 5 and no more than there are nodes: at the one that serves it, and at so many less one
-# that have a copy. Nothing is answered before all of them have it (but see durability); all but one of them may die. 1: a lost pool loses its files. The
-# same in all nodes' files, and never changed once the cluster has files. docs/replication.md says what happens when nodes die.
-# Left out: 2 where there are three nodes or more, else 1.
+# that have a copy. Nothing is answered before all of them have it (but see durability); all but one of them may die. 1: a lost pool
+# loses its files. The same in all nodes' files, and never changed once the cluster has files. docs/replication.md says what happens
+# when nodes die. Left out: 2 where there are three nodes or more, else 1.
 # replicas = 1
 
 # A node that has been away for so many seconds is not waited for any more: the copies that it had are made at other nodes, where there

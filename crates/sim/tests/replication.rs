@@ -48,5 +48,5 @@ fn a_commit_where_its_data_is_not() {
 
 #[test]
 fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
-    is_found_where(Durability::Async, Planted::TransactionNotAwaited, 0..600);
+    is_found_where(Durability::Async, Planted::TransactionNotAwaited, 340..400);
 }
