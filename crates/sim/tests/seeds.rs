@@ -54,6 +54,16 @@ fn what_an_ended_session_has_begun_is_waited_for() {
     assert_eq!(simulate(&Schedule::of(31_127_003_191, &limits)).failure, None);
 }
 
+/// A node that gave way in one region forgot what it had decided in another one, which was its own yet when it was started again.
+#[test]
+fn who_gives_way_goes_on_with_what_it_has_decided_elsewhere() {
+    let limits = Limits {
+        replicas: Some(2),
+        ..Limits::default()
+    };
+    assert_eq!(simulate(&Schedule::of(11167, &limits)).failure, None);
+}
+
 /// As it ran then: no client kept access times, used tokens or only looked.
 fn as_promised(seed: u64) {
     let mut schedule = Schedule::of(seed, &Limits::default());

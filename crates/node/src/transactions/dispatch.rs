@@ -150,6 +150,8 @@ impl Dispatching {
         match node.service(txn.region()) {
             // whoever takes the coordinator's place knows of it before a participant does
             Some(service) => service.mirrored(links, || Instant::now() + limit).await?,
+            // this node ends, since others have taken its place in another region: it goes on with this when it is started again
+            None if node.map().primary(txn.region()) == Some(node.id()) => return Err(node.stopping_error()),
             // others have taken our place, and see to it if they know of it: if not, it has not happened
             None => {
                 node.space.retire(dispatch.record);
