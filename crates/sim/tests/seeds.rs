@@ -64,6 +64,13 @@ fn who_gives_way_goes_on_with_what_it_has_decided_elsewhere() {
     assert_eq!(simulate(&Schedule::of(11167, &limits)).failure, None);
 }
 
+/// A segment went back to the pool just when the scrub of a copy was about to ask the mirror for it.
+#[test]
+fn what_is_compared_takes_no_segment_that_has_gone() {
+    let schedule = Schedule::of(93_227_001_482, &Limits::default());
+    assert_eq!(simulate(&schedule).failure, None);
+}
+
 /// As it ran then: no client kept access times, used tokens or only looked.
 fn as_promised(seed: u64) {
     let mut schedule = Schedule::of(seed, &Limits::default());

@@ -134,8 +134,15 @@ impl Replication {
         done: &mut ScrubbedCopies,
     ) -> Result<(), FsError> {
         // who attaches anew takes the key away, and what is asked for under it is refused
-        let mut lane = self.feed().lock().await.lane_of(mirror, service)?;
+        let mut feed = self.feed().lock().await;
+        let mut lane = feed.lane_of(mirror, service)?;
+        let base = u64::from(part.index) << service.segment_shift();
+        // of one that has gone meanwhile the mirror would take another; while we have the feed it hears of none that goes
+        if service.locate(Gpa::new(service.id, RegionOffset(base)), PAGE).is_err() {
+            return Ok(());
+        }
         let there = lane.segment(mirror, links, service, part.index, part.class).await?;
+        drop(feed);
         let has_words = |lane: &LaneFeed| service.checksum_of(part.at).is_some() && lane.checksum_of(there).is_some();
         let segment = Segment {
             index: part.index,
@@ -147,7 +154,6 @@ impl Replication {
         let runs = lane
             .differing(mirror, service, links, &segment, (part.first, part.count), filling)
             .await?;
-        let base = u64::from(part.index) << service.segment_shift();
         let pages = runs.iter().flat_map(|&(first, count)| first..first + count);
         let pages: Vec<RegionOffset> = pages
             .map(|page| RegionOffset(base + u64::from(page) * PAGE_BYTES))
