@@ -260,7 +260,7 @@ impl Replication {
             return TOLD;
         }
         if planted(Planted::LeaseToldForEver) {
-            return Duration::from_secs(60);
+            return Duration::MAX;
         }
         let until = Duration::from_micros(self.lease_until.load(Acquire));
         outlasted_by(until.saturating_sub(self.begun.elapsed())).min(TOLD)
