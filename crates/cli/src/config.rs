@@ -59,10 +59,6 @@ pub struct ConfigMount {
     pub options: String,
 }
 
-/// Lease on tokens where regions have copies, unless the file says otherwise: who takes a dead node's place lets nothing change before
-/// this and the lease of a primary are over, and nobody is to wait for three seconds.
-const TOKEN_WITH_COPIES: Duration = Duration::from_millis(1750);
-
 /// Limits of every wait of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfigTimeouts {
@@ -447,7 +443,7 @@ impl Config {
             one_sided: one_sided.unwrap_or(OneSided::All),
             checksums: raw.pool.checksums.unwrap_or(true),
             scrub: source.scrub_pace(&raw.node)?,
-            timeouts: Self::timeouts(&source, &raw.timeouts, replicas)?,
+            timeouts: Self::timeouts(&source, &raw.timeouts)?,
             mount: raw.mount.map(|m| ConfigMount {
                 dir: base.join(m.dir),
                 options: m.options,
@@ -456,11 +452,8 @@ impl Config {
         })
     }
 
-    fn timeouts(source: &Source<'_>, t: &RawTimeouts, replicas: u16) -> Result<ConfigTimeouts, ConfigProblem> {
-        let mut defaults = ConfigTimeouts::default();
-        if replicas > 1 {
-            defaults.token = TOKEN_WITH_COPIES;
-        }
+    fn timeouts(source: &Source<'_>, t: &RawTimeouts) -> Result<ConfigTimeouts, ConfigProblem> {
+        let defaults = ConfigTimeouts::default();
         let rpc_at = t.rpc_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
         let token_at = t.token_ms.as_ref().or(t.held_ms.as_ref()).map(|ms| ms.span().start);
         let held = source.wait(&t.held_ms, defaults.held)?;
