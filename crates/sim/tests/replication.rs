@@ -43,7 +43,7 @@ fn a_request_done_by_each_of_two_primaries() {
 
 #[test]
 fn a_commit_where_its_data_is_not() {
-    is_found(Planted::CommittedElsewhere, 440..540);
+    is_found(Planted::CommittedElsewhere, 540..640);
 }
 
 #[test]
