@@ -16,8 +16,8 @@ pub struct MapCell {
     replicated: AtomicBool,
     link_sets: AtomicU64,
     hooks: Mutex<Vec<Hook>>,
-    /// Told the epoch of each map by which a region has moved.
-    moves: watch::Sender<Epoch>,
+    /// Told the epoch of each newer map.
+    changes: watch::Sender<Epoch>,
 }
 
 /// What is told of regions that have moved: the maps before and after.
@@ -32,7 +32,7 @@ impl MapCell {
             newest: RwLock::new(Arc::new(map)),
             link_sets: AtomicU64::new(0),
             hooks: Mutex::default(),
-            moves: watch::Sender::new(Epoch(0)),
+            changes: watch::Sender::new(Epoch(0)),
         })
     }
 
@@ -74,9 +74,7 @@ impl MapCell {
             // last: who goes by the map from before does not name the epoch of this one
             self.epoch.store(epoch.0, Ordering::Release);
             drop(newest);
-            if has_moved {
-                self.moves.send_replace(epoch);
-            }
+            self.changes.send_replace(epoch);
         }
     }
 
@@ -88,7 +86,7 @@ impl MapCell {
 
     /// Waits until one of these regions has another primary than now.
     pub async fn moved(&self, regions: &[RegionId]) {
-        let mut moves = self.moves.subscribe();
+        let mut changes = self.changes.subscribe();
         let before = self.get();
         let has_moved = |_: &Epoch| {
             let now = self.get();
@@ -97,7 +95,13 @@ impl MapCell {
                 .any(|region| now.primary(*region) != before.primary(*region))
         };
         // an error would mean that the cell is gone, which is borrowed here
-        let _moved = moves.wait_for(has_moved).await;
+        let _moved = changes.wait_for(has_moved).await;
+    }
+
+    /// Waits for a map that is newer than that of an epoch.
+    pub async fn newer_than(&self, epoch: Epoch) {
+        let mut changes = self.changes.subscribe();
+        let _newer = changes.wait_for(|_| self.epoch() > epoch).await;
     }
 
     /// Number for one more set of links over this map.

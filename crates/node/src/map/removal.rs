@@ -14,14 +14,13 @@
 //! is lost; and one of them that is started again while it reaches nobody serves what it had as if nothing had happened.
 
 use crate::node::Node;
-use crate::replication::leases::BEACON_EVERY;
 use polvo_cluster::{Links, Timeouts, join_all, without_node};
 use polvo_format::{Epoch, NodeId, RegionId};
 use polvo_proto::{ClusterMap, Cred, FsError, RegionInfo, Replica, ReplicaRole, ask};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
 /// Changes of the map that one step may take: copies, voters twice, the node.
 const CHANGES_MAX: u32 = 5;
@@ -141,10 +140,7 @@ fn named(regions: &[RegionId]) -> String {
 pub(crate) async fn follow_removals(node: Arc<Node>) {
     let ids = |map: &ClusterMap| -> BTreeSet<NodeId> { map.nodes.iter().map(|node| node.id).collect() };
     let mut before = ids(&node.map());
-    let mut period = interval(BEACON_EVERY);
-    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        period.tick().await;
         let map = node.map();
         if node.is_removed() {
             // it is not started again by itself
@@ -160,5 +156,6 @@ pub(crate) async fn follow_removals(node: Arc<Node>) {
             node.fence_off(*gone).await;
         }
         before = now;
+        node.map.newer_than(map.epoch).await;
     }
 }
