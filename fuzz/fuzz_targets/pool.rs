@@ -87,7 +87,7 @@ fuzz_target!(|bytes: &[u8]| {
         name: "pool".into(),
         pmem: Pmem::simulated_from_image(&copy),
     }];
-    if repair(&pools, 7, &mut |_, _, _| ()).is_ok() {
+    if repair(&pools, true, 7, &mut |_, _, _| ()).is_ok() {
         check(&pools, true, &mut |_, _, _| ()).expect("what was repaired can be opened");
     }
     let Ok(pool) = PoolSpace::open(pmem) else { return };
