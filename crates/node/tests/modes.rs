@@ -76,15 +76,6 @@ async fn set_xattr(c: &Caller, inode: InodeRef, name: &str, value: &[u8]) {
     c.ask(inode.ino.region(), set).await.unwrap();
 }
 
-/// What was done has come to the mirrors, and they are what the regions are.
-async fn settle(cluster: &Cluster) {
-    cluster.rest().await;
-    cluster.mirrored().await;
-    cluster.sleep(Duration::from_secs(2)).await;
-    assert_eq!(cluster.check(), Vec::<String>::new());
-    cluster.compare_mirrors().unwrap();
-}
-
 /// A node dies when its network is the usual one again, and comes back; others have taken its place by then.
 async fn dies(cluster: &mut Cluster, node: u16) {
     cluster.crash(node).await;

@@ -8,12 +8,22 @@ use polvo_node::sim::Cluster;
 use polvo_proto::*;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The root directory.
 pub const ROOT: InodeRef = InodeRef {
     ino: Ino::ROOT,
     generation: Generation(1),
 };
+
+/// What was done has come to the mirrors, and they are what the regions are.
+pub async fn settle(cluster: &Cluster) {
+    cluster.rest().await;
+    cluster.mirrored().await;
+    cluster.sleep(Duration::from_secs(2)).await;
+    assert_eq!(cluster.check(), Vec::<String>::new());
+    cluster.compare_mirrors().unwrap();
+}
 
 pub fn inode_of(attr: &Attr) -> InodeRef {
     InodeRef {

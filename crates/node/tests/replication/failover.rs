@@ -37,14 +37,6 @@ async fn all_there(c: &Caller, dir: InodeRef, files: &[(InodeRef, Vec<u8>)]) {
     }
 }
 
-async fn settle(cluster: &Cluster) {
-    cluster.rest().await;
-    cluster.mirrored().await;
-    cluster.sleep(Duration::from_secs(2)).await;
-    assert_eq!(cluster.check(), Vec::<String>::new());
-    cluster.compare_mirrors().unwrap();
-}
-
 #[test]
 fn what_a_dead_node_has_served_is_served_by_others_with_all_that_was_answered() {
     for dead in 0..3 {

@@ -37,14 +37,6 @@ async fn all_there(c: &Caller, files: &[(InodeRef, Vec<u8>)]) {
     }
 }
 
-async fn settle(cluster: &Cluster) {
-    cluster.rest().await;
-    cluster.mirrored().await;
-    cluster.sleep(Duration::from_secs(2)).await;
-    assert_eq!(cluster.check(), Vec::<String>::new());
-    cluster.compare_mirrors().unwrap();
-}
-
 fn map(cluster: &Cluster, node: u16) -> std::sync::Arc<ClusterMap> {
     cluster.node(node).map()
 }
