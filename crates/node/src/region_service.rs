@@ -342,7 +342,8 @@ impl RegionService {
     /// Now and then: gives segments of inodes and logs back that are not needed, and does a bounded piece of work for more of
     /// them to be empty; returns how many.
     pub fn shrink(&self) -> u32 {
-        self.giving_back(|region, last_word| region.shrink(last_word))
+        let has_copies = self.replication().is_some();
+        self.giving_back(|region, last_word| region.shrink(has_copies, last_word))
     }
 
     /// Does something that gives segments back, their keys taken away first.

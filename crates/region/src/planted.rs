@@ -113,6 +113,8 @@ pub enum Planted {
     DifferenceUnsent,
     /// A primary counts the lease of one that goes by a newer map, before it knows what that says.
     LeaseByNewerMap,
+    /// A mirror joins the set without what was answered while it was sent the last records.
+    JoinedBehind,
     /// Who votes alone from now on goes on from the map that it knows, as if nobody could have changed it since.
     ForcedMapNotAbove,
     /// A node gives back a copy by a map that no majority has confirmed.

@@ -46,9 +46,10 @@ impl Region {
     }
 
     /// Now and then: as [`Self::release_segments`] for segments of inodes and logs, of which half a segment stays free, and does
-    /// a bounded piece of work for one of logs to become empty. Where the region has copies also for segments of data, of which as much
-    /// stays free as is in use, at most a segment: what is free in them can be used here, but not where the copies are.
-    pub fn shrink(&mut self, mut last_word: impl FnMut(u32)) -> u32 {
+    /// a bounded piece of work for one of logs to become empty. Where the region is to have copies (also while it has none: a node can
+    /// take one that has room for all segments) for segments of data, too, of which as much stays free as is in use, at most a segment:
+    /// what is free in them can be used here, but not where the copies are.
+    pub fn shrink(&mut self, has_copies: bool, mut last_word: impl FnMut(u32)) -> u32 {
         let store = &mut self.store;
         let in_segment = 1u64 << store.segment_shift();
         let slots = in_segment / INODE_SIZE as u64 / 2;
@@ -59,7 +60,7 @@ impl Region {
         }
         let mut released = store.release_segments(SegmentClass::Inodes, slots, &mut last_word)
             + store.release_segments(SegmentClass::Logs, pages, &mut last_word);
-        if store.is_captured() {
+        if has_copies {
             let spare = store.space.used(SegmentClass::Data).min(in_segment / PAGE as u64);
             released += store.release_segments(SegmentClass::Data, spare, &mut last_word);
         }
@@ -237,10 +238,10 @@ mod tests {
     }
 
     /// Some ticks of housekeeping.
-    fn keep_house(r: &mut Region, tick: &mut u64) {
+    fn keep_house(r: &mut Region, has_copies: bool, tick: &mut u64) {
         for _ in 0..4 {
             while r.collect_garbage(NOW) {}
-            r.shrink(|_| ());
+            r.shrink(has_copies, |_| ());
             *tick += 1;
             r.set_tick(*tick, *tick - 1);
         }
@@ -257,7 +258,7 @@ mod tests {
             for n in 0..CROWD {
                 unlink(&mut r, ROOT, &name(n)).unwrap();
             }
-            keep_house(&mut r, &mut tick);
+            keep_house(&mut r, false, &mut tick);
             let left: Vec<_> = r.segments().collect();
             assert_eq!((left.len(), left[0]), (fresh.len(), fresh[0]), "{left:?}");
             assert_eq!(findings(&mut r), [""; 0]);
@@ -272,7 +273,7 @@ mod tests {
         let mut tick = 0;
         const BLOCK: usize = 4 << 10;
         let blocks = (3usize << r.store.segment_shift()) / BLOCK;
-        for captured in [false, true] {
+        for (has_copies, captured) in [(false, false), (true, false), (true, true)] {
             if captured {
                 r.capture(Lsn(1));
             }
@@ -283,13 +284,13 @@ mod tests {
             assert!(count(&r, SegmentClass::Data) >= 3);
             unlink(&mut r, ROOT, b"file").unwrap();
             for _ in 0..2 {
-                keep_house(&mut r, &mut tick);
+                keep_house(&mut r, has_copies, &mut tick);
                 let mut records = Vec::new();
                 r.take_records(&mut records)
                     .into_iter()
                     .for_each(|last| r.set_mirrored(last));
             }
-            match captured {
+            match has_copies {
                 false => assert!(
                     count(&r, SegmentClass::Data) >= 3,
                     "they are free for the region's files"
@@ -316,7 +317,7 @@ mod tests {
             for n in 0..CROWD {
                 unlink(&mut r, ROOT, &name(n)).unwrap();
             }
-            keep_house(&mut r, &mut tick);
+            keep_house(&mut r, false, &mut tick);
             assert_eq!(count(&r, SegmentClass::Inodes), 1);
             r = recovered(&r).0;
         }
@@ -362,7 +363,7 @@ mod tests {
             let _ = r.decide(txn(2), &intents, &[], NOW).unwrap();
         }
         for _ in 0..2 * before {
-            keep_house(&mut r, &mut tick);
+            keep_house(&mut r, false, &mut tick);
         }
         assert_eq!(findings(&mut r), [""; 0]);
         let pages = 64;
@@ -390,7 +391,7 @@ mod tests {
             for n in CROWD - 100..CROWD {
                 unlink(&mut r, ROOT, &name(n)).unwrap();
             }
-            keep_house(&mut r, &mut tick);
+            keep_house(&mut r, false, &mut tick);
             for n in CROWD - 100..CROWD {
                 make(&mut r, ROOT, &name(n), FileKind::File).unwrap();
             }
@@ -398,7 +399,7 @@ mod tests {
         for n in 0..CROWD {
             unlink(&mut r, ROOT, &name(n)).unwrap();
         }
-        keep_house(&mut r, &mut tick);
+        keep_house(&mut r, false, &mut tick);
         assert_eq!(count(&r, SegmentClass::Inodes), 1);
         let floor = r.store.floor;
         let inode = make(&mut r, ROOT, b"again", FileKind::File).unwrap();
@@ -458,7 +459,7 @@ mod tests {
         for n in 0..made - 5 {
             unlink(&mut r, dir, &name(n)).unwrap();
         }
-        keep_house(&mut r, &mut tick);
+        keep_house(&mut r, false, &mut tick);
         assert!(count(&r, SegmentClass::Logs) < segments);
         let mut again = 0;
         while make(&mut r, dir, &name(again), FileKind::File).is_ok() {
@@ -482,7 +483,7 @@ mod tests {
         };
         let head = head.encode(worn.ino, &[0; LINE]);
         r.store.write(worn.ino.slot() * INODE_SIZE as u64, &head);
-        keep_house(&mut r, &mut 0);
+        keep_house(&mut r, false, &mut 0);
         assert_eq!((count(&r, SegmentClass::Inodes), r.store.floor), (2, Floor::default()));
     }
 }

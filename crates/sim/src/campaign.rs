@@ -10,21 +10,23 @@ use std::time::{Duration, Instant};
 /// Real time after which a run is called hung: simulated ones take a second at the most.
 const HANG: Duration = Duration::from_secs(120);
 
-/// Runs the seeds `from..from + seeds` on `jobs` threads; `progress` hears of every one as it ends. Stops at the first
-/// failure and returns its report too. A seed that hangs ends the program, as its thread cannot be ended otherwise.
+/// Runs the seeds `from..from + seeds` on `jobs` threads; `progress` hears of every one as it ends. Stops at the first failure unless it
+/// is to `keep_going`, and returns the reports of those that failed, by their seeds. A seed that hangs ends the program, as its thread
+/// cannot be ended otherwise.
 pub fn run(
     from: u64,
     seeds: u64,
     jobs: usize,
+    keep_going: bool,
     limits: &Limits,
     mut progress: impl FnMut(&Counts),
-) -> (Counts, Option<Report>) {
+) -> (Counts, Vec<Report>) {
     let next = AtomicU64::new(from);
     let stop = AtomicBool::new(false);
     let running: Vec<Mutex<Option<(u64, Instant)>>> = (0..jobs).map(|_| Mutex::new(None)).collect();
     let (send, receive) = mpsc::channel::<Report>();
     let mut total = Counts::default();
-    let mut failed: Option<Report> = None;
+    let mut failed: Vec<Report> = Vec::new();
     std::thread::scope(|scope| {
         for slot in &running {
             let send = send.clone();
@@ -51,13 +53,8 @@ pub fn run(
                     total.add(&report.counts);
                     progress(&total);
                     if report.failure.is_some() {
-                        stop.store(true, Ordering::Relaxed);
-                        if failed
-                            .as_ref()
-                            .is_none_or(|other| other.schedule.seed > report.schedule.seed)
-                        {
-                            failed = Some(report);
-                        }
+                        stop.store(!keep_going, Ordering::Relaxed);
+                        failed.push(report);
                     }
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -76,5 +73,6 @@ pub fn run(
             }
         }
     });
+    failed.sort_by_key(|report| report.schedule.seed);
     (total, failed)
 }

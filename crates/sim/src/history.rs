@@ -1,7 +1,7 @@
 //! What clients asked and were told, in order.
 
 use crate::operation::{Operation, Outcome, leaves_open};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -49,6 +49,15 @@ struct State {
     trace: Vec<String>,
 }
 
+thread_local! {
+    static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// How long the run that this thread simulates has gone on.
+pub fn now() -> Duration {
+    BEGAN.get().map_or(Duration::ZERO, |began| began.elapsed())
+}
+
 /// The history of a run, as it is being made.
 pub struct History {
     state: RefCell<State>,
@@ -58,9 +67,11 @@ pub struct History {
 impl History {
     /// An empty one; the trace counts time from now.
     pub fn new() -> History {
+        let start = Instant::now();
+        BEGAN.set(Some(start));
         History {
             state: RefCell::default(),
-            start: Instant::now(),
+            start,
         }
     }
 
@@ -104,6 +115,7 @@ impl History {
     }
 
     fn line(&self, state: &mut State, what: &str) {
+        tracing::info!("{what}");
         let mut line = format!("{:>12.6}  ", self.start.elapsed().as_secs_f64());
         line.write_str(what).expect("strings take all");
         state.trace.push(line);

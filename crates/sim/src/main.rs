@@ -14,6 +14,9 @@ use polvo_sim::simulation::simulate;
 use std::process::ExitCode;
 use std::time::Instant;
 use strum::VariantArray;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 
 /// Simulates whole PolvoFS clusters under faults and checks what their clients are told.
 ///
@@ -38,6 +41,10 @@ struct Options {
     /// --seed)
     #[arg(long)]
     trace: bool,
+    /// Show what nodes and clients log, as they do, with the simulated time in seconds and the operations and faults
+    /// between it: a level, or directives like polvo_node=debug,polvo_region=trace (of one seed)
+    #[arg(long, value_name = "DIRECTIVES", requires = "seed")]
+    log: Option<EnvFilter>,
     /// Seeds to run at a time, each in a thread of its own [default: number of CPUs]
     #[arg(long, short, value_name = "J")]
     jobs: Option<usize>,
@@ -65,6 +72,9 @@ struct Options {
     /// Show a failing seed as it is, without looking for a smaller run that fails
     #[arg(long)]
     no_shrink: bool,
+    /// Do not stop at the first seed that fails
+    #[arg(long, conflicts_with = "seed")]
+    keep_going: bool,
 }
 
 /// From so many seeds on every kind of fault has to occur.
@@ -100,6 +110,9 @@ fn main() -> ExitCode {
 }
 
 fn one(options: &Options, schedule: &Schedule) -> ExitCode {
+    if let Some(directives) = &options.log {
+        show_log(directives.clone());
+    }
     let report = simulate(schedule);
     if options.trace {
         report.trace.iter().for_each(|line| println!("{line}"));
@@ -116,6 +129,24 @@ fn one(options: &Options, schedule: &Schedule) -> ExitCode {
     }
 }
 
+fn show_log(directives: EnvFilter) {
+    let history = "polvo_sim=info".parse().expect("it is well formed");
+    tracing_subscriber::fmt()
+        .with_env_filter(directives.add_directive(history))
+        .with_timer(Simulated)
+        .with_ansi(false)
+        .init();
+}
+
+/// Logs have the time of the run that this thread simulates.
+struct Simulated;
+
+impl FormatTime for Simulated {
+    fn format_time(&self, to: &mut Writer<'_>) -> std::fmt::Result {
+        write!(to, "{:>12.6}", polvo_sim::history::now().as_secs_f64())
+    }
+}
+
 fn many(options: &Options, limits: &Limits) -> ExitCode {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = options.jobs.unwrap_or(cpus).max(1);
@@ -123,8 +154,8 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} seeds, {per_sec}, {eta} left{msg}");
     bar.set_style(style.expect("the template is well formed"));
     let start = Instant::now();
-    let (counts, failed) = campaign::run(options.from, options.seeds, jobs, limits, |total| {
-        bar.set_position(total.seeds);
+    let (counts, failed) = campaign::run(options.from, options.seeds, jobs, options.keep_going, limits, |total| {
+        bar.set_position(total.seeds)
     });
     bar.finish_and_clear();
     println!(
@@ -133,8 +164,8 @@ fn many(options: &Options, limits: &Limits) -> ExitCode {
         start.elapsed().as_secs_f64(),
         counts.seeds as f64 / start.elapsed().as_secs_f64().max(0.001),
     );
-    if let Some(report) = failed {
-        show(options, report);
+    if !failed.is_empty() {
+        failed.into_iter().for_each(|report| show(options, report));
         return ExitCode::FAILURE;
     }
     let has_replicas = limits.replicas != Some(1) && limits.transactions != Transactions::TwoPhaseCommit;

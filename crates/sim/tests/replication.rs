@@ -50,3 +50,8 @@ fn a_commit_where_its_data_is_not() {
 fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
     is_found_where(Durability::Async, Planted::TransactionNotAwaited, 340..400);
 }
+
+#[test]
+fn a_mirror_that_joins_without_what_was_answered_meanwhile() {
+    is_found(Planted::JoinedBehind, 77128000090..77128000097);
+}

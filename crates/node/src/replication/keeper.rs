@@ -112,6 +112,12 @@ async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>)
             if info.is_some_and(|info| replication.follow(&mut feed, info, &node.leases)) {
                 feed.rest_if_idle(service);
             }
+            // where nobody waits for mirrors nobody sends: what is recorded for those that are away is not to pile up in the region, nor
+            // what it has freed
+            if !feed.has_mirror() {
+                let _ = replication.send(&mut feed, service, links, true).await;
+                feed.rest_if_idle(service);
+            }
         }
         while keeping.try_join_next().is_some() {}
         for copy in replication.nodes() {
@@ -264,6 +270,10 @@ async fn look_after(
                 // nothing is answered without it from here on: also when this fails, the map may say that it is one
                 follower.in_sync = true;
                 replication.set_changed(&feed, &node.leases);
+                // what was answered before that, while the last records were under way, it must have, too
+                if !planted(Planted::JoinedBehind) {
+                    replication.send(&mut feed, service, links, true).await?;
+                }
                 join(node, links, service.id, copy).await?;
                 tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
             }

@@ -621,6 +621,11 @@ impl Behind {
 }
 
 impl Feed {
+    /// Is any mirror in the set?
+    pub fn has_mirror(&self) -> bool {
+        self.followers.iter().any(|follower| follower.in_sync)
+    }
+
     /// Is a mirror in the set away?
     fn lacks_mirror(&self) -> bool {
         let is_away = |follower: &Follower| follower.in_sync && follower.away_since.is_some();

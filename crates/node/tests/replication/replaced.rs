@@ -177,3 +177,56 @@ fn nobody_is_replaced_where_all_have_a_copy_or_it_is_not_wanted() {
         });
     }
 }
+
+/// What has been freed of a region is free in its pool also while nobody has a copy of it, so that a node that has no more room than what
+/// is left can take one.
+#[test]
+fn a_copy_is_made_where_only_what_is_left_of_the_region_fits() {
+    for backlog_max in [None, Some(200)] {
+        let options = ClusterOptions {
+            pool_bytes: 64 << 20,
+            replace_after: Some(Duration::from_secs(10)),
+            backlog_max,
+            ..options(41, 3, 2)
+        };
+        run(options, async |cluster| {
+            let c = Caller::new(cluster, "client");
+            cluster.mirrored().await;
+            let replicas = |first: u16, second: u16| {
+                let map = map(cluster, 0);
+                let has = |info: &&RegionInfo| {
+                    info.primary() == Some(NodeId(first)) && info.role(NodeId(second)) == Some(ReplicaRole::Mirror)
+                };
+                map.regions.iter().find(has).map(|info| info.id)
+            };
+            // node 2 has room for 30 MiB more at the most
+            large(&c, replicas(2, 1).expect("somebody follows node 2"), 33).await;
+            let region = replicas(0, 1).expect("somebody follows node 0");
+            cluster.crash(1).await;
+            let (dir, name) = large(&c, region, 40).await;
+            c.unlink(dir, &name).await.unwrap();
+            cluster.replaced(1).await;
+            settle(cluster).await;
+            assert_eq!(
+                map(cluster, 0).region(region).and_then(|info| info.role(NodeId(2))),
+                Some(ReplicaRole::Mirror)
+            );
+        });
+    }
+}
+
+/// Makes a file of so many MiB in a region; gives its name.
+async fn large(c: &Caller, region: RegionId, mib: u64) -> (InodeRef, String) {
+    for i in 0.. {
+        let name = format!("large{i} of {region:?}");
+        let file = c.create(ROOT, &name).await.unwrap();
+        if file.ino.region() == region {
+            let bytes = pattern(1 << 20, mib);
+            for at in 0..mib {
+                c.write_active(file, at << 20, &bytes).await.unwrap();
+            }
+            return (ROOT, name);
+        }
+    }
+    unreachable!("regions are taken in turn")
+}

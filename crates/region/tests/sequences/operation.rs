@@ -248,7 +248,7 @@ pub const OPERATIONS: &[Operation] = &[
     }),
     unseen("release of segments", |w| {
         for region in regions(w) {
-            w.region(region).shrink(|_| ());
+            w.region(region).shrink(true, |_| ());
             w.region(region).release_segments(|_| ());
         }
         Ok(())
