@@ -663,13 +663,27 @@ impl Links {
         waits
     }
 
-    /// Segment map of a region (cached; `refresh` fetches all of it anew, keys included).
+    /// Segment map of a region (cached; `refresh` fetches all of it anew, keys included), from whoever serves it by then.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] when nobody has for longer than this session waits.
     pub async fn segments(&self, region: RegionId, refresh: bool) -> Result<Rc<SegmentMap>, FsError> {
-        let link = self.to(self.primary(region)?).await?;
-        if let (false, Some(map)) = (refresh, self.cached_segments(region, &link)) {
-            return Ok(map);
+        let mut away_since = None;
+        loop {
+            let link = self.to_primary(region).await?;
+            if let (false, Some(map)) = (refresh, self.cached_segments(region, &link)) {
+                return Ok(map);
+            }
+            let fetched = self.fetch_segments(region, &link, None).await;
+            let error = match fetched {
+                Err(error @ (FsError::Unreachable { .. } | FsError::WrongEpoch)) if self.has_copies(region) => error,
+                fetched => return fetched,
+            };
+            self.ask_around(link.node).await;
+            if self.primary(region)? == link.node && !self.may_move(&mut away_since).await {
+                return Err(in_vain(error, link.node, region));
+            }
         }
-        self.fetch_segments(region, &link, None).await
     }
 
     /// Takes note of segments that the region's primary has named in some answer, so that they need not be asked for.
@@ -875,6 +889,17 @@ pub(crate) fn fabric_error(node: NodeId, error: FabricError) -> FsError {
             node: node.0,
             why: other.to_string(),
         },
+    }
+}
+
+/// What is said where a region's primary was waited for, and did not come.
+pub(crate) fn in_vain(error: FsError, node: NodeId, region: RegionId) -> FsError {
+    match error {
+        FsError::WrongEpoch => FsError::Unreachable {
+            node: node.0,
+            why: format!("it is to serve region {}, and does not yet", region.0),
+        },
+        error => error,
     }
 }
 

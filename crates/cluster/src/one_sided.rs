@@ -1,6 +1,6 @@
 //! One-sided operations addressed by GPA.
 
-use crate::links::fabric_error;
+use crate::links::{fabric_error, in_vain};
 use crate::{Link, Links, Timeouts};
 use polvo_fabric::{FabricError, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionId, RegionOffset};
@@ -385,7 +385,7 @@ impl Links {
             }
             self.ask_around(primary).await;
             if self.primary(region)? == primary && !self.may_move(&mut away_since).await {
-                return done;
+                return done.map_err(|error| in_vain(error, primary, region));
             }
         }
     }
