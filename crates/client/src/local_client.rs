@@ -131,20 +131,6 @@ impl LocalClient {
         let Some(here) = self.colocated(region) else {
             return self.links.read(region, ops).await;
         };
-        match self.read_here(here, region, ops).await {
-            // another node serves it by now
-            Err(FsError::WrongEpoch) => self.links.read(region, ops).await,
-            read => read,
-        }
-    }
-
-    /// As [`LocalClient::one_sided`], of a region that the node around us serves.
-    async fn read_here(
-        &self,
-        here: &ColocatedNode,
-        region: RegionId,
-        ops: &mut [RegionVerb<'_>],
-    ) -> Result<(), FsError> {
         for op in ops {
             let RegionVerb::Read { at, into } = op else {
                 return Err(FsError::NotPermitted);
