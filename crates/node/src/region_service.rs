@@ -339,8 +339,8 @@ impl RegionService {
         self.giving_back(|region, last_word| region.release_segments(last_word))
     }
 
-    /// Now and then: gives segments of inodes and logs back that are not needed, and does a bounded piece of work for more of
-    /// them to be empty; returns how many.
+    /// Now and then: gives segments back that are not needed ([`Region::shrink`]), and does a bounded piece of work for more of them to be
+    /// empty; returns how many.
     pub fn shrink(&self) -> u32 {
         let has_copies = self.replication().is_some();
         self.giving_back(|region, last_word| region.shrink(has_copies, last_word))

@@ -199,7 +199,7 @@ async fn collect_garbage(node: &Arc<Node>) {
         }
         let given_back = service.shrink();
         if given_back > 0 {
-            tracing::debug!(region = service.id.0, given_back, "segments of inodes and logs");
+            tracing::debug!(region = service.id.0, given_back, "segments that are not needed");
         }
     }
 }
