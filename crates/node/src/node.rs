@@ -95,6 +95,8 @@ pub struct Node {
     pub(crate) bound: Mutex<Vec<Address>>,
     rename_lock: RenameLock,
     pub(crate) context: Arc<SessionContext>,
+    /// That of [`Node::watch_links`].
+    watch_context: Arc<SessionContext>,
     jitter: AtomicU64,
 }
 
@@ -150,6 +152,7 @@ impl Node {
         opening.set_register_aside();
         let undispatched = opening.undispatched();
         let context = opening.context(&map, incarnation);
+        let watch_context = opening.watch_context(&map, incarnation);
         let claimed = regions.all().filter(|service| service.replication().is_some());
         let claims = claimed.map(|service| (service.id, Instant::now() + config.timeouts.lease));
         let claims = claims.collect();
@@ -190,6 +193,7 @@ impl Node {
             bound: Mutex::default(),
             rename_lock: RenameLock::new(),
             context,
+            watch_context,
             jitter: AtomicU64::new(u64::from(config.id.0) << 32),
             space,
             config,
@@ -232,6 +236,14 @@ impl Node {
     /// The links that a thread of this process uses for calls from this node (`Role::Node`).
     pub fn new_links(self: &Arc<Self>) -> Rc<Links> {
         self.context.links()
+    }
+
+    /// Links for beacons and what follows from them, in whose way no request stands.
+    pub(crate) fn watch_links(&self) -> Rc<Links> {
+        match planted(Planted::BeaconsBehindRequests) {
+            true => self.context.links(),
+            false => self.watch_context.links(),
+        }
     }
 
     /// What the threads of a colocated client share: a session of its own, at home here. Its own node is

@@ -8,6 +8,7 @@ use crate::region_service::RegionService;
 use crate::regions::Regions;
 use crate::replication::gate::Gates;
 use crate::transactions::dispatch::Dispatch;
+use crate::replication::leases;
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
 use polvo_format::{Epoch, NodeId, SessionId};
@@ -128,7 +129,7 @@ impl Opening<'_> {
             self.memory.clone(),
             map.clone(),
             config.identity.clone(),
-            session_of(config.id, incarnation),
+            session_of(config.id, incarnation, Purpose::Requests),
             config.name.clone(),
             Some(config.id),
             config.timeouts,
@@ -144,6 +145,16 @@ impl Opening<'_> {
             .pools()
             .remember(seen, move |peer, known| keep.remember_peer(peer, known));
         context
+    }
+
+    /// By which this node and others watch each other ([`crate::replication::leases`]): a session of its own, so that a new connection
+    /// never waits for requests of the one before.
+    pub fn watch_context(&self, map: &Arc<MapCell>, incarnation: u64) -> Arc<SessionContext> {
+        let Opening { config, .. } = self;
+        let (memory, me) = (self.memory.clone(), config.identity.clone());
+        let session = session_of(config.id, incarnation, Purpose::Watching);
+        let (name, timeouts) = (format!("{} (leases)", config.name), leases::timeouts(&config.timeouts));
+        SessionContext::over(memory, map.clone(), me, session, name, Some(config.id), timeouts, None)
     }
 }
 
@@ -206,9 +217,17 @@ pub(crate) fn begin_incarnation(pmem: &Pmem, incarnation: u64) -> bool {
     }
 }
 
-/// Session of a node's own links: another one after every start, since what the one before held is gone.
-fn session_of(node: NodeId, start_number: u64) -> SessionId {
-    let mut h = (u64::from(node.0) << 48 | start_number).wrapping_add(0x9e37_79b9_7f4a_7c15);
+/// What a node calls others for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Requests = 0,
+    Watching = 1,
+}
+
+/// A session of a node's own links: another one after every start, since what the one before held is gone.
+fn session_of(node: NodeId, start_number: u64, purpose: Purpose) -> SessionId {
+    let seed = u64::from(node.0) << 48 ^ (purpose as u64) << 47 | start_number;
+    let mut h = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     SessionId((h ^ (h >> 31)).max(1))

@@ -235,7 +235,7 @@ impl Node {
         let mut stopping = self.stopping.subscribe();
         let mut tasks = JoinSet::new();
         tasks.spawn_local(polvo_fabric::poller());
-        let links = self.new_links();
+        let (links, watch_links) = (self.new_links(), self.watch_links());
         if let Err(error) = self.begin_era(&links).await {
             links.detach().await;
             return Err(error);
@@ -275,8 +275,8 @@ impl Node {
         if self.map().is_replicated() {
             tasks.spawn_local(keeper::run(self.clone(), links.clone()));
             tasks.spawn_local(replace::give_back(self.clone(), links.clone()));
-            tasks.spawn_local(leases::send_beacons(self.clone(), links.clone()));
-            tasks.spawn_local(leases::watch(self.clone(), links.clone()));
+            tasks.spawn_local(leases::send_beacons(self.clone(), watch_links.clone()));
+            tasks.spawn_local(leases::watch(self.clone(), watch_links.clone()));
             tasks.spawn_local(leases::give_way(self.clone()));
             tasks.spawn_local(keeper::confirm(self.clone(), links.clone()));
         } else {
@@ -303,7 +303,7 @@ impl Node {
             self.end_era(&links).await;
         }
         self.reactors.end().await;
-        links.detach().await;
+        tokio::join!(links.detach(), watch_links.detach());
         tasks.shutdown().await;
         refused.map_or(Ok(()), Err)
     }

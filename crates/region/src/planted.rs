@@ -115,6 +115,8 @@ pub enum Planted {
     LeaseByNewerMap,
     /// A mirror joins the set without what was answered while it was sent the last records.
     JoinedBehind,
+    /// Beacons go over the connections of requests, and so wait for what those before had under way.
+    BeaconsBehindRequests,
     /// Who votes alone from now on goes on from the map that it knows, as if nobody could have changed it since.
     ForcedMapNotAbove,
     /// A node gives back a copy by a map that no majority has confirmed.

@@ -18,7 +18,7 @@ use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
 use parking_lot::Mutex;
-use polvo_cluster::Links;
+use polvo_cluster::{Links, Timeouts};
 use polvo_format::{Epoch, NodeId, RegionId};
 use polvo_proto::{ClusterMap, Cred, FsError, ReplicaRole, ask};
 use polvo_region::planted::{Planted, planted};
@@ -41,6 +41,16 @@ const _: () = assert!(
 pub(crate) const STOOD_STILL: Duration = Duration::from_millis(1000);
 /// Three beacons a lease.
 pub(crate) const BEACON_EVERY: Duration = Duration::from_millis(333);
+
+/// Limits of the calls by which nodes watch each other: what comes later says nothing any more, and a connection over which nothing
+/// comes is made anew.
+pub(crate) fn timeouts(of_node: &Timeouts) -> Timeouts {
+    Timeouts {
+        connect: BEACON_EVERY,
+        rpc: LEASE,
+        ..*of_node
+    }
+}
 
 /// What is known of a primary of which this node is a mirror.
 struct Watch {
@@ -191,6 +201,7 @@ impl Node {
 /// Sends beacons to all that have copies of regions here, so that one which becomes a mirror has heard of us. Runs until it is dropped.
 pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
     let mut sending: JoinSet<()> = JoinSet::new();
+    let mut last_renewal = Instant::now();
     let mut period = interval(BEACON_EVERY);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -202,6 +213,11 @@ pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
             copies.extend(replicated().flat_map(Replication::nodes));
         }
         while sending.try_join_next().is_some() {}
+        if last_renewal.elapsed() >= node.config.timeouts.renew_every() {
+            last_renewal = Instant::now();
+            let links = links.clone();
+            sending.spawn_local(async move { drop(links.renew().await) });
+        }
         for copy in copies {
             // one that does not answer keeps nobody else waiting
             let (node, links) = (node.clone(), links.clone());
@@ -219,9 +235,8 @@ fn renew_all(node: &Node) {
 
 async fn beacon(node: &Arc<Node>, links: &Rc<Links>, mirror: NodeId) {
     let (sent, epoch) = (Instant::now(), node.map().epoch);
-    let call = links.call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch });
-    match tokio::time::timeout(BEACON_EVERY, call).await {
-        Ok(Ok(newest)) => {
+    match links.call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch }).await {
+        Ok(newest) => {
             if newest > epoch {
                 learn_map(node, links, mirror).await;
             }
@@ -230,9 +245,8 @@ async fn beacon(node: &Arc<Node>, links: &Rc<Links>, mirror: NodeId) {
                 renew_all(node);
             }
         }
-        Ok(Err(FsError::WrongEpoch)) => learn_map(node, links, mirror).await,
-        Ok(Err(error)) => tracing::debug!(node = mirror.0, %error, "beacon"),
-        Err(_) => tracing::debug!(node = mirror.0, "a beacon was not answered in time"),
+        Err(FsError::WrongEpoch) => learn_map(node, links, mirror).await,
+        Err(error) => tracing::debug!(node = mirror.0, %error, "beacon"),
     }
 }
 
@@ -245,8 +259,7 @@ fn may_count(node: &Node, epoch: Epoch) -> bool {
 }
 
 async fn learn_map(node: &Arc<Node>, links: &Rc<Links>, from: NodeId) {
-    let call = links.call_node_at_once(from, Cred::Kernel, ask::Map);
-    if let Ok(Ok(map)) = tokio::time::timeout(BEACON_EVERY, call).await {
+    if let Ok(map) = links.call_node_at_once(from, Cred::Kernel, ask::Map).await {
         node.map.offer(map);
     }
 }
