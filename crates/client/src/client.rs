@@ -92,6 +92,14 @@ pub struct Client {
     threads: Mutex<BTreeMap<&'static str, JoinHandle<()>>>,
 }
 
+/// Of a session's number at a node: how often it was lost there, below the node's.
+const LOST_BITS: u32 = 32;
+
+/// Are these numbers of sessions at one node? Only those grow.
+pub(crate) fn is_at_same_node(a: u64, b: u64) -> bool {
+    a >> LOST_BITS == b >> LOST_BITS
+}
+
 /// How often the session was lost at each node. What was obtained in an earlier incarnation (holds, space) is gone.
 #[derive(Default)]
 struct Incarnations {
@@ -372,7 +380,7 @@ impl Client {
     pub(crate) fn incarnation(&self, node: NodeId) -> u64 {
         let lost = self.incarnations.of_node.read().get(&node).copied().unwrap_or(0);
         // no two nodes have the same: a region may move from one to another
-        u64::from(node.0) << 32 | lost
+        u64::from(node.0) << LOST_BITS | lost
     }
 
     /// Number of losses at all nodes: while it stays, nothing was lost.

@@ -969,6 +969,63 @@ fn truncated() -> SetAttr {
     }
 }
 
+/// A region moves while its primary is asked for space: that of the node which serves it by then is used from there on, whether that
+/// one's number is higher or lower.
+#[test]
+fn a_client_goes_on_with_space_of_whichever_node_serves_the_region() {
+    const LEN: usize = 100_000;
+    const SEGMENTS_MAX: usize = 40;
+    let options = ClusterOptions {
+        seed: 88,
+        replicas: 2,
+        regions_per_node: 1,
+        pool_bytes: 64 << 20,
+        segment_shift: Some(18),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 2).await;
+        let region = made.ino.region();
+        let client = external(cluster, "client");
+        let open = client.open(made).await.expect("open");
+        let mut moves = Vec::new();
+        for round in 0..4 {
+            for n in 0..40 {
+                client.write(&open, 0, &pattern(n, LEN)).await.expect("write");
+            }
+            let primary = client.client().map().primary(region).expect("it is served").0;
+            let taken = cluster.segments(primary, region, true).len();
+            assert!(
+                taken <= SEGMENTS_MAX,
+                "round {round}: {taken} segments at node {primary}"
+            );
+            cluster.mirrored().await;
+            let delay = Duration::from_millis(2);
+            cluster.network().set_delay(delay..=delay);
+            // more than is in hand
+            let asking = {
+                let (client, open) = (client.clone(), open.clone());
+                tokio::task::spawn_local(async move { client.write(&open, 0, &pattern(round, LEN * 10)).await })
+            };
+            cluster.sleep(delay / 2).await;
+            cluster.crash(primary).await;
+            cluster.network().set_delay(Duration::ZERO..=Duration::ZERO);
+            assert_eq!(asking.await.expect("no panic"), Ok(LEN * 10));
+            assert!(
+                content(&client, &open).await == pattern(round, LEN * 10),
+                "round {round}"
+            );
+            client.set_attr(made, truncated()).await.expect("truncate");
+            let now = client.client().map().primary(region).expect("it is served").0;
+            moves.push((primary, now));
+            cluster.restart(primary).await.expect("restart");
+        }
+        assert!(moves.iter().any(|(from, to)| from > to) && moves.iter().any(|(from, to)| from < to));
+        cluster.mirrored().await;
+    });
+}
+
 /// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives
 /// it up.
 #[test]

@@ -238,29 +238,38 @@ fn a_primary_dies_that_its_mirror_did_not_hear() {
 /// takes its place, though what it has asked for waits for longer than it may be silent.
 fn a_connection_is_lost_whose_request_waits() {
     let token = Duration::from_secs(4);
-    let timeouts = Timeouts { token, ..Timeouts::default() };
-    run(ClusterOptions { timeouts, ..replicated(32) }, async |cluster| {
-        let (c, holder) = (Caller::new(cluster, "client"), Caller::new(cluster, "holder"));
-        cluster.mirrored().await;
-        let file = file_of_node_0(cluster, &c, b"before").await;
-        let (mirror, region) = (mirror_of(cluster, file), file.ino.region());
-        let dir = c.directory_at(cluster, mirror, "dir").await;
-        let (_, watched) = c.file_at(cluster, dir, mirror, "f").await;
-        let inodes = vec![watched];
-        let taken = holder.ask_node(mirror, ask::TakeTokens { inodes }).await.unwrap();
-        assert!(taken.tokens[0].is_some());
-        let into = c.directory_at(cluster, 0, "into").await;
-        let linking = spawn_local(async move { c.link(watched, into, "linked").await });
-        cluster.sleep(Duration::from_millis(200)).await;
-        assert!(!linking.is_finished(), "the holder is asked");
-        cluster.network().disconnect("node-0");
-        cluster.network().reconnect("node-0");
-        cluster.sleep(Duration::from_secs(4)).await;
-        let map = cluster.newest_map().expect("nodes run");
-        assert_eq!(map.primary(region), Some(NodeId(0)), "nobody has cut it off");
-        linking.await.unwrap().unwrap();
-        settle(cluster).await;
-    });
+    let timeouts = Timeouts {
+        token,
+        ..Timeouts::default()
+    };
+    run(
+        ClusterOptions {
+            timeouts,
+            ..replicated(32)
+        },
+        async |cluster| {
+            let (c, holder) = (Caller::new(cluster, "client"), Caller::new(cluster, "holder"));
+            cluster.mirrored().await;
+            let file = file_of_node_0(cluster, &c, b"before").await;
+            let (mirror, region) = (mirror_of(cluster, file), file.ino.region());
+            let dir = c.directory_at(cluster, mirror, "dir").await;
+            let (_, watched) = c.file_at(cluster, dir, mirror, "f").await;
+            let inodes = vec![watched];
+            let taken = holder.ask_node(mirror, ask::TakeTokens { inodes }).await.unwrap();
+            assert!(taken.tokens[0].is_some());
+            let into = c.directory_at(cluster, 0, "into").await;
+            let linking = spawn_local(async move { c.link(watched, into, "linked").await });
+            cluster.sleep(Duration::from_millis(200)).await;
+            assert!(!linking.is_finished(), "the holder is asked");
+            cluster.network().disconnect("node-0");
+            cluster.network().reconnect("node-0");
+            cluster.sleep(Duration::from_secs(4)).await;
+            let map = cluster.newest_map().expect("nodes run");
+            assert_eq!(map.primary(region), Some(NodeId(0)), "nobody has cut it off");
+            linking.await.unwrap().unwrap();
+            settle(cluster).await;
+        },
+    );
 }
 
 /// A client that reaches nobody but the old primary is told nothing that is not so any more.

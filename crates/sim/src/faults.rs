@@ -8,12 +8,41 @@ use crate::workload::Workload;
 use polvo_format::NodeId;
 use polvo_node::sim::Cluster;
 use polvo_proto::FsError;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// How often the faults poll whether the work is done.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// What a fault has led to has come about when nothing has been wrong for so long.
+const AFTERMATH: Duration = Duration::from_secs(10);
+
+/// Nodes that others may not have heard of, by the faults of late: nobody takes the place of another one.
+#[derive(Default)]
+struct Suspects {
+    nodes: BTreeSet<u16>,
+    /// Something is wrong until then at least.
+    until: Option<Instant>,
+}
+
+impl Suspects {
+    fn add(&mut self, host: &str) {
+        self.nodes
+            .extend(host.strip_prefix("node-").and_then(|node| node.parse::<u16>().ok()));
+    }
+
+    fn wrong_until(&mut self, at: Instant) {
+        self.until = self.until.max(Some(at));
+    }
+
+    fn forget_what_is_over(&mut self, now: Instant) {
+        if self.until.is_none_or(|until| until + AFTERMATH < now) {
+            self.nodes.clear();
+        }
+    }
+}
 
 /// What undoes a fault.
 enum Remedy {
@@ -43,6 +72,7 @@ struct Faults<'a> {
     /// This node is to be lost for good, as soon as nothing else is wrong.
     to_lose: Option<u16>,
     remedies: Vec<(Instant, Remedy)>,
+    suspects: Suspects,
 }
 
 /// Makes the faults of the schedule while the clients work, and ends when their work is done and everything is undone.
@@ -61,6 +91,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         failing: Rng::new(schedule.seed, 17),
         to_lose: schedule.loses,
         remedies: Vec::new(),
+        suspects: Suspects::default(),
     };
     if let Some(delay) = &schedule.delay {
         faults.cluster.network().set_delay(delay.clone());
@@ -83,6 +114,10 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         let now = Instant::now();
         faults.remedy(now).await?;
         faults.restart_deposed().await?;
+        if !faults.remedies.is_empty() {
+            faults.suspects.wrong_until(now);
+        }
+        faults.suspects.forget_what_is_over(now);
         shared.look_for_losses(faults.cluster);
         if faults.workload.is_done() {
             break;
@@ -198,7 +233,7 @@ impl Faults<'_> {
             76..86 => {
                 let host = self.host();
                 self.note(&format!("{host} is slow"));
-                self.set_delay(&host, Duration::from_millis(5)..=Duration::from_millis(400));
+                self.slow_down(&host);
                 let until = self.duration();
                 self.remedies.push((until, Remedy::Hasten(host)));
                 self.shared.count(Fault::SlowHost);
@@ -210,6 +245,14 @@ impl Faults<'_> {
     fn is_up(&self, host: &str) -> bool {
         let node = host.strip_prefix("node-").and_then(|node| node.parse().ok());
         node.is_some_and(|node: u16| self.cluster.is_running(node))
+    }
+
+    fn slow_down(&mut self, host: &str) {
+        if host.starts_with("node-") {
+            let all = 0..self.shared.schedule.nodes;
+            all.for_each(|node| self.suspects.add(&format!("node-{node}")));
+        }
+        self.set_delay(host, Duration::from_millis(5)..=Duration::from_millis(400));
     }
 
     fn set_delay(&self, host: &str, delay: std::ops::RangeInclusive<Duration>) {
@@ -229,6 +272,7 @@ impl Faults<'_> {
         let from = self.host();
         let Some(to) = self.other_than(&from) else { return };
         let until = self.duration();
+        self.suspect_of(&from, &to);
         if one_way {
             self.note(&format!("{from} is not heard at {to}"));
             self.cluster.network().partition_one_way(&from, &to);
@@ -239,6 +283,14 @@ impl Faults<'_> {
             self.shared.count(Fault::Partition);
         }
         self.remedies.push((until, Remedy::Heal(from, to)));
+    }
+
+    /// Who is cut off from another node may not be heard of there; from a client, it is.
+    fn suspect_of(&mut self, a: &str, b: &str) {
+        if a.starts_with("node-") && b.starts_with("node-") {
+            self.suspects.add(a);
+            self.suspects.add(b);
+        }
     }
 
     /// A reader goes on believing what it knows by tokens, while others change it.
@@ -257,6 +309,7 @@ impl Faults<'_> {
             "{host}, a reader, and node {node} are cut off from each other"
         ));
         let to = format!("node-{node}");
+        self.suspect_of(&host, &to);
         self.cluster.network().partition(&host, &to);
         self.shared.count(Fault::ReaderCutOff);
         let until = after(&mut self.cutting, 2_500, 9_000);
@@ -320,6 +373,8 @@ impl Faults<'_> {
         }
         let until = self.outage();
         self.note(&format!("node {node} stands still for {:?}", until - Instant::now()));
+        self.suspects.add(&format!("node-{node}"));
+        self.suspects.wrong_until(until);
         self.cluster.stand_still(node, until);
         self.workload.stand_still_with(node, until);
         self.shared.count(Fault::NodeStandsStill);
@@ -327,6 +382,7 @@ impl Faults<'_> {
 
     fn cut(&mut self, a: u16, b: u16, until: Instant) {
         let (a, b) = (format!("node-{a}"), format!("node-{b}"));
+        self.suspect_of(&a, &b);
         self.cluster.network().partition(&a, &b);
         self.remedies.push((until, Remedy::Heal(a, b)));
     }
@@ -345,6 +401,7 @@ impl Faults<'_> {
         self.shared.count(Fault::CutOff);
         for other in (0..nodes).filter(|other| *other != node) {
             let (us, them) = (format!("node-{node}"), format!("node-{other}"));
+            self.suspect_of(&us, &them);
             match direction {
                 0..6 => self.cluster.network().partition(&us, &them),
                 6..8 => self.cluster.network().partition_one_way(&them, &us),
@@ -411,6 +468,8 @@ impl Faults<'_> {
     }
 
     async fn kill_node(&mut self, node: u16, power: bool) {
+        self.suspects.add(&format!("node-{node}"));
+        self.suspects.wrong_until(Instant::now());
         let colocated = self.workload.colocated(node);
         let corpses: Vec<_> = colocated
             .iter()
@@ -440,7 +499,14 @@ impl Faults<'_> {
                 .filter_map(|number| self.workload.kill(*number))
                 .collect();
             match self.cluster.ended(node).await {
-                Err(FsError::Deposed { region }) => self.note(&format!("node {node} gives way in region {region}")),
+                Err(FsError::Deposed { region }) if self.suspects.nodes.contains(&node) => {
+                    self.note(&format!("node {node} gives way in region {region}"));
+                }
+                Err(FsError::Deposed { region }) => {
+                    return Err(format!(
+                        "others have taken the place of node {node} in region {region}, and nothing kept them from hearing of it"
+                    ));
+                }
                 other => return Err(format!("node {node} ended with {other:?}")),
             }
             for corpse in corpses {

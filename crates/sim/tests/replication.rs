@@ -55,3 +55,8 @@ fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
 fn a_mirror_that_joins_without_what_was_answered_meanwhile() {
     is_found(Planted::JoinedBehind, 77128000090..77128000097);
 }
+
+#[test]
+fn beacons_that_wait_for_requests() {
+    is_found(Planted::BeaconsBehindRequests, 0..6000);
+}

@@ -4,6 +4,7 @@
 //! between [`TARGET_MIN`] and [`TARGET_MAX`] pages, so that the commit of a write brings the space of the next and
 //! small writers do not hoard.
 
+use crate::client::is_at_same_node;
 use parking_lot::Mutex;
 use polvo_format::{Gpa, PAGE, RegionId};
 use polvo_proto::{PageRun, SegmentPlace};
@@ -137,16 +138,17 @@ fn sane(region: RegionId, run: &PageRun) -> bool {
     run.gpa.region() == region && run.gpa.0.is_multiple_of(page) && end.is_some()
 }
 
-/// Space in hand in all regions, which are gone through in order, so that a simulated run repeats. One short lock.
+/// Space in hand in all regions, each by the number of the session at its primary that it was given to: a region may move to another
+/// node. They are gone through in order, so that a simulated run repeats. One short lock.
 #[derive(Default)]
 pub(crate) struct ExtentPool {
-    regions: Mutex<BTreeMap<RegionId, DelegatedExtents>>,
+    regions: Mutex<Delegated>,
 }
+
+type Delegated = BTreeMap<(RegionId, u64), DelegatedExtents>;
 
 struct DelegatedExtents {
     space: RegionSpace,
-    /// Number of the session at the primary that the space was given to.
-    incarnation: u64,
     /// When the primary last showed that it knows the session.
     confirmed: Instant,
     /// Segments that space was given in, as the answers named them. Only grows: each thread takes in what is new to it.
@@ -203,13 +205,11 @@ impl ExtentPool {
     pub(crate) fn receive(&self, region: RegionId, incarnation: u64, runs: Vec<PageRun>, places: Vec<SegmentPlace>) {
         let mut regions = self.regions.lock();
         let delegated = Self::delegated(&mut regions, region, incarnation);
-        if delegated.incarnation == incarnation {
-            delegated.confirmed = Instant::now();
-            delegated.space.put(runs.into_iter().filter(|run| sane(region, run)));
-            for place in places {
-                if !delegated.places.iter().rev().take(16).any(|known| *known == place) {
-                    delegated.places.push(place);
-                }
+        delegated.confirmed = Instant::now();
+        delegated.space.put(runs.into_iter().filter(|run| sane(region, run)));
+        for place in places {
+            if !delegated.places.iter().rev().take(16).any(|known| *known == place) {
+                delegated.places.push(place);
             }
         }
     }
@@ -217,9 +217,7 @@ impl ExtentPool {
     /// Segments named since the first `known` ones.
     pub(crate) fn places(&self, region: RegionId, incarnation: u64, known: usize) -> Vec<SegmentPlace> {
         let regions = self.regions.lock();
-        let delegated = regions
-            .get(&region)
-            .filter(|delegated| delegated.incarnation == incarnation);
+        let delegated = regions.get(&(region, incarnation));
         delegated
             .and_then(|delegated| delegated.places.get(known..))
             .unwrap_or_default()
@@ -228,11 +226,7 @@ impl ExtentPool {
 
     /// Puts pages back that were taken and not used, unless they were lost meanwhile.
     pub(crate) fn put_back(&self, region: RegionId, incarnation: u64, runs: impl IntoIterator<Item = PageRun>) {
-        let mut regions = self.regions.lock();
-        let delegated = regions
-            .get_mut(&region)
-            .filter(|delegated| delegated.incarnation == incarnation);
-        if let Some(delegated) = delegated {
+        if let Some(delegated) = self.regions.lock().get_mut(&(region, incarnation)) {
             delegated
                 .space
                 .put(runs.into_iter().inspect(|run| debug_assert!(sane(region, run))));
@@ -240,17 +234,16 @@ impl ExtentPool {
     }
 
     /// Pages to ask for along with a commit.
-    pub(crate) fn want(&self, region: RegionId) -> u32 {
-        self.regions
-            .lock()
-            .get(&region)
-            .map_or(0, |delegated| delegated.space.want())
+    pub(crate) fn want(&self, region: RegionId, incarnation: u64) -> u32 {
+        let regions = self.regions.lock();
+        let delegated = regions.get(&(region, incarnation));
+        delegated.map_or(0, |delegated| delegated.space.want())
     }
 
     /// The primary of the regions for which `there` holds has shown that it knows the session.
     pub(crate) fn confirm_where(&self, there: impl Fn(RegionId) -> bool) {
         let now = Instant::now();
-        for (region, delegated) in self.regions.lock().iter_mut() {
+        for ((region, _), delegated) in self.regions.lock().iter_mut() {
             if there(*region) {
                 delegated.confirmed = now;
             }
@@ -273,10 +266,10 @@ impl ExtentPool {
         take: impl Fn(&mut RegionSpace) -> Vec<PageRun>,
     ) -> Vec<Surplus> {
         let mut regions = self.regions.lock();
-        let extent_pool = regions.iter_mut().filter(|(region, _)| there(**region));
-        let all = extent_pool.map(|(region, delegated)| Surplus {
+        let extent_pool = regions.iter_mut().filter(|((region, _), _)| there(*region));
+        let all = extent_pool.map(|((region, session), delegated)| Surplus {
             region: *region,
-            session: delegated.incarnation,
+            session: *session,
             runs: take(&mut delegated.space),
         });
         all.filter(|surplus| !surplus.runs.is_empty()).collect()
@@ -284,7 +277,7 @@ impl ExtentPool {
 
     /// The session at the primary of these regions was lost, and all that was given to it.
     pub(crate) fn forget_where(&self, there: impl Fn(RegionId) -> bool) {
-        self.regions.lock().retain(|region, _| !there(*region));
+        self.regions.lock().retain(|(region, _), _| !there(*region));
     }
 
     /// Pages in hand.
@@ -297,26 +290,21 @@ impl ExtentPool {
             .sum()
     }
 
-    fn delegated(
-        regions: &mut BTreeMap<RegionId, DelegatedExtents>,
-        region: RegionId,
-        incarnation: u64,
-    ) -> &mut DelegatedExtents {
-        let fresh = || DelegatedExtents {
-            space: RegionSpace::default(),
-            incarnation,
-            confirmed: Instant::now(),
-            places: Vec::new(),
-        };
-        let delegated = regions.entry(region).or_insert_with(fresh);
-        if delegated.incarnation < incarnation {
-            *delegated = fresh();
+    /// What there is of a region by that session; an older one at the same node is over.
+    fn delegated(regions: &mut Delegated, region: RegionId, incarnation: u64) -> &mut DelegatedExtents {
+        let key = (region, incarnation);
+        if !regions.contains_key(&key) {
+            regions.retain(|(of, session), _| {
+                *of != region || *session > incarnation || !is_at_same_node(*session, incarnation)
+            });
+            let begun = DelegatedExtents {
+                space: RegionSpace::default(),
+                confirmed: Instant::now(),
+                places: Vec::new(),
+            };
+            regions.insert(key, begun);
         }
-        debug_assert!(
-            delegated.incarnation >= incarnation,
-            "space of a session that was lost is forgotten"
-        );
-        delegated
+        regions.get_mut(&key).expect("it is there, or was made")
     }
 }
 
@@ -431,6 +419,23 @@ mod tests {
         extent_pool.put_back(REGION, 2, [run(10)]);
         assert_eq!(extent_pool.pages(), 0, "the node may have given them to somebody since");
         assert!(extent_pool.excess().is_empty());
+    }
+
+    /// Numbers of sessions grow at each node, not from one node to the other.
+    #[test]
+    fn a_region_may_move_to_any_node() {
+        let extent_pool = ExtentPool::default();
+        let at = |node: u64, lost| node << 32 | lost;
+        for session in [at(3, 1), at(0, 1), at(1, 7), at(0, 2)] {
+            extent_pool.receive(REGION, session, vec![run(100)], vec![]);
+            let all = extent_pool.take(REGION, session, 100, LEASE);
+            assert_eq!(all, Taken::Runs(vec![run(100)]), "given to session {session:x}");
+            extent_pool.put_back(REGION, session, [run(1)]);
+        }
+        assert_eq!(extent_pool.pages(), 3, "of each node's last session");
+        let surplus = extent_pool.drain_where(|_| true);
+        let sessions: Vec<u64> = surplus.iter().map(|surplus| surplus.session).collect();
+        assert_eq!(sessions, [at(0, 2), at(1, 7), at(3, 1)]);
     }
 
     #[tokio::test(start_paused = true)]

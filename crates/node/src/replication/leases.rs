@@ -235,7 +235,10 @@ fn renew_all(node: &Node) {
 
 async fn beacon(node: &Arc<Node>, links: &Rc<Links>, mirror: NodeId) {
     let (sent, epoch) = (Instant::now(), node.map().epoch);
-    match links.call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch }).await {
+    match links
+        .call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch })
+        .await
+    {
         Ok(newest) => {
             if newest > epoch {
                 learn_map(node, links, mirror).await;

@@ -104,7 +104,7 @@ impl LocalClient {
                 crcs,
                 append,
                 known: known.tail,
-                want_pages: self.client.extent_pool.want(region),
+                want_pages: self.client.extent_pool.want(region, session),
             };
             match self.commit_behind(region, way.as_deref(), commit).await {
                 Ok(Some(WriteAnswer::Written(mut written))) => {
