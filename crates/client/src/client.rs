@@ -401,7 +401,7 @@ impl Client {
     fn lost(&self, node: NodeId) {
         *self.incarnations.of_node.write().entry(node).or_default() += 1;
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
-        tracing::debug!(%node, "a new session at a node");
+        tracing::debug!(session = %self.session(), %node, "a new session at a node");
         // it has been attached as long as it took to say so, at the most
         let since = Instant::now().checked_sub(self.context.timeouts().connect);
         let since = since.unwrap_or_else(Instant::now);

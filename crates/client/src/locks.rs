@@ -34,6 +34,10 @@ const LOCKS_CLAIMED: Duration = Duration::from_millis(200);
 /// another one has taken its place, before that gives its locks to others.
 const LOCKS_WATCHED: Duration = Duration::from_secs(1);
 
+/// A node's word that a lock is given is good for so long from when it was asked. Who hears of it later (since he was cut off, or stood
+/// still) may hear it from a node that is gone, when others have been given the lock: he asks again.
+const WORD_LASTS: Duration = Duration::from_secs(2);
+
 /// How often an owner's locks are claimed again because they were lost again meanwhile.
 const CLAIMS_MAX: u32 = 8;
 
@@ -500,6 +504,9 @@ impl LocalClient {
             let LockAnswer::Granted(term) = answer else {
                 return Ok(answer);
             };
+            if sent.elapsed() > WORD_LASTS {
+                continue; // asking again for what it has changes nothing
+            }
             let known = locks.renewed_at(node).unwrap_or(sent);
             if locks.given(inode, &lock, term, known, losses) {
                 if !locks.is_watched.load(Ordering::Acquire) {
@@ -507,7 +514,7 @@ impl LocalClient {
                 }
                 return Ok(answer);
             }
-            // what it had before is to be under the same term; asking again for what it has changes nothing
+            // what it had before is to be under the same term
             locks.lose_where(|lost| lost == inode);
         }
         Err(FsError::Busy)

@@ -344,6 +344,43 @@ fn a_lock_whose_session_has_ended_at_its_node_is_lost() {
     });
 }
 
+/// Who hears that he has a lock when his session has ended at its node, and somebody else has it, does not believe it.
+#[test]
+fn a_lock_that_was_given_long_ago_is_asked_for_again() {
+    let options = ClusterOptions {
+        seed: 97,
+        timeouts: short_leases(),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        let (late, other) = (external(cluster, "late"), external(cluster, "other"));
+        let file = file_at(cluster, &other, NodeId(1)).await;
+        late.get_attr(file).await.expect("attributes"); // it is connected
+        let answered = Duration::from_secs(7);
+        cluster
+            .network()
+            .set_delay_between("node-1", "late", answered..=answered);
+        let asking = {
+            let late = late.clone();
+            spawn_local(async move { try_lock(&late, file, bytes(1, 0, 9)).await })
+        };
+        cluster.sleep(Duration::from_millis(100)).await;
+        cluster.network().partition_one_way("late", "node-1");
+        let refused = try_lock(&other, file, bytes(1, 0, 9)).await;
+        assert_eq!(refused, Err(FsError::WouldBlock), "it is given");
+        let begun = Instant::now();
+        wait_for(&other, file, bytes(1, 0, 9))
+            .await
+            .expect("its holder is gone");
+        assert!(begun.elapsed() < answered && !asking.is_finished());
+        cluster.network().set_delay(Duration::ZERO..=Duration::ZERO);
+        cluster.sleep(answered.saturating_sub(begun.elapsed())).await;
+        cluster.network().heal_all();
+        assert!(asking.await.expect("no panic").is_err(), "two have the lock");
+        other.release_locks(file, 1).await.expect("release");
+    });
+}
+
 fn replicated(seed: u64) -> ClusterOptions {
     ClusterOptions {
         seed,

@@ -65,6 +65,7 @@ impl Locker {
                 let mut granted = granted.borrow_mut();
                 let number = granted.entry(inode).or_default();
                 *number += 1;
+                tracing::debug!(by = %client.client().session(), ino = %inode.ino, number, "lock given");
                 Ok(Some(Locker { inode, number: *number }))
             }
             Ok(LockAnswer::Queued) => {
@@ -91,6 +92,7 @@ impl Locker {
         if client.test_lock(self.inode, ask()).await.is_err() || client.hold_locks(self.inode, OWNER).await.is_err() {
             return Ok(false);
         }
+        tracing::debug!(by = %client.client().session(), ino = %self.inode.ino, number = self.number, "lock is there");
         match last == self.number {
             true => Ok(true),
             false => Err(format!(
@@ -104,6 +106,7 @@ impl Locker {
 
     /// Lets go of it.
     pub async fn let_go(self, client: &LocalClient) {
+        tracing::debug!(by = %client.client().session(), ino = %self.inode.ino, number = self.number, "lock let go");
         drop(client.release_locks(self.inode, OWNER).await);
     }
 }
