@@ -117,6 +117,8 @@ pub enum Planted {
     JoinedBehind,
     /// Beacons go over the connections of requests, and so wait for what those before had under way.
     BeaconsBehindRequests,
+    /// A node that ends, and hears nobody any more, takes the place of those that it does not hear.
+    PlaceTakenWhileEnding,
     /// Who votes alone from now on goes on from the map that it knows, as if nobody could have changed it since.
     ForcedMapNotAbove,
     /// A node gives back a copy by a map that no majority has confirmed.

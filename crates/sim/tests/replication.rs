@@ -57,6 +57,6 @@ fn a_mirror_that_joins_without_what_was_answered_meanwhile() {
 }
 
 #[test]
-fn beacons_that_wait_for_requests() {
-    is_found(Planted::BeaconsBehindRequests, 0..6000);
+fn a_place_taken_by_a_node_that_ends() {
+    is_found(Planted::PlaceTakenWhileEnding, 900..920);
 }

@@ -267,13 +267,17 @@ async fn learn_map(node: &Arc<Node>, links: &Rc<Links>, from: NodeId) {
     }
 }
 
-/// Watches the primaries of which this node has copies that count, and takes their place. Runs until it is dropped.
+/// Watches the primaries of which this node has copies that count, and takes their place. Runs until it is dropped, or the node ends:
+/// then it hears of nobody any more.
 pub(crate) async fn watch(node: Arc<Node>, links: Rc<Links>) {
     let mut period = interval(BEACON_EVERY);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let waits_since = Instant::now();
         period.tick().await;
+        if node.is_stopping() && !planted(Planted::PlaceTakenWhileEnding) {
+            return;
+        }
         if waits_since.elapsed() > STOOD_STILL {
             node.leases.begin_anew();
         }
@@ -332,7 +336,10 @@ async fn take_over(node: &Arc<Node>, links: &Rc<Links>, gone: NodeId, heard: Ins
         .into_iter()
         .filter(|region| node.copies.seal(*region, &node.memory))
         .collect();
-    let map = node.change_map(links, |map| succeed(map, us, gone, &whole)).await?;
+    // of two that do not hear each other one goes on: the other one has lost its place when it comes to take the first one's
+    let goes_on = |map: &ClusterMap| node.regions.all().all(|service| map.primary(service.id) == Some(us));
+    let step = |map: &ClusterMap| goes_on(map).then(|| succeed(map, us, gone, &whole)).flatten();
+    let map = node.change_map(links, step).await?;
     node.leases.decided(gone, map.epoch);
     for region in whole {
         if map.primary(region) != Some(us) || node.serves(region) {

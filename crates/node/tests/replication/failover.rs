@@ -73,6 +73,36 @@ fn what_a_dead_node_has_served_is_served_by_others_with_all_that_was_answered() 
     }
 }
 
+/// Two nodes do not hear each other, and the third one hears both: one takes the other's place, and nobody else's place is taken, neither
+/// while the loser ends nor since.
+#[test]
+fn of_two_that_do_not_hear_each_other_one_goes_on() {
+    for seed in 600..612 {
+        run(options(seed), async |cluster| {
+            let c = Caller::new(cluster, "client");
+            cluster.mirrored().await;
+            let before = files(&c, ROOT, 12).await;
+            cluster.network().partition("node-0", "node-1");
+            let mut ended = Vec::new();
+            for _ in 0..80 {
+                cluster.sleep(Duration::from_millis(100)).await;
+                while let Some(node) = cluster.deposed() {
+                    ended.push(node);
+                    assert!(matches!(cluster.ended(node).await, Err(FsError::Deposed { .. })));
+                    cluster.restart(node).await.unwrap();
+                }
+            }
+            println!("seed {seed}: ended: {ended:?}");
+            assert!(ended == [0] || ended == [1], "seed {seed}: {ended:?}");
+            all_there(&c, ROOT, &before).await;
+            cluster.network().heal_all();
+            cluster.sleep(Duration::from_secs(3)).await;
+            settle(cluster).await;
+            all_there(&c, ROOT, &before).await;
+        });
+    }
+}
+
 /// Of two files without a name that were open when their node died, the one that is opened again stays as long as it is open; the
 /// other one's space is free after a lease.
 #[test]
