@@ -1,4 +1,4 @@
-//! What goes wrong with replicas is found: each bug, planted, within so many seeds. `crates/node/tests/planted.rs` and
+//! What goes wrong with replicas is found: each bug, planted, within so many seeds. `crates/node/tests/planted` and
 //! `crates/region/tests/planted` have a scenario of its own for each that a random run meets too seldom.
 
 mod common;

@@ -1,16 +1,8 @@
 //! Regions that are answered before their mirrors have what was done: what a node's death may take with it, and what it may not. Each bug
-//! of [`polvo_region::planted`] that is about them is planted once, as in `planted.rs`.
+//! of [`polvo_region::planted`] that is about them is planted once, too.
 
-mod common;
-
-use common::*;
+use super::*;
 use polvo_cluster::join_all;
-use polvo_node::sim::{Cluster, ClusterOptions, run};
-use polvo_proto::*;
-use polvo_region::planted::{Plant, Planted};
-use std::time::Duration;
-use tokio::task::spawn_local;
-use tokio::time::{Instant, timeout};
 
 /// Region n is at node n, and its mirror at the next one.
 fn options(seed: u64) -> ClusterOptions {
@@ -23,15 +15,6 @@ fn options(seed: u64) -> ClusterOptions {
         segment_shift: Some(18),
         ..ClusterOptions::default()
     }
-}
-
-/// The scenario passes, and fails with the bug, which it has got to.
-fn caught(bug: Planted, scenario: fn()) {
-    scenario();
-    let plant = Plant::new(bug);
-    let result = std::panic::catch_unwind(scenario);
-    assert!(plant.reached() > 0, "the scenario does not get to {bug:?}");
-    result.expect_err("nobody notices the bug");
 }
 
 #[test]
