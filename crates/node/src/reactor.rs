@@ -334,6 +334,7 @@ async fn accept(node: Arc<Node>, mut listener: Listener) {
     loop {
         let accepted = listener.accept_peer().await;
         if !node.reactors.serve(accepted)
+            && !node.is_stopping()
             && let Some(more) = warnings.may_say()
         {
             tracing::warn!(more, "too many connections are open; one more was refused");

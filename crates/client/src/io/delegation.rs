@@ -32,6 +32,7 @@ impl LocalClient {
             let wanted = if reclaimed { missing } else { want };
             let pages = u32::try_from(wanted).unwrap_or(u32::MAX);
             match self.call(region, ask::Delegate { region, pages }).await {
+                // where the region has moved meanwhile, by whoever serves it now: then this is nobody's until the session ends there
                 Ok(runs) => self.client.extent_pool.receive(region, session, runs, Vec::new()),
                 Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, Some(region)).await {
