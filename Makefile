@@ -87,7 +87,7 @@ lint: ## Formatting, clippy without warnings, shellcheck
 	@scripts/deps lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p polvo-region -p polvo-node -p polvo-bench --features planted,two-phase --all-targets -- -D warnings
+	cargo clippy -p polvo-region -p polvo-node -p polvo-client -p polvo-bench --features planted,two-phase --all-targets -- -D warnings
 	@if cargo tree --quiet --locked --edges normal,features --invert polvo-node | grep -E 'feature "(testing|planted|two-phase)"'; then \
 		echo 'a plain cargo build would ship hooks for tests, or what is there for comparison'; exit 1; fi
 	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
@@ -116,7 +116,7 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 	@$(MAKE) --no-print-directory instructions
 
 # Bugs can be planted in what is tested by power cuts and simulation: all of it is built once.
-SIMULATED := --profile sim -p polvo-region -p polvo-node -p polvo-sim --features planted
+SIMULATED := --profile sim -p polvo-region -p polvo-node -p polvo-client -p polvo-sim --features planted
 
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)

@@ -9,6 +9,7 @@ mod coherence;
 mod concurrent;
 mod failure;
 mod locks;
+mod moves;
 mod operations;
 mod redo_log;
 mod rewritten;

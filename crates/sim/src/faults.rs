@@ -28,11 +28,6 @@ struct Suspects {
 }
 
 impl Suspects {
-    fn add(&mut self, host: &str) {
-        self.nodes
-            .extend(host.strip_prefix("node-").and_then(|node| node.parse::<u16>().ok()));
-    }
-
     fn wrong_until(&mut self, at: Instant) {
         self.until = self.until.max(Some(at));
     }
@@ -42,6 +37,11 @@ impl Suspects {
             self.nodes.clear();
         }
     }
+}
+
+/// The node of that host, if it is one's.
+fn node_of(host: &str) -> Option<u16> {
+    host.strip_prefix("node-")?.parse().ok()
 }
 
 /// What undoes a fault.
@@ -243,14 +243,12 @@ impl Faults<'_> {
     }
 
     fn is_up(&self, host: &str) -> bool {
-        let node = host.strip_prefix("node-").and_then(|node| node.parse().ok());
-        node.is_some_and(|node: u16| self.cluster.is_running(node))
+        node_of(host).is_some_and(|node| self.cluster.is_running(node))
     }
 
     fn slow_down(&mut self, host: &str) {
-        if host.starts_with("node-") {
-            let all = 0..self.shared.schedule.nodes;
-            all.for_each(|node| self.suspects.add(&format!("node-{node}")));
+        if node_of(host).is_some() {
+            self.suspects.nodes.extend(0..self.shared.schedule.nodes);
         }
         self.set_delay(host, Duration::from_millis(5)..=Duration::from_millis(400));
     }
@@ -287,9 +285,8 @@ impl Faults<'_> {
 
     /// Who is cut off from another node may not be heard of there; from a client, it is.
     fn suspect_of(&mut self, a: &str, b: &str) {
-        if a.starts_with("node-") && b.starts_with("node-") {
-            self.suspects.add(a);
-            self.suspects.add(b);
+        if let (Some(a), Some(b)) = (node_of(a), node_of(b)) {
+            self.suspects.nodes.extend([a, b]);
         }
     }
 
@@ -373,7 +370,7 @@ impl Faults<'_> {
         }
         let until = self.outage();
         self.note(&format!("node {node} stands still for {:?}", until - Instant::now()));
-        self.suspects.add(&format!("node-{node}"));
+        self.suspects.nodes.insert(node);
         self.suspects.wrong_until(until);
         self.cluster.stand_still(node, until);
         self.workload.stand_still_with(node, until);
@@ -468,7 +465,7 @@ impl Faults<'_> {
     }
 
     async fn kill_node(&mut self, node: u16, power: bool) {
-        self.suspects.add(&format!("node-{node}"));
+        self.suspects.nodes.insert(node);
         self.suspects.wrong_until(Instant::now());
         let colocated = self.workload.colocated(node);
         let corpses: Vec<_> = colocated

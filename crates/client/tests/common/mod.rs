@@ -152,3 +152,33 @@ pub fn short_leases() -> Timeouts {
         ..Timeouts::default()
     }
 }
+
+/// A directory whose inode lies on that node, and a file in it on the same node, made by some client.
+pub async fn home_on(cluster: &Cluster, node: u16) -> (InodeRef, InodeRef) {
+    let client = external(cluster, "maker");
+    let mine = |inode: InodeRef| cluster.node(node).serves(inode.ino.region());
+    for n in 0.. {
+        let dir = inode(
+            &client
+                .create(ROOT, format!("dir-{node}-{n}").as_bytes(), directory())
+                .await
+                .expect("mkdir"),
+        );
+        for m in 0..20u32 {
+            let made = client
+                .create(dir, format!("file-{m}").as_bytes(), file())
+                .await
+                .expect("create");
+            if mine(dir) && mine(inode(&made)) {
+                let name = format!("file-{m}");
+                client
+                    .rename(dir, name.as_bytes(), dir, b"f", polvo_proto::RenameMode::Replace)
+                    .await
+                    .expect("rename");
+                client.client().shutdown();
+                return (dir, inode(&made));
+            }
+        }
+    }
+    unreachable!()
+}

@@ -1,0 +1,159 @@
+//! Regions that move: their primary dies, and another node that has a copy takes its place.
+
+use crate::common::*;
+use polvo_node::sim::ClusterOptions;
+use polvo_proto::SetAttr;
+use std::time::Duration;
+
+/// A region a node, each with a mirror.
+fn replicated(seed: u64) -> ClusterOptions {
+    ClusterOptions {
+        seed,
+        replicas: 2,
+        regions_per_node: 1,
+        pool_bytes: 128 << 20,
+        ..ClusterOptions::default()
+    }
+}
+
+/// A primary dies before the data of large writes is there, between it and their mirror, and after that: its successor has each of them
+/// once, with its own data, although it gives the pages that they were written to at the primary to others.
+#[test]
+pub fn large_writes_are_done_once_though_their_primary_dies() {
+    const LEN: usize = 100_000;
+    const WRITERS: u64 = 4;
+    with_options(replicated(84), async |cluster| {
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 1).await;
+        let (client, other) = (external(cluster, "client"), external(cluster, "other"));
+        let open = client.open(made).await.expect("open");
+        let theirs = other.open(made).await.expect("open");
+        let delay = Duration::from_millis(1);
+        for step in 0..24u32 {
+            cluster.mirrored().await;
+            // there is space in hand
+            client.set_attr(made, truncated()).await.expect("truncate");
+            client.write(&open, 0, &pattern(1, LEN)).await.expect("write");
+            cluster.network().set_delay(delay..=delay);
+            let asking: Vec<_> = (0..WRITERS)
+                .map(|n| {
+                    let (client, open) = (client.clone(), open.clone());
+                    tokio::task::spawn_local(async move { client.append(&open, &pattern(2 + n, LEN)).await })
+                })
+                .collect();
+            cluster.sleep(delay * (step % 12) / 2 + delay / 4).await;
+            let primary = client
+                .client()
+                .map()
+                .primary(made.ino.region())
+                .expect("it is served")
+                .0;
+            cluster.crash(primary).await;
+            let mut places = vec![0];
+            for (n, asked) in asking.into_iter().enumerate() {
+                let (at, len) = asked.await.expect("no panic").expect("append");
+                let mut bytes = vec![0; LEN];
+                assert_eq!((len, other.read(&theirs, at, &mut bytes).await), (LEN, Ok(LEN)));
+                assert!(bytes == pattern(2 + n as u64, LEN), "step {step}, writer {n}, at {at}");
+                places.push(at);
+            }
+            places.sort_unstable();
+            let expected: Vec<u64> = (0..=WRITERS).map(|n| n * LEN as u64).collect();
+            assert_eq!(places, expected, "step {step}: one behind the other, and no more");
+            assert_eq!(content(&other, &theirs).await.len(), LEN * (1 + WRITERS as usize));
+            cluster.network().set_delay(Duration::ZERO..=Duration::ZERO);
+            cluster.restart(primary).await.expect("restart");
+        }
+        cluster.mirrored().await;
+    });
+}
+
+fn truncated() -> SetAttr {
+    SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    }
+}
+
+/// A region moves while its primary is asked for space: that of the node which serves it by then is used from there on, whether that
+/// one's number is higher or lower.
+#[test]
+fn a_client_goes_on_with_space_of_whichever_node_serves_the_region() {
+    const LEN: usize = 100_000;
+    const SEGMENTS_MAX: usize = 40;
+    let options = ClusterOptions {
+        segment_shift: Some(18),
+        ..replicated(88)
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 2).await;
+        let region = made.ino.region();
+        let client = external(cluster, "client");
+        let open = client.open(made).await.expect("open");
+        let mut moves = Vec::new();
+        for round in 0..4 {
+            for n in 0..40 {
+                client.write(&open, 0, &pattern(n, LEN)).await.expect("write");
+            }
+            let primary = client.client().map().primary(region).expect("it is served").0;
+            let taken = cluster.segments(primary, region, true).len();
+            assert!(
+                taken <= SEGMENTS_MAX,
+                "round {round}: {taken} segments at node {primary}"
+            );
+            cluster.mirrored().await;
+            let delay = Duration::from_millis(2);
+            cluster.network().set_delay(delay..=delay);
+            // more than is in hand
+            let asking = {
+                let (client, open) = (client.clone(), open.clone());
+                tokio::task::spawn_local(async move { client.write(&open, 0, &pattern(round, LEN * 10)).await })
+            };
+            cluster.sleep(delay / 2).await;
+            cluster.crash(primary).await;
+            cluster.network().set_delay(Duration::ZERO..=Duration::ZERO);
+            assert_eq!(asking.await.expect("no panic"), Ok(LEN * 10));
+            assert!(
+                content(&client, &open).await == pattern(round, LEN * 10),
+                "round {round}"
+            );
+            client.set_attr(made, truncated()).await.expect("truncate");
+            let now = client.client().map().primary(region).expect("it is served").0;
+            moves.push((primary, now));
+            cluster.restart(primary).await.expect("restart");
+        }
+        assert!(moves.iter().any(|(from, to)| from > to) && moves.iter().any(|(from, to)| from < to));
+        cluster.mirrored().await;
+    });
+}
+
+/// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives
+/// it up.
+#[test]
+fn an_idle_client_keeps_a_file_without_a_name_through_a_move() {
+    let options = ClusterOptions {
+        seed: 83,
+        replicas: 2,
+        timeouts: short_leases(),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (dir, made) = home_on(cluster, 1).await;
+        let client = external(cluster, "client");
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(2, 5_000)).await.expect("write");
+        client.unlink(dir, b"f").await.expect("unlink");
+        cluster.crash(1).await;
+        cluster.sleep(short_leases().lease * 4).await;
+        let mut bytes = vec![0; 5_000];
+        assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(5_000));
+        assert_eq!(bytes, pattern(2, 5_000));
+        drop(open);
+        cluster.restart(1).await.expect("restart");
+        cluster.sleep(short_leases().lease * 2).await;
+        cluster.mirrored().await;
+        assert!(client.get_attr(made).await.is_err(), "nobody has it open");
+    });
+}
