@@ -7,7 +7,7 @@
 //! id = "3f3f3f3f-3f3f-4f3f-bf3f-3f3f3f3f3f3f"     # may be left out when the secret file names it
 //! secret_file = "secret"
 //! addresses = ["tcp://10.0.0.1:7400", "tcp://10.0.0.2:7400"]
-//! # connect_ms = 2000, rpc_ms = 8000, held_ms = 4000, lease_ms = 30000, token_ms = 2000, away_ms = 10000, stop_ms = 10000
+//! # connect_ms = 2000, rpc_ms = 8000, held_ms = 4000, lease_ms = 30000, token_ms = 1500, away_ms = 10000, stop_ms = 10000
 //! ```
 
 use crate::config::ConfigTimeouts;

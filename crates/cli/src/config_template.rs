@@ -105,7 +105,7 @@ path = "/dev/dax0.0"
 # What a client holds (open files, space) comes back this long after it was last heard of.
 # lease_ms = 30000
 # How long a change waits for a mount that keeps the inode and does not answer. Less than held_ms.
-# token_ms = 2000
+# token_ms = 1500
 # How long programs on the mount inside this node wait for another node that is away, before EIO (mount option soft: they
 # do not wait).
 # away_ms = 10000

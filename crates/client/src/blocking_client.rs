@@ -21,13 +21,25 @@ struct BlockingClient {
     runtime: Runtime,
 }
 
+/// A thread's own. It ends with the thread, and logs nothing then: what a logger keeps in a thread local of its own may be gone.
+struct OfThread(Option<Rc<BlockingClient>>);
+
 thread_local! {
-    static BLOCKING: OnceCell<Rc<BlockingClient>> = const { OnceCell::new() };
+    static BLOCKING: OnceCell<OfThread> = const { OnceCell::new() };
+}
+
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        tracing::dispatcher::with_default(&tracing::Dispatch::none(), || drop(self.0.take()));
+    }
 }
 
 impl BlockingClient {
     fn of_this_thread() -> Rc<BlockingClient> {
-        BLOCKING.with(|blocking| blocking.get_or_init(|| Rc::new(BlockingClient::new())).clone())
+        BLOCKING.with(|blocking| {
+            let OfThread(blocking) = blocking.get_or_init(|| OfThread(Some(Rc::new(BlockingClient::new()))));
+            blocking.clone().expect("it is there until the thread ends")
+        })
     }
 
     fn new() -> BlockingClient {
@@ -155,6 +167,56 @@ mod tests {
         let arrived = event.recv_timeout(Duration::from_secs(20));
         assert_eq!(arrived, Ok(Some(Event::Message(b"dispatch".to_vec()))));
         drop(pair);
+    }
+
+    /// Formats in a buffer of the thread, as loggers do.
+    struct Logger;
+
+    thread_local! {
+        static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+
+    impl tracing::Subscriber for Logger {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            BUFFER.with_borrow_mut(|buffer| *buffer = event.metadata().name().to_owned());
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    struct Logs;
+
+    impl Drop for Logs {
+        fn drop(&mut self) {
+            tracing::debug!("ended");
+        }
+    }
+
+    #[test]
+    fn what_ends_with_a_thread_does_not_meet_a_logger_that_is_gone() {
+        tracing::subscriber::set_global_default(Logger).expect("the only one");
+        let thread = std::thread::spawn(|| {
+            let blocking = BlockingClient::of_this_thread();
+            blocking.block_on(async {
+                let logs = Logs;
+                tokio::task::spawn_local(async move {
+                    std::future::pending::<()>().await;
+                    drop(logs);
+                });
+                tokio::task::yield_now().await;
+            });
+            // the buffer comes after the runtime, and goes before it
+            tracing::debug!("begun");
+        });
+        thread.join().expect("no panic while thread locals are dropped");
     }
 
     #[test]

@@ -14,7 +14,7 @@
 use crate::local_client::LocalClient;
 use foldhash::HashMap;
 use parking_lot::Mutex;
-use polvo_cluster::RangeLocks;
+use polvo_cluster::{RangeLocks, Timeouts};
 use polvo_format::NodeId;
 use polvo_proto::{
     FsError, InodeRef, LOCK_CLAIMS_MAX, LockAnswer, LockAsk, LockKind, LockRange, LockSeen, LockTerm, LockTicket,
@@ -29,14 +29,6 @@ use tokio::time::Instant;
 
 /// Nodes that did not answer, and may have locks that are to be claimed back, are asked again so soon.
 const LOCKS_CLAIMED: Duration = Duration::from_millis(200);
-
-/// Nodes that keep locks of this client are asked so often whether they are there: it has to hear of it when one was started anew, or
-/// another one has taken its place, before that gives its locks to others.
-const LOCKS_WATCHED: Duration = Duration::from_secs(1);
-
-/// A node's word that a lock is given is good for so long from when it was asked. Who hears of it later (since he was cut off, or stood
-/// still) may hear it from a node that is gone, when others have been given the lock: he asks again.
-const WORD_LASTS: Duration = Duration::from_secs(2);
 
 /// How often an owner's locks are claimed again because they were lost again meanwhile.
 const CLAIMS_MAX: u32 = 8;
@@ -403,10 +395,12 @@ impl LocalClient {
                 locks.inner.lock().unreleased.push((inode, owner));
                 return Ok(());
             }
+            let took = sent.elapsed();
             if given.is_none() {
-                tracing::warn!(inode = inode.ino.0, "a lock was lost with the node that gave it");
+                tracing::warn!(inode = inode.ino.0, ?took, "a lock was lost with the node that gave it");
                 return Err(lock_lost());
             }
+            tracing::debug!(inode = inode.ino.0, ?took, "locks are claimed back");
         }
         Err(FsError::Busy)
     }
@@ -458,7 +452,7 @@ impl LocalClient {
             let all_claimed = self.claim_locks().await;
             let pause = match all_there && all_claimed {
                 _ if locks.inodes().is_empty() => Duration::MAX,
-                true => LOCKS_WATCHED,
+                true => Timeouts::LOCKS_WATCHED,
                 false => LOCKS_CLAIMED,
             };
             if tokio::time::timeout(pause, locks.changed.notified()).await.is_ok() {
@@ -504,8 +498,10 @@ impl LocalClient {
             let LockAnswer::Granted(term) = answer else {
                 return Ok(answer);
             };
-            if sent.elapsed() > WORD_LASTS {
-                continue; // asking again for what it has changes nothing
+            // who hears of it later (since he was cut off, or stood still) may hear it from a node that is gone, when others have
+            // been given the lock; asking again for what one has changes nothing
+            if sent.elapsed() > Timeouts::LOCK_GRACE {
+                continue;
             }
             let known = locks.renewed_at(node).unwrap_or(sent);
             if locks.given(inode, &lock, term, known, losses) {

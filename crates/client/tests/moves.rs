@@ -3,7 +3,10 @@
 use crate::common::*;
 use polvo_node::sim::ClusterOptions;
 use polvo_proto::SetAttr;
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// A region a node, each with a mirror.
 fn replicated(seed: u64) -> ClusterOptions {
@@ -126,6 +129,71 @@ fn a_client_goes_on_with_space_of_whichever_node_serves_the_region() {
         assert!(moves.iter().any(|(from, to)| from > to) && moves.iter().any(|(from, to)| from < to));
         cluster.mirrored().await;
     });
+}
+
+/// A node falls silent, and its connections stay as they are. Whoever was reading or writing goes on as soon as another one serves the
+/// region, and does not wait for what he has asked of the silent one, nor for a connection to it.
+#[test]
+fn nobody_waits_for_a_silent_node_whose_regions_have_moved() {
+    let (mut reading, mut changing) = (Duration::ZERO, Duration::ZERO);
+    for seed in [600, 603, 607, 608] {
+        with_options(replicated(seed), async |cluster| {
+            cluster.mirrored().await;
+            let client = external(cluster, "client");
+            let is_over = Rc::new(Cell::new(false));
+            let mut workers = Vec::new();
+            let (dir, made) = home_on(cluster, 1).await;
+            for n in 0..4u64 {
+                for changes in [false, true] {
+                    let open = client.open(made).await.expect("open");
+                    client.write(&open, 0, &pattern(n, 20_000)).await.expect("write");
+                    let (client, is_over) = (client.clone(), is_over.clone());
+                    workers.push(tokio::task::spawn_local(async move {
+                        let mut longest = Duration::ZERO;
+                        for i in 0.. {
+                            if is_over.get() {
+                                break;
+                            }
+                            let begun = Instant::now();
+                            if changes {
+                                client.write(&open, 0, &pattern(i, 20_000)).await.expect("write");
+                                let name = format!("f{n}-{i}");
+                                client.create(dir, name.as_bytes(), file()).await.expect("create");
+                            } else {
+                                let mut bytes = vec![0; 20_000];
+                                assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(20_000));
+                                client.get_attr(made).await.expect("attributes");
+                            }
+                            longest = longest.max(begun.elapsed());
+                            tokio::time::sleep(Duration::from_millis(3 + n)).await;
+                        }
+                        (changes, longest)
+                    }));
+                }
+            }
+            cluster.sleep(Duration::from_millis(300 + 37 * (seed % 10))).await;
+            for other in ["node-0", "node-2", "client"] {
+                cluster.network().partition("node-1", other);
+            }
+            cluster.sleep(Duration::from_secs(6)).await;
+            is_over.set(true);
+            for worker in workers {
+                let (changes, longest) = worker.await.expect("no panic");
+                let most = if changes { &mut changing } else { &mut reading };
+                *most = longest.max(*most);
+            }
+            println!("seed {seed}: so far reading {reading:?}, changing {changing:?}");
+            cluster.network().heal_all();
+            while cluster.deposed() != Some(1) {
+                cluster.sleep(Duration::from_millis(100)).await;
+            }
+            cluster.ended(1).await.expect_err("others have taken its place");
+            cluster.restart(1).await.expect("restart");
+        });
+    }
+    // found, succeeded, heard of; and what the one before has promised is over
+    assert!(reading < Duration::from_millis(2300), "{reading:?}");
+    assert!(changing < Duration::from_millis(3000), "{changing:?}");
 }
 
 /// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives

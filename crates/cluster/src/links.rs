@@ -165,20 +165,27 @@ impl Links {
         let mut away_since = None;
         loop {
             let node = self.primary(region)?;
-            if let Some(link) = self.peer(node).live() {
-                return Ok(link);
-            }
-            if !self.has_copies(region) {
-                return self.to(node).await;
-            }
-            let link = self.at_once(node).await;
-            if !matches!(link, Err(FsError::Unreachable { .. })) {
+            let link = self.to_its_primary(region, node).await;
+            if !self.has_copies(region) || !matches!(link, Err(FsError::Unreachable { .. })) {
                 return link;
             }
-            self.ask_around(node).await;
             if self.primary(region)? == node && !self.may_move(&mut away_since).await {
                 return link;
             }
+        }
+    }
+
+    /// The link to the node that is a region's primary. Waits for one that is away, unless the region has copies.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`], also when another node serves the region meanwhile.
+    pub(crate) async fn to_its_primary(&self, region: RegionId, node: NodeId) -> Result<Rc<Link>, FsError> {
+        if let Some(link) = self.peer(node).live() {
+            return Ok(link);
+        }
+        match self.has_copies(region) {
+            true => Box::pin(self.unless_it_moves(region, node, self.at_once(node))).await,
+            false => self.to(node).await,
         }
     }
 
@@ -196,6 +203,14 @@ impl Links {
     /// [`FsError::Unreachable`].
     pub async fn at_once(&self, node: NodeId) -> Result<Rc<Link>, FsError> {
         self.reach(node, Duration::ZERO).await
+    }
+
+    /// As `at_once`, within a limit of its own.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`].
+    pub async fn at_once_within(&self, node: NodeId, limit: Duration) -> Result<Rc<Link>, FsError> {
+        in_all(node, limit, self.at_once(node)).await
     }
 
     /// As `to`, with a patience of its own. Whatever that is, a node that is not known to be away is tried once.
@@ -355,7 +370,7 @@ impl Links {
         A::answered(self.send(node, &call).await, node)
     }
 
-    /// As `call_node`, each attempt bounded by `limit`.
+    /// As `call_node`, bounded by `limit` in all, connecting and a second attempt included.
     pub async fn call_node_within<A: Ask>(
         &self,
         node: NodeId,
@@ -364,7 +379,20 @@ impl Links {
         limit: Duration,
     ) -> Result<A::Answer, FsError> {
         let call = self.make_call(cred, ask);
-        A::answered(self.send_within(node, &call, limit).await, node)
+        A::answered(in_all(node, limit, self.send_within(node, &call, limit)).await, node)
+    }
+
+    /// As `call_node_within`, without waiting for a node that is away.
+    pub async fn call_node_at_once_within<A: Ask>(
+        &self,
+        node: NodeId,
+        cred: Cred,
+        ask: A,
+        limit: Duration,
+    ) -> Result<A::Answer, FsError> {
+        let call = self.make_call(cred, ask);
+        let sent = self.send_patiently(node, &call, limit, Duration::ZERO);
+        A::answered(in_all(node, limit, sent).await, node)
     }
 
     /// As `call_node`, without waiting for a node that is away.
@@ -603,11 +631,17 @@ impl Links {
         self.context.map.has_copies(region)
     }
 
-    /// An answer of a region's primary. While it does not come the other nodes are asked whether the region is served elsewhere.
+    /// What comes of the primary of a region with copies. While nothing does, the other nodes are asked whether the region is served
+    /// elsewhere, and also when the primary cannot be reached.
     ///
     /// # Errors
     /// [`FsError::Unreachable`] also when it has moved.
-    async fn unless_it_moves(&self, region: RegionId, node: NodeId, answer: impl Future<Output = Answer>) -> Answer {
+    async fn unless_it_moves<T>(
+        &self,
+        region: RegionId,
+        node: NodeId,
+        answer: impl Future<Output = Result<T, FsError>>,
+    ) -> Result<T, FsError> {
         let mut answer = pin!(answer);
         loop {
             if let Ok(answer) = tokio::time::timeout(SILENCE, answer.as_mut()).await {
@@ -716,9 +750,11 @@ impl Links {
         let mut from = known.as_ref().map_or(0, |map| contiguous(map));
         let mut map: Option<SegmentMap> = known.map(|known| (*known).clone());
         loop {
-            let page = self
-                .call_node(link.node, Cred::Kernel, ask::Segments { region, from })
-                .await?;
+            let asked = self.call_node(link.node, Cred::Kernel, ask::Segments { region, from });
+            let page = match self.has_copies(region) {
+                true => Box::pin(self.unless_it_moves(region, link.node, asked)).await?,
+                false => asked.await?,
+            };
             let ascending = page.segments.is_sorted_by(|a, b| a.index < b.index)
                 && page.segments.first().is_none_or(|first| first.index >= from);
             if page.region != region || page.segment_shift >= 48 || !ascending {
@@ -843,6 +879,20 @@ impl Links {
         }
         self.segments.borrow_mut().clear();
     }
+}
+
+/// An attempt at something with a node, bounded in time whatever it consists of.
+async fn in_all<T>(
+    node: NodeId,
+    limit: Duration,
+    attempt: impl Future<Output = Result<T, FsError>>,
+) -> Result<T, FsError> {
+    tokio::time::timeout(limit, attempt).await.unwrap_or_else(|_| {
+        Err(FsError::Unreachable {
+            node: node.0,
+            why: format!("it did not answer within {} ms", limit.as_millis()),
+        })
+    })
 }
 
 impl Drop for Links {

@@ -406,10 +406,7 @@ impl Links {
         let (mut refreshed, mut repeated) = (0, false);
         loop {
             let primary = self.primary(region)?;
-            let link = match self.has_copies(region) {
-                true => self.at_once(primary).await?,
-                false => self.to(primary).await?,
-            };
+            let link = self.to_its_primary(region, primary).await?;
             let maps = self.maps_of(&link, region, batch.ops).await?;
             // before anything is said of the addresses: those of space that is not ours any more may lie nowhere
             if !ours() {

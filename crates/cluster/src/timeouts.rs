@@ -37,6 +37,11 @@ impl Timeouts {
     /// After a start the node of region 0 grants no rename lock for so long: whoever got it from the previous incarnation has
     /// decided by then or finds out, when it asks again just before deciding, that its grant is gone.
     pub const RENAME_QUIET: Duration = Duration::from_secs(1);
+    /// When the node that gave locks can give none any more, nobody is given others for so long: their holders claim them back
+    /// meanwhile. What it has said of a lock counts for so long from when it was asked.
+    pub const LOCK_GRACE: Duration = Duration::from_secs(2);
+    /// Who has locks asks the nodes that keep them so often whether they are there, four times in their grace.
+    pub const LOCKS_WATCHED: Duration = Duration::from_millis(500);
     /// A wait for a lock that its program has not asked after for so long is forgotten (it asks every second).
     pub const LOCK_FORGOTTEN: Duration = Duration::from_secs(10);
 
@@ -72,7 +77,7 @@ impl Default for Timeouts {
             rpc: Duration::from_secs(8),
             held: Duration::from_secs(4),
             lease: Duration::from_secs(30),
-            token: Duration::from_secs(2),
+            token: Duration::from_millis(1500),
             away: Duration::from_secs(10),
         }
     }

@@ -50,8 +50,3 @@ fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
 fn a_mirror_that_joins_without_what_was_answered_meanwhile() {
     is_found(Planted::JoinedBehind, 100..200);
 }
-
-#[test]
-fn a_place_taken_by_a_node_that_ends() {
-    is_found(Planted::PlaceTakenWhileEnding, 900..920);
-}

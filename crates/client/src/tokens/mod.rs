@@ -91,6 +91,8 @@ struct Requests {
     taking: u32,
     /// All tokens are about to go back: no others are asked for.
     is_ending: bool,
+    /// The node has given none, and is not asked again before.
+    not_before: Option<Instant>,
     /// A task hears what the node asks for.
     is_watched: bool,
     /// Tokens of these were asked for, up to that number, some of which may still come.

@@ -74,6 +74,7 @@ impl LocalClient {
         join_all(requests.into_iter().map(|(at, page)| async move {
             if let Err(error) = self.take_page(&at, &page).await {
                 tracing::debug!(node = %at.node, %error, "no tokens");
+                at.requests.lock().not_before = Some(Instant::now() + WATCH_PAUSE);
             }
         }))
         .await;
@@ -230,7 +231,7 @@ struct Taking<'a>(&'a AtNode);
 impl<'a> Taking<'a> {
     fn begin(at: &'a AtNode) -> Option<Taking<'a>> {
         let mut requests = at.requests.lock();
-        if requests.is_ending {
+        if requests.is_ending || requests.not_before.is_some_and(|then| Instant::now() < then) {
             return None;
         }
         requests.taking += 1;

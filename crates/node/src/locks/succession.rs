@@ -7,12 +7,14 @@
 //! - Only locks given under the term right before this one are claimed back. Under one before that, others may have had them
 //!   in between.
 
+use crate::clock::outlasting;
 use crate::housekeeping::pool_past::lock_term_before;
 use crate::locks::lock_table::{Locks, Table};
 use crate::node::Node;
 use crate::replication::records::Replication;
 use crate::request::sessions::Session;
 use foldhash::HashSet;
+use polvo_cluster::Timeouts;
 use polvo_format::RegionId;
 use polvo_proto::{FsError, InodeRef, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockTerm, Locked};
 use polvo_region::planted::{Planted, planted};
@@ -155,12 +157,13 @@ impl Node {
         let Some(before) = lock_term_before(&self.space.past()) else {
             return;
         };
-        let timeouts = &self.config.timeouts;
+        let grace = self.started + self.clock.lasts(outlasting(Timeouts::LOCK_GRACE));
+        let ends = self.started + self.config.timeouts.lease;
         for service in self.regions.all() {
             // who has taken another one's place, and was started anew since, does not know what that one has given
             let is_successor = service.replication().is_some_and(Replication::is_successor);
             let before = Some(before).filter(|_| !is_successor);
-            let succession = Succession::new(before, self.started + timeouts.token, self.started + timeouts.lease);
+            let succession = Succession::new(before, grace, ends);
             self.locks.succeed(service.id, succession);
         }
     }

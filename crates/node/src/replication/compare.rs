@@ -275,7 +275,7 @@ impl LaneFeed {
             from: self.remote(there),
             into: &mut bytes[..],
         });
-        let link = links.at_once(mirror).await?;
+        let link = links.at_once_within(mirror, Timeouts::MIRROR).await?;
         let pair = link.rpc.queue_pair();
         let read = within(pair, Timeouts::MIRROR, pair.execute(&mut verbs)).await;
         drop(verbs);

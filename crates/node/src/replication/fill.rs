@@ -234,7 +234,7 @@ impl LaneFeed {
                 .step_by(SUMS_MAX as usize)
                 .map(move |first| (first, SUMS_MAX.min(end - first)))
         });
-        let link = links.at_once(to).await?;
+        let link = links.at_once_within(to, Timeouts::MIRROR).await?;
         let memory = Memory::Pool(service.pmem().clone());
         let mut batch = Batch::default();
         let mut window = InFlight::new();

@@ -161,7 +161,7 @@ impl LaneFeed {
         records: &Records,
     ) -> Result<(), FsError> {
         self.take_segments(to, service, links, records).await?;
-        let link = links.at_once(to).await?;
+        let link = links.at_once_within(to, Timeouts::MIRROR).await?;
         let pair = link.rpc.queue_pair();
         let memory = Memory::Pool(service.pmem().clone());
         let mut batch = Batch::default();

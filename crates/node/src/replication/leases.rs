@@ -337,7 +337,9 @@ async fn take_over(node: &Arc<Node>, links: &Rc<Links>, gone: NodeId, heard: Ins
         .filter(|region| node.copies.seal(*region, &node.memory))
         .collect();
     // of two that do not hear each other one goes on: the other one has lost its place when it comes to take the first one's
-    let goes_on = |map: &ClusterMap| node.regions.all().all(|service| map.primary(service.id) == Some(us));
+    let is_ending = || node.is_stopping() && !planted(Planted::PlaceTakenWhileEnding);
+    let goes_on =
+        |map: &ClusterMap| !is_ending() && node.regions.all().all(|service| map.primary(service.id) == Some(us));
     let step = |map: &ClusterMap| goes_on(map).then(|| succeed(map, us, gone, &whole)).flatten();
     let map = node.change_map(links, step).await?;
     node.leases.decided(gone, map.epoch);
@@ -394,12 +396,13 @@ pub(crate) async fn give_way(node: Arc<Node>) {
         let deposed = confirmed().find(|service| map.primary(service.id) != Some(node.id()));
         if let Some(service) = deposed {
             let (region, now) = (service.id.0, map.primary(service.id));
-            // the other regions, too: what waits for their mirrors, which have heard nothing, would keep this node from ending
-            confirmed().for_each(|service| service.end());
             let now = now.map_or("nobody".to_string(), |node| format!("node {}", node.0));
             tracing::error!("region {region} is served by {now} since this node was away: it starts anew");
             *node.refused.lock() = Some(FsError::Deposed { region });
+            // first, or it would look as if it had lost none and could take a place
             node.stop();
+            // the other regions, too: what waits for their mirrors, which have heard nothing, would keep this node from ending
+            confirmed().for_each(|service| service.end());
             return;
         }
     }

@@ -7,11 +7,13 @@ use crate::node::{CLAIMS, Node};
 use crate::region_service::RegionService;
 use crate::replication::leases::LEASE;
 use crate::transactions::dispatch::Dispatch;
+use polvo_cluster::Timeouts;
 use polvo_format::{NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError};
 use polvo_region::Region;
 use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
 impl Node {
@@ -34,15 +36,16 @@ impl Node {
         if info.is_async() {
             recovered.outgrow_lost(found.highest);
         }
-        // tokens that the one before has given are believed for so long at the most
         let lease = match planted(Planted::DeadLeaseByOwnClock) {
             true => LEASE,
             false => outlasting(LEASE),
         };
-        let until = heard + self.clock.lasts(lease + self.config.timeouts.token);
-        self.mistrust_tokens_until(until, &mut recovered);
+        // what the one before has given and said is believed for so long at the most
+        let believed_until = |what: Duration| heard + self.clock.lasts(lease + what);
+        self.mistrust_tokens_until(believed_until(self.config.timeouts.token), &mut recovered);
+        let grace = believed_until(outlasting(Timeouts::LOCK_GRACE));
         let ends = Instant::now() + self.config.timeouts.lease;
-        self.locks.succeed(region, Succession::new(locks_before, until, ends));
+        self.locks.succeed(region, Succession::new(locks_before, grace, ends));
         let (layout, one_sided) = (self.space.layout(), self.config.one_sided);
         let term = self.locks.term();
         let gate = self.gates.gate(region);

@@ -902,13 +902,7 @@ pub(crate) async fn attach(
         fill_from,
         locks: service.lock_term,
     };
-    let limit = polvo_cluster::Timeouts::MIRROR;
-    tokio::time::timeout(limit, links.call_node_at_once(node, Cred::Kernel, attach))
+    links
+        .call_node_at_once_within(node, Cred::Kernel, attach, polvo_cluster::Timeouts::MIRROR)
         .await
-        .unwrap_or_else(|_| {
-            Err(FsError::Unreachable {
-                node: node.0,
-                why: format!("it did not answer within {} ms", limit.as_millis()),
-            })
-        })
 }

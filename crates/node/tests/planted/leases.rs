@@ -13,6 +13,11 @@ fn what_mirrors_lack_read_past_its_primary() {
 }
 
 #[test]
+fn a_place_taken_by_a_node_that_ends() {
+    caught(Planted::PlaceTakenWhileEnding, two_do_not_hear_each_other);
+}
+
+#[test]
 fn a_lease_that_clients_believe_in_for_ever() {
     caught(Planted::LeaseToldForEver, a_cut_off_primary_is_read_past);
 }
@@ -342,4 +347,27 @@ async fn watched_until(holder: &Caller) -> Option<Instant> {
     let asked = holder.ask_node(0, ask::Watch { term, answered, end }).await.ok()?;
     let lease = Duration::from_millis(2000) * 980 / 1000;
     asked.renewed.then_some(sent + lease * 1000 / 990)
+}
+
+/// Two nodes do not hear each other, and the third one hears both: one takes the other's place, which ends, and takes none while it
+/// does.
+fn two_do_not_hear_each_other() {
+    for seed in 600..604 {
+        run(replicated(seed), async |cluster| {
+            cluster.mirrored().await;
+            cluster.network().partition("node-0", "node-1");
+            let mut ended = Vec::new();
+            for _ in 0..80 {
+                cluster.sleep(Duration::from_millis(100)).await;
+                while let Some(node) = cluster.deposed() {
+                    ended.push(node);
+                    assert!(matches!(cluster.ended(node).await, Err(FsError::Deposed { .. })));
+                    cluster.restart(node).await.unwrap();
+                }
+            }
+            assert!(ended == [0] || ended == [1], "seed {seed}: {ended:?}");
+            cluster.network().heal_all();
+            cluster.sleep(Duration::from_secs(3)).await;
+        });
+    }
 }

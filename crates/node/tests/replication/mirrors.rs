@@ -1,10 +1,14 @@
 //! Mirrors follow their regions in every byte, whatever is done, and through restarts of either side.
 
 use crate::common::*;
-use polvo_format::FileKind;
+use polvo_format::{FileKind, NodeId};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
+use tokio::task::spawn_local;
+use tokio::time::Instant;
 
 fn options(seed: u64, replicas: u16) -> ClusterOptions {
     ClusterOptions {
@@ -123,6 +127,52 @@ fn a_region_goes_on_without_a_mirror_that_is_gone_and_takes_it_back() {
         work(&c, "after").await;
         assert_eq!(compared(cluster).await, 6);
     });
+}
+
+/// A node is silent, and its connections stay. Whoever writes where it has a copy waits until it counts as away, and no longer.
+#[test]
+fn a_silent_mirror_is_not_waited_for_longer_than_it_takes_to_find_it_away() {
+    let mut worst = Duration::ZERO;
+    for seed in 700..716 {
+        let pause = run(options(seed, 2), async |cluster| {
+            let c = Rc::new(Caller::new(cluster, "client"));
+            cluster.mirrored().await;
+            let mut writers = Vec::new();
+            let is_over = Rc::new(Cell::new(false));
+            for i in 0..48u64 {
+                let file = c.create(ROOT, &format!("f{i}")).await.unwrap();
+                if cluster.map().primary(file.ino.region()) == Some(NodeId(2)) {
+                    continue;
+                }
+                let (c, is_over) = (c.clone(), is_over.clone());
+                writers.push(spawn_local(async move {
+                    let mut longest = Duration::ZERO;
+                    while !is_over.get() {
+                        let begun = Instant::now();
+                        c.write(file, 0, b"something else each time").await.unwrap();
+                        longest = longest.max(begun.elapsed());
+                        tokio::time::sleep(Duration::from_millis(1 + 61 * i % 1000)).await;
+                    }
+                    longest
+                }));
+            }
+            cluster.sleep(Duration::from_millis(500 + 47 * seed % 500)).await;
+            for other in ["node-0", "node-1", "client"] {
+                cluster.network().partition("node-2", other);
+            }
+            cluster.sleep(Duration::from_secs(6)).await;
+            is_over.set(true);
+            let mut longest = Vec::new();
+            for writer in writers {
+                longest.push(writer.await.unwrap());
+            }
+            longest.sort();
+            println!("seed {seed}: {longest:?}");
+            *longest.last().unwrap()
+        });
+        worst = worst.max(pause);
+    }
+    assert!(worst < Duration::from_millis(2000), "{worst:?}");
 }
 
 #[test]

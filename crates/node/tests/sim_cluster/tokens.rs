@@ -108,11 +108,10 @@ fn a_silent_holder_delays_a_change_until_its_lease_is_over() {
         let [writer, silent] = ["writer", "silent"].map(|name| Caller::new(cluster, name));
         let (node, file) = a_file(cluster, &writer).await;
         let lease = cluster.timeouts().token;
-        assert_eq!(lease, Duration::from_secs(2));
         take(&silent, node, file).await.unwrap();
         let waited = time_of(writer.write(file, 0, b"changed")).await;
         assert!(waited + 2 * DELAYS >= lease, "{waited:?}");
-        assert!(waited <= Duration::from_millis(2200), "{waited:?}");
+        assert!(waited <= lease + Duration::from_millis(200), "{waited:?}");
         assert_eq!(tokens_at(&writer, node).await, 0);
         let after = time_of(writer.write(file, 0, b"once more")).await;
         assert!(after <= DELAYS, "{after:?}");
