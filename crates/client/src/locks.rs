@@ -462,7 +462,12 @@ impl LocalClient {
             let nodes: BTreeSet<NodeId> = locks.inodes().into_iter().filter_map(primary).collect();
             let others: Vec<NodeId> = nodes.into_iter().filter(|node| Some(*node) != here).collect();
             let sent = Instant::now();
-            let there = self.links.look_after(&others).await;
+            let there = tokio::select! {
+                biased;
+                // a region has moved, or somebody has been given a lock: what is to be claimed does not wait for who does not answer
+                () = locks.changed.notified() => continue,
+                there = self.links.look_after(&others) => there,
+            };
             all_there = there.len() == others.len();
             for node in there {
                 locks.renewed(node, sent, |inode| primary(inode) == Some(node));

@@ -1,9 +1,10 @@
 //! What a client knows by tokens, and when it gives them back.
 
-use crate::common::{ROOT, directory, external, file, inode, internal, with_cluster};
+use crate::common::{ROOT, directory, external, file, inode, internal, with_cluster, with_options};
 use polvo_client::{LocalClient, OpenFile};
 use polvo_cluster::Timeouts;
 use polvo_format::NodeId;
+use polvo_node::sim::ClusterOptions;
 use polvo_proto::RenameMode;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,6 +50,46 @@ fn who_is_colocated_keeps_its_tokens_when_it_also_connects() {
         let before = Instant::now();
         other.append(&open, b"more").await.unwrap();
         assert!(before.elapsed() < Duration::from_millis(100), "{:?}", before.elapsed());
+    });
+}
+
+/// A node that may promise nothing just now, since a mirror of another region does not answer, is not asked at every use.
+#[test]
+fn a_node_that_gives_no_tokens_is_asked_now_and_then() {
+    let options = ClusterOptions {
+        seed: 98,
+        replicas: 2,
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let client = with_tokens(external(cluster, "client"));
+        let known = inode(&client.create(ROOT, b"f", file()).await.unwrap());
+        client.get_attr(known).await.expect("attributes");
+        // the region's mirror answers, and that of the primary's other region does not
+        let map = cluster.newest_map().expect("there is one");
+        let info = map.region(known.ino.region()).expect("it is in the map");
+        let primary = info.primary().expect("it is served");
+        let other = (0..3)
+            .find(|node| info.role(NodeId(*node)).is_none())
+            .expect("two of three");
+        cluster
+            .network()
+            .partition(&format!("node-{}", primary.0), &format!("node-{other}"));
+        cluster.sleep(Duration::from_millis(1020)).await;
+        let before = client.client().counters();
+        let mut looks = 0u64;
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(300) {
+            client.get_attr(known).await.expect("attributes");
+            looks += 1;
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        let after = client.client().counters();
+        let asked = after.rpcs - before.rpcs;
+        assert!(looks > 50 && asked < 20, "{looks} looks, {asked} requests");
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(3)).await;
     });
 }
 
