@@ -108,6 +108,7 @@ mod tests {
     use super::*;
     use polvo_fabric::{Address, Event, Identity, Listener, MemoryRegions, Role, Verb, connect};
     use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -169,8 +170,10 @@ mod tests {
         drop(pair);
     }
 
-    /// Formats in a buffer of the thread, as loggers do.
+    /// Formats in a buffer of the thread, as loggers do, which may be gone.
     struct Logger;
+
+    static CAME_TOO_LATE: AtomicBool = AtomicBool::new(false);
 
     thread_local! {
         static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
@@ -186,7 +189,8 @@ mod tests {
         fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
         fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
         fn event(&self, event: &tracing::Event<'_>) {
-            BUFFER.with_borrow_mut(|buffer| *buffer = event.metadata().name().to_owned());
+            let formatted = BUFFER.try_with(|buffer| buffer.replace(event.metadata().name().to_owned()));
+            CAME_TOO_LATE.fetch_or(formatted.is_err(), Ordering::Relaxed);
         }
         fn enter(&self, _: &tracing::span::Id) {}
         fn exit(&self, _: &tracing::span::Id) {}
@@ -217,6 +221,7 @@ mod tests {
             tracing::debug!("begun");
         });
         thread.join().expect("no panic while thread locals are dropped");
+        assert!(!CAME_TOO_LATE.load(Ordering::Relaxed));
     }
 
     #[test]

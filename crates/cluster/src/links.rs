@@ -378,8 +378,7 @@ impl Links {
         ask: A,
         limit: Duration,
     ) -> Result<A::Answer, FsError> {
-        let call = self.make_call(cred, ask);
-        A::answered(in_all(node, limit, self.send_within(node, &call, limit)).await, node)
+        self.call_in_all(node, cred, ask, limit, self.patience()).await
     }
 
     /// As `call_node_within`, without waiting for a node that is away.
@@ -390,9 +389,20 @@ impl Links {
         ask: A,
         limit: Duration,
     ) -> Result<A::Answer, FsError> {
+        self.call_in_all(node, cred, ask, limit, Duration::ZERO).await
+    }
+
+    async fn call_in_all<A: Ask>(
+        &self,
+        node: NodeId,
+        cred: Cred,
+        ask: A,
+        limit: Duration,
+        patience: Duration,
+    ) -> Result<A::Answer, FsError> {
         let call = self.make_call(cred, ask);
-        let sent = self.send_patiently(node, &call, limit, Duration::ZERO);
-        A::answered(in_all(node, limit, sent).await, node)
+        let sent = in_all(node, limit, self.send_patiently(node, &call, limit, patience));
+        A::answered(sent.await, node)
     }
 
     /// As `call_node`, without waiting for a node that is away.

@@ -345,7 +345,7 @@ async fn watched_until(holder: &Caller) -> Option<Instant> {
     let sent = Instant::now();
     let (term, answered, end) = (0, Vec::new(), false);
     let asked = holder.ask_node(0, ask::Watch { term, answered, end }).await.ok()?;
-    let lease = Duration::from_millis(2000) * 980 / 1000;
+    let lease = Timeouts::default().token * 980 / 1000;
     asked.renewed.then_some(sent + lease * 1000 / 990)
 }
 
