@@ -25,6 +25,21 @@ pub async fn settle(cluster: &Cluster) {
     cluster.compare_mirrors().unwrap();
 }
 
+/// Nodes that others take the place of within so long, each started again.
+pub async fn deposed_within(cluster: &mut Cluster, time: Duration) -> Vec<u16> {
+    const LOOK: Duration = Duration::from_millis(100);
+    let mut deposed = Vec::new();
+    for _ in 0..time.as_millis() / LOOK.as_millis() {
+        cluster.sleep(LOOK).await;
+        while let Some(node) = cluster.deposed() {
+            deposed.push(node);
+            assert!(matches!(cluster.ended(node).await, Err(FsError::Deposed { .. })));
+            cluster.restart(node).await.unwrap();
+        }
+    }
+    deposed
+}
+
 pub fn inode_of(attr: &Attr) -> InodeRef {
     InodeRef {
         ino: attr.ino,
