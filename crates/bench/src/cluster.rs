@@ -5,12 +5,14 @@ use crate::BenchError;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
-use polvo_cluster::{Timeouts, initial_map, with_durability, with_replicas};
+use polvo_cluster::{Timeouts, initial_map};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{FileKind, Ino, NodeId, RegionId};
 use polvo_node::{Node, NodeConfig, OneSided, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::{ClusterMap, Cred, Durability, FsError, InodeRef, NewFile, NodeInfo, Replica, ReplicaRole};
+use polvo_proto::{
+    ClusterMap, Cred, Durability, FsError, InodeRef, NewFile, NodeInfo, RegionSet, Replica, ReplicaRole,
+};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::{
     num::NonZeroUsize,
@@ -110,7 +112,7 @@ pub struct ClusterPlan<'a> {
     pub regions: u16,
     /// Replicas of the first node's region, the primary counted. With more than one it is the only region there is: the other nodes
     /// have copies of it and nothing else, and what is measured beside one node without copies differs in the copies alone.
-    pub replicas: u16,
+    pub replicas: u8,
     /// When its changes are answered.
     pub durability: Durability,
     /// Bytes of each pool.
@@ -180,10 +182,13 @@ impl ClusterPlan<'_> {
                 .map(Address::to_string)
                 .collect(),
         });
-        let mut map = initial_map(CLUSTER, infos.collect(), self.regions);
+        let set = RegionSet {
+            replicas: self.replicas,
+            durability: self.durability,
+        };
+        let mut map = initial_map(CLUSTER, infos.collect(), self.regions, &[set]);
         if self.replicas > 1 {
             map.regions.truncate(1);
-            map = with_durability(with_replicas(map, self.replicas), self.durability);
         }
         let nodes = (0..self.nodes).zip(listen);
         nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
@@ -303,12 +308,12 @@ impl BenchNode {
     pub fn start_replicas(
         dir: &Path,
         pool_len: u64,
-        replicas: u16,
+        replicas: u8,
         durability: Durability,
         provider: &str,
     ) -> Result<Vec<BenchNode>, BenchError> {
         let plan = ClusterPlan {
-            nodes: replicas,
+            nodes: u16::from(replicas),
             replicas,
             durability,
             provider: Some(provider),

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use polvo_client::{Thresholds, Transfers};
 use polvo_fabric::Security;
-use polvo_proto::Durability;
+use polvo_proto::{Durability, SetWish};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -80,6 +80,9 @@ pub enum Command {
     Rm(RmArgs),
     /// Make directories
     Mkdir(MkdirArgs),
+    /// Set, or show, at how many nodes and at which a directory's new files are kept
+    #[command(after_long_help = SET_HELP)]
+    Set(SetArgs),
     /// Rename or move files and directories
     Mv(MvArgs),
     /// Show the attributes of files
@@ -163,6 +166,7 @@ Examples:
   polvo up --nodes 5 --size 256M --provider tcp --dir /tmp/five
   polvo up --nodes 5 --replicas 3 --dir /tmp/thrice    each file at three nodes: any two of the five may die
   polvo up --durability async --dir /tmp/ahead         copies follow within a second, nobody waits for them
+  polvo up --set replicas=1 --dir /tmp/both            files at two nodes, and at one in directories of `polvo set DIR replicas=1`
   polvo up --dir .polvo                                again, after a kill or `down --keep`
   polvo down --dir .polvo";
 
@@ -187,13 +191,13 @@ pub struct UpArgs {
     /// Options of the mount, comma-separated
     #[arg(long, value_name = "OPTIONS", requires = "mount")]
     pub mount_options: Option<String>,
-    /// Regions a node [default: one for each 64 MiB of its pool, with copies one for each 64 MiB of files, at least 4, at most 16]
+    /// Regions of each kind a node [default: one for each 64 MiB of its pool, with copies one for each 64 MiB of files, at least 4, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
     /// Keep each region at so many nodes [default: 2 of three nodes or more, else 1]: nothing is answered before all of them have it, and all but one of them may
     /// die; no more than there are nodes
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=5))]
-    pub replicas: Option<u16>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
+    pub replicas: Option<u8>,
     /// Make the copies of a node that has been away for so many seconds at other nodes, where there are enough; 0: never [default: 600]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
     pub replace_after: Option<u64>,
@@ -202,6 +206,10 @@ pub struct UpArgs {
     /// [default: sync]
     #[arg(long, value_name = "MODE")]
     pub durability: Option<Durability>,
+    /// Regions of a further kind, for the directories that `polvo set` puts there: replicas=N, durability=MODE or both with a comma between,
+    /// else as by default; may be given several times
+    #[arg(long = "set", value_name = "KIND")]
+    pub sets: Vec<SetWish>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
@@ -648,6 +656,37 @@ pub struct MkdirArgs {
     /// Parents too; one that is there already is no error
     #[arg(short, long)]
     pub parents: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+const SET_HELP: &str = "\
+Settings:
+  replicas=N         files are kept at N nodes
+  durability=MODE    when a change is answered: sync-flush, sync or async (`polvo up --help`, docs/replication.md)
+  default            both as the cluster's default is
+  placement=WHERE    hash (spread over all nodes) or local (at the node where, or beside which, who makes a file is)
+
+They hold for files and directories that are made in the directory from then on, and are inherited by its new directories; what is there
+stays where it is, and so does what is moved there. Only kinds of regions can be chosen that the cluster was made with (`cluster.sets` in
+polvod.toml, `polvo up --set`); `polvo status` lists them. Without settings, shows what is set. On a mount the same is the extended
+attributes user.polvo.regions and user.polvo.placement.
+
+Examples:
+  polvo set /scratch replicas=1                    fast, and lost when its node's pool is lost
+  polvo set /checkpoints durability=async          copies follow within a second, nobody waits for them
+  polvo set /scratch default                       as at first
+  setfattr -n user.polvo.regions -v replicas=1 /mnt/scratch";
+
+/// `polvo set`
+#[derive(Args, Debug, Clone)]
+pub struct SetArgs {
+    /// Directory
+    pub dir: OsString,
+    /// What to set, as NAME=VALUE
+    #[arg(value_name = "SETTING")]
+    pub settings: Vec<OsString>,
     /// Which cluster
     #[command(flatten)]
     pub cluster: ClusterArgs,

@@ -2,7 +2,7 @@
 
 use crate::ClusterId;
 use crate::config::Config;
-use polvo_cluster::{host_identity, initial_map, with_durability, with_replicas};
+use polvo_cluster::{host_identity, initial_map};
 use polvo_fabric::Address;
 use polvo_proto::{ClusterMap, NodeInfo};
 
@@ -39,8 +39,7 @@ pub fn cluster_map(config: &Config, cluster: ClusterId) -> ClusterMap {
             addresses: node.addresses.iter().map(Address::to_string).collect(),
         }
     });
-    let map = initial_map(cluster.0, nodes.collect(), config.regions_per_node);
-    with_durability(with_replicas(map, config.replicas), config.durability)
+    initial_map(cluster.0, nodes.collect(), config.regions_per_node, &config.sets)
 }
 
 #[cfg(test)]

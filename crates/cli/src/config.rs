@@ -11,7 +11,7 @@ use polvo_fabric::{Address, Security};
 use polvo_format::{NodeId, REGIONS_MAX};
 use polvo_node::{OneSided, ScrubPace};
 use polvo_pmem::Persistence;
-use polvo_proto::Durability;
+use polvo_proto::{RegionSet, SetWish};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -29,8 +29,6 @@ const HELP: &str = "polvod --print-config explains every key";
 const REGIONS_PER_NODE: u16 = 4;
 /// Regions a node that a configuration may ask for.
 pub const REGIONS_PER_NODE_MAX: u16 = 1024;
-/// At how many nodes a configuration may ask a region to be kept: one for each node that votes on the cluster map, at most.
-pub const REPLICAS_MAX: u16 = 5;
 
 /// Most reactors of a node.
 pub const REACTORS_MAX: usize = 64;
@@ -127,12 +125,10 @@ pub struct Config {
     pub security: Security,
     /// Regions a node.
     pub regions_per_node: u16,
-    /// At how many nodes each region is kept, its primary counted; no more than there are.
-    pub replicas: u16,
+    /// Kinds of regions, the default first: at no more nodes than there are, and no two alike.
+    pub sets: Vec<RegionSet>,
     /// When the copies of a node that is away are made elsewhere; `None`: never.
     pub replace_after: Option<Duration>,
-    /// When a change of a region with copies is answered.
-    pub durability: Durability,
     /// All nodes, by id.
     pub nodes: Vec<ConfigNode>,
     /// Which of them this is; always one of `nodes`.
@@ -183,9 +179,10 @@ struct RawCluster {
     secret_file: PathBuf,
     security: Option<Spanned<String>>,
     regions_per_node: Option<Spanned<u16>>,
-    replicas: Option<Spanned<u16>>,
+    replicas: Option<Spanned<u8>>,
     replace_after_s: Option<Spanned<u64>>,
     durability: Option<Spanned<String>>,
+    sets: Option<Spanned<Vec<Spanned<String>>>>,
     nodes: Spanned<Vec<RawClusterNode>>,
 }
 
@@ -294,16 +291,16 @@ fn within<T: PartialOrd + Copy + Display>(
 
 /// How many replicas of each region a cluster of so many nodes has unless it is told so: where others have a majority without a dead
 /// node, nothing goes with it.
-pub fn default_replicas(nodes: usize) -> u16 {
+pub fn default_replicas(nodes: usize) -> u8 {
     if nodes < 3 { 1 } else { 2 }
 }
 
 /// How many replicas of each region a cluster of so many nodes can have.
 ///
 /// # Errors
-/// None, more than [`REPLICAS_MAX`], or more than there are nodes.
-pub fn check_replicas(wanted: u16, nodes: usize) -> Result<u16, String> {
-    within(1..=REPLICAS_MAX, "")(&wanted)?;
+/// None, more than [`RegionSet::REPLICAS_MAX`], or more than there are nodes.
+pub fn check_replicas(wanted: u8, nodes: usize) -> Result<u8, String> {
+    within(1..=RegionSet::REPLICAS_MAX, "")(&wanted)?;
     match usize::from(wanted) <= nodes {
         true => Ok(wanted),
         false => Err(format!(
@@ -315,6 +312,26 @@ pub fn check_replicas(wanted: u16, nodes: usize) -> Result<u16, String> {
             }
         )),
     }
+}
+
+/// The kinds of regions that a cluster of so many nodes has: the default and, of further ones, each over it.
+///
+/// # Errors
+/// One that the nodes cannot have, or that is there already.
+pub fn check_sets<'w>(
+    default: RegionSet,
+    further: impl IntoIterator<Item = &'w SetWish>,
+    nodes: usize,
+) -> Result<Vec<RegionSet>, String> {
+    let mut sets = vec![default];
+    for set in further.into_iter().map(|wish| wish.over(default)) {
+        check_replicas(set.replicas, nodes)?;
+        if sets.iter().any(|other| other.to_string() == set.to_string()) {
+            return Err(format!("regions with {set} are there already"));
+        }
+        sets.push(set);
+    }
+    Ok(sets)
 }
 
 /// The text under examination, to say where a value lies.
@@ -396,7 +413,7 @@ impl Config {
         let security = source.optional(&raw.cluster.security, |word| word.parse())?;
         let regions_per_node = source.optional(&raw.cluster.regions_per_node, within(1..=REGIONS_PER_NODE_MAX, ""))?;
         let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
-        let nodes = Self::nodes(&source, &raw.cluster.nodes, regions_per_node)?;
+        let nodes = Self::nodes(&source, &raw.cluster.nodes)?;
         let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, nodes.len()))?;
         let replicas = replicas.unwrap_or_else(|| default_replicas(nodes.len()));
         let replace_after_s = source.optional(
@@ -405,6 +422,15 @@ impl Config {
         )?;
         let replace_after_s = replace_after_s.unwrap_or(REPLACE_AFTER_S);
         let durability = source.optional(&raw.cluster.durability, |word| word.parse())?;
+        let default = RegionSet {
+            replicas,
+            durability: durability.unwrap_or_default(),
+        };
+        let sets = Self::sets(&source, &raw.cluster.sets, default, nodes.len())?;
+        if nodes.len() * usize::from(regions_per_node) * sets.len() > REGIONS_MAX {
+            let what = format!("nodes times regions_per_node, times sets, is more than {REGIONS_MAX} regions");
+            return Err(source.problem(&raw.cluster.nodes, what));
+        }
         let node = NodeId(*raw.node.id.as_ref());
         let Some(me) = nodes.iter().find(|n| n.id == node) else {
             let ids: Vec<String> = nodes.iter().map(|n| n.id.0.to_string()).collect();
@@ -429,9 +455,8 @@ impl Config {
             secret_file: base.join(raw.cluster.secret_file),
             security: security.unwrap_or_default(),
             regions_per_node,
-            replicas,
+            sets,
             replace_after: (replace_after_s > 0).then(|| Duration::from_secs(replace_after_s)),
-            durability: durability.unwrap_or_default(),
             nodes,
             node,
             listen,
@@ -485,11 +510,29 @@ impl Config {
         Ok(timeouts)
     }
 
-    fn nodes(
+    fn sets(
         source: &Source<'_>,
-        list: &Spanned<Vec<RawClusterNode>>,
-        regions_per_node: u16,
-    ) -> Result<Vec<ConfigNode>, ConfigProblem> {
+        further: &Option<Spanned<Vec<Spanned<String>>>>,
+        default: RegionSet,
+        nodes: usize,
+    ) -> Result<Vec<RegionSet>, ConfigProblem> {
+        let Some(further) = further else {
+            return Ok(vec![default]);
+        };
+        let mut wishes = Vec::new();
+        for words in further.as_ref() {
+            wishes.push(
+                words
+                    .as_ref()
+                    .parse()
+                    .map_err(|why: String| source.problem(words, why))?,
+            );
+            check_sets(default, &wishes, nodes).map_err(|why| source.problem(words, why))?;
+        }
+        check_sets(default, &wishes, nodes).map_err(|why| source.problem(further, why))
+    }
+
+    fn nodes(source: &Source<'_>, list: &Spanned<Vec<RawClusterNode>>) -> Result<Vec<ConfigNode>, ConfigProblem> {
         let mut seen = BTreeSet::new();
         let mut nodes = Vec::new();
         for raw in list.as_ref() {
@@ -504,9 +547,6 @@ impl Config {
         }
         if nodes.is_empty() {
             return Err(source.problem(list, "no node; name all nodes of the cluster"));
-        }
-        if nodes.len() * usize::from(regions_per_node) > REGIONS_MAX {
-            return Err(source.problem(list, "nodes times regions_per_node is more than 65535 regions"));
         }
         nodes.sort_by_key(|n| n.id);
         Ok(nodes)
@@ -555,6 +595,7 @@ pub fn parse_persistence(word: &str) -> Result<Option<Persistence>, String> {
 mod tests {
     use super::*;
     use crate::config_template::TEMPLATE;
+    use polvo_proto::Durability;
 
     /// The error of the template with one line replaced.
     fn error_with(old: &str, new: &str) -> String {
@@ -644,16 +685,16 @@ mod tests {
     fn replicas_are_no_more_than_there_are_nodes() {
         let config = |value| TEMPLATE.replacen("# replicas = 1", &format!("replicas = {value}"), 1);
         let parse = |value| Config::parse(&config(value), Path::new("/etc/p.toml"));
-        assert_eq!(parse("1").unwrap().replicas, 1);
-        assert_eq!(parse("2").unwrap().replicas, 2, "the template names two nodes");
+        assert_eq!(parse("1").unwrap().sets[0].replicas, 1);
+        assert_eq!(parse("2").unwrap().sets[0].replicas, 2, "the template names two nodes");
         assert_eq!(
-            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().replicas,
+            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().sets[0].replicas,
             1,
             "by default"
         );
         let third = format!("{TEMPLATE}\n[[cluster.nodes]]\nid = 7\naddresses = [\"tcp://10.0.0.7:7400\"]\n");
         assert_eq!(
-            Config::parse(&third, Path::new("/p.toml")).unwrap().replicas,
+            Config::parse(&third, Path::new("/p.toml")).unwrap().sets[0].replicas,
             2,
             "of three nodes"
         );
@@ -665,7 +706,7 @@ mod tests {
                 "3",
                 "need 3 nodes, and there are 2; add nodes, or ask for fewer replicas",
             ),
-            ("\"two\"", "expected u16"),
+            ("\"two\"", "expected u8"),
         ] {
             let error = parse(value).unwrap_err().to_string();
             assert!(
@@ -676,11 +717,40 @@ mod tests {
     }
 
     #[test]
+    fn further_kinds_of_regions_are_told_from_the_default_and_each_other() {
+        let config = |list: &str| TEMPLATE.replacen("# sets = []", &format!("sets = {list}"), 1);
+        let parse = |list| Config::parse(&config(list), Path::new("/etc/p.toml"));
+        let set = |replicas, durability| RegionSet { replicas, durability };
+        let default = set(1, Durability::Sync);
+        assert_eq!(parse("[]").unwrap().sets, [default]);
+        assert_eq!(
+            parse(r#"["replicas=2", "replicas=2,durability=async"]"#).unwrap().sets,
+            [default, set(2, Durability::Sync), set(2, Durability::Async)]
+        );
+        let line = TEMPLATE.lines().position(|l| l == "# sets = []").unwrap() + 1;
+        for (list, word) in [
+            (r#"["replicas=3"]"#, "need 3 nodes, and there are 2"),
+            (r#"["durability=async"]"#, "regions with replicas=1 are there already"),
+            (r#"["replicas=2", "replicas=2"]"#, "there already"),
+            (r#"["copies=2"]"#, "must be replicas=NUMBER or durability=MODE"),
+            (r#"[""]"#, "nothing is given"),
+            (r#""replicas=2""#, "expected a sequence"),
+        ] {
+            let error = parse(list).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("/etc/p.toml:{line}: key cluster.sets")) && error.contains(word),
+                "{list}: {error}"
+            );
+        }
+    }
+
+    #[test]
     fn how_durable_a_change_is_when_it_is_answered() {
         let config = |value: &str| TEMPLATE.replacen("# durability = \"sync\"", &format!("durability = {value}"), 1);
-        let parse = |value| Config::parse(&config(value), Path::new("/etc/p.toml")).map(|config| config.durability);
+        let parse =
+            |value| Config::parse(&config(value), Path::new("/etc/p.toml")).map(|config| config.sets[0].durability);
         assert_eq!(
-            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().durability,
+            Config::parse(TEMPLATE, Path::new("/p.toml")).unwrap().sets[0].durability,
             Durability::Sync
         );
         for (word, durability) in [

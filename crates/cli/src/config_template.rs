@@ -37,6 +37,11 @@ secret_file = "secret"
 # never changed once the cluster has files.
 # durability = "sync"
 
+# Further kinds of regions, for the directories that `polvo set` puts there: each with `replicas`, `durability` or both, what is left
+# out as above. Each kind has regions_per_node regions at each node. The same in all nodes' files, and never changed once the cluster
+# has files. Scratch files beside others, say: ["replicas=1"].
+# sets = []
+
 # All nodes of the cluster, the same in all nodes' files.
 #   id         number of the node, 0 to 65535
 #   addresses  where the others reach it, in order of preference: tcp://HOST:PORT, shm:///PATH/OF/SOCKET
@@ -158,7 +163,7 @@ mod tests {
         assert_eq!(full.timeouts, plain.timeouts);
         assert_eq!(full.regions_per_node, plain.regions_per_node);
         assert_eq!(full.replace_after, plain.replace_after);
-        assert_eq!((full.replicas, full.durability), (plain.replicas, plain.durability));
+        assert_eq!(full.sets, plain.sets);
         assert_eq!(plain.poll, None, "what is shown holds for shm");
         assert_eq!(full.persistence, plain.persistence);
         assert_eq!(full.log_level, plain.log_level);

@@ -7,7 +7,6 @@ use crate::{CliError, Exit};
 use polvo_client::{Client, LocalClient};
 use polvo_format::NodeId;
 use polvo_proto::{ClusterMap, FsError, ask};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,10 +32,9 @@ pub fn remove(args: &RemoveNodeArgs) -> Result<Exit, CliError> {
                 node.0
             )));
         }
-        let replicas = replicas_of(&map);
         let mut said = usize::MAX;
         loop {
-            let left = match local.ask(at, ask::RemoveNode { node, force, replicas }).await {
+            let left = match local.ask(at, ask::RemoveNode { node, force }).await {
                 Ok(None) => break,
                 Ok(Some(regions)) => regions.len(),
                 // the map is being changed by others, or a node is just going
@@ -87,14 +85,4 @@ async fn newest(
         }
     }
     newest.ok_or(error)
-}
-
-/// As many replicas as most regions have.
-fn replicas_of(map: &ClusterMap) -> u16 {
-    let mut counts = BTreeMap::<usize, usize>::new();
-    for info in &map.regions {
-        *counts.entry(info.replicas.len()).or_default() += 1;
-    }
-    let most = counts.into_iter().max_by_key(|(_, regions)| *regions);
-    most.map_or(1, |(replicas, _)| u16::try_from(replicas).unwrap_or(u16::MAX))
 }

@@ -2,7 +2,7 @@
 
 use crate::table::Table;
 use polvo_format::{NodeId, RegionId};
-use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
+use polvo_proto::{ClusterMap, FsError, RegionInfo, RegionSet, Replica, ReplicaRole};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,8 +13,8 @@ const NAMED_MAX: usize = 24;
 /// How the replicas of all regions stand, by the map and by what the nodes say of themselves.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ReplicaSets {
-    /// Replicas that a region is to have, its primary counted.
-    wanted: usize,
+    /// Kinds of regions, by the replicas that each is to have, its primary counted, as far as there are nodes.
+    wanted: BTreeSet<usize>,
     regions: usize,
     /// Regions that have fewer mirrors than they are to have: copies are being made, or their nodes do not answer.
     lacking: Vec<RegionId>,
@@ -53,12 +53,14 @@ impl ReplicaSets {
             .filter_map(|(node, answer)| Some((*node, answer.as_ref().ok()?)))
             .collect();
         let served: BTreeMap<NodeId, Served> = said.iter().map(|(node, said)| (*node, Served::of(said))).collect();
+        let wanted = |info: &RegionInfo| usize::from(info.kind().replicas).min(map.nodes.len());
         let is_lacking = |info: &&RegionInfo| {
-            info.replicas.iter().any(|replica| match replica.role {
+            let is_none = |replica: &Replica| match replica.role {
                 ReplicaRole::Primary => false,
                 ReplicaRole::Mirror => !said.contains_key(&replica.node),
                 ReplicaRole::Backup => true,
-            })
+            };
+            info.replicas.len() < wanted(info) || info.replicas.iter().any(is_none)
         };
         let unserved = |info: &RegionInfo| {
             let why = match info.primary() {
@@ -71,7 +73,7 @@ impl ReplicaSets {
             why.map(|why| (info.id, why))
         };
         ReplicaSets {
-            wanted: map.regions.iter().map(|info| info.replicas.len()).max().unwrap_or(0),
+            wanted: map.regions.iter().map(wanted).collect(),
             regions: map.regions.len(),
             lacking: map.regions.iter().filter(is_lacking).map(|info| info.id).collect(),
             unserved: map.regions.iter().filter_map(unserved).collect(),
@@ -86,7 +88,10 @@ impl ReplicaSets {
     /// A line, and one more for each reason for which regions are not served.
     pub(crate) fn summary(&self) -> String {
         let mut text = match (self.lacking.len(), self.unserved.is_empty()) {
-            (0, true) => format!("replicas: all regions have {}\n", self.wanted),
+            (0, true) => {
+                let wanted: Vec<String> = self.wanted.iter().map(usize::to_string).collect();
+                format!("replicas: all regions have {}\n", wanted.join(" or "))
+            }
             (0, false) => String::new(),
             (lacking, _) => format!(
                 "replicas: DEGRADED: {lacking} of {} regions lack a mirror: {}\n",
@@ -115,7 +120,7 @@ impl ReplicaSets {
     pub(crate) fn as_json(&self) -> Value {
         let unserved = |(region, why): (&RegionId, &Unserved)| json!({ "region": region.0, "why": why.explain() });
         json!({
-            "wanted": self.wanted,
+            "wanted": self.wanted.last(),
             "degraded": self.are_degraded(),
             "lacking": self.lacking.iter().map(|region| region.0).collect::<Vec<_>>(),
             "unserved": self.unserved.iter().map(unserved).collect::<Vec<_>>(),
@@ -173,7 +178,8 @@ fn nodes_with(info: &RegionInfo, role: ReplicaRole) -> Vec<u16> {
 pub(crate) fn region_json(info: &RegionInfo) -> Value {
     json!({
         "id": info.id.0,
-        "durability": info.durability.to_string(),
+        "wanted": info.kind().replicas,
+        "durability": info.set.durability.to_string(),
         "epoch": info.epoch.0,
         "primary": info.primary().map(|node| node.0),
         "mirrors": nodes_with(info, ReplicaRole::Mirror),
@@ -181,13 +187,17 @@ pub(crate) fn region_json(info: &RegionInfo) -> Value {
     })
 }
 
-/// When changes of regions with copies are answered: a line, empty where no region has any.
-pub(crate) fn durability_line(map: &ClusterMap) -> String {
-    let with_copies = map.regions.iter().filter(|info| info.replicas.len() > 1);
-    let modes: BTreeSet<String> = with_copies.map(|info| info.durability.to_string()).collect();
-    match modes.is_empty() {
-        true => String::new(),
-        false => format!("durability: {}\n", modes.into_iter().collect::<Vec<_>>().join(", ")),
+/// When changes of regions with copies are answered: a line, empty where no region has any. Where there are several kinds of regions, a
+/// line for each, the default first.
+pub(crate) fn sets_said(map: &ClusterMap) -> String {
+    let kinds: Vec<(RegionSet, usize)> = map.sets().map(|regions| (regions[0].kind(), regions.len())).collect();
+    match &kinds[..] {
+        [_] if !map.is_replicated() => String::new(),
+        [(set, _)] => format!("durability: {}\n", set.durability),
+        several => {
+            let line = |(set, count): &(RegionSet, usize)| format!("set of {count} regions: {set}\n");
+            several.iter().map(line).collect()
+        }
     }
 }
 
@@ -216,17 +226,24 @@ pub(crate) fn sets_table(map: &ClusterMap) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_cluster::{initial_map, with_durability, with_replicas};
+    use polvo_cluster::initial_map;
     use polvo_proto::{Durability, NodeInfo};
 
     /// Three nodes, two regions each; all copies are made.
-    fn map(replicas: u16) -> ClusterMap {
+    fn map(replicas: u8) -> ClusterMap {
+        map_of(&[RegionSet {
+            replicas,
+            durability: Durability::Sync,
+        }])
+    }
+
+    fn map_of(sets: &[RegionSet]) -> ClusterMap {
         let node = |id| NodeInfo {
             id: NodeId(id),
             host: String::new(),
             addresses: vec![],
         };
-        let mut map = with_replicas(initial_map([7; 16], (0..3).map(node).collect(), 2), replicas);
+        let mut map = initial_map([7; 16], (0..3).map(node).collect(), 2, sets);
         let all = map.regions.iter_mut().flat_map(|info| &mut info.replicas);
         all.filter(|replica| replica.role == ReplicaRole::Backup)
             .for_each(|replica| replica.role = ReplicaRole::Mirror);
@@ -330,7 +347,7 @@ mod tests {
         answers[1].1 = Ok(json!({ "regions_total": 1, "regions": [{ "id": 4 }] }));
         // more than it lists
         answers[2].1 = Ok(json!({ "regions_total": 900, "regions": [] }));
-        map.regions[5].replicas.clear();
+        map.regions[5].replicas[0].role = ReplicaRole::Mirror;
         let sets = ReplicaSets::of(&map, &answers);
         assert_eq!(
             sets.summary(),
@@ -369,11 +386,25 @@ mod tests {
 
     #[test]
     fn when_changes_are_answered_is_said_where_there_are_copies() {
-        assert_eq!(durability_line(&map(1)), "");
-        assert_eq!(durability_line(&map(2)), "durability: sync\n");
-        let ahead = with_durability(map(2), Durability::Async);
-        assert_eq!(durability_line(&ahead), "durability: async\n");
+        assert_eq!(sets_said(&map(1)), "");
+        assert_eq!(sets_said(&map(2)), "durability: sync\n");
+        let set = |replicas, durability| RegionSet { replicas, durability };
+        let ahead = map_of(&[set(2, Durability::Async)]);
+        assert_eq!(sets_said(&ahead), "durability: async\n");
         assert_eq!(region_json(&ahead.regions[0])["durability"], json!("async"));
+        let several = map_of(&[
+            set(2, Durability::Sync),
+            set(1, Durability::Sync),
+            set(3, Durability::Async),
+        ]);
+        assert_eq!(
+            sets_said(&several),
+            "set of 6 regions: replicas=2 durability=sync\nset of 6 regions: replicas=1\n\
+             set of 6 regions: replicas=3 durability=async\n"
+        );
+        let said = ReplicaSets::of(&several, &all_answer(&several));
+        assert_eq!(said.summary(), "replicas: all regions have 1 or 2 or 3\n");
+        assert_eq!(region_json(&several.regions[17])["wanted"], json!(3));
     }
 
     #[test]
@@ -395,7 +426,7 @@ mod tests {
         assert_eq!(table, lines.join("\n"));
         assert_eq!(
             region_json(&map.regions[3]),
-            json!({ "id": 3, "durability": "sync", "epoch": 1, "primary": 0, "mirrors": [], "copying": [2] })
+            json!({ "id": 3, "wanted": 2, "durability": "sync", "epoch": 1, "primary": 0, "mirrors": [], "copying": [2] })
         );
         assert_eq!(region_json(&map.regions[0])["mirrors"], json!([1]));
     }

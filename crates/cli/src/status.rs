@@ -3,7 +3,7 @@
 use crate::args::StatusArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
-use crate::replica_sets::{ReplicaSets, durability_line, region_json, sets_table};
+use crate::replica_sets::{ReplicaSets, region_json, sets_said, sets_table};
 use crate::size::Size;
 use crate::table::Table;
 use crate::{CliError, ClusterId, Context, Exit};
@@ -167,7 +167,7 @@ fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> St
         }
     }
     text += &ReplicaSets::of(map, answers).summary();
-    text += &durability_line(map);
+    text += &sets_said(map);
     if let Some(sets) = sets_table(map) {
         text += &format!("\n{sets}");
     }
@@ -287,7 +287,7 @@ fn sessions(answers: &[NodeAnswer]) -> BTreeMap<(String, String), SessionTotal> 
 mod tests {
     use super::*;
     use polvo_cluster::initial_map;
-    use polvo_proto::NodeInfo;
+    use polvo_proto::{NodeInfo, RegionSet};
 
     fn map() -> ClusterMap {
         let node = |id| NodeInfo {
@@ -295,7 +295,7 @@ mod tests {
             host: String::new(),
             addresses: vec![format!("tcp://10.0.0.{id}:7000")],
         };
-        initial_map([7; 16], (0..4).map(node).collect(), 2)
+        initial_map([7; 16], (0..4).map(node).collect(), 2, &[RegionSet::default()])
     }
 
     #[test]

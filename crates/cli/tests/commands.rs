@@ -353,6 +353,110 @@ fn replicas_are_asked_for_and_shown() {
 }
 
 #[test]
+fn directories_are_turned_to_other_kinds_of_regions() {
+    let cluster = Cluster::up(&[
+        "--nodes",
+        "3",
+        "--set",
+        "replicas=1",
+        "--set",
+        "replicas=3,durability=async",
+    ]);
+    let config = fs::read_to_string(cluster.home().join("node1/polvod.toml")).unwrap();
+    let sets = r#"sets = ["replicas=1", "replicas=3 durability=async"]"#;
+    assert!(config.contains(sets), "{config}");
+    cluster.ok(&[
+        "up",
+        "--dir",
+        "{dir}",
+        "--set",
+        "replicas=1",
+        "--set",
+        "replicas=3,durability=async",
+    ]);
+    let other = cluster.fails(2, &["up", "--dir", "{dir}", "--set", "replicas=3"]);
+    assert!(
+        other.contains("has --set replicas=1 --set replicas=3 durability=async, not replicas=3"),
+        "{other}"
+    );
+
+    cluster.ok(&["mkdir", "/scratch", "/ahead"]);
+    assert_eq!(
+        cluster.ok(&["set", "/scratch"]),
+        "/scratch: new files replicas=2 durability=sync placement=hash\n"
+    );
+    assert_eq!(
+        cluster.ok(&["set", "/scratch", "replicas=1", "placement=local"]),
+        "/scratch: new files replicas=1 placement=local\n"
+    );
+    assert_eq!(
+        cluster.ok(&["set", "/ahead", "durability=async"]),
+        "/ahead: new files replicas=3 durability=async placement=hash\n"
+    );
+    let here = cluster.dir.path();
+    fs::write(here.join("file"), "text").unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&cluster.run(&["status", "--json"]).stdout).unwrap();
+    for (dir, wanted) in [("/scratch", 1), ("/ahead", 3)] {
+        for i in 0..6 {
+            let at = format!("{dir}/file{i}");
+            cluster.ok(&["put", "-q", "file", &at]);
+            let stat: serde_json::Value = serde_json::from_str(&cluster.ok(&["stat", "--json", &at])).unwrap();
+            let region = usize::try_from(stat["region"].as_u64().unwrap()).unwrap();
+            assert_eq!(status["regions"][region]["wanted"], wanted, "{stat}");
+            assert!(
+                stat["regions"]
+                    .as_str()
+                    .unwrap()
+                    .starts_with(&format!("replicas={wanted}")),
+                "{stat}"
+            );
+            assert_eq!(cluster.ok(&["cat", &at]), "text");
+        }
+    }
+    assert!(
+        cluster
+            .ok(&["stat", "/scratch"])
+            .contains("new files replicas=1, by local")
+    );
+    let shown = text(&cluster.run(&["status"]));
+    for line in [
+        "replicas=2 durability=sync\n",
+        "regions: replicas=1\n",
+        "replicas=3 durability=async\n",
+    ] {
+        assert!(shown.contains(line), "{shown}");
+    }
+    assert!(
+        cluster
+            .ok(&["set", "/scratch", "default"])
+            .contains("replicas=2 durability=sync placement=local")
+    );
+
+    assert!(cluster.fails(1, &["set", "/scratch/file0"]).contains("not a directory"));
+    assert!(
+        cluster
+            .fails(1, &["set", "/nowhere", "replicas=1"])
+            .contains("/nowhere")
+    );
+    let none = cluster.fails(1, &["set", "/ahead", "replicas=2", "durability=async"]);
+    assert!(none.contains("no regions with replicas=2 durability=async"), "{none}");
+    assert!(
+        none.contains("replicas=3 durability=async"),
+        "it says what there is: {none}"
+    );
+    assert!(
+        cluster
+            .fails(2, &["set", "/ahead", "copies=2"])
+            .contains("replicas=NUMBER")
+    );
+    assert!(
+        cluster
+            .fails(2, &["set", "/ahead", "placement=there"])
+            .contains("hash or local")
+    );
+}
+
+#[test]
 fn more_replicas_than_nodes_are_refused_and_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("deep/cluster");
@@ -363,6 +467,25 @@ fn more_replicas_than_nodes_are_refused_and_nothing_is_left() {
     assert_eq!(out.status.code(), Some(2), "{}", text(&out));
     assert!(
         text(&out).contains("--replicas 3: ") && text(&out).contains("there are 2"),
+        "{}",
+        text(&out)
+    );
+    assert!(!dir.path().join("deep").exists());
+    let out = Command::new(env!("CARGO_BIN_EXE_polvo"))
+        .args([
+            "up",
+            "--nodes",
+            "2",
+            "--set",
+            "replicas=1",
+            "--dir",
+            home.to_str().unwrap(),
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out));
+    assert!(
+        text(&out).contains("--set: regions with replicas=1 are there already"),
         "{}",
         text(&out)
     );

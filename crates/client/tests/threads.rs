@@ -7,7 +7,7 @@ use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::NodeId;
 use polvo_node::{Node, NodeConfig, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::{Cred, FsError, NodeInfo, Reply, Request};
+use polvo_proto::{Cred, FsError, NodeInfo, RegionSet, Reply, Request};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::net::TcpListener;
 use std::path::Path;
@@ -56,7 +56,7 @@ impl Cluster {
             host: host_identity(),
             addresses: vec![addresses[usize::from(node)].to_string()],
         };
-        let map = initial_map(CLUSTER, (0..NODES).map(info).collect(), 2);
+        let map = initial_map(CLUSTER, (0..NODES).map(info).collect(), 2, &[RegionSet::default()]);
         let start = |node: u16| {
             let pmem = Pmem::create(&dir.join(format!("{node}.pool")), 64 << 20, None).expect("pool");
             let id = NodeId(node);

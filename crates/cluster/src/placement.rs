@@ -2,7 +2,7 @@
 
 use polvo_consensus::Voters;
 use polvo_format::{Epoch, Ino, NodeId, REGIONS_MAX, RegionId};
-use polvo_proto::{ClusterMap, Durability, NodeInfo, RegionInfo, Replica, ReplicaRole};
+use polvo_proto::{ClusterMap, NodeInfo, RegionInfo, RegionSet, Replica, ReplicaRole};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Hash of a name in a directory: FNV-1a, finished with the mixer of SplitMix64. It must never change: nothing on the
@@ -21,11 +21,10 @@ fn mix(mut h: u64) -> u64 {
     h ^ (h >> 31)
 }
 
-/// Two candidate regions of a name, by hash (placement by two choices): on different nodes where there are several.
-/// Panics on a map without regions, which no cluster has.
-pub fn candidates(map: &ClusterMap, dir: Ino, name: &[u8]) -> [RegionId; 2] {
-    assert!(!map.regions.is_empty(), "a cluster map has at least region 0");
-    let regions = &map.regions;
+/// Two candidate regions of a name, of `regions` of a map, by hash (placement by two choices): on different nodes where there are
+/// several. Panics where there are none: a cluster has some of each set.
+pub fn candidates(map: &ClusterMap, regions: &[RegionInfo], dir: Ino, name: &[u8]) -> [RegionId; 2] {
+    assert!(!regions.is_empty(), "a set has regions");
     let pick = |h: u64| &regions[(h % regions.len() as u64) as usize];
     let start = hash(dir, name);
     let first = pick(start);
@@ -49,10 +48,13 @@ fn voters_of(nodes: usize) -> usize {
     }
 }
 
-/// The map of a new cluster: `per_node` regions a node, dealt out in turn, region 0 to the first node. The nodes with the lowest
-/// numbers vote: one of up to two, three of three or four, five of more.
-pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16) -> ClusterMap {
-    let count = nodes.len() * usize::from(per_node);
+/// The map of a new cluster: `per_node` regions a node of each of the `sets`, the first of which is the default; dealt out in turn,
+/// region 0 to the first node. A region has as many replicas as its set says, or as there are nodes where they are fewer. The copies of
+/// one node's regions are dealt out to all others in turn, so that they share its work when it dies. The nodes with the lowest numbers
+/// vote: one of up to two, three of three or four, five of more.
+pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16, sets: &[RegionSet]) -> ClusterMap {
+    let of_set = nodes.len() * usize::from(per_node);
+    let count = of_set * sets.len();
     assert!(
         count > 0 && count <= REGIONS_MAX,
         "a cluster has 1 to {REGIONS_MAX} regions"
@@ -60,14 +62,22 @@ pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16) -> Cl
     let mut ids: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
     ids.sort();
     let voters = Voters::new(ids.into_iter().take(voters_of(nodes.len())));
-    let region = |i: usize| RegionInfo {
-        id: RegionId(i as u16),
-        durability: Durability::default(),
-        epoch: Epoch(1),
-        replicas: vec![Replica {
-            node: nodes[i % nodes.len()].id,
-            role: ReplicaRole::Primary,
-        }],
+    let region = |i: usize| {
+        let (set, i_in_set) = (sets[i / of_set], i % of_set);
+        let (primary, others) = (i_in_set % nodes.len(), nodes.len() - 1);
+        let copies = usize::from(set.replicas.max(1)).min(nodes.len()) - 1;
+        let copy_at = |copy: usize| 1 + (i_in_set / nodes.len() + copy) % others;
+        let at = |step: usize, role| Replica {
+            node: nodes[(primary + step) % nodes.len()].id,
+            role,
+        };
+        let copies = (0..copies).map(|copy| at(copy_at(copy), ReplicaRole::Backup));
+        RegionInfo {
+            id: RegionId(i as u16),
+            set,
+            epoch: Epoch(1),
+            replicas: [at(0, ReplicaRole::Primary)].into_iter().chain(copies).collect(),
+        }
     };
     let regions = (0..count).map(region).collect();
     ClusterMap {
@@ -77,30 +87,6 @@ pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16) -> Cl
         regions,
         voters,
     }
-}
-
-/// The map of a new cluster whose regions are to have so many replicas each, the primary counted; as many as there are nodes where
-/// they are fewer. The copies of one node's regions are dealt out to all others in turn, so that they share its work when it dies.
-pub fn with_replicas(mut map: ClusterMap, replicas: u16) -> ClusterMap {
-    let nodes: Vec<NodeId> = map.nodes.iter().map(|node| node.id).collect();
-    let copies = usize::from(replicas.max(1)).min(nodes.len()) - 1;
-    for (i, region) in map.regions.iter_mut().enumerate() {
-        let (primary, others) = (i % nodes.len(), nodes.len() - 1);
-        for copy in 0..copies {
-            let step = 1 + (i / nodes.len() + copy) % others;
-            region.replicas.push(Replica {
-                node: nodes[(primary + step) % nodes.len()],
-                role: ReplicaRole::Backup,
-            });
-        }
-    }
-    map
-}
-
-/// The map of a new cluster whose regions are to be as durable as that before a change is answered, where they have copies.
-pub fn with_durability(mut map: ClusterMap, durability: Durability) -> ClusterMap {
-    map.regions.iter_mut().for_each(|region| region.durability = durability);
-    map
 }
 
 /// How many copies each node has, or is getting.
@@ -113,24 +99,28 @@ fn copies_of(map: &ClusterMap) -> BTreeMap<NodeId, usize> {
     copies
 }
 
+/// The map with the numbers of replicas that its regions are to have, where it is of a program that kept none: the most that one has.
+fn with_numbers(mut map: ClusterMap) -> ClusterMap {
+    let most = map.regions.iter().map(|info| info.kind().replicas).max();
+    for info in map.regions.iter_mut().filter(|info| info.set.replicas == 0) {
+        info.set.replicas = most.unwrap_or(1);
+    }
+    map
+}
+
 /// The next step in taking a node that serves nothing out of the map; `None`: others have to do something first, or it is out.
 ///
-/// - Its copies are made at those of the nodes that are `there` which have the fewest, so that regions have as many `replicas` as before,
-///   as far as there are nodes. A mirror goes when all others of its region are whole; at once where it is not `waited` for.
+/// - Its copies are made at those of the nodes that are `there` which have the fewest, so that regions have as many replicas as they are
+///   to have, as far as there are nodes. A mirror goes when all others of its region are whole; at once where it is not `waited` for.
 /// - Those who vote in its stead, in two steps: as many as a cluster without it has, of those that are there first.
 /// - The node, when nothing of the map names it any more.
-pub fn without_node(
-    map: &ClusterMap,
-    gone: NodeId,
-    there: &BTreeSet<NodeId>,
-    replicas: usize,
-    waited: bool,
-) -> Option<ClusterMap> {
-    let mut changed = map.clone();
+pub fn without_node(map: &ClusterMap, gone: NodeId, there: &BTreeSet<NodeId>, waited: bool) -> Option<ClusterMap> {
+    let mut changed = with_numbers(map.clone());
     changed.epoch = Epoch(map.epoch.0 + 1);
-    let wanted = replicas.min(map.nodes.len() - usize::from(map.node(gone).is_some()));
+    let left = map.nodes.len() - usize::from(map.node(gone).is_some());
     let mut copies = copies_of(map);
     for info in &mut changed.regions {
+        let wanted = usize::from(info.set.replicas).min(left);
         let (Some(role), before) = (info.role(gone), info.replicas.len()) else {
             continue;
         };
@@ -164,7 +154,13 @@ pub fn without_node(
     if !is_named && map.voters.all().chain(changed.voters.all()).all(|voter| voter != gone) {
         changed.nodes.retain(|node| node.id != gone);
     }
-    let has_changed = changed.regions != map.regions || changed.voters != map.voters || changed.nodes != map.nodes;
+    let has_changed = changed
+        .regions
+        .iter()
+        .zip(&map.regions)
+        .any(|(new, old)| new.replicas != old.replicas)
+        || changed.voters != map.voters
+        || changed.nodes != map.nodes;
     has_changed.then_some(changed)
 }
 
@@ -254,14 +250,29 @@ pub fn next_voters(map: &ClusterMap, alive: impl Fn(NodeId) -> bool) -> Option<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polvo_proto::Durability;
 
-    fn cluster(nodes: u16, per_node: u16) -> ClusterMap {
-        let node = |id| NodeInfo {
+    fn node(id: u16) -> NodeInfo {
+        NodeInfo {
             id: NodeId(id),
             host: String::new(),
             addresses: vec![],
-        };
-        initial_map([7; 16], (0..nodes).map(node).collect(), per_node)
+        }
+    }
+
+    fn set(replicas: u8) -> RegionSet {
+        RegionSet {
+            replicas,
+            ..RegionSet::default()
+        }
+    }
+
+    fn cluster(nodes: u16, per_node: u16) -> ClusterMap {
+        replicated(nodes, per_node, 1)
+    }
+
+    fn replicated(nodes: u16, per_node: u16, replicas: u8) -> ClusterMap {
+        initial_map([7; 16], (0..nodes).map(node).collect(), per_node, &[set(replicas)])
     }
 
     #[test]
@@ -294,12 +305,7 @@ mod tests {
             assert_eq!(map.voters, voters(voting), "{nodes} nodes");
             assert_eq!(map.check(), Ok(()));
         }
-        let node = |id| NodeInfo {
-            id: NodeId(id),
-            host: String::new(),
-            addresses: vec![],
-        };
-        let map = initial_map([7; 16], [9, 2, 7, 5].map(node).to_vec(), 1);
+        let map = initial_map([7; 16], [9, 2, 7, 5].map(node).to_vec(), 1, &[set(1)]);
         assert_eq!(map.voters, voters(&[2, 5, 7]));
     }
 
@@ -332,7 +338,7 @@ mod tests {
         let mut first_on = [0u32; 3];
         let mut second_on = [0u32; 3];
         for i in 0..9_000u32 {
-            let [a, b] = candidates(&map, Ino(1), &i.to_le_bytes());
+            let [a, b] = candidates(&map, &map.regions, Ino(1), &i.to_le_bytes());
             let (a, b) = (map.primary(a).unwrap().0 as usize, map.primary(b).unwrap().0 as usize);
             assert_ne!(a, b);
             first_on[a] += 1;
@@ -346,18 +352,19 @@ mod tests {
     #[test]
     fn copies_lie_on_different_nodes_and_all_of_them_have_some() {
         for (nodes, replicas) in [(1, 2), (2, 1), (2, 3), (3, 2), (3, 3), (5, 3)] {
-            let map = with_replicas(cluster(nodes, 12), replicas);
+            let map = replicated(nodes, 12, replicas);
             let mut copies = vec![0; usize::from(nodes)];
             for region in &map.regions {
                 let mut on: Vec<u16> = region.replicas.iter().map(|replica| replica.node.0).collect();
-                assert_eq!(on.len(), usize::from(replicas.min(nodes)));
+                let replicas = u16::from(replicas).min(nodes);
+                assert_eq!((on.len(), region.kind()), (usize::from(replicas), region.set));
                 on[1..].iter().for_each(|node| copies[usize::from(*node)] += 1);
                 on.sort_unstable();
                 on.dedup();
                 assert_eq!(on.len(), region.replicas.len(), "{region:?}");
                 assert_eq!(region.primary(), Some(NodeId(region.id.0 % nodes)));
             }
-            let expected = 12 * (replicas.min(nodes) - 1);
+            let expected = 12 * (u16::from(replicas).min(nodes) - 1);
             assert!(
                 copies.iter().all(|count| *count == expected),
                 "{nodes} nodes, {replicas} replicas: {copies:?}"
@@ -368,7 +375,7 @@ mod tests {
     #[test]
     fn copies_of_a_node_that_is_gone_go_to_those_that_have_the_fewest() {
         let [gone, us] = [NodeId(1), NodeId(0)];
-        let map = with_replicas(cluster(5, 8), 3);
+        let map = replicated(5, 8, 3);
         let ours: BTreeMap<RegionId, u64> = map.regions.iter().map(|info| (info.id, 10)).collect();
         let room = |bytes: u64| (0..5).map(|node| (NodeId(node), bytes)).collect::<BTreeMap<_, _>>();
         let changed = replace_copies(&map, us, gone, &ours, room(1000)).unwrap();
@@ -434,12 +441,12 @@ mod tests {
     fn a_node_is_taken_out_when_its_copies_are_elsewhere() {
         for (nodes, replicas, wanted) in [(4, 2, 2), (5, 3, 3), (3, 3, 2), (2, 2, 1)] {
             let gone = NodeId(1);
-            let mut map = with_replicas(cluster(nodes, 4), replicas);
+            let mut map = replicated(nodes, 4, replicas);
             whole(&mut map);
             let there: BTreeSet<NodeId> = (0..nodes).map(NodeId).filter(|node| *node != gone).collect();
             deposed(&mut map, gone);
-            let (mut steps, full) = (0, map.regions[0].replicas.len());
-            while let Some(next) = without_node(&map, gone, &there, full, true) {
+            let mut steps = 0;
+            while let Some(next) = without_node(&map, gone, &there, true) {
                 assert!(next.check().is_ok() && next.voters.may_follow(&map.voters));
                 for (before, after) in map.regions.iter().zip(&next.regions) {
                     let mirrors =
@@ -464,10 +471,10 @@ mod tests {
     #[test]
     fn a_node_that_is_gone_for_good_is_not_waited_for_and_one_that_serves_stays() {
         let (gone, there) = (NodeId(0), BTreeSet::from([NodeId(1)]));
-        let mut map = with_replicas(cluster(2, 2), 2);
+        let mut map = replicated(2, 2, 2);
         whole(&mut map);
         map.voters = voters(&[1]);
-        let step = |map: &ClusterMap| without_node(map, gone, &there, 2, false);
+        let step = |map: &ClusterMap| without_node(map, gone, &there, false);
         let next = step(&map).expect("its copies go");
         assert!(next.node(gone).is_some(), "nobody serves its regions");
         assert_eq!(step(&next), None);
@@ -483,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_mirror_is_not_replaced() {
-        let mut map = with_replicas(cluster(3, 1), 2);
+        let mut map = replicated(3, 1, 2);
         map.regions[0].replicas[1].role = ReplicaRole::Mirror;
         let (ours, room) = (BTreeMap::from([(RegionId(0), 1)]), BTreeMap::from([(NodeId(2), 9)]));
         assert_eq!(replace_copies(&map, NodeId(0), NodeId(1), &ours, room.clone()), None);
@@ -497,9 +504,113 @@ mod tests {
     }
 
     #[test]
+    fn each_set_has_as_many_regions_at_each_node_and_copies_of_its_own() {
+        let sets = [
+            set(2),
+            set(1),
+            RegionSet {
+                replicas: 3,
+                durability: Durability::Async,
+            },
+        ];
+        let map = initial_map([7; 16], (0..4).map(node).collect(), 3, &sets);
+        assert_eq!(map.check(), Ok(()));
+        assert_eq!(map.sets().map(|regions| regions[0].set).collect::<Vec<_>>(), sets);
+        for (i, regions) in map.sets().enumerate() {
+            assert_eq!(map.of_set(Some(sets[i])), regions);
+            assert_eq!(regions.len(), 12);
+            let mut primaries = [0; 4];
+            for region in regions {
+                assert_eq!(region.replicas.len(), usize::from(sets[i].replicas));
+                primaries[usize::from(region.primary().unwrap().0)] += 1;
+            }
+            assert_eq!(primaries, [3; 4]);
+            for name in 0..100_u32 {
+                let [a, b] = candidates(&map, regions, Ino(1), &name.to_le_bytes());
+                assert!([a, b].iter().all(|id| map.region(*id).unwrap().set == sets[i]));
+                assert_ne!(map.primary(a), map.primary(b));
+            }
+        }
+        assert_eq!(map.of_set(None), map.of_set(Some(sets[0])));
+        assert_eq!(map.of_set(Some(set(3))), &[]);
+        let mut mixed = map.clone();
+        mixed.regions[0].set = sets[1];
+        assert!(mixed.check().unwrap_err().contains("lie together"));
+    }
+
+    #[test]
+    fn a_set_is_found_by_what_is_wished_of_it() {
+        let ahead = |replicas| RegionSet {
+            replicas,
+            durability: Durability::Async,
+        };
+        let sets = [set(2), ahead(2), set(1), ahead(3)];
+        let map = initial_map([7; 16], (0..3).map(node).collect(), 1, &sets);
+        let find = |wish: &str| map.find_set(wish.parse().unwrap());
+        for (wish, found) in [
+            ("replicas=2", None),
+            ("durability=sync", None),
+            ("replicas=2 durability=sync", None),
+            ("durability=async", Some(sets[1])),
+            ("replicas=1", Some(sets[2])),
+            ("replicas=1 durability=async", Some(sets[2])),
+            ("replicas=3", Some(sets[3])),
+        ] {
+            assert_eq!(find(wish), Ok(found), "{wish}");
+        }
+        for wish in ["replicas=4", "durability=sync-flush", "replicas=3 durability=sync"] {
+            let error = find(wish).unwrap_err();
+            assert!(error.contains(&format!("no regions with {wish}")), "{error}");
+            assert!(error.contains("replicas=2 durability=async, and replicas=1"), "{error}");
+        }
+        let several = [set(1), ahead(2), ahead(3)];
+        let map = initial_map([7; 16], (0..3).map(node).collect(), 1, &several);
+        assert_eq!(
+            map.find_set("durability=sync".parse().unwrap()),
+            Ok(None),
+            "it is the default"
+        );
+        assert_eq!(map.find_set("replicas=1".parse().unwrap()), Ok(None));
+        let map = initial_map([7; 16], (0..3).map(node).collect(), 1, &[ahead(2), set(1)]);
+        let error = map.find_set("durability=sync".parse().unwrap()).unwrap_err();
+        assert!(
+            error.contains("no regions"),
+            "nobody has asked for one replica: {error}"
+        );
+        let map = initial_map([7; 16], (0..4).map(node).collect(), 1, &[set(4), ahead(2), ahead(3)]);
+        let error = map.find_set("durability=async".parse().unwrap()).unwrap_err();
+        assert!(error.contains("several kinds"), "{error}");
+        // a map of a program that kept no numbers has one set
+        let mut map = replicated(3, 2, 2);
+        map.regions.iter_mut().for_each(|info| info.set.replicas = 0);
+        assert_eq!(map.find_set("replicas=2".parse().unwrap()), Ok(None));
+        assert!(map.find_set("replicas=1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_map_without_numbers_of_replicas_gets_them_when_a_node_goes() {
+        let gone = NodeId(1);
+        let mut map = replicated(4, 4, 2);
+        whole(&mut map);
+        deposed(&mut map, gone);
+        map.regions.iter_mut().for_each(|info| info.set.replicas = 0);
+        let there = BTreeSet::from([0, 2, 3].map(NodeId));
+        while let Some(next) = without_node(&map, gone, &there, true) {
+            map = next;
+            whole(&mut map);
+        }
+        assert!(map.node(gone).is_none());
+        assert!(
+            map.regions
+                .iter()
+                .all(|info| info.replicas.len() == 2 && info.set == set(2))
+        );
+    }
+
+    #[test]
     fn one_node_is_enough() {
         let map = cluster(1, 2);
-        let [a, b] = candidates(&map, Ino(1), b"x");
+        let [a, b] = candidates(&map, &map.regions, Ino(1), b"x");
         assert!(map.region(a).is_some() && map.region(b).is_some());
     }
 }

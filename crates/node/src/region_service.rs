@@ -504,7 +504,7 @@ impl RegionService {
 mod tests {
     use super::*;
     use polvo_format::NodeId;
-    use polvo_proto::Durability;
+    use polvo_proto::RegionSet;
     use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 
     #[test]
@@ -525,7 +525,7 @@ mod tests {
         let memory = MemoryRegions::new();
         let info = RegionInfo {
             id: RegionId(0),
-            durability: Durability::default(),
+            set: RegionSet::default(),
             epoch: Epoch(1),
             replicas: vec![],
         };

@@ -24,13 +24,15 @@ use crate::replication::fill::FillCounters;
 use crate::replication::follower::limit_lanes;
 use crate::replication::records::limit_backlogs;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
-use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map, with_durability, with_replicas};
+use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::{CrashImage, KeepAll};
-use polvo_proto::{ClusterMap, Durability, FsError, NodeInfo, Replica, ReplicaRole, SegmentClass, join_facts};
+use polvo_proto::{
+    ClusterMap, Durability, FsError, NodeInfo, RegionSet, Replica, ReplicaRole, SegmentClass, join_facts,
+};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -58,10 +60,12 @@ pub struct ClusterOptions {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
-    /// Replicas of each region, the primary counted.
-    pub replicas: u16,
-    /// When changes of regions with mirrors are answered.
+    /// Replicas of each region of the default kind, the primary counted.
+    pub replicas: u8,
+    /// When changes of regions of the default kind are answered.
     pub durability: Durability,
+    /// Further kinds of regions.
+    pub sets: Vec<RegionSet>,
     /// Size of a pool, in bytes.
     pub pool_bytes: u64,
     /// log2 of the segment size; `None`: by pool size.
@@ -88,6 +92,17 @@ pub struct ClusterOptions {
     pub drift: Vec<i32>,
 }
 
+impl ClusterOptions {
+    /// All kinds of regions, the default first.
+    fn all_sets(&self) -> Vec<RegionSet> {
+        let default = RegionSet {
+            replicas: self.replicas,
+            durability: self.durability,
+        };
+        [default].into_iter().chain(self.sets.iter().copied()).collect()
+    }
+}
+
 impl Default for ClusterOptions {
     fn default() -> Self {
         ClusterOptions {
@@ -96,6 +111,7 @@ impl Default for ClusterOptions {
             regions_per_node: 2,
             replicas: 1,
             durability: Durability::default(),
+            sets: Vec::new(),
             pool_bytes: 64 << 20,
             segment_shift: None,
             checksums: true,
@@ -204,8 +220,8 @@ impl Cluster {
             CLUSTER,
             (0..options.nodes).map(info).collect(),
             options.regions_per_node,
+            &options.all_sets(),
         );
-        let map = with_durability(with_replicas(map, options.replicas), options.durability);
         let mut cluster = Cluster {
             network,
             _entered: entered,

@@ -58,7 +58,7 @@ impl Life {
                 security: Security::default(),
             },
             listen: vec![],
-            map: initial_map(CLUSTER, vec![info], 1),
+            map: initial_map(CLUSTER, vec![info], 1, &[RegionSet::default()]),
             timeouts: Timeouts::default(),
             transactions: Transactions::default(),
             name: "node 0".into(),

@@ -53,7 +53,7 @@ impl KeptMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Durability, NodeInfo, RegionInfo, Replica, ReplicaRole};
+    use crate::{Durability, NodeInfo, RegionInfo, RegionSet, Replica, ReplicaRole};
     use polvo_consensus::Voters;
     use polvo_consensus::register::{Answer, Ask, Ballot};
     use polvo_format::{Epoch, NodeId, RegionId};
@@ -71,7 +71,7 @@ mod tests {
         };
         let region = |id| RegionInfo {
             id: RegionId(id),
-            durability: Durability::default(),
+            set: RegionSet::default(),
             epoch: Epoch(u64::from(u32::MAX)),
             replicas: (0..3)
                 .map(|n| Replica {
@@ -145,7 +145,8 @@ mod tests {
         refused(&|kept| kept.known.regions[0].replicas[0].node = NodeId(9));
     }
 
-    /// What pools hold does not change unless the version in the slot does.
+    /// What pools hold does not change unless the version in the slot does. A set with no number of replicas is of a program that kept
+    /// none.
     #[test]
     fn the_bytes_are_those_of_version_2() {
         let map = ClusterMap {
@@ -158,7 +159,10 @@ mod tests {
             }],
             regions: vec![RegionInfo {
                 id: RegionId(0),
-                durability: Durability::Async,
+                set: RegionSet {
+                    replicas: 0,
+                    durability: Durability::Async,
+                },
                 epoch: Epoch(2),
                 replicas: vec![Replica {
                     node: NodeId(1),

@@ -12,6 +12,7 @@ mod limits;
 mod lock;
 mod map;
 mod message;
+mod region_set;
 mod replies;
 mod requests;
 mod scrubbed;
@@ -22,13 +23,14 @@ pub use kept_map::{KeptMap, ROUNDS_MAX};
 pub use limits::*;
 pub use lock::*;
 pub use map::{
-    Beat, ClusterMap, Durability, Gate, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass,
-    SegmentMap, SegmentPlace,
+    Beat, ClusterMap, Gate, LanePlace, NodeInfo, RegionInfo, Replica, ReplicaRole, SegmentClass, SegmentMap,
+    SegmentPlace,
 };
 pub use message::*;
+pub use region_set::{Durability, Placement, RegionSet, SetWish};
 pub use replies::{LockAnswer, OtherReply, Reply, WriteAnswer, reply};
 pub use requests::{Ask, Request, RequestKind, ask};
 pub use scrubbed::{CopyPlace, DamagedData, ScrubPlace, Scrubbed, ScrubbedCopies};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;

@@ -1,11 +1,10 @@
 //! The cluster map and the segment maps: who serves a region, and where its bytes lie.
 
+use crate::{Durability, RegionSet, SetWish};
 use polvo_consensus::{Voters, register};
 use polvo_format::{Epoch, Lsn, NodeId, PAGE, PAGE_CHECKSUM_SIZE, REGIONS_MAX, RegionId, RegionOffset};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::fmt::{self, Display, Formatter};
-use std::str::FromStr;
 use std::time::Duration;
 
 /// Role of a replica.
@@ -28,49 +27,13 @@ pub struct Replica {
     pub role: ReplicaRole,
 }
 
-/// When a change of a region with mirrors is answered (Mojim, Table 3.1). It is set when the cluster is made.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
-pub enum Durability {
-    /// Every mirror in the set has it, where a mirror that takes over finds it.
-    #[default]
-    Sync,
-    /// The same, and it is in the mirrors' persistence domain.
-    SyncFlush,
-    /// The primary's pool has it. Mirrors follow within a bound; what a session has asked to be made durable they have, and what is
-    /// part of a transaction over several regions.
-    Async,
-}
-
-impl Durability {
-    const ALL: [Durability; 3] = [Durability::Sync, Durability::SyncFlush, Durability::Async];
-}
-
-impl Display for Durability {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Durability::Sync => "sync",
-            Durability::SyncFlush => "sync-flush",
-            Durability::Async => "async",
-        })
-    }
-}
-
-impl FromStr for Durability {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Durability, String> {
-        let found = Durability::ALL.into_iter().find(|mode| mode.to_string() == word);
-        found.ok_or_else(|| format!("{word:?} must be async, sync or sync-flush"))
-    }
-}
-
 /// A region in the map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
     /// Which.
     pub id: RegionId,
-    /// When its changes are answered.
-    pub durability: Durability,
+    /// What kind of region it is.
+    pub set: RegionSet,
     /// Raised when the replica set changes.
     pub epoch: Epoch,
     /// Its copies; exactly one is primary.
@@ -88,7 +51,16 @@ impl RegionInfo {
 
     /// May it be answered before its copies have what it has done?
     pub fn is_async(&self) -> bool {
-        self.durability == Durability::Async && self.replicas.len() > 1
+        self.set.durability == Durability::Async && self.replicas.len() > 1
+    }
+
+    /// The set, with a number of replicas where the map is of a program that kept none: as many as there are.
+    pub fn kind(&self) -> RegionSet {
+        let replicas = match self.set.replicas {
+            0 => u8::try_from(self.replicas.len()).unwrap_or(u8::MAX),
+            replicas => replicas,
+        };
+        RegionSet { replicas, ..self.set }
     }
 
     /// What a node is to the region, if it is anything.
@@ -146,6 +118,10 @@ impl ClusterMap {
         if !self.regions.is_sorted_by(|a, b| a.id < b.id) {
             return Err("its regions are not in order".into());
         }
+        let sets: BTreeSet<RegionSet> = self.sets().map(|regions| regions[0].set).collect();
+        if sets.len() < self.sets().count() {
+            return Err("regions of one set do not lie together".into());
+        }
         let replicas = self.regions.iter().flat_map(|region| &region.replicas);
         let named = replicas.map(|replica| replica.node).chain(self.voters.all());
         if let Some(stranger) = named.into_iter().find(|node| !ids.contains(node)) {
@@ -155,6 +131,45 @@ impl ClusterMap {
             Some(_) => Ok(()),
             None => Err("nobody votes".into()),
         }
+    }
+
+    /// The regions of each set, which lie together: first those of the cluster's default.
+    pub fn sets(&self) -> impl Iterator<Item = &[RegionInfo]> {
+        self.regions.chunk_by(|a, b| a.set == b.set)
+    }
+
+    /// The regions of a set; `None`: of the cluster's default. Empty: it has no such regions.
+    pub fn of_set(&self, set: Option<RegionSet>) -> &[RegionInfo] {
+        let default = self.regions.first().map(|region| region.set);
+        if set.is_none() || set == default {
+            let end = self.regions.partition_point(|region| Some(region.set) == default);
+            return &self.regions[..end];
+        }
+        self.sets().find(|regions| Some(regions[0].set) == set).unwrap_or(&[])
+    }
+
+    /// The set that is meant; `None`: the cluster's default. Of several that are as wished, the one that is as the default in what is
+    /// left open.
+    ///
+    /// # Errors
+    /// There is none, or it is not clear which: what there is, in words.
+    pub fn find_set(&self, wish: SetWish) -> Result<Option<RegionSet>, String> {
+        let sets: Vec<RegionSet> = self.sets().map(|regions| regions[0].kind()).collect();
+        let alike: Vec<usize> = (0..sets.len()).filter(|i| wish.is_met_by(sets[*i])).collect();
+        let default = sets.iter().position(|set| *set == wish.over(sets[0]));
+        let found = match (&alike[..], default) {
+            (&[only], _) => only,
+            (_, Some(default)) => default,
+            (_, None) => {
+                let all: Vec<String> = sets.iter().map(RegionSet::to_string).collect();
+                let count = if alike.is_empty() { "no" } else { "several kinds of" };
+                return Err(format!(
+                    "there are {count} regions with {wish} in this cluster, which has {}",
+                    all.join(", and ")
+                ));
+            }
+        };
+        Ok((found > 0).then(|| sets[found]))
     }
 
     /// Bytes that it takes in messages and on the media; at most [`crate::MAP_BYTES_MAX`] fit.

@@ -1,6 +1,6 @@
 //! The envelope of requests, what requests and replies are made of, and how they are encoded.
 
-use crate::{FsError, Reply, Request, SegmentPlace};
+use crate::{FsError, Placement, Reply, Request, SegmentPlace};
 use polvo_format::{Attr, Epoch, FileKind, Generation, Gpa, Ino, RegionOffset, SessionId, Tail};
 use serde::{Deserialize, Serialize};
 
@@ -455,17 +455,6 @@ pub struct Outcome {
     pub attr: Attr,
     /// Its tail after the change.
     pub tail: Tail,
-}
-
-/// Where new inodes of a directory go; inherited.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[repr(u8)]
-pub enum Placement {
-    /// By hash, the less full of two candidates.
-    #[default]
-    Hash = 0,
-    /// The creator's own node while it has space, else as `Hash`.
-    Local = 1,
 }
 
 /// What a session that opens a file for writing asks for beside it: the right to map the file shared and writable, which one

@@ -743,8 +743,6 @@ requests! {
         node: NodeId,
         /// it is gone for good: nothing is waited for, and where no majority of the voters is left the node that is asked votes alone
         force: bool,
-        /// how many replicas its regions are to have, as far as there are nodes
-        replicas: u16,
     } -> Remaining(Option<Vec<RegionId>>),
     /// Compares some of a region with its mirrors, and puts right what differs.
     ScrubCopies {

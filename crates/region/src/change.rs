@@ -3,7 +3,6 @@
 
 use crate::dram_inode::{Body, Inode};
 use crate::planted::{Planted, planted};
-use crate::region_read::PLACEMENT_XATTR;
 use crate::staged_append::StagedAppend;
 use crate::store::{Store, Urgency};
 use crate::{FileView, Region, RegionError};
@@ -334,7 +333,30 @@ impl Region {
         })
     }
 
-    /// Sets an xattr. `polvo.placement` (value `hash` or `local`) on a directory sets its placement.
+    /// Sets where new inodes of a directory go.
+    ///
+    /// # Errors
+    /// ENOTDIR.
+    pub fn set_placement(
+        &mut self,
+        dir: InodeRef,
+        placement: Placement,
+        now_ns: i64,
+    ) -> Result<(Attr, Tail), RegionError> {
+        self.with_space(now_ns, |region| {
+            let (store, inode) = region.inode_to_change(dir)?;
+            inode.directory_body()?;
+            let entry = Entry::Placement {
+                placement: placement.into(),
+                time_ns: now_ns,
+            };
+            store.append(inode, &[entry], Urgency::Normal, |_| ())?;
+            debug_assert_eq!(inode.placement, placement, "it is what was set");
+            Ok((inode.attr, inode.tail))
+        })
+    }
+
+    /// Sets an xattr.
     ///
     /// # Errors
     /// EEXIST, ENODATA as the mode says; E2BIG for a value or a sum of all over the limits.
@@ -348,32 +370,17 @@ impl Region {
     ) -> Result<(Attr, Tail), RegionError> {
         self.with_space(now_ns, |region| {
             let (store, inode) = region.inode_to_change(inode)?;
-            let mut entries = Vec::new();
-            if name == PLACEMENT_XATTR {
-                inode.directory_body()?;
-                let placement = match value {
-                    b"hash" => Placement::Hash,
-                    b"local" => Placement::Local,
-                    _ => return Err(invalid("polvo.placement is \"hash\" or \"local\"")),
-                };
-                let placement = placement as u8;
-                entries.push(Entry::Placement {
-                    placement,
-                    time_ns: now_ns,
-                });
-            } else {
-                check_xattr_name(name)?;
-                match (mode, inode.xattrs.contains_key(name)) {
-                    (XattrMode::Create, true) => return Err(FsError::Exists.into()),
-                    (XattrMode::Replace, false) => return Err(FsError::NoAttribute.into()),
-                    _ => {}
-                }
-                inode.has_room_for_xattr(name, value)?;
-                entries.extend(Entry::set_xattr(name, value, now_ns));
+            check_xattr_name(name)?;
+            match (mode, inode.xattrs.contains_key(name)) {
+                (XattrMode::Create, true) => return Err(FsError::Exists.into()),
+                (XattrMode::Replace, false) => return Err(FsError::NoAttribute.into()),
+                _ => {}
             }
+            inode.has_room_for_xattr(name, value)?;
+            let entries: Vec<Entry<'_>> = Entry::set_xattr(name, value, now_ns).collect();
             store.append(inode, &entries, Urgency::Normal, |_| ())?;
             debug_assert!(
-                name == PLACEMENT_XATTR || inode.xattrs.get(name).is_some_and(|set| **set == *value),
+                inode.xattrs.get(name).is_some_and(|set| **set == *value),
                 "the value is what was set"
             );
             Ok((inode.attr, inode.tail))

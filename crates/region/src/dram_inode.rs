@@ -99,7 +99,7 @@ impl Inode {
                 ino: head.parent,
                 generation: head.parent_generation,
             },
-            placement: Placement::Hash,
+            placement: Placement::default(),
             linkable: false,
             body: match kind {
                 FileKind::File | FileKind::Object | FileKind::Symlink => Body::File(Arc::default()),
@@ -257,7 +257,7 @@ impl Inode {
                 if record.position != 0 {
                     return Err("checkpoint in the middle of a log");
                 }
-                self.placement = placement(init.placement)?;
+                self.placement = Placement::try_from(init.placement)?;
                 self.linkable = init.nlink == 0;
                 if let Body::Directory(directory) = &mut self.body {
                     directory.set_next_cookie(init.rdev_or_cookie);
@@ -306,7 +306,7 @@ impl Inode {
                 _ => return Err(NO_DIRECTORY),
             },
             Entry::Links { .. } => self.linkable = false,
-            Entry::Placement { placement: byte, .. } => self.placement = placement(byte)?,
+            Entry::Placement { placement: byte, .. } => self.placement = Placement::try_from(byte)?,
         }
         record.update(&mut self.attr);
         Ok(())
@@ -431,13 +431,5 @@ pub(crate) fn unit_offset(slot: u64, pages: &[u64], position: u64) -> u64 {
     match UnitPlace::of(position) {
         UnitPlace::Inode(at) => slot * INODE_SIZE as u64 + at,
         UnitPlace::Page { page, at } => pages[page as usize] + at,
-    }
-}
-
-fn placement(byte: u8) -> Result<Placement, &'static str> {
-    match byte {
-        0 => Ok(Placement::Hash),
-        1 => Ok(Placement::Local),
-        _ => Err("unknown placement"),
     }
 }

@@ -203,7 +203,7 @@ fn checkpoint(store: &Store, inode: &Inode) -> (Vec<u8>, u64) {
             _ => attr.rdev,
         },
         placement: if attr.kind == FileKind::Directory {
-            inode.placement as u8
+            inode.placement.into()
         } else {
             0
         },

@@ -10,8 +10,6 @@ use std::sync::Arc;
 const EXTENTS_MAX: usize = 1000;
 /// Most bytes of entries in one listing, about, as encoded.
 const LISTING_BYTES: usize = 48 << 10;
-/// Extended attribute behind which a directory's placement stands.
-pub(crate) const PLACEMENT_XATTR: &[u8] = b"polvo.placement";
 
 impl Region {
     /// Attributes and tail; `generation` must match when given.
@@ -181,12 +179,6 @@ impl Region {
     /// ENODATA.
     pub fn get_xattr(&mut self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, RegionError> {
         let (_, inode) = self.inode(inode)?;
-        if name == PLACEMENT_XATTR && inode.attr.kind == FileKind::Directory {
-            return Ok(match inode.placement {
-                Placement::Hash => b"hash".to_vec(),
-                Placement::Local => b"local".to_vec(),
-            });
-        }
         let value = inode.xattrs.get(name).ok_or(FsError::NoAttribute)?;
         Ok(value.to_vec())
     }
@@ -196,7 +188,7 @@ impl Region {
         Ok(self.inode(inode)?.1.xattrs.contains_key(name))
     }
 
-    /// xattr names, in order. `polvo.placement` is not among them, so that copies of a tree do not carry it along.
+    /// xattr names, in order. A directory's placement is not among them, so that copies of a tree do not carry it along.
     pub fn list_xattr(&mut self, inode: InodeRef) -> Result<Vec<Vec<u8>>, RegionError> {
         let (_, inode) = self.inode(inode)?;
         Ok(inode.xattrs.keys().map(|name| name.to_vec()).collect())

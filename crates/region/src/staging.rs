@@ -367,6 +367,6 @@ fn first_entry(file: &NewFile, placement: Placement, unnamed: bool, now_ns: i64)
             true => 1,
             false => rdev(file),
         },
-        placement: if directory { placement as u8 } else { 0 },
+        placement: if directory { placement.into() } else { 0 },
     }
 }

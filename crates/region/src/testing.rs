@@ -73,7 +73,7 @@ pub fn new_inode(kind: FileKind) -> Intent {
     Intent::NewInode {
         file: new_file(kind),
         parent: ROOT,
-        placement: Placement::Hash,
+        placement: Placement::default(),
         unnamed: false,
     }
 }

@@ -54,7 +54,7 @@ fn a_collected_change_that_is_given_up_leaves_nothing() {
     let long_link = Intent::NewInode {
         file: long_link,
         parent: ROOT,
-        placement: Placement::Hash,
+        placement: Placement::default(),
         unnamed: false,
     };
     let intents = [long_link, add_name(ROOT, &[b'n'; 255], FileKind::Symlink)];

@@ -57,7 +57,7 @@ fn furnished() -> World {
         },
     )
     .unwrap();
-    w.set_xattr(sub, b"polvo.placement", b"local", XattrMode::Any).unwrap();
+    w.set_placement(sub, None).unwrap();
     w
 }
 

@@ -82,7 +82,7 @@ impl Stopped {
     fn keep_map(&mut self, epoch: u64, nodes: Nodes) {
         let ids = [1, 2, 100, 101].map(NodeId);
         let region = |(id, nodes): (u16, &[(u16, ReplicaRole); 2])| RegionInfo {
-            durability: polvo_proto::Durability::default(),
+            set: RegionSet::default(),
             id: RegionId(id),
             epoch: Epoch(epoch),
             replicas: nodes

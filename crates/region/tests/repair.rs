@@ -455,7 +455,7 @@ fn the_register_of_a_node_is_known_by_what_it_holds() {
         };
         let region = RegionInfo {
             id: R0,
-            durability: Durability::default(),
+            set: RegionSet::default(),
             epoch: Epoch(1),
             replicas: vec![],
         };

@@ -213,6 +213,8 @@ impl Actor {
                 self.crowd().await;
             } else if self.shared.schedule.is_locking && self.rng.percent(25) {
                 Box::pin(self.lock()).await;
+            } else if !self.shared.schedule.sets.is_empty() && self.rng.percent(8) {
+                self.place().await;
             } else {
                 let operation = self.draw();
                 drop(self.perform(operation).await); // whatever came of it is in the history
@@ -249,6 +251,24 @@ impl Actor {
         match done {
             Ok(locker) => self.locker = locker,
             Err(why) => self.shared.wrong.borrow_mut().push(format!("{}: {why}", self.name)),
+        }
+    }
+
+    /// Turns a directory to one kind of regions or another.
+    async fn place(&mut self) {
+        let dir = self.directory();
+        let sets = &self.shared.schedule.sets;
+        let value = match self.rng.percent(60) {
+            true => self.rng.pick(sets).to_string(),
+            false => "default".into(),
+        };
+        let done = self
+            .client
+            .set_xattr(dir, b"polvo.regions", value.as_bytes(), XattrMode::Any)
+            .await;
+        if let Err(error @ (FsError::Invalid(_) | FsError::NotPermitted)) = done {
+            let why = format!("{}: {} to {value}: {error}", self.name, dir.ino.0);
+            self.shared.wrong.borrow_mut().push(why);
         }
     }
 

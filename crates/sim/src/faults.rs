@@ -436,6 +436,10 @@ impl Faults<'_> {
     async fn lose(&mut self, node: u16) {
         let nodes = self.shared.schedule.nodes;
         let others = || (0..nodes).filter(|other| *other != node);
+        if self.shared.schedule.sets.iter().any(|set| set.replicas == 1) {
+            self.to_lose = None; // it may have what nobody else has
+            return;
+        }
         if self.shared.lost.get().is_some() || !(0..nodes).all(|node| self.cluster.is_running(node)) {
             return;
         }

@@ -59,7 +59,7 @@ struct Options {
     faults: Option<u32>,
     /// Replicas of each region, as far as there are nodes [default: by seed]
     #[arg(long, value_name = "N")]
-    replicas: Option<u16>,
+    replicas: Option<u8>,
     /// When changes of regions with mirrors are answered: async, sync or sync-flush [default: by seed]
     #[arg(long, value_name = "MODE")]
     durability: Option<Durability>,

@@ -6,7 +6,7 @@ use polvo_client::{AccessTimeRule, Thresholds, Transfers};
 use polvo_cluster::Timeouts;
 use polvo_node::sim::ClusterOptions;
 use polvo_node::{OneSided, ScrubPace, Transactions};
-use polvo_proto::Durability;
+use polvo_proto::{Durability, RegionSet};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
@@ -120,7 +120,7 @@ pub struct Limits {
     /// How nodes carry out transactions.
     pub transactions: Transactions,
     /// Replicas of each region, as far as there are nodes.
-    pub replicas: Option<u16>,
+    pub replicas: Option<u8>,
     /// When changes of regions with mirrors are answered.
     pub durability: Option<Durability>,
 }
@@ -136,10 +136,12 @@ pub struct Schedule {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
-    /// Replicas of each region.
-    pub replicas: u16,
+    /// Replicas of each region of the default kind.
+    pub replicas: u8,
     /// When changes of regions with mirrors are answered.
     pub durability: Durability,
+    /// Further kinds of regions, to which clients turn directories.
+    pub sets: Vec<RegionSet>,
     /// Reactors a node.
     pub reactors: NonZeroUsize,
     /// Bytes of a pool.
@@ -223,16 +225,19 @@ const LOCKING: u64 = 30;
 
 /// In a third of the runs regions have mirrors; in half as many where pools are to fill up, and in none where participants log
 /// themselves.
-fn replicas(seed: u64, nodes: u16, is_small: bool, limits: &Limits) -> u16 {
+fn replicas(seed: u64, nodes: u16, is_small: bool, limits: &Limits) -> u8 {
     let mut rng = Rng::new(seed, 14);
     let drawn = match rng.percent(34) {
-        true => rng.between(2, 3) as u16,
+        true => rng.between(2, 3) as u8,
         false => 1,
     };
     let is_short = is_small && Rng::new(seed, 18).percent(50);
     match is_short || limits.transactions == Transactions::TwoPhaseCommit {
         true => 1,
-        false => limits.replicas.unwrap_or(drawn).clamp(1, nodes),
+        false => limits
+            .replicas
+            .unwrap_or(drawn)
+            .clamp(1, nodes.min(u16::from(RegionSet::REPLICAS_MAX)) as u8),
     }
 }
 
@@ -245,8 +250,31 @@ fn durability(seed: u64, limits: &Limits) -> Durability {
     limits.durability.unwrap_or(drawn)
 }
 
+/// In a third of the runs in which regions have mirrors there are others that have more, or fewer, as far as no node is lost with the only
+/// one.
+fn sets(seed: u64, nodes: u16, default: RegionSet, is_small: bool, loses: Option<u16>) -> Vec<RegionSet> {
+    let mut rng = Rng::new(seed, 43);
+    if default.replicas == 1 || is_small || !rng.percent(34) {
+        return Vec::new();
+    }
+    // what a lost node had is to be made elsewhere
+    let (least, most) = match loses {
+        Some(_) => (2, nodes - 1),
+        None => (1, nodes),
+    };
+    let others = (least..=3_u8.min(most as u8)).filter(|replicas| *replicas != default.replicas);
+    let others: Vec<u8> = others.collect();
+    match others.is_empty() {
+        true => Vec::new(),
+        false => vec![RegionSet {
+            replicas: rng.pick(&others),
+            ..default
+        }],
+    }
+}
+
 /// In three of four runs in which regions have mirrors and something is to go wrong.
-fn failovers(seed: u64, replicas: u16, faults: bool) -> u32 {
+fn failovers(seed: u64, replicas: u8, faults: bool) -> u32 {
     let mut rng = Rng::new(seed, 15);
     match replicas > 1 && faults && rng.percent(75) {
         true => rng.between(1, 4) as u32,
@@ -268,9 +296,9 @@ fn backlog_max(seed: u64) -> Option<usize> {
 
 /// In two of three runs in which there are nodes without a copy of a region, those that are away are soon replaced; and in half of
 /// these, if something is to go wrong, one never comes back.
-fn replacing(seed: u64, nodes: u16, replicas: u16, faults: bool) -> (Option<Duration>, Option<u16>) {
+fn replacing(seed: u64, nodes: u16, replicas: u8, faults: bool) -> (Option<Duration>, Option<u16>) {
     let mut rng = Rng::new(seed, 42);
-    if replicas < 2 || nodes <= replicas || !rng.percent(67) {
+    if replicas < 2 || nodes <= u16::from(replicas) || !rng.percent(67) {
         return (None, None);
     }
     let after = Duration::from_millis(rng.pick(&[500, 2_000, 2_000, 6_000]));
@@ -350,7 +378,7 @@ impl Schedule {
         let mut rng = Rng::new(seed, 1);
         let alone = rng.percent(12);
         let nodes = rng.between(1, 4) as u16;
-        let nodes = nodes.max(limits.replicas.unwrap_or(1).min(4));
+        let nodes = nodes.max(u16::from(limits.replicas.unwrap_or(1).min(4)));
         let is_small = rng.percent(12);
         let clients = if alone { 1 } else { rng.between(2, 5) };
         let homes: Vec<Home> = (0..clients)
@@ -396,6 +424,7 @@ impl Schedule {
         let failovers = failovers(seed, replicas, faults > 0 && limits.faults != Some(0));
         let goes_wrong = faults > 0 && limits.faults != Some(0);
         let (replace_after, loses) = replacing(seed, nodes, replicas, goes_wrong);
+        let durability = durability(seed, limits);
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
         Schedule {
             seed,
@@ -403,7 +432,8 @@ impl Schedule {
             nodes,
             regions_per_node: rng.between(1, 3) as u16,
             replicas,
-            durability: durability(seed, limits),
+            durability,
+            sets: sets(seed, nodes, RegionSet { replicas, durability }, is_small, loses),
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             // a pool has others' regions, too
             pool_bytes: match (is_small, replicas) {
@@ -456,6 +486,7 @@ impl Schedule {
             regions_per_node: self.regions_per_node,
             replicas: self.replicas,
             durability: self.durability,
+            sets: self.sets.clone(),
             pool_bytes: self.pool_bytes,
             segment_shift: Some(18),
             checksums: self.checksums,
@@ -524,13 +555,14 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
             self.regions_per_node,
             self.replicas,
             self.durability,
+            self.sets,
             self.reactors,
             homes.join(", "),
             self.operations,

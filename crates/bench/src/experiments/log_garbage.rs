@@ -112,7 +112,7 @@ fn make_file(region: &mut Region, files: &mut u64) -> Result<InodeRef, BenchErro
         Intent::NewInode {
             file: crate::cluster::new_file(),
             parent: dir,
-            placement: Placement::Hash,
+            placement: Placement::default(),
             unnamed: false,
         },
         Intent::AddName {

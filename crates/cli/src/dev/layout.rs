@@ -28,13 +28,16 @@ pub struct DevCluster {
     pub regions_per_node: u16,
     /// At how many nodes each region is kept.
     #[serde(default = "replicas_of_before")]
-    pub replicas: u16,
+    pub replicas: u8,
     /// Seconds after which the copies of a node that is away are made elsewhere; `None`: as nodes have it.
     #[serde(default)]
     pub replace_after_s: Option<u64>,
     /// When a change of a region that is kept at several nodes is answered.
     #[serde(default = "durability_of_before")]
     pub durability: String,
+    /// Further kinds of regions.
+    #[serde(default)]
+    pub sets: Vec<String>,
     /// Reactors of a node; `None`: its share of the cores.
     #[serde(default)]
     pub reactors: Option<u16>,
@@ -57,7 +60,7 @@ pub struct DevCluster {
 }
 
 /// Of a cluster that was made before there was a choice.
-fn replicas_of_before() -> u16 {
+fn replicas_of_before() -> u8 {
     1
 }
 

@@ -5,7 +5,7 @@ use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_fi
 use super::ports::free_ports;
 use crate::args::{ClusterArgs, DevMedium, Provider, UpArgs};
 use crate::cluster_dir::ClusterDir;
-use crate::config::{check_replicas, default_replicas, parse_persistence, reactors_of};
+use crate::config::{check_replicas, check_sets, default_replicas, parse_persistence, reactors_of};
 use crate::connect::with_client_as;
 use crate::daemon::READY;
 use crate::daemon_args::DAEMON;
@@ -18,7 +18,7 @@ use crate::size::Size;
 use crate::{CliError, ClusterId, Context, Exit, progress};
 use polvo_fabric::Address;
 use polvo_format::NodeId;
-use polvo_proto::{Cred, InodeRef, SetAttr};
+use polvo_proto::{Cred, InodeRef, RegionSet, SetAttr};
 use std::fmt::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -65,9 +65,23 @@ fn check(args: &UpArgs) -> Result<(), CliError> {
 }
 
 /// Replicas that a new cluster of so many nodes is to have.
-fn replicas_of_new(args: &UpArgs, nodes: u16) -> Result<u16, CliError> {
+fn replicas_of_new(args: &UpArgs, nodes: u16) -> Result<u8, CliError> {
     let wanted = args.replicas.unwrap_or_else(|| default_replicas(usize::from(nodes)));
     check_replicas(wanted, usize::from(nodes)).map_err(|why| CliError::Usage(format!("--replicas {wanted}: {why}")))
+}
+
+/// Kinds of regions that a new cluster of so many nodes is to have, the default first.
+fn sets_of_new(args: &UpArgs, replicas: u8, nodes: u16) -> Result<Vec<RegionSet>, CliError> {
+    let default = RegionSet {
+        replicas,
+        durability: args.durability.unwrap_or_default(),
+    };
+    check_sets(default, &args.sets, usize::from(nodes)).map_err(|why| CliError::Usage(format!("--set: {why}")))
+}
+
+/// Those beside the default, as configurations name them.
+fn further(sets: &[RegionSet]) -> Vec<String> {
+    sets[1..].iter().map(RegionSet::to_string).collect()
 }
 
 /// What `up` has to report.
@@ -122,6 +136,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
     let id = ClusterId::random();
     let nodes = args.nodes.unwrap_or(NODES);
     let replicas = replicas_of_new(args, nodes)?;
+    let sets = sets_of_new(args, replicas, nodes)?;
     let size = args.size.unwrap_or(Size(1 << 30));
     let on_tmpfs = Path::new(TMPFS).join(format!("polvo-{}", id.short()));
     let pool_dir = match (&args.pool_dir, args.medium) {
@@ -144,10 +159,11 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
         id: id.to_string(),
         nodes,
         size: size.0,
-        regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size, replicas)),
+        regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size, &sets)),
         replicas,
         replace_after_s: args.replace_after,
         durability: args.durability.unwrap_or_default().to_string(),
+        sets: further(&sets),
         reactors: args.reactors,
         provider: args.provider.unwrap_or(Provider::Shm).to_string(),
         pool_dir,
@@ -319,11 +335,17 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
     let reactors = cluster.reactors.map_or(share.get(), usize::from);
     let mut text = format!(
         "# Node {node} of a development cluster, written by `polvo up`. polvod --print-config explains every key.\n\n\
-         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\nreplicas = {}\ndurability = {}\n",
+         [cluster]\nid = {}\nsecret_file = \"../secret\"\nregions_per_node = {}\nreplicas = {}\ndurability = {}\nsets = [{}]\n",
         quoted(&cluster.id),
         cluster.regions_per_node,
         cluster.replicas,
-        quoted(&cluster.durability)
+        quoted(&cluster.durability),
+        cluster
+            .sets
+            .iter()
+            .map(|set| quoted(set))
+            .collect::<Vec<_>>()
+            .join(", ")
     );
     if let Some(seconds) = cluster.replace_after_s {
         let _ = writeln!(text, "replace_after_s = {seconds}");
@@ -419,6 +441,10 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
     }
     if let Some(durability) = args.durability {
         fixed("--durability", cluster.durability.clone(), durability.to_string())?;
+    }
+    if !args.sets.is_empty() {
+        let asked = further(&sets_of_new(args, cluster.replicas, cluster.nodes)?);
+        fixed("--set", cluster.sets.join(" --set "), asked.join(" --set "))?;
     }
     if let Some(provider) = args.provider {
         fixed("--provider", cluster.provider.clone(), provider.to_string())?;
@@ -520,22 +546,28 @@ fn start_nodes(
     }
 }
 
-/// Regions of a node with a pool of that size, which also has copies of others': threads wait for each other less the more there are,
-/// and each takes some segments at each node that has it.
-fn default_regions(pool: Size, replicas: u16) -> u16 {
-    (pool.0 / u64::from(replicas.max(1)) / (64 << 20)).clamp(4, 16) as u16
+/// Regions of each kind and node with a pool of that size, which also has copies of others': threads wait for each other less the more
+/// there are, and each takes some segments at each node that has it.
+fn default_regions(pool: Size, sets: &[RegionSet]) -> u16 {
+    let replicas: u64 = sets.iter().map(|set| u64::from(set.replicas)).sum();
+    let least = if sets.len() == 1 { 4 } else { 1 };
+    (pool.0 / replicas.max(1) / (64 << 20)).clamp(least, 16) as u16
 }
 
 /// What is to be known of the cluster's replicas, if it has more than one.
 fn replicas_said(cluster: &DevCluster) -> Option<String> {
     let DevCluster { nodes, replicas, .. } = cluster;
     match (replicas, nodes) {
-        (..=1, _) => None,
-        (_, 2) => Some(
+        (..=1, _) if cluster.sets.is_empty() => None,
+        (2.., 2) if cluster.sets.is_empty() => Some(
             "Each region is kept at both nodes. Two nodes have no majority without each other, so node 0 decides alone who serves what:\n\
              nothing is lost when one dies, but while node 0 is dead files wait until it is back. Of three nodes any one may die."
                 .into(),
         ),
+        _ if !cluster.sets.is_empty() => Some(format!(
+            "Files are kept at {replicas} nodes; or, in directories of `polvo set`, with {}.",
+            cluster.sets.join(" or ")
+        )),
         _ => Some(format!("Each region is kept at {replicas} nodes.")),
     }
 }

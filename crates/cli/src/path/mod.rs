@@ -8,6 +8,7 @@ mod mkdir;
 mod mv;
 mod put;
 mod remove;
+mod set;
 mod show;
 mod stat;
 mod tree;
@@ -19,6 +20,7 @@ pub use mkdir::mkdir;
 pub use mv::mv;
 pub use put::put;
 pub use remove::rm;
+pub use set::set;
 pub use stat::stat;
 
 use crate::{CliError, Context};

@@ -1,12 +1,13 @@
 //! `polvo stat`
 
+use super::set::Placed;
 use super::{inode_of, show};
 use crate::args::StatArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::{CliError, Context};
 use polvo_format::{Attr, FileKind};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Runs the command.
 pub fn stat(args: &StatArgs) -> Result<(), CliError> {
@@ -26,11 +27,12 @@ pub fn stat(args: &StatArgs) -> Result<(), CliError> {
                     _ => None,
                 };
                 let target = target.map(|t| String::from_utf8_lossy(&t).into_owned());
+                let placed = Placed::of(&local, &attr).await.doing(|| place.shown())?;
                 let node = client.map().primary(attr.ino.region()).map(|n| n.0);
                 if args.json {
-                    print(format!("{}\n", as_json(place, &attr, target, node)))?;
+                    print(format!("{}\n", as_json(place, &attr, target, node, placed)))?;
                 } else {
-                    print(as_text(place, &attr, target, node))?;
+                    print(as_text(place, &attr, target, node, placed))?;
                 }
             }
             Ok(())
@@ -38,19 +40,23 @@ pub fn stat(args: &StatArgs) -> Result<(), CliError> {
     )
 }
 
-fn as_json(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>) -> serde_json::Value {
+fn as_json(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>, placed: Placed) -> Value {
     json!({
         "path": place.shown(), "kind": show::kind(attr.kind), "target": target, "size": attr.size,
         "blocks": attr.blocks, "mode": format!("{:04o}", attr.mode), "nlink": attr.nlink, "uid": attr.uid,
         "gid": attr.gid, "rdev": attr.rdev, "inode": attr.ino.0, "generation": attr.generation.0,
-        "region": attr.ino.region().0, "node": node, "atime_ns": attr.atime_ns, "mtime_ns": attr.mtime_ns,
+        "region": attr.ino.region().0, "node": node, "regions": placed.regions, "placement": placed.placement, "atime_ns": attr.atime_ns, "mtime_ns": attr.mtime_ns,
         "ctime_ns": attr.ctime_ns, "btime_ns": attr.btime_ns,
     })
 }
 
-fn as_text(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>) -> String {
+fn as_text(place: &Location, attr: &Attr, target: Option<String>, node: Option<u16>, placed: Placed) -> String {
     let target = target.map(|t| format!(" -> {t}")).unwrap_or_default();
     let node = node.map_or("no node".to_string(), |n| format!("node {n}"));
+    let regions = match placed.placement {
+        Some(placement) => format!("new files {}, by {placement}", placed.regions),
+        None => placed.regions,
+    };
     let times = [
         ("Access", attr.atime_ns),
         ("Modify", attr.mtime_ns),
@@ -63,7 +69,7 @@ fn as_text(place: &Location, attr: &Attr, target: Option<String>, node: Option<u
         .collect();
     format!(
         "  File: {}{target}\n  Size: {:<15} Blocks: {:<10} {}\n Inode: {:<15} Links: {:<11} Generation: {}\n \
-         Place: region {} on {node}\nAccess: ({:04o}/{})  Uid: {}  Gid: {}\n{times}",
+         Place: region {} on {node}, {regions}\nAccess: ({:04o}/{})  Uid: {}  Gid: {}\n{times}",
         place.shown(),
         attr.size,
         attr.blocks,

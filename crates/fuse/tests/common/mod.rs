@@ -8,7 +8,7 @@ use polvo_format::NodeId;
 use polvo_fuse::{Mount, MountError, MountOptions};
 use polvo_node::{Node, NodeConfig, Reactor, SystemClock, Transactions};
 use polvo_pmem::Pmem;
-use polvo_proto::{Cred, NodeInfo};
+use polvo_proto::{Cred, NodeInfo, RegionSet};
 use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ fn mounted_on(options: &str, pool: impl FnOnce(&Path) -> Arc<Pmem>) -> Option<Mo
             security: Security::default(),
         },
         listen: vec![address],
-        map: initial_map(CLUSTER, vec![info], 3),
+        map: initial_map(CLUSTER, vec![info], 3, &[RegionSet::default()]),
         timeouts: Timeouts::default(),
         transactions: Transactions::default(),
         name: "test".to_owned(),

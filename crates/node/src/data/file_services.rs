@@ -1,5 +1,6 @@
 //! Operations on one inode: attributes, the map of its data, extended attributes, directory contents.
 
+use crate::data::placement_attributes::PlacementAttribute;
 use crate::names::acl::{self, Acl};
 use crate::names::name_services::must_be_directory;
 use crate::names::permission::{self, EXECUTE, READ, WRITE};
@@ -252,6 +253,9 @@ impl RequestContext<'_> {
 
     pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {
         check_xattr_name(name)?;
+        if let Some(attribute) = PlacementAttribute::named(name) {
+            return self.placement_attribute(inode, attribute).await;
+        }
         self.on(inode.ino.region(), |r| {
             self.check(r, inode, |attr, acl| match name.starts_with(b"user.") {
                 true => permission::access(self.cred, attr, acl, READ),
@@ -267,7 +271,7 @@ impl RequestContext<'_> {
         Ok(names.into_iter().map(ByteBuf::from).collect())
     }
 
-    /// Who may change an extended attribute: writers those of users, owners the placement, root the rest.
+    /// Who may change an extended attribute: writers those of users, owners those of the file system, root the rest.
     fn check_xattr_change(&self, region: &mut Region, inode: InodeRef, name: &[u8]) -> Result<(), RegionError> {
         if name.starts_with(b"system.") {
             return Err(
@@ -302,6 +306,9 @@ impl RequestContext<'_> {
         }
         if name == acl::ACCESS || name == acl::DEFAULT {
             return self.set_acl(inode, name, Some(value), mode).await;
+        }
+        if let Some(attribute) = PlacementAttribute::named(name) {
+            return self.set_placement_attribute(inode, attribute, value).await;
         }
         let (attr, tail) = self
             .on(inode.ino.region(), |r| {

@@ -2,5 +2,6 @@
 
 pub(crate) mod caller_memory;
 pub(crate) mod file_services;
+mod placement_attributes;
 pub(crate) mod read;
 pub(crate) mod write;

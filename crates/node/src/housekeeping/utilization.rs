@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use polvo_cluster::candidates;
 use polvo_format::{Ino, NodeId, RegionId};
-use polvo_proto::{ClusterMap, Placement, Usage};
+use polvo_proto::{ClusterMap, Placement, RegionInfo, Usage};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -124,7 +124,7 @@ impl Utilization {
         self.used.swap(false, Relaxed)
     }
 
-    /// The region for a new inode, `None` when all have been rejected. First the candidates by hash, the less full
+    /// The region for a new inode, of the kind that the placement says; `None` when all have been rejected. First the candidates by hash, the less full
     /// first (`local`: before them, regions of the caller's home); then any other node, the least full first. A node in
     /// `rejected` is not chosen again.
     pub fn choose(
@@ -136,10 +136,14 @@ impl Utilization {
         name: &[u8],
         rejected: &[NodeId],
     ) -> Option<RegionId> {
-        let both = candidates(map, dir, name);
+        let regions = map.of_set(placement.set);
+        if regions.is_empty() {
+            return None;
+        }
+        let both = candidates(map, regions, dir, name);
         let usable = |node: &NodeId| !rejected.contains(node);
-        if let (Placement::Local, Some(home)) = (placement, home.filter(usable))
-            && let Some(region) = region_of(map, home, both[0])
+        if let (true, Some(home)) = (placement.local, home.filter(usable))
+            && let Some(region) = region_of(map, regions, home, both[0])
         {
             return Some(region);
         }
@@ -158,13 +162,15 @@ impl Utilization {
         }
         let mut others: Vec<NodeId> = map.nodes.iter().map(|n| n.id).filter(usable).collect();
         others.sort_by(|a, b| score(*a).total_cmp(&score(*b)));
-        others.into_iter().find_map(|node| region_of(map, node, both[0]))
+        others
+            .into_iter()
+            .find_map(|node| region_of(map, regions, node, both[0]))
     }
 }
 
-/// One of the regions of a node, spread by the hash that chose `seed`.
-fn region_of(map: &ClusterMap, node: NodeId, seed: RegionId) -> Option<RegionId> {
-    let own = || map.regions.iter().filter(|region| region.primary() == Some(node));
+/// One of those `regions` that a node serves, spread by the hash that chose `seed`.
+fn region_of(map: &ClusterMap, regions: &[RegionInfo], node: NodeId, seed: RegionId) -> Option<RegionId> {
+    let own = || regions.iter().filter(|region| region.primary() == Some(node));
     let count = own().count();
     own()
         .nth(usize::from(seed.0) / map.nodes.len().max(1) % count.max(1))
@@ -175,7 +181,7 @@ fn region_of(map: &ClusterMap, node: NodeId, seed: RegionId) -> Option<RegionId>
 mod tests {
     use super::*;
     use polvo_cluster::initial_map;
-    use polvo_proto::NodeInfo;
+    use polvo_proto::{NodeInfo, RegionSet};
 
     fn cluster() -> ClusterMap {
         let node = |id| NodeInfo {
@@ -183,8 +189,10 @@ mod tests {
             host: String::new(),
             addresses: vec![],
         };
-        initial_map([7; 16], (0..3).map(node).collect(), 2)
+        initial_map([7; 16], (0..3).map(node).collect(), 2, &[RegionSet::default()])
     }
+
+    const LOCAL: Placement = Placement { local: true, set: None };
 
     fn usage(data_bytes: u64, inodes: u64) -> Usage {
         Usage {
@@ -212,7 +220,7 @@ mod tests {
 
     #[test]
     fn equal_nodes_get_equal_shares() {
-        for count in place(&Utilization::default(), 3000, Placement::Hash, None) {
+        for count in place(&Utilization::default(), 3000, Placement::default(), None) {
             assert!((950..1050).contains(&count), "{count}");
         }
     }
@@ -224,7 +232,7 @@ mod tests {
         for (node, data) in [(0, 400 << 20), (1, 300 << 20), (2, 300 << 20)] {
             utilization.learn(NodeId(node), usage(data, 0));
         }
-        let placed = place(&utilization, 10_000, Placement::Hash, None);
+        let placed = place(&utilization, 10_000, Placement::default(), None);
         assert!((2600..2750).contains(&placed[0]), "{placed:?}");
         assert!(placed[1].abs_diff(placed[2]) < 100, "{placed:?}");
     }
@@ -248,7 +256,7 @@ mod tests {
                 .wrapping_add(0x1405_7b7e_f767_814f);
             let chooser = &choosers[usize::try_from(random >> 40).unwrap() % 3];
             let region = chooser
-                .choose(&map, Placement::Hash, None, Ino(1), &i.to_le_bytes(), &[])
+                .choose(&map, Placement::default(), None, Ino(1), &i.to_le_bytes(), &[])
                 .unwrap();
             let node = map.primary(region).unwrap();
             chooser.note_placed(node);
@@ -275,10 +283,10 @@ mod tests {
     fn local_goes_home_while_home_has_room() {
         let utilization = Utilization::default();
         let home = Some(NodeId(2));
-        assert_eq!(place(&utilization, 100, Placement::Local, home), [0, 0, 100]);
+        assert_eq!(place(&utilization, 100, LOCAL, home), [0, 0, 100]);
         let map = cluster();
         let elsewhere = utilization
-            .choose(&map, Placement::Local, home, Ino(1), b"x", &[NodeId(2)])
+            .choose(&map, LOCAL, home, Ino(1), b"x", &[NodeId(2)])
             .and_then(|r| map.primary(r));
         assert!(elsewhere.is_some_and(|node| node != NodeId(2)));
     }
@@ -287,7 +295,7 @@ mod tests {
     fn every_node_is_tried_once_and_then_none() {
         let (utilization, map) = (Utilization::default(), cluster());
         let mut rejected = Vec::new();
-        while let Some(region) = utilization.choose(&map, Placement::Hash, None, Ino(1), b"x", &rejected) {
+        while let Some(region) = utilization.choose(&map, Placement::default(), None, Ino(1), b"x", &rejected) {
             rejected.push(map.primary(region).unwrap());
         }
         rejected.sort();

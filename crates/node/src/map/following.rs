@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use polvo_cluster::initial_map;
     use polvo_format::Epoch;
-    use polvo_proto::NodeInfo;
+    use polvo_proto::{NodeInfo, RegionSet};
     use std::ops::Range;
 
     fn map(nodes: u16) -> ClusterMap {
@@ -139,7 +139,7 @@ mod tests {
             host: String::new(),
             addresses: vec![],
         };
-        initial_map([7; 16], (0..nodes).map(node).collect(), 1)
+        initial_map([7; 16], (0..nodes).map(node).collect(), 1, &[RegionSet::default()])
     }
 
     fn answers(nodes: Range<u16>) -> Vec<(NodeId, Result<reply::Renewed, FsError>)> {

@@ -32,7 +32,6 @@ impl Node {
         links: &Rc<Links>,
         gone: NodeId,
         force: bool,
-        replicas: u16,
     ) -> Result<Option<Vec<RegionId>>, FsError> {
         let known = self.map();
         if known.node(gone).is_none() {
@@ -57,7 +56,7 @@ impl Node {
         }
         let mut map = self.confirm_map(links).await?;
         for _ in 0..CHANGES_MAX {
-            let step = |map: &ClusterMap| without_node(map, gone, &there, usize::from(replicas), !force);
+            let step = |map: &ClusterMap| without_node(map, gone, &there, !force);
             let next = self.change_map(links, step).await?;
             let has_changed = next.epoch > map.epoch;
             map = next;

@@ -146,6 +146,8 @@ impl RequestContext<'_> {
         let map = self.node.map();
         let home = self.session.home;
         let of_dir = dir.ino.region();
+        let set = map.of_set(placement.set).first().map(|info| info.set);
+        let may_be_of_dir = kind != FileKind::Directory && map.region(of_dir).map(|info| info.set) == set;
         loop {
             let region = self
                 .node
@@ -153,7 +155,7 @@ impl RequestContext<'_> {
                 .choose(&map, placement, home, dir.ino, name, rejected)?;
             match map.primary(region) {
                 Some(node) if node != self.node.id() && self.links.is_suspect(node) => rejected.push(node),
-                node if kind != FileKind::Directory && node == map.primary(of_dir) => return Some(of_dir),
+                node if may_be_of_dir && node == map.primary(of_dir) => return Some(of_dir),
                 _ => return Some(region),
             }
         }
@@ -245,7 +247,12 @@ impl RequestContext<'_> {
             let parent = lookup().await?;
             let placement = parent.placement;
             let Some(region) = self.choose_region(dir, seed, file.kind, placement, &mut rejected) else {
-                return Err(no_room);
+                return Err(match placement.set.filter(|_| rejected.is_empty()) {
+                    Some(set) => FsError::Io(format!(
+                        "the cluster has no regions with {set}, as this directory's are to be"
+                    )),
+                    None => no_room,
+                });
             };
             let mut new = permission::new_file(self.cred, &parent.attr, file.clone());
             acl::inherit(parent.default_acl.as_deref(), &mut new);

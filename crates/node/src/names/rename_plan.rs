@@ -159,7 +159,7 @@ impl Steps<'_> {
         let inode = Intent::NewInode {
             file: file.clone(),
             parent: dir,
-            placement: Placement::Hash,
+            placement: Placement::default(),
             unnamed: false,
         };
         let name = Intent::AddName {

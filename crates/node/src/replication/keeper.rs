@@ -413,7 +413,7 @@ fn with_role(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_proto::{Durability, RegionInfo, Replica};
+    use polvo_proto::{RegionInfo, RegionSet, Replica};
 
     #[test]
     fn only_the_primary_changes_roles_and_epochs_rise() {
@@ -426,7 +426,7 @@ mod tests {
             nodes: vec![],
             regions: vec![RegionInfo {
                 id: RegionId(7),
-                durability: Durability::default(),
+                set: RegionSet::default(),
                 epoch: Epoch(2),
                 replicas: vec![replica(us, ReplicaRole::Primary), replica(other, ReplicaRole::Backup)],
             }],

@@ -412,7 +412,7 @@ pub(crate) async fn give_way(node: Arc<Node>) {
 mod tests {
     use super::*;
     use crate::clock::SystemClock;
-    use polvo_proto::{Durability, RegionInfo, Replica};
+    use polvo_proto::{RegionInfo, RegionSet, Replica};
 
     #[tokio::test(start_paused = true)]
     async fn who_is_refused_is_heard_again_with_a_newer_map() {
@@ -456,7 +456,7 @@ mod tests {
         let [us, gone, third] = [1, 2, 3].map(NodeId);
         let region = |id, roles: &[(NodeId, ReplicaRole)]| RegionInfo {
             id: RegionId(id),
-            durability: Durability::default(),
+            set: RegionSet::default(),
             epoch: Epoch(1),
             replicas: roles
                 .iter()

@@ -196,7 +196,7 @@ impl Replication {
             begun: Instant::now(),
             gate,
             beats: AtomicU64::new(0),
-            behind: (info.durability == Durability::Async).then(Behind::default),
+            behind: (info.set.durability == Durability::Async).then(Behind::default),
             feed: Mutex::new(Feed {
                 followers,
                 taken: Lsn(1),

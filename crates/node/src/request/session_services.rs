@@ -171,7 +171,7 @@ impl RequestContext<'_> {
             ApplyMirror { region, whole } => self.apply_mirror(region, whole),
             Register(ask) => self.register(*ask),
             NewMap(map) => self.new_map(&map),
-            RemoveNode { node, force, replicas } => Box::pin(self.remove_node(node, force, replicas)).await,
+            RemoveNode { node, force } => Box::pin(self.remove_node(node, force)).await,
         )
     }
 
@@ -286,10 +286,10 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    async fn remove_node(&self, node: NodeId, force: bool, replicas: u16) -> Result<Option<Vec<RegionId>>, FsError> {
+    async fn remove_node(&self, node: NodeId, force: bool) -> Result<Option<Vec<RegionId>>, FsError> {
         self.must_be_administrator()?;
         tracing::warn!(by = %self.session.id, node = node.0, force, "asked to remove a node");
-        self.node.remove_node(self.links, node, force, replicas).await
+        self.node.remove_node(self.links, node, force).await
     }
 
     fn must_be_administrator(&self) -> Result<(), FsError> {

@@ -33,11 +33,9 @@ fn the_voter_of_two_has_gone_on_alone() {
         cluster.crash(0).await;
         cluster.network().heal_all();
         for _ in 0..20 {
-            let (node, replicas) = (NodeId(0), 2);
             let remove = ask::RemoveNode {
-                node,
+                node: NodeId(0),
                 force: true,
-                replicas,
             };
             if c.ask_node(1, remove).await.unwrap().is_none() {
                 break;

@@ -8,3 +8,4 @@ mod mirrors;
 mod removed;
 mod replaced;
 mod scrubs;
+mod sets;

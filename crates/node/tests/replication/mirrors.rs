@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::Instant;
 
-fn options(seed: u64, replicas: u16) -> ClusterOptions {
+fn options(seed: u64, replicas: u8) -> ClusterOptions {
     ClusterOptions {
         seed,
         replicas,
@@ -72,7 +72,7 @@ fn two_mirrors_are_equal_after_all_that_changes_a_region() {
     all_that_changes_a_region(3);
 }
 
-fn all_that_changes_a_region(replicas: u16) {
+fn all_that_changes_a_region(replicas: u8) {
     {
         run(options(u64::from(replicas), replicas), async |cluster| {
             let c = Caller::new(cluster, "client");

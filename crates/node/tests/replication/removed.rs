@@ -7,7 +7,7 @@ use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
 use std::time::Duration;
 
-fn options(seed: u64, nodes: u16, replicas: u16) -> ClusterOptions {
+fn options(seed: u64, nodes: u16, replicas: u8) -> ClusterOptions {
     ClusterOptions {
         seed,
         nodes,
@@ -37,9 +37,8 @@ async fn all_there(c: &Caller, files: &[(InodeRef, Vec<u8>)]) {
 
 /// Of an administrator, asked of a node.
 async fn step(c: &Caller, at: u16, node: u16, force: bool) -> Result<Option<Vec<RegionId>>, FsError> {
-    let (node, replicas) = (NodeId(node), 2);
-    let remove = ask::RemoveNode { node, force, replicas };
-    c.ask_node(at, remove).await
+    let node = NodeId(node);
+    c.ask_node(at, ask::RemoveNode { node, force }).await
 }
 
 async fn remove(cluster: &Cluster, c: &Caller, at: u16, node: u16, force: bool) -> Result<(), FsError> {

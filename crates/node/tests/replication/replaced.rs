@@ -7,7 +7,7 @@ use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
 use std::time::Duration;
 
-fn options(seed: u64, nodes: u16, replicas: u16) -> ClusterOptions {
+fn options(seed: u64, nodes: u16, replicas: u8) -> ClusterOptions {
     ClusterOptions {
         seed,
         nodes,

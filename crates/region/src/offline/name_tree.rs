@@ -438,7 +438,7 @@ fn make_directory(region: &mut Region, root: InodeRef, name: &str, now_ns: i64) 
     let new = Intent::NewInode {
         file,
         parent: root,
-        placement: Placement::Hash,
+        placement: Placement::default(),
         unnamed: false,
     };
     let add = Intent::AddName {

@@ -46,8 +46,7 @@ pub fn furnished() -> Vec<CrashImage> {
     w.set_attr(small, mode).unwrap();
     w.link(small, far, b"other name").unwrap();
     w.rename(dir, b"moved", far, b"moved here").unwrap();
-    w.set_xattr(moved, b"polvo.placement", b"local", XattrMode::Any)
-        .unwrap();
+    w.set_placement(moved, None).unwrap();
     w.create(dir, b"short", symlink(b"dir/small"), R0).unwrap();
     w.create(dir, b"far link", symlink(&[b'x'; 4095]), R1).unwrap();
     w.create(far, b"pipe", new_file(FileKind::Fifo, 0o600), R1).unwrap();

@@ -476,7 +476,7 @@ impl World {
         let new = Intent::NewInode {
             file,
             parent: dir,
-            placement: Placement::Hash,
+            placement: Placement::default(),
             unnamed: true,
         };
         let outcomes = self.transact(region, vec![(region, new)])?;
@@ -600,7 +600,7 @@ impl World {
             let new = Intent::NewInode {
                 file,
                 parent: old_dir,
-                placement: Placement::Hash,
+                placement: Placement::default(),
                 unnamed: false,
             };
             let add = Intent::AddName {
@@ -770,6 +770,13 @@ impl World {
     ) -> Result<Attr, RegionError> {
         let now = self.tick();
         Ok(self.of(inode).set_xattr(inode, name, value, mode, now)?.0)
+    }
+
+    /// What is made in the directory goes to its maker's node, to regions of that kind.
+    pub fn set_placement(&mut self, dir: InodeRef, set: Option<RegionSet>) -> Result<Attr, RegionError> {
+        let now = self.tick();
+        let placement = Placement { local: true, set };
+        Ok(self.of(dir).set_placement(dir, placement, now)?.0)
     }
 
     pub fn remove_xattr(&mut self, inode: InodeRef, name: &[u8]) -> Result<Attr, RegionError> {

@@ -46,7 +46,7 @@ impl Run {
             target: vec![],
             names: BTreeMap::new(),
             parent: root,
-            placement: Placement::Hash,
+            placement: Placement::default(),
             open: false,
             linkable: false,
         };
@@ -89,7 +89,7 @@ impl Run {
         let placement = if dir {
             self.model.get(parent).placement
         } else {
-            Placement::Hash
+            Placement::default()
         };
         let new = Inode {
             inode,
@@ -444,11 +444,8 @@ impl Run {
 
     fn placement(&mut self, dir: &Index, value: Placement) {
         let dir = self.model.dir(dir);
-        let text: &[u8] = if value == Placement::Local { b"local" } else { b"hash" };
-        self.world
-            .set_xattr(dir, b"polvo.placement", text, XattrMode::Any)
-            .unwrap();
-        let now = self.world.now;
+        let now = self.world.tick();
+        self.world.of(dir).set_placement(dir, value, now).unwrap();
         let node = self.model.get(dir);
         node.placement = value;
         node.attr.ctime_ns = now;

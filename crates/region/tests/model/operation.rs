@@ -160,10 +160,11 @@ pub fn op() -> impl Strategy<Value = Op> {
         3 => (i(), 0..6u8, xattr_len, xattr_mode)
             .prop_map(|(inode, name, len, mode)| Op::SetXattr { inode, name, len, mode }),
         1 => (i(), 0..6u8).prop_map(|(inode, name)| Op::RemoveXattr { inode, name }),
-        1 => (i(), any::<bool>()).prop_map(|(dir, local)| Op::Placement {
-            dir,
-            value: if local { Placement::Local } else { Placement::Hash }
-        }),
+        1 => (i(), any::<bool>(), proptest::option::of((1..=RegionSet::REPLICAS_MAX, 0..3_usize)))
+            .prop_map(|(dir, local, set)| {
+                let set = set.map(|(replicas, mode)| RegionSet { replicas, durability: Durability::ALL[mode] });
+                Op::Placement { dir, value: Placement { local, set } }
+            }),
         2 => i().prop_map(|file| Op::Open { file }),
         2 => i().prop_map(|file| Op::Release { file }),
         1 => Just(Op::CollectGarbage),

@@ -149,10 +149,8 @@ pub fn attributes() {
         ..none
     };
     s.step("set_attr with size", |w| w.set_attr(f, all)).unwrap();
-    s.step("placement", |w| {
-        w.set_xattr(d, b"polvo.placement", b"local", XattrMode::Any)
-    })
-    .unwrap();
+    s.step("placement", |w| w.set_placement(d, Some(RegionSet::default())))
+        .unwrap();
     s.step("mkdir inherits", |w| w.create(d, b"inherits", directory(), R0))
         .unwrap();
     s.unseen("garbage", |w| w.collect_garbage(R0));

@@ -1,6 +1,6 @@
 //! Operations of a program on a mount: what the kernel makes of them.
 
-use crate::kernel::caches::{Attributes, Known, PAGE, inode_of, shown};
+use crate::kernel::caches::{Attributes, Caches, Known, PAGE, inode_of, shown};
 use crate::kernel::daemon::{Entry, Kernel, child};
 use crate::operation::{Answer, Name, Operation, Outcome};
 use crate::plant::Plant;
@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::spawn_local;
 
 /// Longest time between an answer being written and the kernel taking it in.
 pub const TAKING_IN: Duration = Duration::from_millis(10);
@@ -82,8 +83,8 @@ impl Mount {
         .await
     }
 
-    /// An answer was written; the kernel takes it in a little later.
-    async fn takes_in(&self) {
+    /// An answer was written; the kernel takes it in a little later, even if nothing of the program's host runs meanwhile.
+    async fn taken_in<T: 'static>(&self, take: impl FnOnce(&mut Caches) -> T + 'static) -> T {
         let late = {
             let mut rng = self.rng.borrow_mut();
             match rng.percent(50) {
@@ -91,17 +92,24 @@ impl Mount {
                 false => 0,
             }
         };
-        if late > 0 {
-            tokio::time::sleep(Duration::from_micros(late)).await;
+        if late == 0 {
+            return self.kernel.with(take);
         }
+        let kernel = self.kernel.clone();
+        let taking = spawn_local(async move {
+            tokio::time::sleep(Duration::from_micros(late)).await;
+            kernel.with(take)
+        });
+        taking.await.expect("kernels do not panic")
     }
 
     async fn ask_attr(&self, inode: InodeRef) -> Result<Attr, FsError> {
         let version = self.kernel.with(|caches| caches.version());
         let told = self.served(self.kernel.get_attr(&self.client, inode)).await?;
-        self.takes_in().await;
-        self.kernel.with(|caches| caches.enter_attributes(&told, version));
-        Ok(told.attr)
+        let attr = told.attr;
+        self.taken_in(move |caches| caches.enter_attributes(&told, version))
+            .await;
+        Ok(attr)
     }
 
     /// The kernel gets to know an inode that a program names by a handle.
@@ -111,8 +119,7 @@ impl Mount {
         }
         let version = self.kernel.with(|caches| caches.version());
         let told = self.served(self.kernel.lookup_handle(&self.client, inode)).await?;
-        self.takes_in().await;
-        self.kernel.with(|caches| caches.enter_inode(&told, version));
+        self.taken_in(move |caches| caches.enter_inode(&told, version)).await;
         Ok(())
     }
 
@@ -173,40 +180,41 @@ impl Mount {
         let len = (pages.end - pages.start) * PAGE;
         let read = self.kernel.read(&self.client, file, pages.start * PAGE, len);
         let read = self.served(Box::pin(read)).await;
-        self.takes_in().await;
-        let bytes = read.as_ref().ok().map(Vec::as_slice);
-        self.kernel.with(|caches| caches.end_filling(inode, pages, bytes));
-        read.map(drop)
+        self.taken_in(move |caches| {
+            let bytes = read.as_ref().ok().map(Vec::as_slice);
+            caches.end_filling(inode, pages, bytes);
+            read.map(drop)
+        })
+        .await
     }
 
     /// A LOOKUP; what it says is taken in.
     async fn ask_name(&self, dir: InodeRef, name: Name, expected: Option<InodeRef>) -> Result<Found, FsError> {
         let version = self.kernel.with(|caches| caches.version());
         let entry = self.served(self.kernel.lookup(&self.client, dir, name)).await?;
-        self.takes_in().await;
-        let mut unwanted = None;
-        let found = self.kernel.with(|caches| match entry {
-            Entry::Found { told, name_valid } => {
-                let found = child(&told.attr);
-                if expected.is_some_and(|expected| expected != found.0) {
-                    caches.drop_name(dir, name);
-                    unwanted = Some(found.0);
-                } else {
+        let (found, unwanted) = self
+            .taken_in(move |caches| match entry {
+                Entry::Found { told, name_valid } => {
+                    let found = child(&told.attr);
+                    if expected.is_some_and(|expected| expected != found.0) {
+                        caches.drop_name(dir, name);
+                        return (Some(found), Some(found.0));
+                    }
                     caches.enter_inode(&told, version);
                     caches.enter_name(dir, name, Some(found), name_valid);
+                    (Some(found), None)
                 }
-                Some(found)
-            }
-            // where it asked whether a name is still there, it asks again
-            Entry::Absent { .. } if expected.is_some() => {
-                caches.drop_name(dir, name);
-                None
-            }
-            Entry::Absent { valid } => {
-                caches.enter_name(dir, name, None, valid);
-                None
-            }
-        });
+                // where it asked whether a name is still there, it asks again
+                Entry::Absent { .. } if expected.is_some() => {
+                    caches.drop_name(dir, name);
+                    (None, None)
+                }
+                Entry::Absent { valid } => {
+                    caches.enter_name(dir, name, None, valid);
+                    (None, None)
+                }
+            })
+            .await;
         if let Some(inode) = unwanted {
             self.kernel.forgets(inode, 1);
         }
@@ -287,10 +295,10 @@ impl Mount {
 
     /// After it: what the kernel takes in, and what it does not believe any more.
     pub async fn after(&self, operation: &Operation, made: Option<&Attr>, outcome: &Outcome) {
-        self.takes_in().await;
-        self.kernel.with(|caches| match (operation, outcome) {
+        let (operation, made, outcome) = (operation.clone(), made.copied(), outcome.clone());
+        self.taken_in(move |caches| match (&operation, &outcome) {
             (Operation::Create { dir, name, .. } | Operation::Link { dir, name, .. }, Ok(_)) => {
-                if let Some(attr) = made {
+                if let Some(attr) = &made {
                     let told = Attributes {
                         attr: *attr,
                         valid: Duration::ZERO,
@@ -362,6 +370,7 @@ impl Mount {
                 Ok(_),
             ) => drop(caches.invalidate(*inode)),
             _ => {}
-        });
+        })
+        .await;
     }
 }

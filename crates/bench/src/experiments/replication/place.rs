@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// How many replicas there are of each of the places.
-pub const REPLICAS: [u16; 3] = [1, 2, 3];
+pub const REPLICAS: [u8; 3] = [1, 2, 3];
 /// Of each node.
 const POOL: u64 = 512 << 20;
 /// The file that is read and overwritten.
@@ -19,7 +19,7 @@ pub const FILE: u64 = 64 << 20;
 const MIB: usize = 1 << 20;
 
 /// As a row says how many replicas there are.
-pub fn shown(replicas: u16) -> String {
+pub fn shown(replicas: u8) -> String {
     match replicas {
         1 => "no copies".into(),
         n => format!("{n} replicas"),
@@ -47,12 +47,7 @@ pub fn places_in_modes(context: &Context<'_>, modes: &[Durability], provider: &s
 
 impl Place {
     /// In a directory that is made for it.
-    fn start(
-        context: &Context<'_>,
-        replicas: u16,
-        durability: Durability,
-        provider: &str,
-    ) -> Result<Place, BenchError> {
+    fn start(context: &Context<'_>, replicas: u8, durability: Durability, provider: &str) -> Result<Place, BenchError> {
         let dir = context
             .scratch
             .join(format!("replicas-{replicas}-{durability}-{provider}"));

@@ -72,6 +72,7 @@ fn run(command: &Command) -> Result<ExitCode, CliError> {
         Command::Get(args) => path::get(args)?,
         Command::Rm(args) => path::rm(args)?,
         Command::Mkdir(args) => path::mkdir(args)?,
+        Command::Set(args) => path::set(args)?,
         Command::Mv(args) => path::mv(args)?,
         Command::Stat(args) => path::stat(args)?,
         Command::Bench(args) => return Err(bench::bench(args)),
