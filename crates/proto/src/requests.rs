@@ -213,7 +213,7 @@ requests! {
         version: u32,
         /// shown in `polvo status`
         name: String,
-        /// the node this client runs inside of or beside, for `Placement::Local`
+        /// the node this client runs inside of or beside, for placement by [`crate::Placement::local`]
         home: Option<NodeId>,
         /// how often this session has reported operations at this node as failed that may still be on their way:
         /// connections that were attached with a smaller number, and older ones of the same set of links, are closed,

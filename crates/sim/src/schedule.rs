@@ -252,16 +252,20 @@ fn durability(seed: u64, limits: &Limits) -> Durability {
 
 /// In a third of the runs in which regions have mirrors there are others that have more, or fewer, as far as no node is lost with the only
 /// one.
-fn sets(seed: u64, nodes: u16, default: RegionSet, is_small: bool, loses: Option<u16>) -> Vec<RegionSet> {
+fn sets(
+    seed: u64,
+    nodes: u16,
+    default: RegionSet,
+    is_small: bool,
+    (replace_after, loses): (Option<Duration>, Option<u16>),
+) -> Vec<RegionSet> {
     let mut rng = Rng::new(seed, 43);
     if default.replicas == 1 || is_small || !rng.percent(34) {
         return Vec::new();
     }
     // what a lost node had is to be made elsewhere
-    let (least, most) = match loses {
-        Some(_) => (2, nodes - 1),
-        None => (1, nodes),
-    };
+    let least = if loses.is_some() { 2 } else { 1 };
+    let most = nodes - u16::from(replace_after.is_some());
     let others = (least..=3_u8.min(most as u8)).filter(|replicas| *replicas != default.replicas);
     let others: Vec<u8> = others.collect();
     match others.is_empty() {
@@ -433,7 +437,13 @@ impl Schedule {
             regions_per_node: rng.between(1, 3) as u16,
             replicas,
             durability,
-            sets: sets(seed, nodes, RegionSet { replicas, durability }, is_small, loses),
+            sets: sets(
+                seed,
+                nodes,
+                RegionSet { replicas, durability },
+                is_small,
+                (replace_after, loses),
+            ),
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             // a pool has others' regions, too
             pool_bytes: match (is_small, replicas) {

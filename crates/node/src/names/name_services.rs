@@ -132,33 +132,44 @@ impl RequestContext<'_> {
         Ok(seen)
     }
 
-    /// The region for a new inode: by the directory's placement, but not on a node that was rejected or that does not
-    /// answer just now (which is rejected then). What is no directory itself goes to the directory's region if it is on the
-    /// node that was chosen: to make and to remove it is no transaction of two regions then.
+    /// The region for a new inode: by the directory's placement, but not on a node that is `full`, nor on one that does not answer
+    /// just now while there are others. What is no directory itself goes to the directory's region if it is on the node that was chosen:
+    /// to make and to remove it is no transaction of two regions then.
     fn choose_region(
         &self,
         dir: InodeRef,
         name: &[u8],
         kind: FileKind,
         placement: Placement,
-        rejected: &mut Vec<NodeId>,
+        full: &[NodeId],
     ) -> Option<RegionId> {
         let map = self.node.map();
         let home = self.session.home;
         let of_dir = dir.ino.region();
         let set = map.of_set(placement.set).first().map(|info| info.set);
         let may_be_of_dir = kind != FileKind::Directory && map.region(of_dir).map(|info| info.set) == set;
-        loop {
-            let region = self
-                .node
-                .utilization
-                .choose(&map, placement, home, dir.ino, name, rejected)?;
-            match map.primary(region) {
-                Some(node) if node != self.node.id() && self.links.is_suspect(node) => rejected.push(node),
-                node if may_be_of_dir && node == map.primary(of_dir) => return Some(of_dir),
-                _ => return Some(region),
+        let choose = |rejected: &[NodeId]| {
+            let utilization = &self.node.utilization;
+            utilization.choose(&map, placement, home, dir.ino, name, rejected)
+        };
+        let mut rejected = full.to_vec();
+        let region = loop {
+            match choose(&rejected) {
+                // all that are of the kind seem to be away, and nobody has said that there is no room
+                None if full.is_empty() => break choose(full)?,
+                None => return None,
+                Some(region) => match map.primary(region) {
+                    Some(node) if node != self.node.id() && self.links.is_suspect(node) => rejected.push(node),
+                    _ => break region,
+                },
             }
-        }
+        };
+        let is_of_dirs_node = map.primary(region) == map.primary(of_dir);
+        Some(if may_be_of_dir && is_of_dirs_node {
+            of_dir
+        } else {
+            region
+        })
     }
 
     pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Result<Made, FsError> {
@@ -240,14 +251,14 @@ impl RequestContext<'_> {
         lookup: impl AsyncFn() -> Result<Parent, FsError>,
         plan: impl Fn(&mut Plan, RegionId),
     ) -> Result<(Outcome, Outcomes), FsError> {
-        let mut rejected = Vec::new();
+        let mut full = Vec::new();
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
         loop {
             let parent = lookup().await?;
             let placement = parent.placement;
-            let Some(region) = self.choose_region(dir, seed, file.kind, placement, &mut rejected) else {
-                return Err(match placement.set.filter(|_| rejected.is_empty()) {
+            let Some(region) = self.choose_region(dir, seed, file.kind, placement, &full) else {
+                return Err(match placement.set.filter(|_| full.is_empty()) {
                     Some(set) => FsError::Io(format!(
                         "the cluster has no regions with {set}, as this directory's are to be"
                     )),
@@ -277,7 +288,7 @@ impl RequestContext<'_> {
                 Err(Failure::Conflict) => backoff.wait().await?,
                 Err(Failure::NoRoom(node, error)) => {
                     self.node.utilization.note_full(node);
-                    rejected.push(node);
+                    full.push(node);
                     // room that is held back comes if one waits for it
                     if no_room != FsError::HeldBack {
                         no_room = error;

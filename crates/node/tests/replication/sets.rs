@@ -217,3 +217,47 @@ fn each_kind_keeps_its_number_when_a_node_is_removed() {
         },
     );
 }
+
+/// Of those that serve regions of a kind none is heard by who makes a file: that is no lack of room.
+#[test]
+fn a_kind_whose_nodes_are_away_has_room() {
+    let sets = vec![DEFAULT];
+    let only_one = ClusterOptions {
+        nodes: 3,
+        replicas: 1,
+        sets,
+        regions_per_node: 1,
+        ..options(4)
+    };
+    run(only_one, async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let dir = c.directory_at(cluster, 0, "dir").await;
+        turn(&c, dir, "replicas=2").await.unwrap();
+        c.create(dir, "before").await.unwrap();
+        // others take its regions with copies, and it serves what it has alone
+        cluster.crash(0).await;
+        cluster.sleep(Duration::from_secs(5)).await;
+        cluster.restart(0).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        let map = cluster.newest_map().unwrap();
+        assert_eq!(map.primary(dir.ino.region()), Some(NodeId(0)));
+        assert!(
+            map.of_set(Some(DEFAULT))
+                .iter()
+                .all(|info| info.primary() != Some(NodeId(0)))
+        );
+        for other in ["node-1", "node-2"] {
+            cluster.network().partition("node-0", other);
+        }
+        cluster.sleep(Duration::from_secs(1)).await;
+        for i in 0..6 {
+            let made = c.create(dir, &format!("f{i}")).await;
+            assert!(matches!(made, Ok(_) | Err(FsError::Unreachable { .. })), "{made:?}");
+        }
+        cluster.network().heal_all();
+        cluster.sleep(Duration::from_secs(5)).await;
+        c.create(dir, "since").await.unwrap();
+        settle(cluster).await;
+    });
+}
