@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// Triples of a round and ground.
 const TRIPLES: u64 = 700;
-/// Pairs of a ground that are run with mirrors, too.
+/// Pairs of a ground that are run with mirrors, too; with `ROUNDS=5` all of them.
 const MIRRORED_PAIRS: u64 = 100;
 /// Fewest crash states of a default run: fewer would mean that sequences have lost their power cuts.
 const STATES_MIN: u64 = 800_000;
@@ -168,10 +168,17 @@ fn sequences(grounds: &[Ground]) -> Vec<Sequence<'_>> {
             let mut any = || &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize];
             add(ground, &[any(), any(), any()], false);
         }
+        let mut pairs: Vec<_> = OPERATIONS
+            .iter()
+            .flat_map(|one| OPERATIONS.iter().map(move |two| [one, two]))
+            .collect();
         let mut random = Random(seed() ^ 0x6d69_7272_6f72);
         for _ in 0..MIRRORED_PAIRS * (rounds() * rounds()) {
-            let mut any = || &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize];
-            add(ground, &[any(), any()], true);
+            if pairs.is_empty() {
+                break;
+            }
+            let pair = pairs.swap_remove(random.below(pairs.len() as u64) as usize);
+            add(ground, &pair, true);
         }
     }
     all
