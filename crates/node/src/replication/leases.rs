@@ -42,6 +42,10 @@ pub(crate) const STOOD_STILL: Duration = Duration::from_millis(1000);
 /// Three beacons a lease.
 pub(crate) const BEACON_EVERY: Duration = Duration::from_millis(333);
 
+/// Beacons of which one node has answered none yet: most. Who does not hear it does not let it hear of him for longer, so that others
+/// take his place as soon as that of one who has stopped.
+const UNANSWERED_MAX: usize = 2;
+
 /// Limits of the calls by which nodes watch each other: what comes later says nothing any more, and a connection over which nothing
 /// comes is made anew.
 pub(crate) fn timeouts(of_node: &Timeouts) -> Timeouts {
@@ -200,7 +204,8 @@ impl Node {
 
 /// Sends beacons to all that have copies of regions here, so that one which becomes a mirror has heard of us. Runs until it is dropped.
 pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
-    let mut sending: JoinSet<()> = JoinSet::new();
+    let mut renewing: JoinSet<()> = JoinSet::new();
+    let mut sending: BTreeMap<NodeId, JoinSet<()>> = BTreeMap::new();
     let mut last_renewal = Instant::now();
     let mut period = interval(BEACON_EVERY);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -212,16 +217,21 @@ pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
         if replicated().all(Replication::is_confirmed) {
             copies.extend(replicated().flat_map(Replication::nodes));
         }
-        while sending.try_join_next().is_some() {}
+        while renewing.try_join_next().is_some() {}
         if last_renewal.elapsed() >= node.config.timeouts.renew_every() {
             last_renewal = Instant::now();
             let links = links.clone();
-            sending.spawn_local(async move { drop(links.renew().await) });
+            renewing.spawn_local(async move { drop(links.renew().await) });
         }
+        sending.retain(|node, _| copies.contains(node));
         for copy in copies {
             // one that does not answer keeps nobody else waiting
-            let (node, links) = (node.clone(), links.clone());
-            sending.spawn_local(async move { beacon(&node, &links, copy).await });
+            let unanswered = sending.entry(copy).or_default();
+            while unanswered.try_join_next().is_some() {}
+            if unanswered.len() < UNANSWERED_MAX {
+                let (node, links) = (node.clone(), links.clone());
+                unanswered.spawn_local(async move { beacon(&node, &links, copy).await });
+            }
         }
     }
 }

@@ -73,6 +73,33 @@ fn what_a_dead_node_has_served_is_served_by_others_with_all_that_was_answered() 
     }
 }
 
+/// A node hears nobody, and is heard by all: others take its place hardly later than if it had stopped.
+#[test]
+fn one_that_hears_nobody_is_soon_heard_by_nobody() {
+    for seed in 700..712 {
+        std::thread::spawn(move || {
+            run(options(seed), async |cluster| {
+                cluster.mirrored().await;
+                cluster.sleep(Duration::from_millis(100 * (seed - 700))).await;
+                for other in ["node-1", "node-2"] {
+                    cluster.network().partition_one_way(other, "node-0");
+                }
+                let since = tokio::time::Instant::now();
+                let map = || cluster.node(1).map();
+                while map().regions.iter().any(|info| info.primary() == Some(NodeId(0))) {
+                    cluster.sleep(Duration::from_millis(10)).await;
+                }
+                println!("seed {seed}: its place is taken after {:?}", since.elapsed());
+                assert!(since.elapsed() < Duration::from_millis(2_500), "{:?}", since.elapsed());
+                cluster.network().heal_all();
+                assert_eq!(deposed_within(cluster, Duration::from_secs(5)).await, [0]);
+            });
+        })
+        .join()
+        .unwrap();
+    }
+}
+
 /// Two nodes do not hear each other, and the third one hears both: one takes the other's place, and nobody else's place is taken, neither
 /// while the loser ends nor since.
 #[test]
