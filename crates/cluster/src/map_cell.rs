@@ -55,31 +55,34 @@ impl MapCell {
     /// Takes a newer one. Older ones, and maps of another cluster, are ignored. On which host a node is, this process goes on to
     /// believe what it knew before: hosts are known by an identity that each start of a host draws anew, and not everybody knows it.
     pub fn offer(&self, mut map: ClusterMap) {
-        let mut newest = self.newest.write();
-        if map.cluster == newest.cluster && map.epoch > newest.epoch {
-            for node in &mut map.nodes {
-                if let Some(known) = newest.node(node.id).filter(|known| !known.host.is_empty()) {
-                    node.host.clone_from(&known.host);
-                }
-            }
-            let epoch = map.epoch;
-            self.replicated.store(map.is_replicated(), Ordering::Release);
-            let mut regions = map.regions.iter();
-            let has_moved = regions.any(|region| newest.primary(region.id) != region.primary());
-            if has_moved {
-                // before anybody goes by the new map: what was had of the old primaries is gone
-                self.hooks.lock().iter().for_each(|hook| hook(&newest, &map));
-            }
-            *newest = Arc::new(map);
-            // last: who goes by the map from before does not name the epoch of this one
-            self.epoch.store(epoch.0, Ordering::Release);
-            drop(newest);
-            self.changes.send_replace(epoch);
+        // held while others are told, and not the map: they take locks under which somebody else may be asking for it
+        let hooks = self.hooks.lock();
+        let newest = self.get();
+        if map.cluster != newest.cluster || map.epoch <= newest.epoch {
+            return;
         }
+        for node in &mut map.nodes {
+            if let Some(known) = newest.node(node.id).filter(|known| !known.host.is_empty()) {
+                node.host.clone_from(&known.host);
+            }
+        }
+        let epoch = map.epoch;
+        self.replicated.store(map.is_replicated(), Ordering::Release);
+        let mut regions = map.regions.iter();
+        let has_moved = regions.any(|region| newest.primary(region.id) != region.primary());
+        if has_moved {
+            // before anybody goes by the new map: what was had of the old primaries is gone
+            hooks.iter().for_each(|hook| hook(&newest, &map));
+        }
+        *self.newest.write() = Arc::new(map);
+        // last: who goes by the map from before does not name the epoch of this one
+        self.epoch.store(epoch.0, Ordering::Release);
+        drop(hooks);
+        self.changes.send_replace(epoch);
     }
 
     /// Has this called whenever regions have other primaries than before, with the maps before and after, before anybody gets the
-    /// latter. It must not ask for the map.
+    /// latter. It must neither offer a map nor have others called.
     pub fn on_moves(&self, hook: impl Fn(&ClusterMap, &ClusterMap) + Send + Sync + 'static) {
         self.hooks.lock().push(Box::new(hook));
     }
@@ -115,7 +118,10 @@ mod tests {
     use super::*;
     use polvo_consensus::Voters;
     use polvo_format::NodeId;
-    use polvo_proto::NodeInfo;
+    use polvo_proto::{NodeInfo, RegionInfo, RegionSet, Replica, ReplicaRole};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
 
     fn map(cluster: u8, epoch: u64) -> ClusterMap {
         ClusterMap {
@@ -151,5 +157,54 @@ mod tests {
         let cell = MapCell::new(with(1, &[node(0, "here"), node(1, "")]));
         cell.offer(with(2, &[node(0, "before"), node(1, "there"), node(2, "")]));
         assert_eq!(cell.get().nodes, [node(0, "here"), node(1, "there"), node(2, "")]);
+    }
+
+    /// Whoever is told that regions have moved takes locks, and who has one of them may be asking for the map.
+    #[test]
+    fn the_map_can_be_had_while_others_are_told_that_regions_have_moved() {
+        let with = |epoch, primary| {
+            let replicas = vec![Replica {
+                node: NodeId(primary),
+                role: ReplicaRole::Primary,
+            }];
+            let region = RegionInfo {
+                id: RegionId(0),
+                set: RegionSet::default(),
+                epoch: Epoch(epoch),
+                replicas,
+            };
+            ClusterMap {
+                regions: vec![region],
+                ..map(1, epoch)
+            }
+        };
+        let cell = MapCell::new(with(1, 0));
+        let theirs = Arc::new(Mutex::new(()));
+        let (tells, told) = mpsc::channel();
+        let lock = theirs.clone();
+        cell.on_moves(move |before, now| {
+            tells
+                .send((before.primary(RegionId(0)), now.primary(RegionId(0))))
+                .unwrap();
+            drop(lock.lock());
+        });
+        let held = theirs.lock();
+        let offering = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.offer(with(2, 1)))
+        };
+        assert_eq!(told.recv().unwrap(), (Some(NodeId(0)), Some(NodeId(1))));
+        let (gets, got) = mpsc::channel();
+        let asking = cell.clone();
+        thread::spawn(move || gets.send((asking.get().epoch, asking.epoch())));
+        let seen = got.recv_timeout(Duration::from_secs(20));
+        assert_eq!(
+            seen,
+            Ok((Epoch(1), Epoch(1))),
+            "nobody goes by the new one before all are told"
+        );
+        drop(held);
+        offering.join().unwrap();
+        assert_eq!((cell.get().epoch, cell.epoch()), (Epoch(2), Epoch(2)));
     }
 }
