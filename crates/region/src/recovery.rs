@@ -6,6 +6,7 @@ use crate::dram_inode::Body;
 use crate::load::Names;
 use crate::origins::Origins;
 use crate::region::Region;
+use crate::session_table::Claims;
 use crate::store::Store;
 use crate::survey::{Slot, Survey, holder};
 use crate::{Finding, PoolSpace, RegionError};
@@ -56,6 +57,8 @@ struct Found {
     damaged: Vec<(u64, String)>,
     /// how many logs there are of each length in pages
     lengths: BTreeMap<usize, usize>,
+    /// all slots in use, where somebody may claim them
+    claims: Option<Claims>,
 }
 
 /// What becomes of inodes without a name.
@@ -84,8 +87,8 @@ impl Region {
         Region::recover_with(space, id, Orphans::Free, progress)
     }
 
-    /// As [`Self::recover`], but inodes without a name are held open by a session that nobody has, until [`Self::end_session`] of it:
-    /// whoever had them open may open them again before.
+    /// As [`Self::recover`], but inodes without a name, and those that lose their last one, are held open by a session that nobody has,
+    /// until [`Self::end_session`] of it: whoever had them open may open them again before.
     ///
     /// # Errors
     /// As [`Self::recover`].
@@ -159,7 +162,12 @@ impl Region {
         let mut region = Region::empty(store);
         let mut survey = Survey::new(&region.store, Names::Counted);
         survey.reading.origins = Some(Origins::default());
-        let found = region.walk(&mut survey, progress)?;
+        let claims = match keep {
+            Orphans::HeldBy(session) => Some(Claims::new(session)),
+            _ => None,
+        };
+        let found = region.walk(&mut survey, claims, progress)?;
+        region.sessions.claims = found.claims;
 
         region.store.space = survey.space;
         region.store.origins = survey.reading.origins.take().unwrap_or_default();
@@ -202,8 +210,16 @@ impl Region {
     }
 
     /// Goes over all inodes: counts them, notes who has locked them, and puts the first ones into the cache.
-    fn walk(&mut self, survey: &mut Survey, progress: &mut dyn FnMut(u64, u64)) -> Result<Found, RegionError> {
-        let mut all = Found::default();
+    fn walk(
+        &mut self,
+        survey: &mut Survey,
+        claims: Option<Claims>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Found, RegionError> {
+        let mut all = Found {
+            claims,
+            ..Found::default()
+        };
         let Region {
             store,
             cache,
@@ -214,6 +230,7 @@ impl Region {
         survey.walk(store, progress, &mut |slot, found| match found {
             Slot::InUse { inode, lock, stale } => {
                 *inodes += 1;
+                all.claims.iter_mut().for_each(|claims| claims.insert(slot));
                 match holder(lock) {
                     Some(txn) => locked.recovered(txn, slot, None),
                     None if inode.attr.nlink == 0 => all.orphans.push(slot),

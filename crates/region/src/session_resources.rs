@@ -12,6 +12,8 @@ const PAGE_BYTES: u64 = PAGE as u64;
 const OPEN_MAX: usize = 1 << 20;
 /// Most pages delegated at once: 256 MiB.
 const DELEGATE_MAX: u32 = 1 << 16;
+/// Inodes that nobody has claimed: so many go at once.
+const UNCLAIMED_MAX: usize = 4096;
 /// Pages that a session gets if it asks for so many, however short space is.
 const FAIR_MIN: u32 = 16;
 
@@ -200,6 +202,11 @@ impl Region {
     /// The session is gone: everything it held open and every page delegated to it comes back (pages via quarantine:
     /// it may still be writing).
     pub fn end_session(&mut self, session: SessionId) {
+        if self.sessions.claims.take_if(|claims| claims.by == session).is_some() {
+            // the rest goes with garbage collection
+            let dead: Vec<u64> = self.dead.iter().copied().take(UNCLAIMED_MAX).collect();
+            dead.into_iter().for_each(|slot| self.free_if_dead(slot));
+        }
         let Some(held) = self.sessions.sessions.remove(&session) else {
             return;
         };

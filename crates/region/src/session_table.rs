@@ -19,9 +19,41 @@ pub(crate) struct Session {
     pub delegated: PageSet,
 }
 
+/// Inodes that were there when the region was recovered: any of them may be open somewhere, and nobody here knows it yet. So none goes
+/// before whoever had it open could open it again, whenever it loses its last name.
+pub(crate) struct Claims {
+    /// in the name of this session, which ends when the time is over
+    pub by: SessionId,
+    /// a bit a slot
+    pub slots: Vec<u64>,
+}
+
+impl Claims {
+    pub fn new(by: SessionId) -> Claims {
+        let slots = Vec::new();
+        Claims { by, slots }
+    }
+
+    pub fn insert(&mut self, slot: u64) {
+        let word = (slot / 64) as usize;
+        if word >= self.slots.len() {
+            self.slots.resize(word + 1, 0);
+        }
+        self.slots[word] |= 1 << (slot % 64);
+    }
+
+    fn contains(&self, slot: u64) -> bool {
+        self.slots
+            .get((slot / 64) as usize)
+            .is_some_and(|word| word >> (slot % 64) & 1 == 1)
+    }
+}
+
 /// What all of them have.
 #[derive(Default)]
 pub(crate) struct Sessions {
+    /// what may be open and nobody knows it
+    pub claims: Option<Claims>,
     pub sessions: BTreeMap<SessionId, Session>,
     /// how many sessions hold a slot's inode
     pub holders: NumberMap<u32>,
@@ -30,9 +62,9 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// Does anybody hold the inode of a slot open?
+    /// Does anybody hold the inode of a slot open, or may somebody?
     pub fn is_held(&self, slot: u64) -> bool {
-        self.holders.contains_key(&slot)
+        self.holders.contains_key(&slot) || self.claims.as_ref().is_some_and(|claims| claims.contains(slot))
     }
 
     /// Takes the pages of write runs out of what is delegated to a session: all or, on error, none.

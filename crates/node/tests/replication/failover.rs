@@ -73,6 +73,67 @@ fn what_a_dead_node_has_served_is_served_by_others_with_all_that_was_answered() 
     }
 }
 
+/// Files are open when their node dies, and are unlinked before those that have them open could say so to whoever serves them now.
+#[test]
+fn what_is_open_and_unlinked_after_its_node_has_died_stays_for_who_has_it_open() {
+    run(options(720), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let dir = c.directory_at(cluster, 1, "dir").await;
+        let restarted = c.mkdir(ROOT, "restarted").await.unwrap();
+        for (node, back, dir) in [(1, false, dir), (2, true, restarted)] {
+            let files = &files(&c, dir, 20).await;
+            for (file, _) in files {
+                c.open(*file).await.unwrap();
+            }
+            cluster.crash(node).await;
+            if back {
+                cluster.restart(node).await.unwrap();
+            }
+            for i in 0..files.len() {
+                c.unlink(dir, &format!("f{i}")).await.unwrap();
+            }
+            // what the session had open it says again, to whoever serves it now
+            for (file, contents) in files {
+                c.open(*file).await.unwrap();
+                assert_eq!(&c.read(*file).await.unwrap(), contents);
+            }
+            // shorter than the session lasts by itself
+            cluster.sleep(Duration::from_secs(15)).await;
+            for (file, contents) in files {
+                assert_eq!(&c.read(*file).await.unwrap(), contents, "it is open");
+                c.release(*file).await.unwrap();
+            }
+            cluster.sleep(Duration::from_secs(30)).await;
+            for (file, _) in files {
+                assert_eq!(
+                    c.attr(*file).await.err(),
+                    Some(FsError::Stale),
+                    "nobody has it open any more"
+                );
+            }
+            if !back {
+                cluster.restart(node).await.unwrap();
+                cluster.sleep(Duration::from_secs(5)).await;
+            }
+        }
+        // nobody has these open: they go when the time is over in which somebody could say so
+        let gone = files(&c, dir, 20).await;
+        cluster.crash(0).await;
+        for (i, (file, _)) in gone.iter().enumerate() {
+            c.unlink(dir, &format!("f{i}")).await.unwrap();
+            let _gone = c.attr(*file).await;
+        }
+        cluster.sleep(Duration::from_secs(40)).await;
+        for (file, _) in &gone {
+            assert_eq!(c.attr(*file).await.err(), Some(FsError::Stale));
+        }
+        cluster.restart(0).await.unwrap();
+        cluster.sleep(Duration::from_secs(5)).await;
+        settle(cluster).await;
+    });
+}
+
 /// A node hears nobody, and is heard by all: others take its place hardly later than if it had stopped.
 #[test]
 fn one_that_hears_nobody_is_soon_heard_by_nobody() {
