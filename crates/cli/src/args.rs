@@ -191,7 +191,7 @@ pub struct UpArgs {
     /// Options of the mount, comma-separated
     #[arg(long, value_name = "OPTIONS", requires = "mount")]
     pub mount_options: Option<String>,
-    /// Regions of each kind a node [default: one for each 64 MiB of its pool, with copies one for each 64 MiB of files, at least 4, at most 16]
+    /// Regions of each kind a node [default: one for each 64 MiB of its pool, with copies one for each 64 MiB of files, at least 4 (with --set, 1), at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
     /// Keep each region at so many nodes [default: 2 of three nodes or more, else 1]: nothing is answered before all of them have it, and all but one of them may
