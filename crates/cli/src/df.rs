@@ -7,8 +7,9 @@ use crate::output::print;
 use crate::size::Size;
 use crate::table::Table;
 use crate::{Context, Exit};
-use polvo_proto::Usage;
-use serde_json::json;
+use polvo_format::NodeId;
+use polvo_proto::{RegionSet, Room, Usage};
+use serde_json::{Value, json};
 
 /// Runs the command. A node that does not answer makes it end with [`Exit::Failure`].
 pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
@@ -21,27 +22,16 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
             .doing(|| "asking the nodes for their space".into())?;
         nodes.sort_by_key(|(node, _)| *node);
         missing.sort();
-        let total = nodes.iter().fold(Usage::default(), |sum, (_, u)| Usage {
-            total_bytes: sum.total_bytes + u.total_bytes,
-            free_bytes: sum.free_bytes + u.free_bytes,
-            inodes: sum.inodes + u.inodes,
-            data_bytes: sum.data_bytes + u.data_bytes,
-            free_inodes: sum.free_inodes + u.free_inodes,
-        });
+        let total: Usage = nodes.iter().map(|(_, usage)| *usage).sum();
+        let kinds: Vec<(RegionSet, Room)> = client
+            .client()
+            .map()
+            .sets()
+            .map(|regions| regions[0].kind())
+            .map(|kind| (kind, total.room(kind.replicas)))
+            .collect();
         if args.json {
-            let node = |(id, u): &(polvo_format::NodeId, Usage)| {
-                json!({
-                    "node": id.0, "total_bytes": u.total_bytes, "free_bytes": u.free_bytes, "data_bytes": u.data_bytes,
-                    "inodes": u.inodes,                    "free_inodes": u.free_inodes,
-                })
-            };
-            let all = json!({
-                "nodes": nodes.iter().map(node).collect::<Vec<_>>(),
-                "unreachable": missing.iter().map(|n| n.0).collect::<Vec<_>>(),
-                "total_bytes": total.total_bytes, "free_bytes": total.free_bytes, "data_bytes": total.data_bytes,
-                "inodes": total.inodes,
-            });
-            print(format!("{all}\n"))?;
+            print(format!("{}\n", as_json(&nodes, &missing, &total, &kinds)))?;
         } else {
             let mut table = Table::new(["NODE", ">SIZE", ">USED", ">FREE", ">USE%", ">INODES"]);
             for (node, usage) in &nodes {
@@ -49,13 +39,39 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
             }
             table.row(row("all".into(), &total));
             let silent = missing.iter().map(|node| format!("node {} does not answer\n", node.0));
-            print(table.to_string() + &silent.collect::<String>())?;
+            let room = kinds
+                .iter()
+                .map(|(kind, room)| format!("{} with {kind}", Size(room.free_bytes)));
+            let room = format!("room for files: {}\n", room.collect::<Vec<_>>().join(" or "));
+            print(table.to_string() + &silent.collect::<String>() + &room)?;
         }
         Ok(if missing.is_empty() {
             Exit::Success
         } else {
             Exit::Failure
         })
+    })
+}
+
+fn as_json(nodes: &[(NodeId, Usage)], missing: &[NodeId], total: &Usage, kinds: &[(RegionSet, Room)]) -> Value {
+    let node = |(id, u): &(NodeId, Usage)| {
+        json!({
+            "node": id.0, "total_bytes": u.total_bytes, "free_bytes": u.free_bytes, "data_bytes": u.data_bytes,
+            "inodes": u.inodes, "free_inodes": u.free_inodes,
+        })
+    };
+    let room = |(kind, room): &(RegionSet, Room)| {
+        json!({
+            "regions": kind.to_string(), "total_bytes": room.total_bytes, "free_bytes": room.free_bytes,
+            "free_inodes": room.free_inodes,
+        })
+    };
+    json!({
+        "nodes": nodes.iter().map(node).collect::<Vec<_>>(),
+        "unreachable": missing.iter().map(|n| n.0).collect::<Vec<_>>(),
+        "total_bytes": total.total_bytes, "free_bytes": total.free_bytes, "data_bytes": total.data_bytes,
+        "inodes": total.inodes,
+        "room": kinds.iter().map(room).collect::<Vec<_>>(),
     })
 }
 

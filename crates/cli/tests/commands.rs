@@ -220,7 +220,8 @@ fn killed_nodes_are_missed_and_come_back() {
             .all(|n| n["reachable"] == true)
     );
     assert_eq!(status["regions"].as_array().map(Vec::len), Some(4));
-    assert!(cluster.ok(&["df"]).contains("all"));
+    let df = cluster.ok(&["df"]);
+    assert!(df.contains("all") && df.contains("room for files: "), "{df}");
 
     let pid = cluster.pid(1);
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());

@@ -365,6 +365,16 @@ impl PolvoFilesystem {
         Some(kept)
     }
 
+    /// A rename is about to be done: a token is taken of the directory to which the kernel takes a name along in which it believes.
+    pub(crate) async fn name_will_move(&self, client: &LocalClient, from: InodeRef, to: InodeRef) -> Option<Since> {
+        let left = self.kernel.names_last(from.ino);
+        if from != to && !left.is_zero() && self.client.token_of(to).is_none() {
+            // without one the rename waits for no longer than this
+            drop(tokio::time::timeout(left, client.take_tokens(&[to])).await);
+        }
+        self.client.token_of(to)
+    }
+
     /// A rename is done: what the kernel believes of the name, and for how long, it takes along to the other directory. That is
     /// not given back before, if its token was there all the time; else nobody would be waited for, and that has to be over now.
     pub(crate) async fn name_moves(&self, from: InodeRef, to: InodeRef, since: Option<Since>) {

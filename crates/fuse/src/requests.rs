@@ -14,7 +14,7 @@ use polvo_client::{Kept, OpenFile, ShownFile, Whence};
 use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
-use polvo_proto::{FsError, InodeRef, NewFile, RenameMode, SetAttr, WriteAt, XattrMode};
+use polvo_proto::{FsError, InodeRef, NewFile, RegionInfo, RenameMode, SetAttr, Usage, WriteAt, XattrMode};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -313,7 +313,11 @@ impl FileSystem for PolvoFilesystem {
         let (old, new) = (name.as_bytes(), new_name.as_bytes());
         let done = self.changing_inode("rename", req.node, |client, old_dir| async move {
             let new_dir = known(&self.kernel.inodes, &client, new_parent).await?;
-            let [old_since, new_since] = [old_dir, new_dir].map(|dir| self.client.token_of(dir));
+            let new_since = self.name_will_move(&client, old_dir, new_dir).await;
+            let old_since = match mode {
+                RenameMode::Exchange => self.name_will_move(&client, new_dir, old_dir).await,
+                _ => None,
+            };
             client.rename(old_dir, old, new_dir, new, mode).await?;
             self.name_moves(old_dir, new_dir, new_since).await;
             if mode == RenameMode::Exchange {
@@ -565,16 +569,17 @@ impl FileSystem for PolvoFilesystem {
                 return reply.error(errno(&error));
             }
         };
-        let sum = |part: fn(&polvo_proto::Usage) -> u64| nodes.iter().map(|(_, usage)| part(usage)).sum::<u64>();
-        let page = PAGE as u64;
-        let (total, free) = (sum(|u| u.total_bytes) / page, sum(|u| u.free_bytes) / page);
-        let (used_inodes, free_inodes) = (sum(|u| u.inodes), sum(|u| u.free_inodes));
+        let sum: Usage = nodes.into_iter().map(|(_, usage)| usage).sum();
+        // as files are by default
+        let kind = self.client.map().of_set(None).first().map(RegionInfo::kind);
+        let room = sum.room(kind.unwrap_or_default().replicas);
+        let free = room.free_bytes / PAGE as u64;
         reply.ok(&StatfsOut {
-            blocks: total,
+            blocks: room.total_bytes / PAGE as u64,
             bfree: free,
             bavail: free,
-            files: used_inodes + free_inodes,
-            ffree: free_inodes,
+            files: sum.inodes + room.free_inodes,
+            ffree: room.free_inodes,
             bsize: PAGE as u32,
             namelen: NAME_MAX as u32,
             frsize: PAGE as u32,

@@ -361,6 +361,7 @@ impl Node {
         let mut sum = Usage {
             total_bytes: u64::from(pool.segments) * pool.segment_size,
             free_bytes: free,
+            free_segment_bytes: free,
             free_inodes: free / polvo_format::INODE_SIZE as u64,
             ..Usage::default()
         };

@@ -1,8 +1,9 @@
 //! The envelope of requests, what requests and replies are made of, and how they are encoded.
 
 use crate::{FsError, Placement, Reply, Request, SegmentPlace};
-use polvo_format::{Attr, Epoch, FileKind, Generation, Gpa, Ino, RegionOffset, SessionId, Tail};
+use polvo_format::{Attr, Epoch, FileKind, Generation, Gpa, INODE_SIZE, Ino, RegionOffset, SessionId, Tail};
 use serde::{Deserialize, Serialize};
+use std::iter::Sum;
 
 /// An inode and which of the files that used its slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -485,14 +486,57 @@ pub enum TxnState {
 pub struct Usage {
     /// Bytes of the pool's segments.
     pub total_bytes: u64,
-    /// Bytes free for data (free segments and free pages).
+    /// Bytes free for data (free segments and free pages of the regions that are served there).
     pub free_bytes: u64,
+    /// Those of them that no region has yet.
+    pub free_segment_bytes: u64,
     /// Inodes in use.
     pub inodes: u64,
     /// Inodes that could still be made.
     pub free_inodes: u64,
     /// Bytes of pages that hold file data (or are delegated to be written to).
     pub data_bytes: u64,
+}
+
+/// Room for files that have some number of replicas.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// With what is there already.
+    pub total_bytes: u64,
+    /// As it is now.
+    pub free_bytes: u64,
+    /// Inodes that could still be made, if nothing else was.
+    pub free_inodes: u64,
+}
+
+impl Usage {
+    /// What a cluster whose nodes have this in all has room for, if each byte is kept so often. A free page of a region has its
+    /// copies already, where no others can have theirs; a free segment is divided.
+    pub fn room(&self, replicas: u8) -> Room {
+        let replicas = u64::from(replicas.max(1));
+        let total_bytes = self.total_bytes / replicas;
+        let segments = self.free_segment_bytes;
+        let free_bytes = segments / replicas + self.free_bytes.saturating_sub(segments);
+        let inodes = segments / INODE_SIZE as u64;
+        Room {
+            total_bytes,
+            free_bytes: free_bytes.min(total_bytes),
+            free_inodes: inodes / replicas + self.free_inodes.saturating_sub(inodes),
+        }
+    }
+}
+
+impl Sum for Usage {
+    fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
+        usages.fold(Usage::default(), |sum, node| Usage {
+            total_bytes: sum.total_bytes + node.total_bytes,
+            free_bytes: sum.free_bytes + node.free_bytes,
+            free_segment_bytes: sum.free_segment_bytes + node.free_segment_bytes,
+            inodes: sum.inodes + node.inodes,
+            free_inodes: sum.free_inodes + node.free_inodes,
+            data_bytes: sum.data_bytes + node.data_bytes,
+        })
+    }
 }
 
 /// Why bytes were no message.
@@ -556,4 +600,33 @@ pub fn encode_answer(answer: &Answer) -> Vec<u8> {
 /// Parses an answer from the wire.
 pub fn decode_answer(bytes: &[u8]) -> Result<Answer, DecodeError> {
     decode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn free_pages_have_their_copies_already_and_free_segments_are_divided() {
+        // of 12 MiB 6 are free; each of two regions has a segment of which half is free, and its copy
+        let usage = Usage {
+            total_bytes: 12 * MIB,
+            free_bytes: 8 * MIB,
+            free_segment_bytes: 6 * MIB,
+            free_inodes: 6 * MIB / INODE_SIZE as u64 + 100,
+            ..Usage::default()
+        };
+        let room = usage.room(2);
+        assert_eq!((room.total_bytes, room.free_bytes), (6 * MIB, 5 * MIB));
+        assert_eq!(room.free_inodes, 3 * MIB / INODE_SIZE as u64 + 100);
+        let once = usage.room(1);
+        assert_eq!(
+            (once.total_bytes, once.free_bytes, once.free_inodes),
+            (12 * MIB, 8 * MIB, usage.free_inodes)
+        );
+        assert_eq!(usage.room(0), once, "no number is one");
+        assert!(usage.room(3).free_bytes <= usage.room(3).total_bytes);
+    }
 }

@@ -214,7 +214,12 @@ impl Region {
                 Some((at, len)) => staged.store.filled_checksum(at, &bytes[..len as usize]),
                 None => None,
             };
-            let data = |store: &Store| placed.store(store, bytes);
+            let data = |store: &Store| {
+                placed.store(store, bytes);
+                if let Some(((at, _), known)) = placed.filled.zip(filled_checksum) {
+                    store.note_checksum(at, known.encode());
+                }
+            };
             staged.commit(inode, &entries[..n], Urgency::Normal, data)?;
             if let Some((at, len)) = placed.filled {
                 assert!(

@@ -123,10 +123,10 @@ impl Store {
         grown
     }
 
-    /// Stores it, the tail having moved.
+    /// Stores it, the tail having moved. (A replica has got it with the tail: it puts both in place, or neither.)
     pub fn put_checksum(&self, offset: u64, known: PageChecksum) {
         debug_assert!(known.end() > offset % PAGE_BYTES, "the word covers what was added");
-        self.write_checksums(offset, 1, || known.encode());
+        self.write_own_checksums(offset, 1, || known.encode());
         debug_assert_eq!(self.page_checksum(offset), Some(known), "it is read as it was written");
     }
 

@@ -207,6 +207,7 @@ impl Region {
         Usage {
             total_bytes: (self.segments().count() as u64) << self.store.segment_shift(),
             free_bytes: (space.free(data) + space.quarantined(data)) * PAGE as u64,
+            free_segment_bytes: 0,
             inodes: self.inodes,
             free_inodes: space.free(SegmentClass::Inodes),
             data_bytes: space.used(data) * PAGE as u64,

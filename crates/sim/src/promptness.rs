@@ -7,8 +7,9 @@
 //! - where there are others, kernels of mounts, until they no longer believe in names of directories that change;
 //! - its own mount's kernel, until that has taken in what it was told on the way; where it reads a page that others change, again and
 //!   again;
-//! - a rename, for the rename lock, which nobody gets right after the nodes have started, and on a mount until the kernel does not
-//!   believe any more in the names that it takes along to another directory.
+//! - a rename, for the rename lock, which nobody gets right after the nodes have started, and on a mount where there
+//!   are others until the kernel does not believe any more in the names that it takes along to another directory: it gets no token of
+//!   that one right after somebody else has changed it.
 
 use crate::history::Record;
 use crate::kernel::daemon::{NAME_LASTS, NAME_MARGIN};
@@ -65,8 +66,9 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
         false => Duration::ZERO,
     };
     let renaming = match (&record.operation, is_mounted) {
-        (Operation::Rename { .. }, true) => lock + NAMES_LAST * 2,
-        (Operation::Rename { .. }, false) => lock,
+        // who is alone has a token of the other directory
+        (Operation::Rename { .. }, true) if clients > 1 => lock + NAMES_LAST * 2,
+        (Operation::Rename { .. }, _) => lock,
         _ => Duration::ZERO,
     };
     // each step has the mirrors hear of it, and while one joins them the map changes

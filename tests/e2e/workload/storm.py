@@ -4,6 +4,7 @@
     storm.py plant TOP COUNT                 COUNT directories, each with a file that says which it is
     storm.py rename TOP COUNT SEED SECONDS   renames until the time is over; prints how many succeeded and failed
     storm.py check TOP COUNT                 every directory is there once, with its file
+    storm.py apart TOP COUNT                 files renamed to new directories, alone; prints how long the fastest took
 
 A rename may fail because another one was faster (ENOENT), because the target lies below the source (EINVAL) or is not
 empty (ENOTEMPTY, EEXIST). A kernel that learns while it looks a name up that the directory was moved by another mount
@@ -19,6 +20,8 @@ import sys
 import time
 
 LONGEST = 20
+# for as long at least a rename waits that takes a name along to a directory that would be changed without asking for it
+NAMES_LAST = 0.05
 MOVED = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP}
 RIGHT = MOVED | {errno.EINVAL, errno.ENOTEMPTY, errno.EEXIST}
 
@@ -105,12 +108,35 @@ def check(top, count):
     print(f"{count} directories, each there once, {depth} deep at most")
 
 
+def apart(top, count):
+    source = os.path.join(top, "source")
+    os.mkdir(source)
+    took = []
+    for number in range(count):
+        target = os.path.join(top, "target-" + name(number))
+        os.mkdir(target)
+        path = os.path.join(source, name(number))
+        with open(path, "w"):
+            os.stat(path)
+        began = time.monotonic()
+        os.rename(path, os.path.join(target, name(number)))
+        took.append(time.monotonic() - began)
+        os.unlink(os.path.join(target, name(number)))
+        os.rmdir(target)
+    os.rmdir(source)
+    if min(took) >= NAMES_LAST:
+        raise SystemExit(f"each of {count} renames waited: {min(took) * 1000:.1f} ms and more")
+    print(f"{min(took) * 1000:.2f} ms")
+
+
 def main():
     what, top, count, *rest = sys.argv[1:]
     if what == "plant":
         plant(top, int(count))
     elif what == "rename":
         rename(top, int(count), int(rest[0]), float(rest[1]))
+    elif what == "apart":
+        apart(top, int(count))
     elif what == "check":
         check(top, int(count))
     else:

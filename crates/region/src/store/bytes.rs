@@ -286,7 +286,16 @@ impl Store {
 
     /// Stores the words of so many pages, from that on in which an offset lies: durable after the next fence.
     #[inline]
-    pub fn write_checksums(&self, offset: u64, pages: u64, mut word: impl FnMut() -> u64) {
+    pub fn write_checksums(&self, offset: u64, pages: u64, word: impl FnMut() -> u64) {
+        self.write_own_checksums(offset, pages, word);
+        if self.is_captured() {
+            self.note_checksums(offset, pages);
+        }
+    }
+
+    /// The same, where replicas were told before ([`Store::note_checksum`]).
+    #[inline]
+    pub fn write_own_checksums(&self, offset: u64, pages: u64, mut word: impl FnMut() -> u64) {
         let first = self.checksum_at(offset);
         let end = first + pages * PAGE_CHECKSUM_SIZE;
         for at in (first..end).step_by(PAGE_CHECKSUM_SIZE as usize) {
@@ -295,9 +304,6 @@ impl Store {
         if !planted(Planted::ChecksumsNotFlushed) {
             self.pmem.flush(first, end - first);
         }
-        if self.is_captured() {
-            self.note_checksums(offset, pages);
-        }
     }
 
     #[cold]
@@ -305,7 +311,20 @@ impl Store {
         let first = self.checksum_at(offset);
         let word = |page| self.pmem.read_u64(first + page * PAGE_CHECKSUM_SIZE).to_le_bytes();
         let words: Vec<[u8; 8]> = (0..pages).map(word).collect();
+        self.note_words(offset, &words);
+    }
+
+    /// Replicas get the word of the page in which an offset lies.
+    #[inline]
+    pub fn note_checksum(&self, offset: u64, word: u64) {
+        if self.is_captured() {
+            self.note_words(offset, &[word.to_le_bytes()]);
+        }
+    }
+
+    #[cold]
+    fn note_words(&self, offset: u64, words: &[[u8; 8]]) {
         let at = RegionOffset(offset / PAGE as u64 * PAGE as u64);
-        self.note(Change::Checksums { at, words: &words });
+        self.note(Change::Checksums { at, words });
     }
 }

@@ -3,7 +3,7 @@
 
 use super::snapshot::{Snapshot, difference, snapshot};
 use super::world::World;
-use polvo_format::{Change, Lsn, MirrorRecord, RegionId};
+use polvo_format::{Change, Lsn, MirrorRecord, PAGE, PAGE_CHECKSUM_SIZE, RegionId};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::{CrashImage, KeepAll};
 use polvo_proto::SegmentClass;
@@ -95,7 +95,8 @@ impl Replicas {
     }
 }
 
-/// All segments of a region are there in the pool of its copy, and those of inodes and logs are the same.
+/// All segments of a region are there in the pool of its copy, those of inodes and logs are the same, and so is what is known of file
+/// data by their checksums.
 pub fn compare_bytes(world: &World, region: RegionId, copy: &PoolSpace) -> Result<(), String> {
     let original = world.pool_of(region);
     let (ours, theirs) = (original.segments_of(region), copy.segments_of(region));
@@ -108,13 +109,24 @@ pub fn compare_bytes(world: &World, region: RegionId, copy: &PoolSpace) -> Resul
         ));
     }
     let size = original.usage().segment_size as usize;
-    let (mut here, mut there) = (vec![0; size], vec![0; size]);
-    let pairs = ours.iter().zip(&theirs).filter(|(s, _)| s.2 != SegmentClass::Data);
-    for ((index, from, class), (_, to, _)) in pairs {
-        original.pmem().read(*from, &mut here);
-        copy.pmem().read(*to, &mut there);
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    let have_checksums = original.layout().has_checksums() && copy.layout().has_checksums();
+    for ((index, from, class), (_, to, _)) in ours.iter().zip(&theirs) {
+        let (from, to, len) = match class {
+            SegmentClass::Data if !have_checksums => continue,
+            SegmentClass::Data => {
+                let words = |pool: &PoolSpace, segment| pool.layout().checksum_offset(segment);
+                let len = size / PAGE * PAGE_CHECKSUM_SIZE as usize;
+                (words(original, *from), words(copy, *to), len)
+            }
+            _ => (*from, *to, size),
+        };
+        here.resize(len, 0);
+        there.resize(len, 0);
+        original.pmem().read(from, &mut here);
+        copy.pmem().read(to, &mut there);
         if here != there {
-            let at = (0..size).find(|at| here[*at] != there[*at]).expect("they differ");
+            let at = (0..len).find(|at| here[*at] != there[*at]).expect("they differ");
             return Err(format!(
                 "segment {index} of region {region} ({class:?}) differs at {at:#x} in the copy"
             ));

@@ -140,13 +140,18 @@ impl Kernel {
     /// Serves a RENAME: what the kernel believes of the name, and for how long, it takes along to the other directory.
     pub async fn rename(
         &self,
-        client: &Client,
+        client: &LocalClient,
         from: InodeRef,
         to: InodeRef,
         is_exchange: bool,
         rename: impl Future<Output = Outcome>,
     ) -> Outcome {
-        let (from_since, to_since) = (client.token_of(from), client.token_of(to));
+        let to_since = self.name_will_move(client, from, to).await;
+        let from_since = match is_exchange {
+            true => self.name_will_move(client, to, from).await,
+            false => None,
+        };
+        let client = client.client();
         let done = rename.await?;
         self.name_moves(client, from, to, to_since).await;
         if is_exchange {
@@ -155,10 +160,27 @@ impl Kernel {
         Ok(done)
     }
 
-    async fn name_moves(&self, client: &Client, from: InodeRef, to: InodeRef, since: Option<Since>) {
+    /// How much longer the kernel may believe in names of a directory that a rename takes to another one.
+    fn names_last(&self, from: InodeRef, to: InodeRef) -> Duration {
         let until = self.state().names_until.get(&from).copied();
-        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-        if from == to || left.is_zero() || self.plant == Some(Plant::RenamedBelieved) {
+        match until.filter(|_| from != to) {
+            Some(until) => until.saturating_duration_since(Instant::now()),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// A token is taken of the directory to which a name is taken along.
+    async fn name_will_move(&self, client: &LocalClient, from: InodeRef, to: InodeRef) -> Option<Since> {
+        let left = self.names_last(from, to);
+        if !left.is_zero() && client.client().token_of(to).is_none() {
+            drop(tokio::time::timeout(left, client.take_tokens(&[to])).await);
+        }
+        client.client().token_of(to)
+    }
+
+    async fn name_moves(&self, client: &Client, from: InodeRef, to: InodeRef, since: Option<Since>) {
+        let left = self.names_last(from, to);
+        if left.is_zero() || self.plant == Some(Plant::RenamedBelieved) {
             return;
         }
         let kept = since.and_then(|since| client.keep_since(to, since));

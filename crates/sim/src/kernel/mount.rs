@@ -72,9 +72,9 @@ impl Mount {
         else {
             return self.served(asked).await;
         };
-        let (client, is_exchange) = (self.client.client(), mode == RenameMode::Exchange);
+        let is_exchange = mode == RenameMode::Exchange;
         self.served(Box::pin(self.kernel.rename(
-            client,
+            &self.client,
             old_dir,
             new_dir,
             is_exchange,
