@@ -167,6 +167,25 @@ fn damaged_file_data_is_taken_from_a_mirror() {
     });
 }
 
+/// Pages are used again, and what one holds behind a file's last byte is of one that was there before: at a copy that was made anew it is
+/// something else, and nobody has lost anything by that.
+#[test]
+fn what_lies_behind_the_bytes_of_a_file_is_made_the_same_and_not_counted() {
+    with_files(9, async |cluster, f| {
+        let (file, contents) = &f.files[0];
+        let region = file.ino.region();
+        let last = &contents[FILE / 4096 * 4096..];
+        let [ours, theirs] = nodes(cluster, region).map(|node| {
+            let at = place_of(cluster, node, region, true, last);
+            (cluster.pmem(node), at + 4096 - 8)
+        });
+        theirs.0.write_u64(theirs.1, ours.0.read_u64(ours.1) ^ 1);
+        assert_eq!(f.scrub().await, Done::default(), "nothing is wrong");
+        cluster.rest().await;
+        assert_eq!(theirs.0.read_u64(theirs.1), ours.0.read_u64(ours.1), "it is the same");
+    });
+}
+
 #[test]
 fn what_is_damaged_on_both_sides_stays_and_is_named() {
     with_files(2, async |cluster, f| {
