@@ -21,6 +21,7 @@ E2E := \
 	locks:ROUNDS=100 \
 	node-gone \
 	replaced \
+	region-sets \
 	partition:ROUNDS=3 \
 	failover:ROUNDS=1 \
 	cut-off:ROUNDS=1,KINDS=cut+out \

@@ -191,7 +191,7 @@ pub struct UpArgs {
     /// Options of the mount, comma-separated
     #[arg(long, value_name = "OPTIONS", requires = "mount")]
     pub mount_options: Option<String>,
-    /// Regions of each kind a node [default: one for each 64 MiB of its pool, with copies one for each 64 MiB of files, at least 4 (with --set, 1), at most 16]
+    /// Regions of each set a node [default: one for each 64 MiB of its pool, with copies one for each 64 MiB of files, at least 4 (with --set, 1), at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub regions_per_node: Option<u16>,
     /// Keep each region at so many nodes [default: 2 of three nodes or more, else 1]: nothing is answered before all of them have it, and all but one of them may
@@ -206,9 +206,9 @@ pub struct UpArgs {
     /// [default: sync]
     #[arg(long, value_name = "MODE")]
     pub durability: Option<Durability>,
-    /// Regions of a further kind, for the directories that `polvo set` puts there: replicas=N, durability=MODE or both with a comma between,
+    /// Regions of a further set, for the directories that `polvo set` puts there: replicas=N, durability=MODE or both with a comma between,
     /// else as by default; may be given several times
-    #[arg(long = "set", value_name = "KIND")]
+    #[arg(long = "set", value_name = "SET")]
     pub sets: Vec<SetWish>,
     /// Threads of a node that serve connections [default: its share of the cores, at most 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -669,7 +669,7 @@ Settings:
   placement=WHERE    hash (spread over all nodes) or local (at the node where, or beside which, who makes a file is)
 
 They hold for files and directories that are made in the directory from then on, and are inherited by its new directories; what is there
-stays where it is, and so does what is moved there. Only kinds of regions can be chosen that the cluster was made with (`cluster.sets` in
+stays where it is, and so does what is moved there. Only region sets can be chosen that the cluster was made with (`cluster.sets` in
 polvod.toml, `polvo up --set`); `polvo status` lists them. Without settings, shows what is set. On a mount the same is the extended
 attributes user.polvo.regions and user.polvo.placement.
 

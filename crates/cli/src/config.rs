@@ -125,7 +125,7 @@ pub struct Config {
     pub security: Security,
     /// Regions a node.
     pub regions_per_node: u16,
-    /// Kinds of regions, the default first: at no more nodes than there are, and no two alike.
+    /// Region sets, the default first: at no more nodes than there are, and no two alike.
     pub sets: Vec<RegionSet>,
     /// When the copies of a node that is away are made elsewhere; `None`: never.
     pub replace_after: Option<Duration>,
@@ -314,7 +314,7 @@ pub fn check_replicas(wanted: u8, nodes: usize) -> Result<u8, String> {
     }
 }
 
-/// The kinds of regions that a cluster of so many nodes has: the default and, of further ones, each over it.
+/// The region sets that a cluster of so many nodes has: the default and, of further ones, each over it.
 ///
 /// # Errors
 /// One that the nodes cannot have, or that is there already.
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn further_kinds_of_regions_are_told_from_the_default_and_each_other() {
+    fn further_region_sets_are_told_from_the_default_and_each_other() {
         let config = |list: &str| TEMPLATE.replacen("# sets = []", &format!("sets = {list}"), 1);
         let parse = |list| Config::parse(&config(list), Path::new("/etc/p.toml"));
         let set = |replicas, durability| RegionSet { replicas, durability };

@@ -37,8 +37,8 @@ secret_file = "secret"
 # never changed once the cluster has files.
 # durability = "sync"
 
-# Further kinds of regions, for the directories that `polvo set` puts there: each with `replicas`, `durability` or both, what is left
-# out as above. Each kind has regions_per_node regions at each node. The same in all nodes' files, and never changed once the cluster
+# Further region sets, for the directories that `polvo set` puts there: each with `replicas`, `durability` or both, what is left
+# out as above. Each set has regions_per_node regions at each node. The same in all nodes' files, and never changed once the cluster
 # has files. Scratch files beside others, say: ["replicas=1"].
 # sets = []
 

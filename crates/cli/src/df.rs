@@ -23,15 +23,15 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
         nodes.sort_by_key(|(node, _)| *node);
         missing.sort();
         let total: Usage = nodes.iter().map(|(_, usage)| *usage).sum();
-        let kinds: Vec<(RegionSet, Room)> = client
+        let sets: Vec<(RegionSet, Room)> = client
             .client()
             .map()
             .sets()
-            .map(|regions| regions[0].kind())
-            .map(|kind| (kind, total.room(kind.replicas)))
+            .map(|regions| regions[0].region_set())
+            .map(|set| (set, total.room(set.replicas)))
             .collect();
         if args.json {
-            print(format!("{}\n", as_json(&nodes, &missing, &total, &kinds)))?;
+            print(format!("{}\n", as_json(&nodes, &missing, &total, &sets)))?;
         } else {
             let mut table = Table::new(["NODE", ">SIZE", ">USED", ">FREE", ">USE%", ">INODES"]);
             for (node, usage) in &nodes {
@@ -39,9 +39,9 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
             }
             table.row(row("all".into(), &total));
             let silent = missing.iter().map(|node| format!("node {} does not answer\n", node.0));
-            let room = kinds
+            let room = sets
                 .iter()
-                .map(|(kind, room)| format!("{} with {kind}", Size(room.free_bytes)));
+                .map(|(set, room)| format!("{} with {set}", Size(room.free_bytes)));
             let room = format!("room for files: {}\n", room.collect::<Vec<_>>().join(" or "));
             print(table.to_string() + &silent.collect::<String>() + &room)?;
         }
@@ -53,16 +53,16 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
     })
 }
 
-fn as_json(nodes: &[(NodeId, Usage)], missing: &[NodeId], total: &Usage, kinds: &[(RegionSet, Room)]) -> Value {
+fn as_json(nodes: &[(NodeId, Usage)], missing: &[NodeId], total: &Usage, sets: &[(RegionSet, Room)]) -> Value {
     let node = |(id, u): &(NodeId, Usage)| {
         json!({
             "node": id.0, "total_bytes": u.total_bytes, "free_bytes": u.free_bytes, "data_bytes": u.data_bytes,
             "inodes": u.inodes, "free_inodes": u.free_inodes,
         })
     };
-    let room = |(kind, room): &(RegionSet, Room)| {
+    let room = |(set, room): &(RegionSet, Room)| {
         json!({
-            "regions": kind.to_string(), "total_bytes": room.total_bytes, "free_bytes": room.free_bytes,
+            "regions": set.to_string(), "total_bytes": room.total_bytes, "free_bytes": room.free_bytes,
             "free_inodes": room.free_inodes,
         })
     };
@@ -71,7 +71,7 @@ fn as_json(nodes: &[(NodeId, Usage)], missing: &[NodeId], total: &Usage, kinds: 
         "unreachable": missing.iter().map(|n| n.0).collect::<Vec<_>>(),
         "total_bytes": total.total_bytes, "free_bytes": total.free_bytes, "data_bytes": total.data_bytes,
         "inodes": total.inodes,
-        "room": kinds.iter().map(room).collect::<Vec<_>>(),
+        "room": sets.iter().map(room).collect::<Vec<_>>(),
     })
 }
 

@@ -13,7 +13,7 @@ const NAMED_MAX: usize = 24;
 /// How the replicas of all regions stand, by the map and by what the nodes say of themselves.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ReplicaSets {
-    /// Kinds of regions, by the replicas that each is to have, its primary counted, as far as there are nodes.
+    /// Region sets, by the replicas that each is to have, its primary counted, as far as there are nodes.
     wanted: BTreeSet<usize>,
     regions: usize,
     /// Regions that have fewer mirrors than they are to have: copies are being made, or their nodes do not answer.
@@ -53,7 +53,7 @@ impl ReplicaSets {
             .filter_map(|(node, answer)| Some((*node, answer.as_ref().ok()?)))
             .collect();
         let served: BTreeMap<NodeId, Served> = said.iter().map(|(node, said)| (*node, Served::of(said))).collect();
-        let wanted = |info: &RegionInfo| usize::from(info.kind().replicas).min(map.nodes.len());
+        let wanted = |info: &RegionInfo| usize::from(info.region_set().replicas).min(map.nodes.len());
         let is_lacking = |info: &&RegionInfo| {
             let is_none = |replica: &Replica| match replica.role {
                 ReplicaRole::Primary => false,
@@ -178,7 +178,7 @@ fn nodes_with(info: &RegionInfo, role: ReplicaRole) -> Vec<u16> {
 pub(crate) fn region_json(info: &RegionInfo) -> Value {
     json!({
         "id": info.id.0,
-        "wanted": info.kind().replicas,
+        "wanted": info.region_set().replicas,
         "durability": info.set.durability.to_string(),
         "epoch": info.epoch.0,
         "primary": info.primary().map(|node| node.0),
@@ -187,11 +187,14 @@ pub(crate) fn region_json(info: &RegionInfo) -> Value {
     })
 }
 
-/// When changes of regions with copies are answered: a line, empty where no region has any. Where there are several kinds of regions, a
+/// When changes of regions with copies are answered: a line, empty where no region has any. Where there are several region sets, a
 /// line for each, the default first.
 pub(crate) fn sets_said(map: &ClusterMap) -> String {
-    let kinds: Vec<(RegionSet, usize)> = map.sets().map(|regions| (regions[0].kind(), regions.len())).collect();
-    match &kinds[..] {
+    let sets: Vec<(RegionSet, usize)> = map
+        .sets()
+        .map(|regions| (regions[0].region_set(), regions.len()))
+        .collect();
+    match &sets[..] {
         [_] if !map.is_replicated() => String::new(),
         [(set, _)] => format!("durability: {}\n", set.durability),
         several => {

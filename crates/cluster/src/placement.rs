@@ -101,7 +101,7 @@ fn copies_of(map: &ClusterMap) -> BTreeMap<NodeId, usize> {
 
 /// The map with the numbers of replicas that its regions are to have, where it is of a program that kept none: the most that one has.
 fn with_numbers(mut map: ClusterMap) -> ClusterMap {
-    let most = map.regions.iter().map(|info| info.kind().replicas).max();
+    let most = map.regions.iter().map(|info| info.region_set().replicas).max();
     for info in map.regions.iter_mut().filter(|info| info.set.replicas == 0) {
         info.set.replicas = most.unwrap_or(1);
     }
@@ -357,7 +357,7 @@ mod tests {
             for region in &map.regions {
                 let mut on: Vec<u16> = region.replicas.iter().map(|replica| replica.node.0).collect();
                 let replicas = u16::from(replicas).min(nodes);
-                assert_eq!((on.len(), region.kind()), (usize::from(replicas), region.set));
+                assert_eq!((on.len(), region.region_set()), (usize::from(replicas), region.set));
                 on[1..].iter().for_each(|node| copies[usize::from(*node)] += 1);
                 on.sort_unstable();
                 on.dedup();
@@ -579,7 +579,7 @@ mod tests {
         );
         let map = initial_map([7; 16], (0..4).map(node).collect(), 1, &[set(4), ahead(2), ahead(3)]);
         let error = map.find_set("durability=async".parse().unwrap()).unwrap_err();
-        assert!(error.contains("several kinds"), "{error}");
+        assert!(error.contains("several sets"), "{error}");
         // a map of a program that kept no numbers has one set
         let mut map = replicated(3, 2, 2);
         map.regions.iter_mut().for_each(|info| info.set.replicas = 0);

@@ -571,8 +571,8 @@ impl FileSystem for PolvoFilesystem {
         };
         let sum: Usage = nodes.into_iter().map(|(_, usage)| usage).sum();
         // as files are by default
-        let kind = self.client.map().of_set(None).first().map(RegionInfo::kind);
-        let room = sum.room(kind.unwrap_or_default().replicas);
+        let set = self.client.map().of_set(None).first().map(RegionInfo::region_set);
+        let room = sum.room(set.unwrap_or_default().replicas);
         let free = room.free_bytes / PAGE as u64;
         reply.ok(&StatfsOut {
             blocks: room.total_bytes / PAGE as u64,

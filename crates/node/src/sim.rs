@@ -60,11 +60,11 @@ pub struct ClusterOptions {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
-    /// Replicas of each region of the default kind, the primary counted.
+    /// Replicas of each region of the default set, the primary counted.
     pub replicas: u8,
-    /// When changes of regions of the default kind are answered.
+    /// When changes of regions of the default set are answered.
     pub durability: Durability,
-    /// Further kinds of regions.
+    /// Further region sets.
     pub sets: Vec<RegionSet>,
     /// Size of a pool, in bytes.
     pub pool_bytes: u64,
@@ -93,7 +93,7 @@ pub struct ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// All kinds of regions, the default first.
+    /// All region sets, the default first.
     fn all_sets(&self) -> Vec<RegionSet> {
         let default = RegionSet {
             replicas: self.replicas,

@@ -32,7 +32,7 @@ pub struct Replica {
 pub struct RegionInfo {
     /// Which.
     pub id: RegionId,
-    /// What kind of region it is.
+    /// Which set it is of.
     pub set: RegionSet,
     /// Raised when the replica set changes.
     pub epoch: Epoch,
@@ -55,7 +55,7 @@ impl RegionInfo {
     }
 
     /// The set, with a number of replicas where the map is of a program that kept none: as many as there are.
-    pub fn kind(&self) -> RegionSet {
+    pub fn region_set(&self) -> RegionSet {
         let replicas = match self.set.replicas {
             0 => u8::try_from(self.replicas.len()).unwrap_or(u8::MAX),
             replicas => replicas,
@@ -154,7 +154,7 @@ impl ClusterMap {
     /// # Errors
     /// There is none, or it is not clear which: what there is, in words.
     pub fn find_set(&self, wish: SetWish) -> Result<Option<RegionSet>, String> {
-        let sets: Vec<RegionSet> = self.sets().map(|regions| regions[0].kind()).collect();
+        let sets: Vec<RegionSet> = self.sets().map(|regions| regions[0].region_set()).collect();
         let alike: Vec<usize> = (0..sets.len()).filter(|i| wish.is_met_by(sets[*i])).collect();
         let default = sets.iter().position(|set| *set == wish.over(sets[0]));
         let found = match (&alike[..], default) {
@@ -162,7 +162,7 @@ impl ClusterMap {
             (_, Some(default)) => default,
             (_, None) => {
                 let all: Vec<String> = sets.iter().map(RegionSet::to_string).collect();
-                let count = if alike.is_empty() { "no" } else { "several kinds of" };
+                let count = if alike.is_empty() { "no" } else { "several sets of" };
                 return Err(format!(
                     "there are {count} regions with {wish} in this cluster, which has {}",
                     all.join(", and ")

@@ -1,4 +1,4 @@
-//! Kinds of regions: how many replicas, and how durable a change is before it is answered; and which kind a directory's new inodes get.
+//! Region sets: how many replicas, and how durable a change is before it is answered; and which set a directory's new inodes go to.
 
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Display, Formatter};
@@ -41,7 +41,7 @@ impl FromStr for Durability {
     }
 }
 
-/// A kind of regions. A cluster has one or several, each with as many regions at each node, given when it is made.
+/// What the regions of a set have alike. A cluster has one or several, each with as many regions at each node, given when it is made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(into = "u8", try_from = "u8")]
 pub struct RegionSet {
@@ -83,7 +83,7 @@ impl TryFrom<u8> for RegionSet {
         let durability = Durability::ALL.into_iter().find(|mode| *mode as u8 == byte & 3);
         match durability {
             Some(durability) if replicas <= RegionSet::REPLICAS_MAX => Ok(RegionSet { replicas, durability }),
-            _ => Err("unknown kind of regions"),
+            _ => Err("unknown region set"),
         }
     }
 }
@@ -169,12 +169,19 @@ impl Display for SetWish {
 pub struct Placement {
     /// To the creator's own node while it has space; else by hash, to the less full of two candidates.
     pub local: bool,
-    /// To regions of that kind; `None`: the cluster's default.
+    /// To regions of that set; `None`: the cluster's default.
     pub set: Option<RegionSet>,
 }
 
+impl Placement {
+    /// The extended attribute of a directory that says which regions what is made in it goes to.
+    pub const REGIONS: &str = "polvo.regions";
+    /// The one that says which node.
+    pub const NODE: &str = "polvo.placement";
+}
+
 impl From<Placement> for u8 {
-    /// As it is on the media and in messages. Bit 0: local; above it the kind of regions, 0 for the default.
+    /// As it is on the media and in messages. Bit 0: local; above it the region set, 0 for the default.
     fn from(placement: Placement) -> u8 {
         u8::from(placement.local) | placement.set.map_or(0, u8::from) << 1
     }
@@ -187,7 +194,7 @@ impl TryFrom<u8> for Placement {
         let local = byte & 1 != 0;
         match RegionSet::try_from(byte >> 1)? {
             set if set.replicas > 0 => Ok(Placement { local, set: Some(set) }),
-            _ if byte > 1 => Err("a kind of regions without replicas"),
+            _ if byte > 1 => Err("a region set without replicas"),
             _ => Ok(Placement { local, set: None }),
         }
     }

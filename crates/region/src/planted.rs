@@ -107,6 +107,8 @@ pub enum Planted {
     LockGraceForgotten,
     /// Locks are claimed back though somebody else may have had them.
     LateLockClaimed,
+    /// What somebody may still have open goes with its last name, where its holders have not come yet.
+    ClaimsForgotten,
     /// A copy that is made does not hear of what was decided before, and not dispatched.
     EarlierDecisionsUnnoted,
     /// A page of a copy differs from its region's, and is not sent.

@@ -64,7 +64,8 @@ pub(crate) struct Sessions {
 impl Sessions {
     /// Does anybody hold the inode of a slot open, or may somebody?
     pub fn is_held(&self, slot: u64) -> bool {
-        self.holders.contains_key(&slot) || self.claims.as_ref().is_some_and(|claims| claims.contains(slot))
+        let is_claimed = self.claims.as_ref().is_some_and(|claims| claims.contains(slot));
+        self.holders.contains_key(&slot) || is_claimed && !planted(Planted::ClaimsForgotten)
     }
 
     /// Takes the pages of write runs out of what is delegated to a session: all or, on error, none.

@@ -17,7 +17,8 @@ use polvo_client::{LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_node::sim::Cluster;
 use polvo_proto::{
-    ClusterMap, EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, RenameMode, SetAttr, XATTR_VALUE_MAX, XattrMode,
+    ClusterMap, EAGER_MAX, FallocateMode, FsError, InodeRef, NewFile, Placement, RenameMode, SetAttr, XATTR_VALUE_MAX,
+    XattrMode,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -254,7 +255,7 @@ impl Actor {
         }
     }
 
-    /// Turns a directory to one kind of regions or another.
+    /// Turns a directory to one region set or another.
     async fn place(&mut self) {
         let dir = self.directory();
         let sets = &self.shared.schedule.sets;
@@ -264,7 +265,7 @@ impl Actor {
         };
         let done = self
             .client
-            .set_xattr(dir, b"polvo.regions", value.as_bytes(), XattrMode::Any)
+            .set_xattr(dir, Placement::REGIONS.as_bytes(), value.as_bytes(), XattrMode::Any)
             .await;
         if let Err(error @ (FsError::Invalid(_) | FsError::NotPermitted)) = done {
             let why = format!("{}: {} to {value}: {error}", self.name, dir.ino.0);

@@ -136,11 +136,11 @@ pub struct Schedule {
     pub nodes: u16,
     /// Regions a node.
     pub regions_per_node: u16,
-    /// Replicas of each region of the default kind.
+    /// Replicas of each region of the default set.
     pub replicas: u8,
     /// When changes of regions with mirrors are answered.
     pub durability: Durability,
-    /// Further kinds of regions, to which clients turn directories.
+    /// Further region sets, to which clients turn directories.
     pub sets: Vec<RegionSet>,
     /// Reactors a node.
     pub reactors: NonZeroUsize,

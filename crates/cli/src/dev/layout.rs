@@ -35,7 +35,7 @@ pub struct DevCluster {
     /// When a change of a region that is kept at several nodes is answered.
     #[serde(default = "durability_of_before")]
     pub durability: String,
-    /// Further kinds of regions.
+    /// Further region sets.
     #[serde(default)]
     pub sets: Vec<String>,
     /// Reactors of a node; `None`: its share of the cores.

@@ -546,7 +546,7 @@ fn start_nodes(
     }
 }
 
-/// Regions of each kind and node with a pool of that size, which also has copies of others': threads wait for each other less the more
+/// Regions of each set and node with a pool of that size, which also has copies of others': threads wait for each other less the more
 /// there are, and each takes some segments at each node that has it.
 fn default_regions(pool: Size, sets: &[RegionSet]) -> u16 {
     let replicas: u64 = sets.iter().map(|set| u64::from(set.replicas)).sum();

@@ -7,13 +7,8 @@ use crate::output::print;
 use crate::{CliError, Context};
 use polvo_client::LocalClient;
 use polvo_format::{Attr, FileKind};
-use polvo_proto::{FsError, InodeRef, SetWish, XattrMode};
+use polvo_proto::{FsError, InodeRef, Placement, SetWish, XattrMode};
 use std::ffi::OsString;
-
-/// In which kind of regions new inodes of a directory are made; of anything else, where it is.
-const REGIONS: &str = "polvo.regions";
-/// At which node.
-const PLACEMENT: &str = "polvo.placement";
 
 /// What is to be set: extended attributes and their values.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,8 +38,8 @@ impl Settings {
             ["default"] => Some("default".to_owned()),
             words => Some(words.join(" ").parse::<SetWish>().map_err(refused)?.to_string()),
         };
-        let regions = regions.map(|value| (REGIONS, value));
-        let placement = placement.map(|value| (PLACEMENT, value.to_owned()));
+        let regions = regions.map(|value| (Placement::REGIONS, value));
+        let placement = placement.map(|value| (Placement::NODE, value.to_owned()));
         Ok(Settings(regions.into_iter().chain(placement).collect()))
     }
 
@@ -60,7 +55,7 @@ impl Settings {
 
 /// Where new inodes of a directory go, or where anything else is.
 pub(super) struct Placed {
-    /// Kind of regions.
+    /// Region set.
     pub regions: String,
     /// How their node is chosen; of directories.
     pub placement: Option<String>,
@@ -73,9 +68,9 @@ impl Placed {
             Ok::<_, FsError>(String::from_utf8_lossy(&value).into_owned())
         };
         Ok(Placed {
-            regions: value(REGIONS).await?,
+            regions: value(Placement::REGIONS).await?,
             placement: match attr.kind {
-                FileKind::Directory => Some(value(PLACEMENT).await?),
+                FileKind::Directory => Some(value(Placement::NODE).await?),
                 _ => None,
             },
         })
@@ -122,11 +117,14 @@ mod tests {
             ))
         };
         assert_eq!(parse(""), settings(&[]));
-        assert_eq!(parse("default"), settings(&[(REGIONS, "default")]));
-        assert_eq!(parse("placement=local"), settings(&[(PLACEMENT, "local")]));
+        assert_eq!(parse("default"), settings(&[(Placement::REGIONS, "default")]));
+        assert_eq!(parse("placement=local"), settings(&[(Placement::NODE, "local")]));
         assert_eq!(
             parse("durability=async placement=hash replicas=2"),
-            settings(&[(REGIONS, "replicas=2 durability=async"), (PLACEMENT, "hash")])
+            settings(&[
+                (Placement::REGIONS, "replicas=2 durability=async"),
+                (Placement::NODE, "hash")
+            ])
         );
         for (words, said) in [
             ("replicas=0", "1 to 5"),

@@ -10,16 +10,16 @@ use polvo_proto::{ClusterMap, FsError, InodeRef, Placement, reply};
 pub(super) enum PlacementAttribute {
     /// `hash` or `local`: at which node.
     Node,
-    /// As [`polvo_proto::SetWish`] is read, or `default`: in regions of which kind. Of what is no directory it says where it is.
+    /// As [`polvo_proto::SetWish`] is read, or `default`: in regions of which set. Of what is no directory it says where it is.
     Regions,
 }
 
 impl PlacementAttribute {
     /// By the attribute's name.
     pub(super) fn named(name: &[u8]) -> Option<PlacementAttribute> {
-        match name {
-            b"polvo.placement" => Some(PlacementAttribute::Node),
-            b"polvo.regions" => Some(PlacementAttribute::Regions),
+        match str::from_utf8(name) {
+            Ok(Placement::NODE) => Some(PlacementAttribute::Node),
+            Ok(Placement::REGIONS) => Some(PlacementAttribute::Regions),
             _ => None,
         }
     }
@@ -49,7 +49,7 @@ impl PlacementAttribute {
             PlacementAttribute::Node => "hash".into(),
             PlacementAttribute::Regions => match placement.set {
                 Some(set) => set.to_string(),
-                None => map.regions[0].kind().to_string(),
+                None => map.regions[0].region_set().to_string(),
             },
         }
     }
@@ -77,7 +77,7 @@ impl RequestContext<'_> {
             (None, PlacementAttribute::Node) => Err(FsError::NoAttribute),
             (None, PlacementAttribute::Regions) => {
                 let info = map.region(region).ok_or(FsError::WrongEpoch)?;
-                Ok(info.kind().to_string().into_bytes())
+                Ok(info.region_set().to_string().into_bytes())
             }
         }
     }

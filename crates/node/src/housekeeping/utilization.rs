@@ -124,7 +124,7 @@ impl Utilization {
         self.used.swap(false, Relaxed)
     }
 
-    /// The region for a new inode, of the kind that the placement says; `None` when all have been rejected. First the candidates by hash, the less full
+    /// The region for a new inode, of the set that the placement says; `None` when all have been rejected. First the candidates by hash, the less full
     /// first (`local`: before them, regions of the caller's home); then any other node, the least full first. A node in
     /// `rejected` is not chosen again.
     pub fn choose(

@@ -1,4 +1,4 @@
-//! Advisory locks that outlive the node which gave them.
+//! Advisory locks and open files that outlive the node which knew of them.
 
 use super::*;
 
@@ -10,6 +10,28 @@ fn locks_given_before_others_have_claimed_theirs() {
 #[test]
 fn locks_claimed_that_others_may_have_had() {
     caught(Planted::LateLockClaimed, a_lock_is_claimed_too_late);
+}
+
+#[test]
+fn an_open_file_that_goes_before_its_holders_have_come() {
+    caught(Planted::ClaimsForgotten, a_file_is_unlinked_when_its_node_has_died);
+}
+
+/// A file is open when its node dies, and loses its name before who has it open could say so to the node's successor.
+fn a_file_is_unlinked_when_its_node_has_died() {
+    run(replicated(7), async |cluster| {
+        cluster.mirrored().await;
+        let c = Caller::new(cluster, "client");
+        let dir = c.directory_at(cluster, 1, "dir").await;
+        let (name, file) = c.file_at(cluster, dir, 0, "f").await;
+        c.write(file, 0, b"open").await.unwrap();
+        c.open(file).await.unwrap();
+        cluster.crash(0).await;
+        c.unlink(dir, &name).await.unwrap();
+        cluster.sleep(Duration::from_secs(1)).await;
+        assert_eq!(c.open(file).await.err(), None, "it is opened again");
+        assert_eq!(c.read(file).await.unwrap(), b"open");
+    });
 }
 
 /// An exclusive lock of all of a file.

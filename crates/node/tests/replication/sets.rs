@@ -1,4 +1,4 @@
-//! Several kinds of regions in one cluster: directories are turned to them, and what a dead node takes along is what was to be kept there
+//! Several region sets in one cluster: directories are turned to them, and what a dead node takes along is what was to be kept there
 //! alone.
 
 use crate::common::*;
