@@ -357,6 +357,9 @@ impl PolvoFilesystem {
             return None;
         }
         let dir = self.kernel.inodes.get(dir)?;
+        if self.kernel.do_names_move(dir.ino) {
+            return None;
+        }
         let kept = self.client.keep_name(dir, name, is)?;
         if kept.lasts() < NAME_LASTS {
             return None;
@@ -365,12 +368,16 @@ impl PolvoFilesystem {
         Some(kept)
     }
 
-    /// A rename is about to be done: a token is taken of the directory to which the kernel takes a name along in which it believes.
+    /// A rename is about to be done: a token is taken of the directory to which the kernel takes a name along in which it believes. For
+    /// those to come it believes in none.
     pub(crate) async fn name_will_move(&self, client: &LocalClient, from: InodeRef, to: InodeRef) -> Option<Since> {
-        let left = self.kernel.names_last(from.ino);
-        if from != to && !left.is_zero() && self.client.token_of(to).is_none() {
-            // without one the rename waits for no longer than this
-            drop(tokio::time::timeout(left, client.take_tokens(&[to])).await);
+        if from != to {
+            self.kernel.names_move(from.ino);
+            let left = self.kernel.names_last(from.ino);
+            if !left.is_zero() && self.client.token_of(to).is_none() {
+                // without one the rename waits for no longer than this
+                drop(tokio::time::timeout(left, client.take_tokens(&[to])).await);
+            }
         }
         self.client.token_of(to)
     }

@@ -13,7 +13,8 @@
 //!   the very change that waits for us, and does not reach an answer that is not taken in yet; a new epoch (Linux 6.16) detaches
 //!   whatever is mounted below, in all containers. A name that is used all the time is asked for 50 times a second.
 //!
-//!   A rename takes a name along with the time for which it is believed ([`KernelCache::moves_names`]).
+//!   A rename takes a name along with the time for which it is believed ([`KernelCache::moves_names`]). Directories from which names
+//!   are taken to others (of queues, for files that are not complete) tell of none that lasts for a while ([`NAMES_MOVE`]).
 //! - **Pages** of files that are open for reading alone are as good as the attributes are ([`Pages`]): they are dropped when those
 //!   are called back, and where a look finds that the file has changed since they were read.
 //!
@@ -41,6 +42,8 @@ pub(crate) const NAME_LASTS: Duration = Duration::from_millis(20);
 /// and may believe so for this much longer, since it counts from when it takes in the answer; and for two of its ticks, to which it
 /// rounds up.
 const NAME_MARGIN: Duration = Duration::from_millis(30);
+/// For so long after a rename took a name of a directory to another one no name of it is passed on: more are likely to go.
+const NAMES_MOVE: Duration = Duration::from_secs(1);
 /// An answer that was written so long ago the kernel has taken in.
 const TAKEN_IN: Duration = Duration::from_secs(1);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
@@ -65,6 +68,8 @@ pub(crate) struct KernelCache {
     tick: Duration,
     /// Until when the kernel may believe in names of directories, in microseconds from then.
     names: Box<[AtomicU64]>,
+    /// Until when they are not to be passed on, in the same way.
+    moving: Box<[AtomicU64]>,
     /// When it was last told of attributes that last, in the same way.
     attributes: Box<[AtomicU64]>,
 }
@@ -77,6 +82,7 @@ impl Default for KernelCache {
             began: Instant::now(),
             tick: tick(),
             names: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            moving: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
             attributes: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -197,6 +203,18 @@ impl KernelCache {
         self.names_of(dir).fetch_max(until.as_micros() as u64, SeqCst);
     }
 
+    /// A name of a directory is taken to another one.
+    pub(crate) fn names_move(&self, from: Ino) {
+        let until = self.began.elapsed() + NAMES_MOVE;
+        self.moving[place_of(from)].store(until.as_micros() as u64, SeqCst);
+    }
+
+    /// Whether that was so a moment ago.
+    pub(crate) fn do_names_move(&self, dir: Ino) -> bool {
+        let until = self.moving[place_of(dir)].load(SeqCst);
+        until > 0 && self.began.elapsed() < Duration::from_micros(until)
+    }
+
     /// What it believes in names of one directory it may believe in names of another.
     pub(crate) fn moves_names(&self, from: Ino, to: Ino) {
         let until = self.names_of(from).load(SeqCst);
@@ -291,6 +309,14 @@ mod tests {
             cache.names_last(Ino(8)) > Duration::ZERO,
             "another one lasted no longer"
         );
+    }
+
+    #[test]
+    fn a_directory_from_which_a_name_was_taken_tells_of_none_for_a_while() {
+        let cache = KernelCache::default();
+        assert!(!cache.do_names_move(Ino(7)));
+        cache.names_move(Ino(7));
+        assert!(cache.do_names_move(Ino(7)) && !cache.do_names_move(Ino(8)));
     }
 
     #[test]

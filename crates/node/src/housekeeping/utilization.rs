@@ -3,12 +3,14 @@
 use parking_lot::Mutex;
 use polvo_cluster::candidates;
 use polvo_format::{Ino, NodeId, RegionId};
-use polvo_proto::{ClusterMap, Placement, RegionInfo, Usage};
+use polvo_proto::{ClusterMap, Placement, RegionInfo, Replica, ReplicaRole, Usage};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this mean fill (a part of all pools) differences in bytes count for less: there is room everywhere.
 const ROOMY: f64 = 0.125;
+/// A node with less than one of so many parts of its pool left is spared, as long as there are others.
+const TIGHT: u64 = 32;
 /// Below this mean number of inodes a node differences in inodes count for less.
 const FEW_INODES: f64 = 64.0;
 
@@ -22,6 +24,15 @@ struct Known {
 }
 
 impl Known {
+    /// Hardly any room is left there for more of a region that the node serves, or for more of a copy: that takes segments that are free.
+    fn is_tight(&self, role: ReplicaRole) -> bool {
+        let left = match role {
+            ReplicaRole::Primary => self.usage.free_bytes,
+            _ => self.usage.free_segment_bytes,
+        };
+        self.full || left < self.usage.total_bytes / TIGHT
+    }
+
     fn inodes(&self) -> u64 {
         self.usage.inodes + self.placed
     }
@@ -34,6 +45,8 @@ struct Nodes {
     pool_bytes: u64,
     data_bytes: u64,
     inodes: u64,
+    /// Somewhere hardly any room is left.
+    is_any_tight: bool,
 }
 
 impl Nodes {
@@ -52,6 +65,7 @@ impl Nodes {
         self.pool_bytes = self.pool_bytes - before.usage.total_bytes + usage.total_bytes;
         self.data_bytes = self.data_bytes - before.usage.data_bytes + usage.data_bytes;
         self.inodes = self.inodes - before.inodes() + usage.inodes;
+        self.note_tight();
         self.check();
     }
 
@@ -74,6 +88,20 @@ impl Nodes {
     fn placed(&mut self, node: NodeId) {
         self.known.entry(node).or_default().placed += 1;
         self.inodes += 1;
+    }
+
+    /// Is there room for more of a region at all of its nodes? Its copies take as much as it does.
+    fn is_roomy(&self, region: &RegionInfo) -> bool {
+        let is_tight = |replica: &Replica| {
+            let known = self.known.get(&replica.node);
+            known.is_some_and(|known| known.is_tight(replica.role))
+        };
+        !self.is_any_tight || !region.replicas.iter().any(is_tight)
+    }
+
+    fn note_tight(&mut self) {
+        // free segments are free for regions, too
+        self.is_any_tight = self.known.values().any(|known| known.is_tight(ReplicaRole::Mirror));
     }
 
     /// The utilization of a node beside the others. What it holds of the bytes and what it holds of the inodes count alike,
@@ -116,7 +144,9 @@ impl Utilization {
 
     /// It had no room for one; it is taken last until it says otherwise.
     pub fn note_full(&self, node: NodeId) {
-        self.nodes.lock().known.entry(node).or_default().full = true;
+        let mut nodes = self.nodes.lock();
+        nodes.known.entry(node).or_default().full = true;
+        nodes.note_tight();
     }
 
     /// Has anything been placed since this was last asked? Else nobody needs news of the others.
@@ -124,9 +154,15 @@ impl Utilization {
         self.used.swap(false, Relaxed)
     }
 
+    /// Is there room for more of a region at all of its nodes?
+    pub fn is_roomy(&self, region: &RegionInfo) -> bool {
+        self.nodes.lock().is_roomy(region)
+    }
+
     /// The region for a new inode, of the set that the placement says; `None` when all have been rejected. First the candidates by hash, the less full
-    /// first (`local`: before them, regions of the caller's home); then any other node, the least full first. A node in
-    /// `rejected` is not chosen again.
+    /// first (`local`: before them, regions of the caller's home); where one of the nodes that are to keep it has hardly any room left,
+    /// a region of which none is so, if there is any; then any other node, the least full first. A node in `rejected` is not chosen
+    /// again.
     pub fn choose(
         &self,
         map: &ClusterMap,
@@ -153,7 +189,21 @@ impl Utilization {
             .into_iter()
             .filter_map(|region| map.primary(region).filter(usable).map(|node| (score(node), region)))
             .min_by(|(a, _), (b, _)| a.total_cmp(b));
-        if let Some((_, region)) = by_hash {
+        let is_roomy = |region: RegionId| map.region(region).is_some_and(|info| nodes.is_roomy(info));
+        let by_hash = match by_hash {
+            Some((_, region)) if !is_roomy(region) => {
+                let roomy = regions.iter().filter(|info| nodes.is_roomy(info));
+                let mut roomy: Vec<(f64, RegionId)> = roomy
+                    .filter_map(|info| info.primary().filter(usable).map(|node| (score(node), info.id)))
+                    .collect();
+                roomy.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+                let best = roomy.iter().filter(|(score, _)| *score == roomy[0].0).count();
+                let found = roomy.get(usize::from(both[0].0) % best.max(1));
+                Some(found.map_or(region, |(_, region)| *region))
+            }
+            by_hash => by_hash.map(|(_, region)| region),
+        };
+        if let Some(region) = by_hash {
             debug_assert!(
                 map.primary(region).is_some_and(|node| usable(&node)),
                 "a node that was rejected is not chosen again"
@@ -198,6 +248,7 @@ mod tests {
         Usage {
             total_bytes: 1 << 30,
             free_bytes: (1 << 30) - data_bytes,
+            free_segment_bytes: (1 << 30) - data_bytes,
             inodes,
             free_inodes: 1 << 20,
             data_bytes,
@@ -277,6 +328,43 @@ mod tests {
                 assert!((27..40).contains(&(amount * 100 / sum)), "{what}: {amount} of {sum}");
             }
         }
+    }
+
+    /// Two replicas of each region: as long as two nodes have room for a region and its copy, that is where files go.
+    #[test]
+    fn a_region_whose_copy_finds_no_room_is_spared() {
+        let node = |id| NodeInfo {
+            id: NodeId(id),
+            host: String::new(),
+            addresses: vec![],
+        };
+        let twice = RegionSet {
+            replicas: 2,
+            ..RegionSet::default()
+        };
+        let map = initial_map([7; 16], (0..3).map(node).collect(), 8, &[twice]);
+        let utilization = Utilization::default();
+        let choose = |i: u32| {
+            let region = utilization.choose(&map, Placement::default(), None, Ino(1), &i.to_le_bytes(), &[]);
+            map.region(region.unwrap()).unwrap()
+        };
+        let is_at = |info: &RegionInfo, node| info.replicas.iter().any(|replica| replica.node == NodeId(node));
+        for full in 0..3 {
+            for other in 0..3 {
+                let data = if other == full { 1000 << 20 } else { 600 << 20 };
+                utilization.learn(NodeId(other), usage(data, 0));
+            }
+            let mut chosen = std::collections::BTreeSet::new();
+            for i in 0..1000 {
+                let info = choose(i);
+                assert!(!is_at(info, full) && utilization.is_roomy(info), "{info:?}");
+                chosen.insert(info.id);
+            }
+            assert!(chosen.len() > 1, "they are spread: {chosen:?}");
+        }
+        // nobody has any: it goes where it would
+        (0..3).for_each(|other| utilization.learn(NodeId(other), usage(1010 << 20, 0)));
+        assert!((0..100).any(|i| is_at(choose(i), 0)));
     }
 
     #[test]

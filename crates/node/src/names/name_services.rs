@@ -165,11 +165,17 @@ impl RequestContext<'_> {
             }
         };
         let is_of_dirs_node = map.primary(region) == map.primary(of_dir);
-        Some(if may_be_of_dir && is_of_dirs_node {
-            of_dir
-        } else {
-            region
-        })
+        let is_roomy = |region| {
+            map.region(region)
+                .is_some_and(|info| self.node.utilization.is_roomy(info))
+        };
+        Some(
+            if may_be_of_dir && is_of_dirs_node && (is_roomy(of_dir) || !is_roomy(region)) {
+                of_dir
+            } else {
+                region
+            },
+        )
     }
 
     pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Result<Made, FsError> {

@@ -1,7 +1,8 @@
 //! The mount's side: what it tells the kernel, for how long, and what it does when that is called back.
 //!
 //! This is `polvo-fuse` (`kernel_cache`, `filesystem::reply_found`, `requests::getattr`) without its threads. Its constants stand
-//! here again, since that crate cannot be built without `/dev/fuse`: [`NAME_LASTS`], [`NAME_MARGIN`], [`NOT_YET`].
+//! here again, since that crate cannot be built without `/dev/fuse`: [`NAME_LASTS`], [`NAME_MARGIN`], [`NAMES_MOVE`],
+//! [`NOT_YET`].
 
 use crate::kernel::caches::{Attributes, Caches, inode_of};
 use crate::operation::{Name, Outcome, spelled};
@@ -18,6 +19,8 @@ use tokio::time::Instant;
 pub const NAME_LASTS: Duration = Duration::from_millis(20);
 /// and may believe so for this much longer, and for two of its ticks.
 pub const NAME_MARGIN: Duration = Duration::from_millis(30);
+/// For so long after a rename took a name of a directory to another one no name of it is passed on.
+const NAMES_MOVE: Duration = Duration::from_secs(1);
 /// The kernel is told so often to forget an inode of which it was told and that it does not know yet.
 const NOT_YET: Duration = Duration::from_millis(1);
 /// What is planted: so much later, or longer.
@@ -46,6 +49,8 @@ struct State {
     told: BTreeMap<InodeRef, u64>,
     /// Until when the kernel may believe in names of a directory.
     names_until: BTreeMap<InodeRef, Instant>,
+    /// Until when they are not to be passed on.
+    names_move: BTreeMap<InodeRef, Instant>,
     /// The tail as of which, or later, all pages of a file are that the kernel may have.
     pages: BTreeMap<InodeRef, Tail>,
     /// Invalidations that a planted bug has put off.
@@ -67,6 +72,7 @@ impl Kernel {
                 caches: Caches::new(tick),
                 told: BTreeMap::new(),
                 names_until: BTreeMap::new(),
+                names_move: BTreeMap::new(),
                 pages: BTreeMap::new(),
                 late: Vec::new(),
             }),
@@ -171,6 +177,9 @@ impl Kernel {
 
     /// A token is taken of the directory to which a name is taken along.
     async fn name_will_move(&self, client: &LocalClient, from: InodeRef, to: InodeRef) -> Option<Since> {
+        if from != to {
+            self.state().names_move.insert(from, Instant::now() + NAMES_MOVE);
+        }
         let left = self.names_last(from, to);
         if !left.is_zero() && client.client().token_of(to).is_none() {
             drop(tokio::time::timeout(left, client.take_tokens(&[to])).await);
@@ -249,6 +258,14 @@ impl Kernel {
     }
 
     fn kept_name<'a>(&self, client: &'a Client, dir: InodeRef, name: &[u8], is: Option<InodeRef>) -> Option<Kept<'a>> {
+        if self
+            .state()
+            .names_move
+            .get(&dir)
+            .is_some_and(|until| *until > Instant::now())
+        {
+            return None;
+        }
         let kept = client.keep_name(dir, name, is)?;
         if kept.lasts() < NAME_LASTS {
             return None;
