@@ -15,6 +15,7 @@ use crate::kernel_cache::{NAME_LASTS, Shared};
 use crate::lock_owners::LockOwners;
 use crate::lock_waits::LockWaits;
 use crate::mappings::{Change, Mappings, Opened, SharedMappings, Wanted};
+use crate::moved::Place;
 use crate::open_file::OpenHandle;
 use crate::{CacheMode, MountOptions};
 use parking_lot::RwLockReadGuard;
@@ -263,10 +264,16 @@ impl PolvoFilesystem {
     }
 
     /// Tells the kernel of an inode under a directory that it has just got.
-    pub(crate) fn reply_entry(&self, parent: INodeNo, attr: Result<Attr, FsError>, reply: Reply<EntryOut>) {
+    pub(crate) fn reply_entry(
+        &self,
+        parent: INodeNo,
+        name: &[u8],
+        attr: Result<Attr, FsError>,
+        reply: Reply<EntryOut>,
+    ) {
         match attr {
             Ok(attr) => {
-                self.kernel.inodes.remember(&attr, parent);
+                self.kernel.inodes.remember(&attr, parent, name);
                 reply.ok(&entry(&attr, NO_CACHING, NO_CACHING));
             }
             Err(error) => reply.error(errno(&error)),
@@ -291,10 +298,24 @@ impl PolvoFilesystem {
             }
             Err(error) => return reply.error(errno(&error)),
         };
-        self.kernel.inodes.remember(&attr, parent);
+        let spelled = if matches!(name, b"." | b"..") { b"" } else { name };
+        if let Some(before) = self.kernel.inodes.remember(&attr, parent, spelled) {
+            self.has_moved(before);
+        }
         let (name, attributes) = self.kept_entry(parent, name, &attr);
         let (name_valid, attr_valid) = valid_for(&name, &attributes);
         reply.ok(&entry(&attr, name_valid, attr_valid));
+    }
+
+    /// The kernel knows a directory by a name by which it is not there any more.
+    fn has_moved(&self, from: Place) {
+        let is_free = self.run(async |client| {
+            let dir = self.kernel.inodes.get(from.parent)?;
+            Some(client.lookup(dir, &from.name).await == Err(FsError::NotFound))
+        });
+        if is_free == Some(true) {
+            self.kernel.has_moved(from);
+        }
     }
 
     /// Keeps the token by which attributes are true, if there is one, and the kernel's pages are as of them; the kernel may be told
@@ -408,7 +429,7 @@ impl PolvoFilesystem {
         let made = self.changing_inode(operation, parent, |client, dir| async move {
             client.create(dir, name.as_bytes(), file).await
         });
-        self.reply_entry(parent, made, reply);
+        self.reply_entry(parent, name.as_bytes(), made, reply);
     }
 
     /// Takes privilege bits from a file whose contents this caller is about to change.

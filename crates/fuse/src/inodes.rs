@@ -8,13 +8,16 @@
 //! share a node id, the reply carries the new generation, the kernel drops its old inode by itself, and its forgets for
 //! both arrive under the one id, so one entry counts both.
 
+use crate::moved::Place;
 use crate::pages::Pages;
 use foldhash::HashMap;
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_fusedev::abi::INodeNo;
 use polvo_proto::InodeRef;
 use std::collections::hash_map::Entry;
+use std::hash::BuildHasher;
 
 /// Where the low bits of the generation stand in a node id: between the slot (40 bits) and the region.
 const GENERATION_SHIFT: u32 = 40;
@@ -62,6 +65,8 @@ struct Known {
 struct FoundDirectory {
     /// Shown as the number of `..`.
     parent: INodeNo,
+    /// What it is called there; empty where that was not said.
+    name: Box<[u8]>,
     /// `None` for the root, which is never removed.
     attr: Option<Attr>,
 }
@@ -70,7 +75,13 @@ struct FoundDirectory {
 #[derive(Default)]
 pub(crate) struct Inodes {
     shards: [Mutex<HashMap<INodeNo, Known>>; SHARDS],
+    /// Directories by where they were found. Not locked together with a shard.
+    places: Mutex<HashMap<PlaceKey, INodeNo>>,
+    hasher: RandomState,
 }
+
+/// A directory, and the hash of a name of it.
+type PlaceKey = (INodeNo, u64);
 
 impl Inodes {
     fn shard(&self, node: INodeNo) -> &Mutex<HashMap<INodeNo, Known>> {
@@ -79,11 +90,12 @@ impl Inodes {
         &self.shards[folded as usize % SHARDS]
     }
 
-    /// Notes that a reply tells the kernel of an inode. Call before sending the reply: a forget may follow at once.
-    pub(crate) fn remember(&self, attr: &Attr, parent: INodeNo) {
+    /// Notes that a reply tells the kernel of an inode. Call before sending the reply: a forget may follow at once. `name`: in `parent`, or
+    /// empty. Gives where the kernel knows a directory that it is told of in another one now.
+    pub(crate) fn remember(&self, attr: &Attr, parent: INodeNo, name: &[u8]) -> Option<Place> {
         let directory = (attr.kind == FileKind::Directory).then(|| {
-            let attr = Some(*attr);
-            Box::new(FoundDirectory { parent, attr })
+            let (name, attr) = (name.into(), Some(*attr));
+            Box::new(FoundDirectory { parent, name, attr })
         });
         let node = node_id_of(attr);
         let mut shard = self.shard(node).lock();
@@ -94,15 +106,62 @@ impl Inodes {
             directory: None,
         });
         known.lookups += 1;
+        let mut before = None;
         // Two replies may overtake each other: the later file of a slot has the greater generation.
         if (attr.generation.0.wrapping_sub(known.generation.0) as i32) >= 0 {
             if known.generation != attr.generation {
-                known.pages = None;
+                (known.pages, known.directory) = (None, None);
             }
             known.generation = attr.generation;
-            known.directory = directory;
+            before = std::mem::replace(&mut known.directory, directory);
         }
         debug_assert!(known.lookups > 0, "what the kernel was told of is known");
+        drop(shard);
+        let before = before.map(|before| Place {
+            parent: before.parent,
+            name: before.name,
+        });
+        if attr.kind == FileKind::Directory && !name.is_empty() {
+            let mut places = self.places.lock();
+            if let Some(before) = &before {
+                self.leave(&mut places, node, before);
+            }
+            places.insert(self.key(parent, name), node);
+        }
+        before.filter(|before| before.parent != parent && !before.name.is_empty() && !name.is_empty())
+    }
+
+    fn key(&self, parent: INodeNo, name: &[u8]) -> PlaceKey {
+        (parent, self.hasher.hash_one(name))
+    }
+
+    fn leave(&self, places: &mut HashMap<PlaceKey, INodeNo>, node: INodeNo, place: &Place) {
+        let key = self.key(place.parent, &place.name);
+        if places.get(&key) == Some(&node) {
+            places.remove(&key);
+        }
+    }
+
+    /// This mount has renamed, and so the kernel knows a directory by its new name, if it is one; `exchanged`: and the other way.
+    pub(crate) fn renamed(&self, from: (INodeNo, &[u8]), to: (INodeNo, &[u8]), exchanged: bool) {
+        let mut moved = Vec::new();
+        {
+            let mut places = self.places.lock();
+            let mut take = |(parent, name)| places.remove(&self.key(parent, name));
+            moved.extend(take(from).map(|node| (node, from, to)));
+            let replaced = take(to).filter(|_| exchanged);
+            moved.extend(replaced.map(|node| (node, to, from)));
+            for &(node, _, (parent, name)) in &moved {
+                places.insert(self.key(parent, name), node);
+            }
+        }
+        for (node, from, to) in moved {
+            let mut shard = self.shard(node).lock();
+            let found = shard.get_mut(&node).and_then(|known| known.directory.as_mut());
+            if let Some(found) = found.filter(|found| (found.parent, &found.name[..]) == from) {
+                (found.parent, found.name) = (to.0, to.1.into());
+            }
+        }
     }
 
     /// Notes the root, which the kernel knows from the start and never forgets.
@@ -113,6 +172,7 @@ impl Inodes {
             pages: None,
             directory: Some(Box::new(FoundDirectory {
                 parent: INodeNo::ROOT,
+                name: Box::default(),
                 attr: None,
             })),
         };
@@ -147,14 +207,18 @@ impl Inodes {
 
     /// The kernel forgets `lookups` replies.
     pub(crate) fn forget(&self, node: INodeNo, lookups: u64) {
+        let mut gone = None;
         if let Entry::Occupied(mut known) = self.shard(node).lock().entry(node) {
             debug_assert!(known.get().lookups > 0, "what the kernel was told of is known");
             let left = known.get().lookups.saturating_sub(lookups);
             if left == 0 {
-                known.remove();
+                gone = known.remove().directory;
             } else {
                 known.get_mut().lookups = left;
             }
+        }
+        if let Some(FoundDirectory { parent, name, .. }) = gone.map(|found| *found) {
+            self.leave(&mut self.places.lock(), node, &Place { parent, name });
         }
     }
 
@@ -231,8 +295,8 @@ mod tests {
     #[test]
     fn known_until_every_lookup_is_forgotten() {
         let inodes = Inodes::default();
-        inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT);
-        inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT);
+        inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT, b"name");
+        inodes.remember(&attr(7, 2, FileKind::File), INodeNo::ROOT, b"name");
         inodes.forget(node(7, 2), 1);
         assert_eq!(
             inodes.get(node(7, 2)),
@@ -251,10 +315,10 @@ mod tests {
     fn a_node_id_used_again_shows_its_new_file_even_when_replies_overtake() {
         let inodes = Inodes::default();
         let generation_of_7 = || inodes.get(node(7, 2)).map(|i| i.generation);
-        inodes.remember(&attr(7, 258, FileKind::File), INodeNo::ROOT);
-        inodes.remember(&attr(7, 2, FileKind::Directory), INodeNo(9));
+        inodes.remember(&attr(7, 258, FileKind::File), INodeNo::ROOT, b"name");
+        inodes.remember(&attr(7, 2, FileKind::Directory), INodeNo(9), b"name");
         assert_eq!(generation_of_7(), Some(Generation(258)));
-        inodes.remember(&attr(7, 514, FileKind::File), INodeNo::ROOT);
+        inodes.remember(&attr(7, 514, FileKind::File), INodeNo::ROOT, b"name");
         assert_eq!(generation_of_7(), Some(Generation(514)));
         inodes.forget(node(7, 2), 2);
         assert!(generation_of_7().is_some(), "the third lookup is not forgotten yet");
@@ -264,10 +328,10 @@ mod tests {
     fn directories_know_where_they_were_found() {
         let inodes = Inodes::default();
         let (eight, nine, unknown) = (node(8, 1), node(9, 1), INodeNo(1000));
-        inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(5));
-        inodes.remember(&attr(9, 1, FileKind::File), INodeNo(5));
+        inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(5), b"name");
+        inodes.remember(&attr(9, 1, FileKind::File), INodeNo(5), b"name");
         assert_eq!(inodes.parent(eight), INodeNo(5));
-        inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(6));
+        inodes.remember(&attr(8, 1, FileKind::Directory), INodeNo(6), b"name");
         assert_eq!(inodes.parent(eight), INodeNo(6), "it was renamed");
         assert_eq!(inodes.parent(nine), nine);
         assert_eq!(inodes.parent(unknown), unknown);
@@ -286,5 +350,45 @@ mod tests {
         inodes.forget(INodeNo::ROOT, 1 << 40);
         assert_eq!(inodes.get(INodeNo::ROOT), Some(root));
         assert_eq!(inodes.parent(INodeNo::ROOT), INodeNo::ROOT);
+    }
+
+    #[test]
+    fn a_directory_that_is_told_of_elsewhere_was_known_where_it_was() {
+        let inodes = Inodes::default();
+        let dir = attr(8, 1, FileKind::Directory);
+        let was = |place: Option<Place>| place.map(|place| (place.parent, place.name));
+        assert_eq!(was(inodes.remember(&dir, INodeNo(5), b"a")), None);
+        assert_eq!(was(inodes.remember(&dir, INodeNo(5), b"b")), None, "no lock is needed");
+        assert_eq!(
+            was(inodes.remember(&dir, INodeNo(6), b"c")),
+            Some((INodeNo(5), (*b"b").into()))
+        );
+        // by a handle: no name is said
+        assert_eq!(was(inodes.remember(&dir, INodeNo(7), b"")), None);
+        assert_eq!(was(inodes.remember(&dir, INodeNo(6), b"c")), None);
+        // another one, in the same slot
+        let next = attr(8, 2, FileKind::Directory);
+        assert_eq!(was(inodes.remember(&next, INodeNo(5), b"a")), None);
+        // this mount has renamed it
+        inodes.renamed((INodeNo(5), b"a"), (INodeNo(6), b"b"), false);
+        assert_eq!(was(inodes.remember(&next, INodeNo(6), b"b")), None, "that is known");
+        let other = attr(10, 1, FileKind::Directory);
+        assert_eq!(was(inodes.remember(&other, INodeNo(5), b"o")), None);
+        inodes.renamed((INodeNo(5), b"o"), (INodeNo(6), b"b"), true);
+        assert_eq!(
+            was(inodes.remember(&other, INodeNo(7), b"x")),
+            Some((INodeNo(6), (*b"b").into()))
+        );
+        assert_eq!(
+            was(inodes.remember(&next, INodeNo(7), b"y")),
+            Some((INodeNo(5), (*b"o").into()))
+        );
+        for (node, lookups) in [(node_id_of(&dir), 5), (node_id_of(&next), 3), (node_id_of(&other), 2)] {
+            inodes.forget(node, lookups);
+        }
+        assert_eq!((inodes.len(), inodes.places.lock().len()), (0, 0), "nothing is left");
+        let file = attr(9, 1, FileKind::File);
+        assert_eq!(was(inodes.remember(&file, INodeNo(5), b"f")), None);
+        assert_eq!(was(inodes.remember(&file, INodeNo(6), b"f")), None);
     }
 }

@@ -25,6 +25,7 @@
 //! All else of this is done by the thread that answers for the tokens, which serves no requests.
 
 use crate::inodes::{Inodes, node_id};
+use crate::moved::{Moved, Place};
 use crate::pages::Pages;
 use parking_lot::RwLock;
 use polvo_client::Keeper;
@@ -61,6 +62,7 @@ const PLACES: usize = 1024;
 /// The kernel's caches.
 pub(crate) struct KernelCache {
     pub(crate) inodes: Inodes,
+    pub(crate) moved: Moved,
     /// There once the mount is.
     notifier: RwLock<Option<Notifier>>,
     began: Instant,
@@ -78,6 +80,7 @@ impl Default for KernelCache {
     fn default() -> KernelCache {
         KernelCache {
             inodes: Inodes::default(),
+            moved: Moved::default(),
             notifier: RwLock::default(),
             began: Instant::now(),
             tick: tick(),
@@ -225,6 +228,13 @@ impl KernelCache {
     pub(crate) fn names_last(&self, dir: Ino) -> Duration {
         let until = Duration::from_micros(self.names_of(dir).load(SeqCst));
         until.saturating_sub(self.began.elapsed())
+    }
+
+    /// A directory is not where the kernel knows it, and nothing else is there.
+    pub(crate) fn has_moved(&self, from: Place) {
+        if let Some(notifier) = self.notifier.read().clone() {
+            self.moved.drop_name(notifier, from);
+        }
     }
 
     /// It asks for them anew.

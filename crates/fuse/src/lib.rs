@@ -35,6 +35,7 @@ mod mappings;
 mod mount;
 mod mount_point;
 mod mount_table;
+mod moved;
 mod open_file;
 mod options;
 mod pages;

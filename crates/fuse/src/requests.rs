@@ -93,7 +93,7 @@ impl PolvoFilesystem {
             Ok(opened) => (file.inode(), opened),
             Err(errno) => return reply.error(errno),
         };
-        self.kernel.inodes.remember(&attr, parent);
+        self.kernel.inodes.remember(&attr, parent, b""); // a file
         let handle = self.files.insert(OpenHandle::new(file, flags, opened));
         reply.ok(&CreateOut {
             entry: entry(&attr, NO_CACHING, NO_CACHING),
@@ -187,6 +187,7 @@ impl FileSystem for PolvoFilesystem {
 
     fn lookup(&self, req: &Header, name: &OsStr, reply: Reply<EntryOut>) {
         let name = name.as_bytes();
+        self.kernel.moved.wait();
         let found = self.with_inode("lookup", req.node, |client, dir| async move {
             let attr = client.lookup(dir, name).await?;
             // how the kernel finds what a file handle names: by number, then from a directory upwards
@@ -325,6 +326,12 @@ impl FileSystem for PolvoFilesystem {
             }
             Ok(())
         });
+        if done.is_ok() {
+            let exchanged = mode == RenameMode::Exchange;
+            self.kernel
+                .inodes
+                .renamed((req.node, old), (new_parent, new), exchanged);
+        }
         self.changed_here(new_parent);
         reply.give(done.map_err(|error| errno(&error)));
     }
@@ -337,7 +344,7 @@ impl FileSystem for PolvoFilesystem {
         self.changed_here(req.node);
         match linked {
             Err(FsError::NotFound) => reply.error(Errno::STALE),
-            linked => self.reply_entry(req.node, linked, reply),
+            linked => self.reply_entry(req.node, name.as_bytes(), linked, reply),
         }
     }
 
@@ -534,7 +541,8 @@ impl FileSystem for PolvoFilesystem {
                 let entry = match what {
                     ShownAs::Dot(node) => EntryOut::bare_directory(*node),
                     ShownAs::Entry(attr) => {
-                        self.kernel.inodes.remember(attr, node_id(dir));
+                        // it lists no directories while it renames any, and moves what it finds elsewhere by itself
+                        self.kernel.inodes.remember(attr, node_id(dir), name);
                         let (name, attributes) = self.kept_entry(node_id(dir), name, attr);
                         let (name_valid, attr_valid) = valid_for(&name, &attributes);
                         kept.extend([name, attributes].into_iter().flatten());

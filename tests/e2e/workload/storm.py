@@ -4,6 +4,7 @@
     storm.py plant TOP COUNT                 COUNT directories, each with a file that says which it is
     storm.py rename TOP COUNT SEED SECONDS   renames until the time is over; prints how many succeeded and failed
     storm.py check TOP COUNT                 every directory is there once, with its file
+    storm.py carry TOP OTHER COUNT           a directory moved away through TOP and back through OTHER, another mount of it, COUNT times
     storm.py apart TOP COUNT                 files renamed to new directories, alone; prints how long the fastest took
 
 A rename may fail because another one was faster (ENOENT), because the target lies below the source (EINVAL) or is not
@@ -108,6 +109,30 @@ def check(top, count):
     print(f"{count} directories, each there once, {depth} deep at most")
 
 
+def carry(top, other, count):
+    """OTHER has seen it where it was, and does not look where it is now before it renames."""
+    path = os.path.join(top, "carried")
+    os.makedirs(os.path.join(path, "it"))
+    with open(os.path.join(path, "it", "file"), "w") as file:
+        file.write("carried")
+    for number in range(count):
+        os.mkdir(os.path.join(path, name(number)))
+        os.rename(os.path.join(path, "it"), os.path.join(path, name(number), "it"))
+        there = os.path.join(other, "carried")
+        try:
+            os.rename(os.path.join(there, name(number), "it"), os.path.join(there, "it"))
+        except OSError as error:
+            raise SystemExit(f"round {number}: moving it back through {other}: {error}")
+        with open(os.path.join(there, "it", "file")) as file:
+            if file.read() != "carried":
+                raise SystemExit(f"round {number}: it is something else now")
+        os.rmdir(os.path.join(path, name(number)))
+    os.unlink(os.path.join(path, "it", "file"))
+    os.rmdir(os.path.join(path, "it"))
+    os.rmdir(path)
+    print(f"{count} times away and back")
+
+
 def apart(top, count):
     source = os.path.join(top, "source")
     os.mkdir(source)
@@ -135,6 +160,8 @@ def main():
         plant(top, int(count))
     elif what == "rename":
         rename(top, int(count), int(rest[0]), float(rest[1]))
+    elif what == "carry":
+        carry(top, count, int(rest[0]))
     elif what == "apart":
         apart(top, int(count))
     elif what == "check":
