@@ -11,7 +11,7 @@
 //!                   locks both, LOOKUP: it is known nowhere
 //! ```
 //!
-//! and what keeps a thread from it keeps a look from its answer for [`DROPS_WITHIN`], no longer. A directory in which a program works, or that it has
+//! and what keeps the thread from it keeps looks from their answers for [`DROPS_WITHIN`], no longer. A directory in which a program works, or that it has
 //! open, stays where it is for the kernel.
 
 use parking_lot::{Condvar, Mutex};
@@ -35,20 +35,37 @@ pub(crate) struct Place {
     pub(crate) name: Box<[u8]>,
 }
 
-#[derive(Default)]
+/// How many names are to be dropped, and until when looks wait for that: counted from the last one that was told, since who keeps the thread
+/// from it may do so for long.
 struct Waiting {
-    count: Mutex<usize>,
+    names: Mutex<(usize, Instant)>,
     is_any: AtomicBool,
     none: Condvar,
 }
 
 impl Waiting {
-    fn change(&self, count: impl FnOnce(&mut usize)) {
-        let mut waiting = self.count.lock();
-        count(&mut waiting);
-        self.is_any.store(*waiting > 0, SeqCst);
-        if *waiting == 0 {
+    fn one_more(&self) {
+        let mut names = self.names.lock();
+        *names = (names.0 + 1, Instant::now() + DROPS_WITHIN);
+        self.is_any.store(true, SeqCst);
+    }
+
+    fn one_less(&self) {
+        let mut names = self.names.lock();
+        names.0 -= 1;
+        if names.0 == 0 {
+            self.is_any.store(false, SeqCst);
             self.none.notify_all();
+        }
+    }
+}
+
+impl Default for Waiting {
+    fn default() -> Waiting {
+        Waiting {
+            names: Mutex::new((0, Instant::now())),
+            is_any: AtomicBool::new(false),
+            none: Condvar::new(),
         }
     }
 }
@@ -69,21 +86,23 @@ impl Moved {
             *thread = start(&self.waiting);
         }
         let Some(sender) = &*thread else { return };
-        self.waiting.change(|count| *count += 1);
+        self.waiting.one_more();
         if sender.try_send((notifier, place)).is_err() {
-            self.waiting.change(|count| *count -= 1);
+            self.waiting.one_less();
         }
     }
 
-    /// Waits until what is to be dropped has been, within [`DROPS_WITHIN`].
+    /// Waits until what is to be dropped has been, within [`DROPS_WITHIN`] of when that was told.
     pub(crate) fn wait(&self) {
         if !self.waiting.is_any.load(SeqCst) {
             return;
         }
-        will_wait();
-        let until = Instant::now() + DROPS_WITHIN;
-        let mut count = self.waiting.count.lock();
-        while *count > 0 && !self.waiting.none.wait_until(&mut count, until).timed_out() {}
+        let mut names = self.waiting.names.lock();
+        if names.0 > 0 && Instant::now() < names.1 {
+            will_wait();
+            let until = names.1;
+            while names.0 > 0 && !self.waiting.none.wait_until(&mut names, until).timed_out() {}
+        }
     }
 }
 
@@ -96,7 +115,7 @@ fn start(waiting: &Arc<Waiting>) -> Option<SyncSender<(Notifier, Place)>> {
             if let Err(error) = notifier.inval_entry(place.parent, &place.name, Entry::Drop) {
                 tracing::debug!(%error, "a directory stays where the kernel knows it");
             }
-            waiting.change(|count| *count -= 1);
+            waiting.one_less();
         }
     });
     started.map(|_thread| sender).ok()
@@ -109,19 +128,24 @@ mod tests {
     #[test]
     fn a_look_waits_for_what_is_to_be_dropped_and_not_for_ever() {
         let moved = Moved::default();
+        let took = || {
+            let began = Instant::now();
+            moved.wait();
+            began.elapsed()
+        };
+        assert!(took() < DROPS_WITHIN, "nothing waits");
+        moved.waiting.one_more();
+        let queued = Instant::now();
         moved.wait();
-        moved.waiting.change(|count| *count += 1);
-        let began = Instant::now();
-        moved.wait();
-        assert!(began.elapsed() >= DROPS_WITHIN);
+        assert!(queued.elapsed() >= DROPS_WITHIN - Duration::from_millis(1));
+        assert!(took() < DROPS_WITHIN, "it is late, and nobody waits for it any more");
+        moved.waiting.one_more();
         std::thread::scope(|threads| {
-            threads.spawn(|| moved.waiting.change(|count| *count -= 1));
+            threads.spawn(|| (0..2).for_each(|_| moved.waiting.one_less()));
             while moved.waiting.is_any.load(SeqCst) {
                 moved.wait();
             }
         });
-        let began = Instant::now();
-        moved.wait();
-        assert!(began.elapsed() < DROPS_WITHIN, "nothing waits");
+        assert!(took() < DROPS_WITHIN, "nothing waits");
     }
 }
