@@ -9,8 +9,15 @@ use crate::lock_waits::{LockWait, keep_for_owner};
 use crate::open_file::OpenHandle;
 use polvo_client::LockAnswer;
 use polvo_fusedev::abi::{FileHandle, FileLock, LkIn, LockOwner};
-use polvo_fusedev::{Errno, Reply};
+use polvo_fusedev::{Errno, Reply, will_wait};
 use polvo_proto::{FsError, InodeRef, LockAsk, LockKind, LockMode, LockRange, LockTicket};
+use std::time::Duration;
+
+/// The kernel tells of the last close of an open file when `close` returns, and does not wait for the answer; an open file's own locks end
+/// then. Who asks for such a lock without waiting for it, and finds it held, asks again for so long before he is told.
+const RELEASED_WITHIN: Duration = Duration::from_millis(30);
+/// He asks again after so long, and then after twice as long each time.
+const RELEASED_SOON: Duration = Duration::from_millis(1);
 
 fn range_of(lock: &FileLock) -> LockRange {
     LockRange {
@@ -56,7 +63,7 @@ impl PolvoFilesystem {
         };
         handle.note_locker(name);
         let is_open_file = || asked.is_flock() || locks_open_file(thread);
-        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, is_open_file);
+        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, &is_open_file);
         if let Some(ended) = ended {
             self.let_go(inode, ended);
         }
@@ -75,8 +82,18 @@ impl PolvoFilesystem {
             number: self.client.next_lock_ticket(),
             wait_ms: 0,
         });
-        let asked = self.run(|client| async move {
-            let answer = client.lock(inode, ask, ticket).await?;
+        let asked = self.run(async |client| {
+            let mut pause = RELEASED_SOON;
+            let answer = loop {
+                match client.lock(inode, ask, ticket).await {
+                    Err(FsError::WouldBlock) if pause < RELEASED_WITHIN && is_open_file() => {
+                        will_wait();
+                        tokio::time::sleep(pause).await;
+                        pause *= 2;
+                    }
+                    answer => break answer?,
+                }
+            };
             if matches!(answer, LockAnswer::Granted(_)) {
                 keep_for_owner(&client, &self.lock_owners, &ask, inode, name).await?;
             }

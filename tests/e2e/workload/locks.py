@@ -3,6 +3,8 @@
     locks.py count KIND FILE ROUNDS     adds ROUNDS to the number in FILE, one by one, each under a lock (fcntl, flock)
     locks.py recount KIND FILE ROUNDS   the same, opening FILE for each lock and closing it in place of unlocking (flock,
                                         ofd: a lock of the open file)
+    locks.py handed KIND FILE OTHER ROUNDS  locks without waiting by way of FILE and of OTHER, the same on another mount, in turn, right
+                                        after the one before was closed (flock, ofd)
     locks.py hold KIND FILE FIRST LEN   locks, says "held", holds until its stdin ends
     locks.py wait KIND FILE FIRST LEN   waits for a lock, says how many seconds that took, holds until its stdin ends
     locks.py try KIND FILE FIRST LEN    says "free", "locked" or, for fcntl, "locked by PID"
@@ -21,7 +23,7 @@ import time
 
 
 # what Python 3.11 lacks
-F_OFD_SETLKW = 38
+F_OFD_SETLK, F_OFD_SETLKW = 37, 38
 
 
 def take(kind, fd, first, length, wait=True):
@@ -29,7 +31,7 @@ def take(kind, fd, first, length, wait=True):
     if kind == "flock":
         fcntl.flock(fd, how)
     elif kind == "ofd":
-        fcntl.fcntl(fd, F_OFD_SETLKW, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, first, length, 0))
+        fcntl.fcntl(fd, F_OFD_SETLKW if wait else F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, first, length, 0))
     else:
         fcntl.lockf(fd, how, length, first)
 
@@ -64,6 +66,18 @@ def recount(kind, path, rounds):
         take(kind, fd, 0, 0)
         add_one(fd)
         os.close(fd)
+
+
+def handed(kind, path, other, rounds):
+    for number in range(int(rounds)):
+        for name in (path, other):
+            fd = opened(name)
+            try:
+                take(kind, fd, 0, 0, wait=False)
+            except BlockingIOError:
+                sys.exit(f"round {number}: {name} is locked, and nobody has it open")
+            add_one(fd)
+            os.close(fd)
 
 
 def hold(kind, path, first, length, wait=False):
@@ -120,6 +134,7 @@ def interrupt(kind, path):
 COMMANDS = {
     "count": count,
     "recount": recount,
+    "handed": handed,
     "hold": hold,
     "wait": lambda *of: hold(*of, wait=True),
     "try": attempt,
