@@ -63,7 +63,7 @@ impl PolvoFilesystem {
         };
         handle.note_locker(name);
         let is_open_file = || asked.is_flock() || locks_open_file(thread);
-        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, &is_open_file);
+        let Entered { key: owner, ended } = self.lock_owners.enter(inode, name, fh, is_open_file);
         if let Some(ended) = ended {
             self.let_go(inode, ended);
         }
