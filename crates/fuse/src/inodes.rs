@@ -106,29 +106,34 @@ impl Inodes {
             directory: None,
         });
         known.lookups += 1;
-        let mut before = None;
+        let (mut before, mut is_other) = (None, false);
         // Two replies may overtake each other: the later file of a slot has the greater generation.
-        if (attr.generation.0.wrapping_sub(known.generation.0) as i32) >= 0 {
-            if known.generation != attr.generation {
-                (known.pages, known.directory) = (None, None);
+        let is_latest = (attr.generation.0.wrapping_sub(known.generation.0) as i32) >= 0;
+        if is_latest {
+            is_other = known.generation != attr.generation;
+            if is_other {
+                known.pages = None;
             }
             known.generation = attr.generation;
             before = std::mem::replace(&mut known.directory, directory);
         }
         debug_assert!(known.lookups > 0, "what the kernel was told of is known");
         drop(shard);
-        let before = before.map(|before| Place {
+        let before = before.filter(|before| !before.name.is_empty()).map(|before| Place {
             parent: before.parent,
             name: before.name,
         });
-        if attr.kind == FileKind::Directory && !name.is_empty() {
+        let is_named = is_latest && attr.kind == FileKind::Directory && !name.is_empty();
+        if before.is_some() || is_named {
             let mut places = self.places.lock();
             if let Some(before) = &before {
                 self.leave(&mut places, node, before);
             }
-            places.insert(self.key(parent, name), node);
+            if is_named {
+                places.insert(self.key(parent, name), node);
+            }
         }
-        before.filter(|before| before.parent != parent && !before.name.is_empty() && !name.is_empty())
+        before.filter(|before| is_named && !is_other && before.parent != parent)
     }
 
     fn key(&self, parent: INodeNo, name: &[u8]) -> PlaceKey {
@@ -383,9 +388,15 @@ mod tests {
             was(inodes.remember(&next, INodeNo(7), b"y")),
             Some((INodeNo(5), (*b"o").into()))
         );
-        for (node, lookups) in [(node_id_of(&dir), 5), (node_id_of(&next), 3), (node_id_of(&other), 2)] {
-            inodes.forget(node, lookups);
-        }
+        // found by a handle last, and so by no name; of a slot that a later file has; that is a file now
+        assert_eq!(was(inodes.remember(&dir, INodeNo(7), b"")), None);
+        let [old, new] = [1, 257].map(|generation| attr(11, generation, FileKind::Directory));
+        assert_eq!(was(inodes.remember(&new, INodeNo(5), b"new")), None);
+        assert_eq!(was(inodes.remember(&old, INodeNo(6), b"old")), None);
+        let later = attr(11, 513, FileKind::File);
+        assert_eq!(was(inodes.remember(&later, INodeNo(6), b"later")), None);
+        let told = [(&dir, 6), (&next, 3), (&other, 2), (&later, 3)];
+        told.map(|(attr, lookups)| inodes.forget(node_id_of(attr), lookups));
         assert_eq!((inodes.len(), inodes.places.lock().len()), (0, 0), "nothing is left");
         let file = attr(9, 1, FileKind::File);
         assert_eq!(was(inodes.remember(&file, INodeNo(5), b"f")), None);

@@ -11,8 +11,8 @@
 //!                   locks both, LOOKUP: it is known nowhere
 //! ```
 //!
-//! and what keeps the thread from it keeps looks from their answers for [`DROPS_WITHIN`], no longer. A directory in which a program works, or that it has
-//! open, stays where it is for the kernel.
+//! and what keeps the thread from it keeps looks from their answers for [`DROPS_WITHIN`], no longer. A directory in which a program works, or
+//! that it has open, stays where it is for the kernel.
 
 use parking_lot::{Condvar, Mutex};
 use polvo_fusedev::abi::INodeNo;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-/// A look waits for no longer.
+/// A look waits until so long after the last name was told, no longer.
 const DROPS_WITHIN: Duration = Duration::from_millis(20);
 /// Names that wait to be dropped; what is more stays as it is.
 const WAITING_MAX: usize = 64;

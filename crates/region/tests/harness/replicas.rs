@@ -1,5 +1,6 @@
 //! Copies of all regions in pools of their own, which follow by records. Whatever is done to the regions, the copies then hold
-//! the same in every byte of inodes and logs, and recover to the same tree: nothing is stored that replicas are not told.
+//! the same in every byte of inodes and logs and in the checksums of file data, and recover to the same tree: nothing is stored that
+//! replicas are not told.
 
 use super::snapshot::{Snapshot, difference, snapshot};
 use super::world::World;
