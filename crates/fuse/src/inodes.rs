@@ -395,8 +395,9 @@ mod tests {
         assert_eq!(was(inodes.remember(&old, INodeNo(6), b"old")), None);
         let later = attr(11, 513, FileKind::File);
         assert_eq!(was(inodes.remember(&later, INodeNo(6), b"later")), None);
-        let told = [(&dir, 6), (&next, 3), (&other, 2), (&later, 3)];
-        told.map(|(attr, lookups)| inodes.forget(node_id_of(attr), lookups));
+        for (attr, lookups) in [(&dir, 6), (&next, 3), (&other, 2), (&later, 3)] {
+            inodes.forget(node_id_of(attr), lookups);
+        }
         assert_eq!((inodes.len(), inodes.places.lock().len()), (0, 0), "nothing is left");
         let file = attr(9, 1, FileKind::File);
         assert_eq!(was(inodes.remember(&file, INodeNo(5), b"f")), None);
