@@ -213,7 +213,8 @@ umount_at() {
     for pid in "${pids[@]}"; do wait_until 20 "the end of the mount's process" not_running "$pid"; done
 }
 
-not_running() { [[ ! -e /proc/$1/stat ]] || grep -q ') [ZX] ' "/proc/$1/stat" 2>/dev/null; }
+# not_running PID: it has ended, and all its threads have: until then its files are open.
+not_running() { [[ ! -e /proc/$1/stat ]] || grep -qE '\) [ZX] ([^ ]+ ){16}[01] ' "/proc/$1/stat" 2>/dev/null; }
 
 # node_pids DIR: process numbers of a cluster's nodes that run.
 node_pids() {

@@ -139,8 +139,14 @@ fn is_ending(pid: i32) -> bool {
     flags & PF_EXITING != 0 || status.lines().filter_map(pending).any(|mask| mask & SIGKILL_BIT != 0)
 }
 
+/// Only its parent has yet to hear of its end. A process of which other threads are still ending has its files open.
 fn is_zombie(pid: i32) -> bool {
-    stat_fields(pid).is_some_and(|f| f.first().is_some_and(|s| s == "Z" || s == "X"))
+    const STATE: usize = 0;
+    const THREADS: usize = 17;
+    stat_fields(pid).is_some_and(|fields| {
+        let is = |at: usize, values: &[&str]| fields.get(at).is_some_and(|field| values.contains(&field.as_str()));
+        is(STATE, &["Z", "X"]) && is(THREADS, &["0", "1"])
+    })
 }
 
 #[cfg(test)]
@@ -197,6 +203,24 @@ mod tests {
         id.open().unwrap().signal(Signal::KILL);
         id.wait_if_ending(Duration::from_secs(10));
         assert!(id.open().is_none(), "it is gone, or a zombie");
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_with_a_thread_left_is_there() {
+        let program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[1000]).start(); \
+                       ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3").args(["-c", program]).spawn().unwrap();
+        let id = id_of(&child);
+        let state = || stat_fields(id.pid).unwrap().swap_remove(0);
+        while state() != "Z" {
+            assert!(child.try_wait().unwrap().is_none(), "the thread goes on");
+            std::thread::yield_now();
+        }
+        let running = id.open().expect("it has its files open");
+        running.signal(Signal::KILL);
+        assert!(running.wait(Duration::from_secs(10)));
+        assert!(id.open().is_none(), "it is a zombie");
         child.wait().unwrap();
     }
 

@@ -12,7 +12,7 @@ use polvo_proto::{
     Collected, FsError, InodeRef, Intent, LockTerm, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap,
     SegmentPlace,
 };
-use polvo_region::{CollectedPart, Region, RegionError};
+use polvo_region::{CollectedPart, Demand, Region, RegionError};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -341,9 +341,13 @@ impl RegionService {
 
     /// Now and then: gives segments back that are not needed ([`Region::shrink`]), and does a bounded piece of work for more of them to be
     /// empty; returns how many.
-    pub fn shrink(&self) -> u32 {
-        let has_copies = self.replication().is_some();
-        self.giving_back(|region, last_word| region.shrink(has_copies, last_word))
+    /// `crowded`: pools fill up.
+    pub fn shrink(&self, crowded: bool) -> u32 {
+        let demand = Demand {
+            copies: self.replication().is_some(),
+            crowded,
+        };
+        self.giving_back(|region, last_word| region.shrink(demand, last_word))
     }
 
     /// Does something that gives segments back, their keys taken away first.

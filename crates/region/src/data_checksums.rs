@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use crate::NewData;
     use crate::testing::*;
-    use polvo_format::{Tail, crcs_of_pages};
+    use polvo_format::Tail;
     use polvo_proto::{InodeRef, SetAttr, WriteAt};
 
     fn scrub(r: &mut Region) -> Scrubbed {
@@ -281,44 +281,6 @@ mod tests {
 
     fn file(r: &mut Region, name: &[u8]) -> InodeRef {
         make(r, ROOT, name, FileKind::File).unwrap()
-    }
-
-    /// Commits bytes to delegated pages, at an offset in the first one.
-    fn commit(
-        r: &mut Region,
-        file: InodeRef,
-        offset: u64,
-        at: u64,
-        bytes: &[u8],
-        crcs: bool,
-    ) -> Result<(), crate::RegionError> {
-        let pages = (at + bytes.len() as u64).div_ceil(PAGE_BYTES) as u32;
-        let (mut runs, mut list) = (Vec::new(), Vec::new());
-        let (mut rest, mut offset, mut skip) = (bytes, offset, at);
-        for given in r.delegate(SESSION, pages).unwrap() {
-            let room = u64::from(given.pages) * PAGE_BYTES - skip;
-            let (part, later) = rest.split_at(rest.len().min(room as usize));
-            let gpa = polvo_format::Gpa(given.gpa.0 + skip);
-            r.store.write_data(gpa.offset().0, part);
-            if crcs {
-                crcs_of_pages(gpa.0, part, &mut list);
-            }
-            let len = part.len() as u64;
-            runs.push(WriteRun { offset, len, gpa });
-            (rest, offset, skip) = (later, offset + len, 0);
-        }
-        r.commit(
-            SESSION,
-            file,
-            NewData {
-                runs: &runs,
-                crcs: &list,
-            },
-            WriteAt::Offset(0),
-            Tail(0),
-            NOW,
-        )
-        .map(|_| ())
     }
 
     fn flip(r: &Region, at: u64) {

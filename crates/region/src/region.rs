@@ -3,8 +3,8 @@
 //! What it has, and the files that say what it does with it:
 //!
 //! - [`store`](crate::store): its bytes and their [`space`](crate::space). [`log`](crate::log) and
-//!   [`staged_append`](crate::staged_append) append to one inode, [`gc`](crate::gc) and [`shrink`](crate::shrink) make
-//!   room;
+//!   [`staged_append`](crate::staged_append) append to one inode, [`gc`](crate::gc), [`shrink`](crate::shrink) and
+//!   [`cleaning`](crate::cleaning) make room;
 //! - [`cache`](crate::cache): inodes as they are in DRAM. [`region_read`](crate::region_read),
 //!   [`change`](crate::change) and [`snapshot`](crate::snapshot) are about one of them;
 //! - [`stage`](crate::stage): inodes as intents would have them. [`staging`](crate::staging) works that out,
@@ -18,6 +18,7 @@
 //! It is made by [`Region::create`] or [`Region::recover`]; then calls come in any order, one at a time.
 
 use crate::cache::Cache;
+use crate::cleaning::Cleaning;
 use crate::dram_inode::Inode;
 use crate::origins::Done;
 use crate::planted::{Planted, planted};
@@ -55,6 +56,7 @@ pub struct Region {
     pub(crate) locked: TxnLocks,
     pub(crate) sessions: Sessions,
     pub(crate) tokens: Tokens,
+    pub(crate) cleaning: Cleaning,
     /// inodes in use
     pub(crate) inodes: u64,
     /// inodes without a name that are kept for those who hold them open
@@ -116,6 +118,7 @@ impl Region {
             locked: TxnLocks::default(),
             sessions: Sessions::default(),
             tokens: Tokens::default(),
+            cleaning: Cleaning::default(),
             inodes: 0,
             dead: BTreeSet::new(),
         }

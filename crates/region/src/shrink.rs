@@ -3,7 +3,8 @@
 //! A segment goes back when nothing of it is in use. A log may lie anywhere, so the last few logs of a segment are written
 //! anew elsewhere, by garbage collection. An inode stays where its number says; slots that are free are given out from the
 //! lowest segment on. Before a segment of inodes goes, the region's floor ([`Floor`]) rises above what its slots have had:
-//! they come back as zeros, and their next users must not be taken for those before.
+//! they come back as zeros, and their next users must not be taken for those before. What lies in a segment of data is moved where
+//! space is scarce, by [`cleaning`](crate::cleaning).
 
 use crate::planted::{Planted, planted};
 use crate::region::{Region, VERSION_MAX};
@@ -26,6 +27,16 @@ pub(crate) const FLOOR_MAX: Floor = Floor {
     version: VERSION_MAX / 2,
 };
 
+/// Who could use segments of data that a region does not need.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Demand {
+    /// The region is to have copies (also while it has none: a node can take one that has room for all segments). What is free in its
+    /// segments can be used here, but not where the copies are.
+    pub copies: bool,
+    /// Pools fill up: hardly used segments are cleaned ([`cleaning`](crate::cleaning)).
+    pub crowded: bool,
+}
+
 impl Region {
     /// Space is short: gives segments that hold nothing (any more) back to the pool, for other regions there to have room;
     /// returns how many. `last_word` is told the index of each while nobody else can have it yet; no segment of the region gets
@@ -46,30 +57,32 @@ impl Region {
     }
 
     /// Now and then: as [`Self::release_segments`] for segments of inodes and logs, of which half a segment stays free, and does
-    /// a bounded piece of work for one of logs to become empty. Where the region is to have copies (also while it has none: a node can
-    /// take one that has room for all segments) for segments of data, too, of which as much stays free as is in use, at most a segment:
-    /// what is free in them can be used here, but not where the copies are.
-    pub fn shrink(&mut self, has_copies: bool, mut last_word: impl FnMut(u32)) -> u32 {
+    /// a bounded piece of work for one of logs to become empty. Where somebody can use them ([`Demand`]) for segments of data, too, of
+    /// which as much stays free as is in use, at most a segment.
+    pub fn shrink(&mut self, demand: Demand, mut last_word: impl FnMut(u32)) -> u32 {
+        let cleaning = self.clean();
         let store = &mut self.store;
         let in_segment = 1u64 << store.segment_shift();
         let slots = in_segment / INODE_SIZE as u64 / 2;
         let pages = store.log_reserve() + in_segment / PAGE as u64 / 2;
         // one that was closed is empty by now, or something has come between
-        if store.space.closed().is_some_and(|(_, waits)| !waits) {
+        if !cleaning && store.space.closed().is_some_and(|(_, waits)| !waits) {
             store.space.open_closed();
         }
         let mut released = store.release_segments(SegmentClass::Inodes, slots, &mut last_word)
             + store.release_segments(SegmentClass::Logs, pages, &mut last_word);
-        if has_copies {
-            let spare = store.space.used(SegmentClass::Data).min(in_segment / PAGE as u64);
+        let spare = store.space.used(SegmentClass::Data).min(in_segment / PAGE as u64);
+        if demand.copies || demand.crowded {
             released += store.release_segments(SegmentClass::Data, spare, &mut last_word);
         }
-        if store.space.closed().is_none()
-            && let Some((segment, logs)) = store.nearly_empty_logs(pages)
-        {
-            store.space.close(segment);
-            for slot in logs {
-                self.move_log(slot);
+        if store.space.closed().is_none() {
+            if let Some((segment, logs)) = store.nearly_empty_logs(pages) {
+                store.space.close(segment);
+                for slot in logs {
+                    self.move_log(slot);
+                }
+            } else if demand.crowded {
+                self.begin_to_clean(spare);
             }
         }
         released
@@ -222,6 +235,10 @@ mod tests {
 
     /// Slots of a segment in these tests, and some more.
     const CROWD: usize = 1200;
+    const NONE: Demand = Demand {
+        copies: false,
+        crowded: false,
+    };
 
     fn name(n: usize) -> Vec<u8> {
         format!("{n:0>200}").into_bytes()
@@ -238,10 +255,10 @@ mod tests {
     }
 
     /// Some ticks of housekeeping.
-    fn keep_house(r: &mut Region, has_copies: bool, tick: &mut u64) {
+    fn keep_house(r: &mut Region, demand: Demand, tick: &mut u64) {
         for _ in 0..4 {
             while r.collect_garbage(NOW) {}
-            r.shrink(has_copies, |_| ());
+            r.shrink(demand, |_| ());
             *tick += 1;
             r.set_tick(*tick, *tick - 1);
         }
@@ -258,7 +275,7 @@ mod tests {
             for n in 0..CROWD {
                 unlink(&mut r, ROOT, &name(n)).unwrap();
             }
-            keep_house(&mut r, false, &mut tick);
+            keep_house(&mut r, NONE, &mut tick);
             let left: Vec<_> = r.segments().collect();
             assert_eq!((left.len(), left[0]), (fresh.len(), fresh[0]), "{left:?}");
             assert_eq!(findings(&mut r), [""; 0]);
@@ -273,7 +290,11 @@ mod tests {
         let mut tick = 0;
         const BLOCK: usize = 4 << 10;
         let blocks = (3usize << r.store.segment_shift()) / BLOCK;
-        for (has_copies, captured) in [(false, false), (true, false), (true, true)] {
+        let copies = Demand {
+            copies: true,
+            crowded: false,
+        };
+        for (demand, captured) in [(NONE, false), (copies, false), (copies, true)] {
             if captured {
                 r.capture(Lsn(1));
             }
@@ -284,13 +305,13 @@ mod tests {
             assert!(count(&r, SegmentClass::Data) >= 3);
             unlink(&mut r, ROOT, b"file").unwrap();
             for _ in 0..2 {
-                keep_house(&mut r, has_copies, &mut tick);
+                keep_house(&mut r, demand, &mut tick);
                 let mut records = Vec::new();
                 r.take_records(&mut records)
                     .into_iter()
                     .for_each(|last| r.set_mirrored(last));
             }
-            match has_copies {
+            match demand.copies {
                 false => assert!(
                     count(&r, SegmentClass::Data) >= 3,
                     "they are free for the region's files"
@@ -317,7 +338,7 @@ mod tests {
             for n in 0..CROWD {
                 unlink(&mut r, ROOT, &name(n)).unwrap();
             }
-            keep_house(&mut r, false, &mut tick);
+            keep_house(&mut r, NONE, &mut tick);
             assert_eq!(count(&r, SegmentClass::Inodes), 1);
             r = recovered(&r).0;
         }
@@ -363,7 +384,7 @@ mod tests {
             let _ = r.decide(txn(2), &intents, &[], NOW).unwrap();
         }
         for _ in 0..2 * before {
-            keep_house(&mut r, false, &mut tick);
+            keep_house(&mut r, NONE, &mut tick);
         }
         assert_eq!(findings(&mut r), [""; 0]);
         let pages = 64;
@@ -391,7 +412,7 @@ mod tests {
             for n in CROWD - 100..CROWD {
                 unlink(&mut r, ROOT, &name(n)).unwrap();
             }
-            keep_house(&mut r, false, &mut tick);
+            keep_house(&mut r, NONE, &mut tick);
             for n in CROWD - 100..CROWD {
                 make(&mut r, ROOT, &name(n), FileKind::File).unwrap();
             }
@@ -399,7 +420,7 @@ mod tests {
         for n in 0..CROWD {
             unlink(&mut r, ROOT, &name(n)).unwrap();
         }
-        keep_house(&mut r, false, &mut tick);
+        keep_house(&mut r, NONE, &mut tick);
         assert_eq!(count(&r, SegmentClass::Inodes), 1);
         let floor = r.store.floor;
         let inode = make(&mut r, ROOT, b"again", FileKind::File).unwrap();
@@ -459,7 +480,7 @@ mod tests {
         for n in 0..made - 5 {
             unlink(&mut r, dir, &name(n)).unwrap();
         }
-        keep_house(&mut r, false, &mut tick);
+        keep_house(&mut r, NONE, &mut tick);
         assert!(count(&r, SegmentClass::Logs) < segments);
         let mut again = 0;
         while make(&mut r, dir, &name(again), FileKind::File).is_ok() {
@@ -483,7 +504,7 @@ mod tests {
         };
         let head = head.encode(worn.ino, &[0; LINE]);
         r.store.write(worn.ino.slot() * INODE_SIZE as u64, &head);
-        keep_house(&mut r, false, &mut 0);
+        keep_house(&mut r, NONE, &mut 0);
         assert_eq!((count(&r, SegmentClass::Inodes), r.store.floor), (2, Floor::default()));
     }
 }

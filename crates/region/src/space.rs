@@ -583,17 +583,32 @@ impl Space {
         self.check_class(SegmentClass::Data);
     }
 
-    /// Gives out nothing of a segment any more, until it is opened again. One at a time.
+    /// Gives out nothing of a segment any more, until it is opened again. One at a time. What is moved out of it goes to the lowest
+    /// segments that have room.
     pub fn close(&mut self, segment: u32) {
         self.open_closed();
-        assert_eq!(self.segment(segment).0, SegmentClass::Logs, "only logs are moved");
+        let class = self.segment(segment).0;
+        assert_ne!(class, SegmentClass::Inodes, "inodes are not moved");
+        self.classes[class_at(class)].cursor = 0;
         let free = self.take_free(segment);
         debug_assert!(
             free.iter().all(|run| run.segment == segment),
             "all of it is of the segment"
         );
         self.closed = Some(Closed { segment, free });
-        self.check_class(SegmentClass::Logs);
+        self.check_class(class);
+    }
+
+    /// Units of the closed segment that are in use.
+    pub fn left_in_closed(&self) -> u64 {
+        let Some(closed) = &self.closed else { return 0 };
+        let waiting = self.quarantine.iter().map(|freed| freed.run);
+        let not_in_use = waiting
+            .filter(|run| run.segment == closed.segment)
+            .chain(closed.free.iter().copied());
+        let left =
+            u64::from(self.bitmap(closed.segment).used()).checked_sub(not_in_use.map(|run| u64::from(run.len)).sum());
+        left.expect("what is free of a closed segment counts as used")
     }
 
     /// The closed segment, and whether anything of it will still become free by itself, with the quarantine.
@@ -611,7 +626,7 @@ impl Space {
             let is_its = |run: &Run| run.segment == closed.segment;
             debug_assert!(closed.free.iter().all(is_its), "free runs are of the closed segment");
             closed.free.into_iter().for_each(|run| self.leave_quarantine(run));
-            self.check_class(SegmentClass::Logs);
+            self.check_class(self.segment(closed.segment).0);
         }
     }
 

@@ -1,10 +1,10 @@
 //! What unit tests of this crate share: a region on a simulated medium, and the operations that a node would make.
 
-use crate::{FormatParams, PoolIdentity, PoolSpace, Recovery, Region, RegionError};
-use polvo_format::{FileKind, Generation, Ino, NodeId, RegionId, SessionId, TxnId};
+use crate::{FormatParams, NewData, PoolIdentity, PoolSpace, Recovery, Region, RegionError};
+use polvo_format::{FileKind, Generation, Gpa, Ino, NodeId, PAGE, RegionId, SessionId, Tail, TxnId, crcs_of_pages};
 use polvo_pmem::Pmem;
 use polvo_pmem::sim::KeepAll;
-use polvo_proto::{Collected, InodeRef, Intent, NewFile, Placement};
+use polvo_proto::{Collected, InodeRef, Intent, NewFile, Placement, WriteAt, WriteRun};
 use std::sync::Arc;
 
 pub const SESSION: SessionId = SessionId(7);
@@ -129,4 +129,42 @@ pub fn findings(region: &mut Region) -> Vec<String> {
     let mut all: Vec<String> = found.collect();
     all.extend(region.scrub_all().iter().map(|damaged| format!("{damaged:?}")));
     all
+}
+
+/// Commits bytes to delegated pages, at an offset in the first one.
+pub fn commit(
+    r: &mut Region,
+    file: InodeRef,
+    offset: u64,
+    at: u64,
+    bytes: &[u8],
+    crcs: bool,
+) -> Result<(), RegionError> {
+    let pages = (at + bytes.len() as u64).div_ceil(PAGE as u64) as u32;
+    let (mut runs, mut list) = (Vec::new(), Vec::new());
+    let (mut rest, mut offset, mut skip) = (bytes, offset, at);
+    for given in r.delegate(SESSION, pages).unwrap() {
+        let room = u64::from(given.pages) * PAGE as u64 - skip;
+        let (part, later) = rest.split_at(rest.len().min(room as usize));
+        let gpa = Gpa(given.gpa.0 + skip);
+        r.store.write_data(gpa.offset().0, part);
+        if crcs {
+            crcs_of_pages(gpa.0, part, &mut list);
+        }
+        let len = part.len() as u64;
+        runs.push(WriteRun { offset, len, gpa });
+        (rest, offset, skip) = (later, offset + len, 0);
+    }
+    r.commit(
+        SESSION,
+        file,
+        NewData {
+            runs: &runs,
+            crcs: &list,
+        },
+        WriteAt::Offset(0),
+        Tail(0),
+        NOW,
+    )
+    .map(|_| ())
 }

@@ -7,6 +7,7 @@ pub(crate) mod scrub;
 pub(crate) mod status;
 pub(crate) mod utilization;
 
+use crate::housekeeping::utilization::CROWDED;
 use crate::map;
 use crate::node::Node;
 use polvo_cluster::{Links, Timeouts, join_all};
@@ -190,6 +191,8 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
 
 /// In small pieces, so that requests come in between; then what is empty goes back to the pool.
 async fn collect_garbage(node: &Arc<Node>) {
+    let pool = node.space.usage();
+    let crowded = u64::from(pool.free_segments) < u64::from(pool.segments) / CROWDED || node.utilization.is_crowded();
     for service in node.regions.all() {
         for _ in 0..GARBAGE_PIECES {
             if !service.enter(|region| region.collect_garbage(node.clock.now_ns())) {
@@ -197,7 +200,7 @@ async fn collect_garbage(node: &Arc<Node>) {
             }
             tokio::task::yield_now().await;
         }
-        let given_back = service.shrink();
+        let given_back = service.shrink(crowded);
         if given_back > 0 {
             tracing::debug!(region = service.id.0, given_back, "segments that are not needed");
         }

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const ROOMY: f64 = 0.125;
 /// A node with less than one of so many parts of its pool left is spared, as long as there are others.
 const TIGHT: u64 = 32;
+/// Pools fill up where less than one of so many parts of one belongs to no region.
+pub(crate) const CROWDED: u64 = 4;
 /// Below this mean number of inodes a node differences in inodes count for less.
 const FEW_INODES: f64 = 64.0;
 
@@ -157,6 +159,12 @@ impl Utilization {
     /// Is there room for more of a region at all of its nodes?
     pub fn is_roomy(&self, region: &RegionInfo) -> bool {
         self.nodes.lock().is_roomy(region)
+    }
+
+    /// Does any pool fill up?
+    pub fn is_crowded(&self) -> bool {
+        let is_crowded = |known: &Known| known.usage.free_segment_bytes < known.usage.total_bytes / CROWDED;
+        self.nodes.lock().known.values().any(is_crowded)
     }
 
     /// The region for a new inode, of the set that the placement says; `None` when all have been rejected. First the candidates by hash, the less full

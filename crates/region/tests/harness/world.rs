@@ -8,6 +8,12 @@ use polvo_pmem::Pmem;
 use polvo_pmem::sim::CrashImage;
 use polvo_proto::*;
 use polvo_region::*;
+
+/// Whatever a region does not need, somebody can use.
+pub const EVERYBODY: Demand = Demand {
+    copies: true,
+    crowded: true,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -155,7 +155,7 @@ impl Run {
             Op::Release { file } => self.release(file),
             Op::CollectGarbage => (0..self.world.regions.len() as u16).for_each(|region| {
                 self.world.collect_garbage(RegionId(region));
-                self.world.region(RegionId(region)).shrink(true, |_| ());
+                self.world.region(RegionId(region)).shrink(EVERYBODY, |_| ());
                 self.world.region(RegionId(region)).release_segments(|_| ());
             }),
             Op::Tick => self.pass_tick(),

@@ -393,9 +393,9 @@ pub fn segments_of_inodes_and_logs_go_back() {
         s.world.collect_garbage(R0);
         let what = format!("shrink, round {round}");
         if round % 2 == 1 {
-            s.unseen(&what, |w| w.region(R0).shrink(true, |_| ()));
+            s.unseen(&what, |w| w.region(R0).shrink(EVERYBODY, |_| ()));
         } else {
-            let (states, _) = collect_states(&mut s.world, |w| w.region(R0).shrink(true, |_| ()));
+            let (states, _) = collect_states(&mut s.world, |w| w.region(R0).shrink(EVERYBODY, |_| ()));
             recover_all(&what, &s.world.shape, s.world.now, &states, |world, _| {
                 for n in 0..CROWD {
                     let new = world.create(root, &name(n, 5), file(), R0);

@@ -38,6 +38,8 @@ const fn unseen(name: &'static str, run: fn(&mut World) -> Result<(), RegionErro
     }
 }
 
+/// Pages of a segment.
+const SEGMENT_PAGES: u32 = 64;
 const PAGE: u64 = polvo_format::PAGE as u64;
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
@@ -248,8 +250,29 @@ pub const OPERATIONS: &[Operation] = &[
     }),
     unseen("release of segments", |w| {
         for region in regions(w) {
-            w.region(region).shrink(true, |_| ());
+            w.region(region).shrink(EVERYBODY, |_| ());
             w.region(region).release_segments(|_| ());
+        }
+        Ok(())
+    }),
+    unseen("cleaning of segments", |w| {
+        for region in regions(w) {
+            // a segment more, of which a page stays taken
+            let region = w.region(region);
+            let before = region.segments().count();
+            let mut runs = Vec::new();
+            while region.segments().count() == before
+                && let Ok(more) = region.delegate(SESSION, SEGMENT_PAGES)
+            {
+                runs.extend(more);
+            }
+            if let Some(run) = runs.last_mut() {
+                run.pages -= 1;
+            }
+            runs.retain(|run| run.pages > 0);
+            region.return_space(SESSION, &runs);
+            // each is closed, cleaned, and opened again
+            (0..6).for_each(|_| _ = region.shrink(EVERYBODY, |_| ()));
         }
         Ok(())
     }),
