@@ -49,6 +49,9 @@ pub(crate) struct PolvoFilesystem {
     pub(crate) locks: bool,
     /// The kernel enforces access control lists.
     pub(crate) acl: bool,
+    /// The kernel keeps where symbolic links lead, which never changes: what has been lost by an asynchronous region, too, is not
+    /// followed by another one of its number and generation.
+    pub(crate) keeps_links: bool,
     pub(crate) mappings: Mappings,
     pub(crate) lock_owners: Arc<LockOwners>,
     pub(crate) lock_waits: LockWaits,
@@ -164,6 +167,7 @@ impl PolvoFilesystem {
             readdirplus: options.readdirplus.unwrap_or(options.cache.keeps()),
             locks: options.locks,
             acl: options.acl,
+            keeps_links: options.cache.keeps() && !options.strict_access_times,
             mappings: Mappings::new(
                 options.shared_mappings,
                 options.cache == CacheMode::Pages && !options.strict_access_times,

@@ -173,6 +173,9 @@ impl FileSystem for PolvoFilesystem {
         if self.acl {
             wanted |= init::POSIX_ACL;
         }
+        if self.keeps_links {
+            wanted |= init::CACHE_SYMLINKS;
+        }
         if self.readdirplus {
             wanted |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
         }
