@@ -10,8 +10,8 @@ use crate::remote_inode::Current;
 use polvo_cluster::join_all;
 use polvo_format::{Attr, Entry, FileKind, NAME_MAX, NodeId, RegionId, RegionOffset, SYMLINK_MAX, Tail, UnitPlace};
 use polvo_proto::{
-    Ask, Cred, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, RenameMode, SetAttr, Usage, XATTR_VALUE_MAX,
-    XattrMode, ask, reply,
+    Ask, Cred, DirPage, FsError, InodeRef, LogCursor, Made, NewFile, Placement, RenameMode, SetAttr, Usage,
+    XATTR_VALUE_MAX, XattrMode, ask, reply,
 };
 use std::sync::Arc;
 
@@ -330,6 +330,11 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::NoAttribute`].
     pub async fn get_xattr(&self, inode: InodeRef, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        let is_shown = [Placement::REGIONS, Placement::NODE].map(str::as_bytes).contains(&name);
+        let is_sane = (1..=NAME_MAX).contains(&name.len()) && !name.contains(&0);
+        if is_sane && !is_shown && self.is_known_bare(inode) {
+            return Err(FsError::NoAttribute);
+        }
         let name = name.to_vec();
         match self.call(inode.ino.region(), ask::GetXattr { inode, name }).await? {
             value if value.len() <= XATTR_VALUE_MAX => Ok(value),
@@ -345,8 +350,24 @@ impl LocalClient {
     /// # Errors
     /// [`FsError::Stale`].
     pub async fn list_xattr(&self, inode: InodeRef) -> Result<Vec<Vec<u8>>, FsError> {
+        if self.is_known_bare(inode) {
+            return Ok(Vec::new());
+        }
         let names = self.call(inode.ino.region(), ask::ListXattr { inode }).await?;
         Ok(names.into_iter().map(|name| name.into_vec()).collect())
+    }
+
+    /// It has no extended attributes, as is known by a token: most files have none, and `ls -l` asks for some of each. Who may not look
+    /// for them is the node's to say.
+    fn is_known_bare(&self, inode: InodeRef) -> bool {
+        if self.client.cred != Cred::Kernel {
+            return false;
+        }
+        let known = self.client.tokens.known(inode);
+        if known.is_none() {
+            self.client.tokens.used(inode);
+        }
+        known.is_some_and(|now| now.is_bare)
     }
 
     /// Sets an extended attribute.

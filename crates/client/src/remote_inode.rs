@@ -78,6 +78,8 @@ fn is_locked(bytes: &[u8; INODE_VIEW_SIZE]) -> bool {
 pub(crate) struct Current {
     pub(crate) attr: Attr,
     pub(crate) log: DirLog,
+    /// It is known to have no extended attributes.
+    pub(crate) is_bare: bool,
 }
 
 impl Current {
@@ -85,6 +87,7 @@ impl Current {
         Current {
             attr,
             log: DirLog { tail, page: None },
+            is_bare: false,
         }
     }
 
@@ -104,6 +107,7 @@ impl From<&InodeView> for Current {
         Current {
             attr: view.attr,
             log: DirLog { tail: view.tail, page },
+            is_bare: false,
         }
     }
 }

@@ -5,7 +5,7 @@ use polvo_client::{LocalClient, OpenFile};
 use polvo_cluster::Timeouts;
 use polvo_format::NodeId;
 use polvo_node::sim::ClusterOptions;
-use polvo_proto::RenameMode;
+use polvo_proto::{FsError, RenameMode, XattrMode};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,5 +173,56 @@ fn a_directory_is_listed_by_its_token() {
         list().await;
         client.create(dir, b"d", file()).await.unwrap();
         assert_eq!(list().await.0, ["a", "c", "d"]);
+    });
+}
+
+/// Extended attributes that are not there are looked for all the time (`ls -l`): by a token it is known that there are none.
+#[test]
+fn extended_attributes_that_are_not_there_are_known_not_to_be() {
+    with_cluster(100, async |cluster| {
+        let client = with_tokens(external(cluster, "client"));
+        let other = external(cluster, "other");
+        let made = inode(&client.create(ROOT, b"f", file()).await.unwrap());
+        let look_at = async |inode| {
+            let before = round_trips(&client);
+            let value = client.get_xattr(inode, b"user.a").await;
+            let names = client.list_xattr(inode).await.unwrap();
+            assert_eq!(value.is_ok(), names.contains(&b"user.a".to_vec()));
+            assert!(matches!(value, Ok(_) | Err(FsError::NoAttribute)), "{value:?}");
+            (value.ok(), round_trips(&client) - before)
+        };
+        let look = async || look_at(made).await;
+        assert_eq!(look().await.0, None);
+        client.take_tokens(&[made]).await;
+        assert_eq!(look().await, (None, 0));
+        client.get_attr(made).await.unwrap();
+        assert_eq!(look().await, (None, 0), "a look does not find out, and need not");
+        assert_eq!(client.get_xattr(made, b"polvo.regions").await.unwrap(), b"replicas=1");
+        assert!(
+            client
+                .get_xattr(made, b"")
+                .await
+                .is_err_and(|error| error != FsError::NoAttribute)
+        );
+        // of our own, and of others
+        client.set_xattr(made, b"user.a", b"1", XattrMode::Any).await.unwrap();
+        assert_eq!(look().await.0, Some(b"1".to_vec()));
+        client.get_attr(made).await.unwrap();
+        assert_eq!(
+            look().await,
+            (Some(b"1".to_vec()), 2),
+            "the token is there still, and says nothing"
+        );
+        client.remove_xattr(made, b"user.a").await.unwrap();
+        assert_eq!(look().await.0, None);
+        other.set_xattr(made, b"user.a", b"2", XattrMode::Any).await.unwrap();
+        assert_eq!(look().await.0, Some(b"2".to_vec()));
+        let has_some = inode(&client.create(ROOT, b"g", file()).await.unwrap());
+        other
+            .set_xattr(has_some, b"user.a", b"3", XattrMode::Any)
+            .await
+            .unwrap();
+        client.take_tokens(&[has_some]).await;
+        assert_eq!(look_at(has_some).await, (Some(b"3".to_vec()), 2));
     });
 }

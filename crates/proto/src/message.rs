@@ -447,6 +447,8 @@ pub struct Token {
     pub attr: Attr,
     /// Where the log ends.
     pub tail: Tail,
+    /// It has no extended attributes.
+    pub is_bare: bool,
 }
 
 /// Result of one intent.

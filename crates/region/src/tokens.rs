@@ -17,8 +17,8 @@
 use crate::hash::NumberMap;
 use crate::planted::{Planted, planted};
 use crate::{Region, RegionError};
-use polvo_format::{Attr, Ino, SessionId, Tail};
-use polvo_proto::InodeRef;
+use polvo_format::{Ino, SessionId};
+use polvo_proto::{InodeRef, Token};
 use std::cell::Cell;
 
 /// After its tokens were asked for, an inode gives none for so long: at first, and at most. It doubles each time, until nobody asks
@@ -152,7 +152,7 @@ impl Region {
         self.tokens.session = session;
     }
 
-    /// Gives a session a token by that number, and what it is about as it is now. `None`: not now. A token that the session has of
+    /// Gives a session a token by that number, which comes with what the inode is now. `None`: not now. A token that the session has of
     /// the inode already is no more; its number comes back.
     ///
     /// # Errors
@@ -162,13 +162,18 @@ impl Region {
         inode: InodeRef,
         token: TokenId,
         now_ms: u64,
-    ) -> Result<Option<(Attr, Tail, Option<u64>)>, RegionError> {
+    ) -> Result<Option<(Token, Option<u64>)>, RegionError> {
         if self.tokens.closed {
             return Ok(None);
         }
         let (_, found) = self.inode(inode)?;
-        let (attr, tail) = (found.attr, found.tail);
-        if attr.nlink == 0 {
+        let given = Token {
+            number: token.number,
+            attr: found.attr,
+            tail: found.tail,
+            is_bare: found.xattrs.is_empty(),
+        };
+        if given.attr.nlink == 0 {
             return Ok(None);
         }
         let watched = self.tokens.by_slot.entry(inode.ino.slot()).or_default();
@@ -189,7 +194,7 @@ impl Region {
         };
         debug_assert!(watched.holders.is_sorted_by_key(|token| token.session));
         debug_assert!(before.is_none_or(|before| before < token.number), "numbers grow");
-        Ok(Some((attr, tail, before)))
+        Ok(Some((given, before)))
     }
 
     /// A session has answered, or its lease is over: the token by that number is no more. True when somebody asks for it.
@@ -431,7 +436,7 @@ mod tests {
             },
             0,
         );
-        assert_eq!(again.unwrap().unwrap().2, Some(1));
+        assert_eq!(again.unwrap().unwrap().1, Some(1));
         region.entered_for(OTHER);
         unlink(&mut region, ROOT, b"a").unwrap();
         assert!(!give(&mut region, file, OTHER, 3, 0));

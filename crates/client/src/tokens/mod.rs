@@ -296,7 +296,11 @@ impl Tokens {
                 if let Some((number, seal)) = look.0
                     && number == held.number
                 {
-                    held.known = Some((*current, seal));
+                    let mut current = *current;
+                    // what a look does not find, and was known as of the same tail
+                    let before = held.known.filter(|(before, _)| before.log.tail == current.log.tail);
+                    current.is_bare |= before.is_some_and(|(before, _)| before.is_bare);
+                    held.known = Some((current, seal));
                 }
                 return;
             }

@@ -103,7 +103,10 @@ impl LocalClient {
         }
         for ((inode, seal), token) in inodes.iter().zip(seals).zip(taken.tokens) {
             let Some(token) = token else { continue };
-            let current = Current::new(token.attr, token.tail);
+            let current = Current {
+                is_bare: token.is_bare,
+                ..Current::new(token.attr, token.tail)
+            };
             if current.inode() != *inode {
                 continue;
             }

@@ -89,14 +89,14 @@ impl RequestContext<'_> {
                 session: holder.session,
                 number,
             };
-            let (attr, tail, before) = region.give_token(inode, token, now_ms).ok()??;
+            let (given, before) = region.give_token(inode, token, now_ms).ok()??;
             state.held.insert(number, inode);
             match before.and_then(|before| state.held.remove(&before)) {
                 Some(_) => state.asked.retain(|asked, _| Some(*asked) != before),
                 None => _ = tokens.count.fetch_add(1, Relaxed),
             }
             state.check();
-            Some(Token { number, attr, tail })
+            Some(given)
         })
     }
 
