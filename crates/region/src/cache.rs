@@ -80,6 +80,11 @@ impl Cache {
         inode
     }
 
+    /// Is an inode in it?
+    pub fn has(&self, slot: u64) -> bool {
+        self.inodes.contains_key(&slot)
+    }
+
     /// Puts an inode in.
     pub fn put(&mut self, mut inode: Box<Inode>) {
         self.clock += 1;

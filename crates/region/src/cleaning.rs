@@ -7,7 +7,7 @@
 //! with their checksums, verified before; the file's log gets entries that map them where they lie now, with the file's own times: to
 //! whoever reads it nothing has changed but the tail. The old pages go to quarantine, as if they had been written anew, so readers,
 //! snapshots and mirrors need to know nothing of this. What cannot be moved (damaged, or in the hands of a session or a transaction)
-//! stays: then the segment is opened again, and another one is taken.
+//! stays: then the segment is opened again, and another one is taken. So does what files with very long logs have that are not in use.
 //!
 //! Rosenblum and Ousterhout, *The Design and Implementation of a Log-Structured File System* (1992), section 3.
 
@@ -16,15 +16,19 @@ use crate::extents::Mapped;
 use crate::space::{Run, each_page};
 use crate::store::{Store, Urgency};
 use crate::{Region, RegionError};
-use polvo_format::{AttrChange, Entry, PAGE};
+use polvo_format::{AttrChange, Entry, FileKind, InodeHead, PAGE};
 use polvo_proto::{FsError, SegmentClass};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE_BYTES: u64 = PAGE as u64;
 /// Most pages that are copied in one step: about a millisecond's work, together with
 const PAGES_PER_STEP: u64 = 256;
-/// most files, or as many pieces of files, that are looked at.
-const LOOKED_AT_PER_STEP: usize = 1024;
+/// most files, or longer logs, that are looked at.
+const LOOKED_AT_PER_STEP: usize = 512;
+/// A longer log (1 MiB) is not read for this.
+const LOG_UNITS_MAX: u64 = 1 << 14;
+/// Most pieces that are mapped anew at once, but for those of one page.
+const ENTRIES_MAX: usize = 512;
 
 /// What is being cleaned, and what was.
 #[derive(Default)]
@@ -39,6 +43,14 @@ struct Position {
     segment: u32,
     /// files from this slot on are to be looked at
     slot: u64,
+}
+
+/// What was moved of a file.
+#[derive(Clone, Copy, Default)]
+struct Moved {
+    pages: u64,
+    /// There is more that can be.
+    rest: bool,
 }
 
 /// Pages that follow each other are copied.
@@ -84,42 +96,59 @@ impl Region {
             let Some(next) = self.store.space.next_slot(slot) else {
                 return false;
             };
+            slot = next + 1;
             match self.clean_file(next, segment, PAGES_PER_STEP - pages, &mut looked_at) {
-                Ok(moved) => pages += moved,
+                Ok(Moved { pages: some, rest }) => {
+                    pages += some;
+                    if rest {
+                        slot = next;
+                    }
+                }
                 Err(RegionError::Fs(FsError::NoSpace)) => return false,
                 Err(error) => {
                     tracing::debug!(region = self.store.region.0, slot = next, %error, "a file's data are not moved");
                 }
             }
-            // a file of which something is left has used up the pages
-            slot = if pages < PAGES_PER_STEP { next + 1 } else { next };
         }
         self.cleaning.now = Some(Position { segment, slot });
         true
     }
 
-    /// Moves what a file has in a segment, at most so many pages (at least one); how many it were.
-    fn clean_file(&mut self, slot: u64, segment: u32, most: u64, looked_at: &mut usize) -> Result<u64, RegionError> {
+    /// Moves what a file has in a segment, at most so many pages (at least one).
+    fn clean_file(&mut self, slot: u64, segment: u32, most: u64, looked_at: &mut usize) -> Result<Moved, RegionError> {
         debug_assert!(most > 0 && self.store.origin.is_none(), "nobody has asked for this");
         *looked_at += 1;
-        self.reach(self.store.ino(slot))?;
+        let ino = self.store.ino(slot);
+        self.reach(ino)?;
         if self.locked.contains(slot) {
-            return Ok(0);
+            return Ok(Moved::default());
         }
+        // directories, and logs that take long to be read, are not read for this
+        let Ok(head) = InodeHead::decode(&self.store.read_slot(slot), ino) else {
+            return Ok(Moved::default());
+        };
+        let is_file = matches!(head.kind, Some(FileKind::File | FileKind::Object | FileKind::Symlink));
+        if !is_file || head.tail.units() > LOG_UNITS_MAX && !self.cache.has(slot) {
+            return Ok(Moved::default());
+        }
+        *looked_at += head.tail.units() as usize / 64;
         let inode = self.cache.get(&self.store, slot)?;
         let store = &mut self.store;
-        let Body::File(view) = &inode.body else { return Ok(0) };
+        let Body::File(view) = &inode.body else {
+            return Ok(Moved::default());
+        };
         let shift = store.segment_shift();
         let lies_there = |mapped: &Mapped| !mapped.inline && mapped.gpa.offset().0 >> shift == u64::from(segment);
-        let extents: Vec<(u64, Mapped)> = {
-            let mapping = view.read();
-            *looked_at += mapping.index.len() / 64;
-            mapping.index.iter().filter(|(_, mapped)| lies_there(mapped)).collect()
-        };
+        let extents = view
+            .read()
+            .index
+            .iter()
+            .filter(|(_, mapped)| lies_there(mapped))
+            .collect::<Vec<_>>();
         let moved = StagedMove::of(store, &extents, most)?;
         let mut entries = moved.entries(&extents, inode.attr.mtime_ns);
         if entries.is_empty() {
-            return Ok(0);
+            return Ok(Moved::default());
         }
         entries.push(Entry::SetAttr(AttrChange {
             mtime_ns: Some(inode.attr.mtime_ns),
@@ -130,7 +159,11 @@ impl Region {
         let copy = |store: &Store| moves.iter().for_each(|pages| store.copy_pages(*pages));
         moved.store.append(inode, &entries, Urgency::Normal, copy)?;
         debug_assert_eq!(inode.attr, attr, "only where its bytes lie has changed");
-        Ok(moved.happened(&entries))
+        let rest = moved.rest;
+        Ok(Moved {
+            pages: moved.happened(&entries),
+            rest,
+        })
     }
 }
 
@@ -138,6 +171,8 @@ impl Region {
 struct StagedMove<'a> {
     store: &'a mut Store,
     moves: Vec<Move>,
+    /// There is more that could move.
+    rest: bool,
     happened: bool,
 }
 
@@ -155,30 +190,33 @@ impl Drop for StagedMove<'_> {
 impl<'a> StagedMove<'a> {
     /// Takes pages for what extents of one segment have there, at most so many. Damaged pages stay where they are.
     fn of(store: &'a mut Store, extents: &[(u64, Mapped)], most: u64) -> Result<StagedMove<'a>, RegionError> {
-        let mut pages = BTreeSet::new();
+        let mut pieces: BTreeMap<u64, usize> = BTreeMap::new();
         for (_, mapped) in extents {
             each_page(mapped.gpa.offset().0, mapped.len, |page, _| {
-                pages.insert(page);
+                *pieces.entry(page).or_default() += 1
             });
         }
         let mut staged = StagedMove {
             store,
             moves: Vec::new(),
+            rest: false,
             happened: false,
         };
-        let sound = |store: &Store, page: u64| store.pool.damaged_page(store.at(page * PAGE_BYTES), 1).is_none();
-        let mut left = pages
-            .into_iter()
-            .filter(|page| sound(staged.store, *page))
-            .take(most as usize);
+        let space = &staged.store.pool;
+        let is_sound = |page: &u64| space.damaged_page(staged.store.at(page * PAGE_BYTES), 1).is_none();
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        for page in left.by_ref() {
+        let (mut pages, mut entries) = (0, 0);
+        for (page, its) in pieces.into_iter().filter(|(page, _)| is_sound(page)) {
+            (pages, entries) = (pages + 1, entries + its);
+            if pages > most || pages > 1 && entries > ENTRIES_MAX {
+                staged.rest = true;
+                break;
+            }
             match runs.last_mut() {
                 Some((first, len)) if *first + *len == page => *len += 1,
                 _ => runs.push((page, 1)),
             }
         }
-        drop(left);
         for (first, len) in runs {
             let mut done = 0;
             while done < len {
@@ -358,6 +396,11 @@ mod tests {
                     model.region.set_attr(*inode, &size, NOW).unwrap();
                 }
             }
+            // more pieces of pages than are mapped at once
+            (0..2).for_each(|page| model.write(0, page * PAGE, &[1; PAGE]));
+            for at in (0..2 * PAGE).step_by(6) {
+                model.write(0, at, &[2]);
+            }
             for n in (0..FILES).filter(|n| n % 10 != 0) {
                 unlink(&mut model.region, ROOT, &Model::name(n)).unwrap();
             }
@@ -491,7 +534,7 @@ mod tests {
     #[test]
     fn a_snapshot_shows_what_was_there() {
         let mut model = Model::scattered(false);
-        let (inode, known) = model.files[0].clone();
+        let (inode, known) = model.files[1].clone();
         let snapshot = model.region.begin_read(inode, 0, known.len() as u64).unwrap();
         assert!(!snapshot.more);
         model.keep_house(60);
