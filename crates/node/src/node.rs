@@ -343,7 +343,7 @@ impl Node {
 
     /// Has all regions give back segments that hold nothing.
     #[cold]
-    fn collect_segments(&self) {
+    pub(crate) fn collect_segments(&self) {
         let released: u32 = self.regions.all().map(|service| service.release_segments()).sum();
         tracing::debug!(released, "empty segments collected for want of space");
     }

@@ -2,7 +2,7 @@
 //! pool ([`shrink`](crate::shrink)).
 //!
 //! Writes go to space that was delegated, and what they replace lies anywhere: in the end a region has a little in each of many
-//! segments, which other regions cannot use, nor the copies of this one. So while pools fill up, one segment at a time is closed
+//! segments, which other regions cannot use, nor the copies of this one. So while pools fill up, one segment after the other is closed
 //! (nothing of it is given out), and all files are gone through, a bounded piece in each step of housekeeping. Whole pages are copied
 //! with their checksums, verified before; the file's log gets entries that map them where they lie now, with the file's own times: to
 //! whoever reads it nothing has changed but the tail. The old pages go to quarantine, as if they had been written anew, so readers,
@@ -21,7 +21,11 @@ use polvo_proto::{FsError, SegmentClass};
 use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE_BYTES: u64 = PAGE as u64;
-/// Most pages that are copied in one step: about a millisecond's work, together with
+/// Closed segments: most. They are so until nobody can be reading in them any more.
+const CLOSED_MAX: usize = 8;
+/// Steps at a time,
+const STEPS: usize = 4;
+/// in each of which so many pages are copied at most: about a millisecond's work, together with
 const PAGES_PER_STEP: u64 = 256;
 /// most files, or longer logs, that are looked at.
 const LOOKED_AT_PER_STEP: usize = 512;
@@ -36,6 +40,13 @@ pub(crate) struct Cleaning {
     now: Option<Position>,
     /// segments that were cleaned, some in vain, since all were
     tried: BTreeSet<u32>,
+}
+
+impl Cleaning {
+    /// The segment that is being cleaned.
+    pub fn segment(&self) -> Option<u32> {
+        Some(self.now?.segment)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -63,34 +74,45 @@ struct Move {
 }
 
 impl Region {
-    /// Closes a segment of data of which at most half is in use, if there is one and as much is free elsewhere; `spare` pages are to
-    /// stay free when it is gone. [`Region::clean`] then cleans it.
-    pub(crate) fn begin_to_clean(&mut self, spare: u64) {
-        debug_assert!(self.store.space.closed().is_none(), "one segment at a time is closed");
+    /// Cleans segments, a bounded piece; `spare` pages are to stay free when they are gone.
+    pub(crate) fn clean(&mut self, spare: u64) {
+        for _ in 0..STEPS {
+            if !self.clean_some() && !self.begin_to_clean(spare) {
+                return;
+            }
+        }
+    }
+
+    /// Closes a segment of data of which at most half is in use, if there is one and as much is free elsewhere.
+    fn begin_to_clean(&mut self, spare: u64) -> bool {
+        if self.store.space.closed() >= CLOSED_MAX {
+            return false;
+        }
         let (store, tried) = (&mut self.store, &mut self.cleaning.tried);
         let Some(segment) = store.hardly_used_data(spare, tried) else {
             tried.clear();
-            return;
+            return false;
         };
         tried.insert(segment);
         let (region, used) = (store.region.0, store.space.bitmap(segment).used());
         tracing::debug!(region, segment, used, "a segment is cleaned");
         store.space.close(segment);
         self.cleaning.now = Some(Position { segment, slot: 1 });
+        true
     }
 
-    /// Moves a bounded piece of what is left in the segment that is being cleaned; false when there is nothing (more) that can be.
-    pub(crate) fn clean(&mut self) -> bool {
+    /// Moves some of what is left in the segment that is being cleaned; false when there is nothing (more) that can be.
+    fn clean_some(&mut self) -> bool {
         let Some(Position { segment, mut slot }) = self.cleaning.now.take() else {
             return false;
         };
-        if self.store.space.left_in_closed() == 0 {
+        if self.store.space.left_in_closed(segment) == 0 {
             return false;
         }
         let (mut pages, mut looked_at) = (0, 0);
         while pages < PAGES_PER_STEP && looked_at < LOOKED_AT_PER_STEP {
             // where space was short, it is open again
-            if self.store.space.closed().is_none_or(|(closed, _)| closed != segment) {
+            if !self.store.space.is_closed(segment) {
                 return false;
             }
             let Some(next) = self.store.space.next_slot(slot) else {
@@ -302,7 +324,9 @@ impl Store {
         let used = |index: u32| u64::from(self.space.bitmap(index).used());
         let is_worth_it = |index: &u32| {
             let units = u64::from(self.space.bitmap(*index).len());
-            (1..=units / 2).contains(&used(*index)) && self.space.free(SegmentClass::Data) >= spare + units
+            !self.space.is_closed(*index)
+                && (1..=units / 2).contains(&used(*index))
+                && self.space.free(SegmentClass::Data) >= spare + units
         };
         data.map(|(index, ..)| index)
             .filter(|index| !tried.contains(index) && is_worth_it(index))
@@ -568,7 +592,7 @@ mod tests {
         let mut model = Model::scattered(false);
         let rounds = (0..10).find(|_| {
             model.keep_house(1);
-            model.region.store.space.closed().is_some()
+            model.region.store.space.closed() > 0
         });
         assert!(rounds.is_some(), "nothing is cleaned");
         let free = model.region.store.free_data_pages();

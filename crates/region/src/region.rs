@@ -217,6 +217,12 @@ impl Region {
         }
     }
 
+    /// Whether there is room at other nodes for copies of more data: else a change that takes a segment finds no space, rather than the
+    /// region its copies lost.
+    pub fn set_may_grow(&mut self, may_grow: bool) {
+        self.store.may_grow = may_grow;
+    }
+
     /// Does a change, and does it again after some garbage collection when there was no space for it. (What finds no
     /// space changes nothing.)
     pub(crate) fn with_space<T>(

@@ -43,8 +43,10 @@ impl Region {
     /// that index again before it is recovered.
     pub fn release_segments(&mut self, mut last_word: impl FnMut(u32)) -> u32 {
         self.reap(); // what was dispatched to us may have deleted files
+        let kept = self.cleaning.segment();
         let store = &mut self.store;
-        store.space.empty_quarantine();
+        store.space.end_quarantine();
+        store.space.open_ready(kept);
         let reserve = store.log_reserve();
         [
             (SegmentClass::Data, 0),
@@ -60,30 +62,29 @@ impl Region {
     /// a bounded piece of work for one of logs to become empty. Where somebody can use them ([`Demand`]) for segments of data, too, of
     /// which as much stays free as is in use, at most a segment.
     pub fn shrink(&mut self, demand: Demand, mut last_word: impl FnMut(u32)) -> u32 {
-        let cleaning = self.clean();
+        let kept = self.cleaning.segment();
         let store = &mut self.store;
         let in_segment = 1u64 << store.segment_shift();
         let slots = in_segment / INODE_SIZE as u64 / 2;
         let pages = store.log_reserve() + in_segment / PAGE as u64 / 2;
-        // one that was closed is empty by now, or something has come between
-        if !cleaning && store.space.closed().is_some_and(|(_, waits)| !waits) {
-            store.space.open_closed();
-        }
+        // those that were closed are empty by now, or something has come between
+        store.space.open_ready(kept);
         let mut released = store.release_segments(SegmentClass::Inodes, slots, &mut last_word)
             + store.release_segments(SegmentClass::Logs, pages, &mut last_word);
         let spare = store.space.used(SegmentClass::Data).min(in_segment / PAGE as u64);
         if demand.copies || demand.crowded {
             released += store.release_segments(SegmentClass::Data, spare, &mut last_word);
         }
-        if store.space.closed().is_none() {
-            if let Some((segment, logs)) = store.nearly_empty_logs(pages) {
-                store.space.close(segment);
-                for slot in logs {
-                    self.move_log(slot);
-                }
-            } else if demand.crowded {
-                self.begin_to_clean(spare);
+        if store.space.closed() == 0
+            && let Some((segment, logs)) = store.nearly_empty_logs(pages)
+        {
+            store.space.close(segment);
+            for slot in logs {
+                self.move_log(slot);
             }
+        }
+        if demand.crowded {
+            self.clean(spare);
         }
         released
     }
@@ -488,6 +489,27 @@ mod tests {
         }
         assert!(again + 20 > made - 5, "{again} files, {made} before");
         assert_eq!(findings(&mut r), [""; 0]);
+    }
+
+    #[test]
+    fn data_take_no_segment_for_which_copies_have_no_room() {
+        let mut r = region(8);
+        let before = count(&r, SegmentClass::Data);
+        r.set_may_grow(false);
+        assert!(
+            r.delegate(SESSION, 10)
+                .is_err_and(|error| matches!(error, crate::RegionError::Fs(polvo_proto::FsError::NoSpace)))
+        );
+        // names, small files and removals go on
+        let inodes = crowd(&mut r, ROOT);
+        r.write(inodes[0], WriteAt::Offset(1), b"x", Tail::default(), NOW)
+            .unwrap();
+        (0..CROWD).for_each(|n| unlink(&mut r, ROOT, &name(n)).unwrap());
+        assert_eq!(count(&r, SegmentClass::Data), before);
+        r.set_may_grow(true);
+        assert_eq!(r.delegate(SESSION, 10).unwrap().len(), 1);
+        r.set_may_grow(false);
+        assert!(r.delegate(SESSION, 10).is_ok(), "what it has it can use");
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(crate) struct Space {
     quarantine: VecDeque<Freed>,
     /// free, but not to be given out yet; counted as in quarantine
     held_back: Vec<Run>,
-    closed: Option<Closed>,
+    closed: Vec<Closed>,
     tick: u64,
     /// of what is freed now
     record: Lsn,
@@ -98,7 +98,7 @@ impl Space {
             live: NumberMap::default(),
             quarantine: VecDeque::new(),
             held_back: Vec::new(),
-            closed: None,
+            closed: Vec::new(),
             tick: 0,
             record: Lsn(0),
             mirrored: Lsn(0),
@@ -202,10 +202,7 @@ impl Space {
     pub fn remove_segment(&mut self, index: u32) {
         let (class, bitmap) = self.segments[index as usize].take().expect("the segment is ours");
         assert_eq!(bitmap.used(), 0, "segment {index} is in use");
-        assert!(
-            self.closed.as_ref().is_none_or(|closed| closed.segment != index),
-            "segment {index} is closed"
-        );
+        assert!(!self.is_closed(index), "segment {index} is closed");
         debug_assert!(
             self.quarantined_runs().all(|run| run.segment != index),
             "segment {index} is in quarantine"
@@ -357,7 +354,7 @@ impl Space {
     /// Gives a run back at once: nobody can know of it any more.
     pub fn give(&mut self, run: Run) {
         debug_assert!(run.len > 0, "a run of no units");
-        if let Some(closed) = self.closed.as_mut().filter(|closed| closed.segment == run.segment) {
+        if let Some(closed) = self.closed.iter_mut().find(|closed| closed.segment == run.segment) {
             debug_assert!(
                 closed.free.iter().all(|free| !free.overlaps(run)),
                 "{run:?} is free already"
@@ -509,11 +506,17 @@ impl Space {
         self.give(run);
     }
 
-    /// Space is short: opens the closed segment, and empties the quarantine but for what a client that is gone may still write
-    /// to, and what a snapshot may show. True when that gave anything.
+    /// Space is short: opens closed segments, and ends the quarantine early. True when that gave anything.
     pub fn empty_quarantine(&mut self) -> bool {
-        let before = self.quarantine.len() + self.closed.iter().len();
+        let closed = self.closed.len();
         self.open_closed();
+        self.end_quarantine() || closed > 0
+    }
+
+    /// Empties the quarantine but for what a client that is gone may still write to, and what a snapshot may show. True when that gave
+    /// anything.
+    pub fn end_quarantine(&mut self) -> bool {
+        let before = self.quarantine.len();
         for freed in std::mem::take(&mut self.quarantine) {
             let written = freed.written && !planted(Planted::WrittenPagesReused);
             if written || !self.snapshots.let_go(freed.shown) || !self.is_mirrored(&freed) {
@@ -522,7 +525,7 @@ impl Space {
                 self.leave_quarantine(freed.run);
             }
         }
-        debug_assert!(self.closed.is_none() && self.quarantine.len() <= before);
+        debug_assert!(self.quarantine.len() <= before);
         debug_assert!(
             self.quarantine
                 .iter()
@@ -583,10 +586,10 @@ impl Space {
         self.check_class(SegmentClass::Data);
     }
 
-    /// Gives out nothing of a segment any more, until it is opened again. One at a time. What is moved out of it goes to the lowest
-    /// segments that have room.
+    /// Gives out nothing of a segment any more, until it is opened again. What is moved out of it goes to the lowest segments that have
+    /// room.
     pub fn close(&mut self, segment: u32) {
-        self.open_closed();
+        assert!(!self.is_closed(segment), "segment {segment} is closed once");
         let class = self.segment(segment).0;
         assert_ne!(class, SegmentClass::Inodes, "inodes are not moved");
         self.classes[class_at(class)].cursor = 0;
@@ -595,39 +598,62 @@ impl Space {
             free.iter().all(|run| run.segment == segment),
             "all of it is of the segment"
         );
-        self.closed = Some(Closed { segment, free });
+        self.closed.push(Closed { segment, free });
         self.check_class(class);
     }
 
-    /// Units of the closed segment that are in use.
-    pub fn left_in_closed(&self) -> u64 {
-        let Some(closed) = &self.closed else { return 0 };
+    /// Is a segment closed?
+    pub fn is_closed(&self, segment: u32) -> bool {
+        self.closed.iter().any(|closed| closed.segment == segment)
+    }
+
+    /// How many are closed.
+    pub fn closed(&self) -> usize {
+        self.closed.len()
+    }
+
+    /// Units of a closed segment that are in use.
+    pub fn left_in_closed(&self, segment: u32) -> u64 {
+        let closed = self.closed.iter().find(|closed| closed.segment == segment);
+        let free = closed.into_iter().flat_map(|closed| &closed.free).copied();
         let waiting = self.quarantine.iter().map(|freed| freed.run);
-        let not_in_use = waiting
-            .filter(|run| run.segment == closed.segment)
-            .chain(closed.free.iter().copied());
-        let left =
-            u64::from(self.bitmap(closed.segment).used()).checked_sub(not_in_use.map(|run| u64::from(run.len)).sum());
+        let not_in_use = waiting.filter(|run| run.segment == segment).chain(free);
+        let not_in_use = not_in_use.map(|run| u64::from(run.len)).sum();
+        let left = u64::from(self.bitmap(segment).used()).checked_sub(not_in_use);
         left.expect("what is free of a closed segment counts as used")
     }
 
-    /// The closed segment, and whether anything of it will still become free by itself, with the quarantine.
-    pub fn closed(&self) -> Option<(u32, bool)> {
-        let segment = self.closed.as_ref()?.segment;
-        Some((
-            segment,
-            self.quarantine.iter().any(|freed| freed.run.segment == segment),
-        ))
+    /// Closed segments of which nothing will become free by itself any more, with the quarantine, are ones like others again; but for
+    /// `kept`.
+    pub fn open_ready(&mut self, kept: Option<u32>) {
+        if self.closed.is_empty() {
+            return;
+        }
+        let waiting: BTreeSet<u32> = self.quarantine.iter().map(|freed| freed.run.segment).collect();
+        let stays = |closed: &Closed| kept == Some(closed.segment) || waiting.contains(&closed.segment);
+        let ready: Vec<u32> = self
+            .closed
+            .iter()
+            .filter(|closed| !stays(closed))
+            .map(|closed| closed.segment)
+            .collect();
+        ready.into_iter().for_each(|segment| self.open(segment));
     }
 
-    /// The closed segment is one like others again.
+    /// Closed segments are ones like others again.
     pub fn open_closed(&mut self) {
-        if let Some(closed) = self.closed.take() {
-            let is_its = |run: &Run| run.segment == closed.segment;
-            debug_assert!(closed.free.iter().all(is_its), "free runs are of the closed segment");
-            closed.free.into_iter().for_each(|run| self.leave_quarantine(run));
-            self.check_class(self.segment(closed.segment).0);
+        while let Some(closed) = self.closed.last() {
+            self.open(closed.segment);
         }
+    }
+
+    fn open(&mut self, segment: u32) {
+        let at = self.closed.iter().position(|closed| closed.segment == segment);
+        let closed = self.closed.swap_remove(at.expect("the segment is closed"));
+        let is_its = |run: &Run| run.segment == segment;
+        debug_assert!(closed.free.iter().all(is_its), "free runs are of the closed segment");
+        closed.free.into_iter().for_each(|run| self.leave_quarantine(run));
+        self.check_class(self.segment(segment).0);
     }
 
     // ---- live bytes

@@ -64,6 +64,8 @@ pub(crate) struct Store {
     /// as it is on the media: numbers from here on were never used
     pub txn_limit: SequenceLimit,
     pub space: Space,
+    /// The nodes that have copies have room for more segments of data.
+    pub may_grow: bool,
     /// inodes whose log is more than half dead
     pub garbage: BTreeSet<u64>,
     /// inodes that recovery or a later load found damaged, and what is wrong
@@ -113,6 +115,7 @@ impl Store {
             next_txn: 1,
             txn_limit: SequenceLimit::default(),
             space,
+            may_grow: true,
             garbage: BTreeSet::new(),
             damaged: NumberMap::default(),
             log_lengths: BTreeMap::new(),
@@ -235,7 +238,8 @@ impl Store {
             (_, Urgency::Normal) => 1,
             (_, Urgency::Frees) => 0,
         };
-        usage.free_segments > keep && self.add_segment(class).is_ok()
+        let may_grow = class != SegmentClass::Data || self.may_grow;
+        may_grow && usage.free_segments > keep && self.add_segment(class).is_ok()
     }
 
     /// Gets a segment from the pool, whatever that leaves.

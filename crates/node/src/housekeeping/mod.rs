@@ -24,7 +24,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 /// How often a node does its housekeeping. It does nothing in between.
 pub(crate) const PERIOD: Duration = Duration::from_millis(500);
 /// Every so many periods nodes show each other what their pools are, and ask for each other's usage (which they do every period in
-/// which inodes were placed, too).
+/// which inodes were placed or pools fill up, too).
 const EXCHANGE_EVERY: u64 = 20;
 /// An inode locked by a transaction for so long makes us ask its coordinator.
 const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
@@ -67,7 +67,7 @@ pub(crate) async fn meet_others(node: Arc<Node>, links: Rc<Links>) {
             node.follow_map(&links, &renewed).await;
             reached.note(&node.map(), &renewed);
         }
-        if node.utilization.take_used() || round % EXCHANGE_EVERY == 0 {
+        if node.utilization.take_used() || node.utilization.is_crowded() || round % EXCHANGE_EVERY == 0 {
             exchange_usage(&node, &links).await;
         }
         if round % EXCHANGE_EVERY == 0
@@ -200,6 +200,11 @@ async fn collect_garbage(node: &Arc<Node>) {
             }
             tokio::task::yield_now().await;
         }
+        let map = node.map();
+        let has_room = map
+            .region(service.id)
+            .is_none_or(|info| node.utilization.has_room_for_copies(info));
+        service.enter(|region| region.set_may_grow(has_room));
         let given_back = service.shrink(crowded);
         if given_back > 0 {
             tracing::debug!(region = service.id.0, given_back, "segments that are not needed");

@@ -161,6 +161,20 @@ impl Utilization {
         self.nodes.lock().is_roomy(region)
     }
 
+    /// Have the other nodes that keep a region room for more of it?
+    pub fn has_room_for_copies(&self, region: &RegionInfo) -> bool {
+        let nodes = self.nodes.lock();
+        let is_tight = |replica: &Replica| {
+            let known = nodes.known.get(&replica.node).map(|known| known.usage);
+            known.is_some_and(|usage| usage.free_segment_bytes < usage.total_bytes / TIGHT)
+        };
+        let mut copies = region
+            .replicas
+            .iter()
+            .filter(|replica| replica.role != ReplicaRole::Primary);
+        !copies.any(is_tight)
+    }
+
     /// Does any pool fill up?
     pub fn is_crowded(&self) -> bool {
         let is_crowded = |known: &Known| known.usage.free_segment_bytes < known.usage.total_bytes / CROWDED;
@@ -369,6 +383,10 @@ mod tests {
                 chosen.insert(info.id);
             }
             assert!(chosen.len() > 1, "they are spread: {chosen:?}");
+            for info in &map.regions {
+                let has_copy = is_at(info, full) && info.primary() != Some(NodeId(full));
+                assert_eq!(utilization.has_room_for_copies(info), !has_copy, "{info:?}");
+            }
         }
         // nobody has any: it goes where it would
         (0..3).for_each(|other| utilization.learn(NodeId(other), usage(1010 << 20, 0)));

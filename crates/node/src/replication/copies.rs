@@ -250,7 +250,15 @@ impl RequestContext<'_> {
     /// See [`polvo_proto::Request::MirrorSegments`].
     pub fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, FsError> {
         let copy = self.copy(region)?;
-        copy.lock().lane.take_segments(segments).map_err(to_fs)
+        let take = || copy.lock().lane.take_segments(segments).map_err(to_fs);
+        match take() {
+            Err(FsError::NoSpace) => {
+                // regions here may have some that hold nothing
+                self.node.collect_segments();
+                take()
+            }
+            taken => taken,
+        }
     }
 
     /// See [`polvo_proto::Request::KeepSegments`].
