@@ -370,3 +370,21 @@ fn external_client() {
 fn client_inside_a_node() {
     with_cluster(2, async |cluster| all_operations(&internal(cluster, 1)).await);
 }
+
+/// A directory that was removed, and is held open, is below no other one: who moves its former parent into it finds that it is gone.
+#[test]
+fn nothing_is_moved_into_a_directory_that_was_removed() {
+    with_cluster(101, async |cluster| {
+        let client = external(cluster, "client");
+        let outer = inode(&client.create(ROOT, b"outer", directory()).await.unwrap());
+        let inner = inode(&client.create(outer, b"inner", directory()).await.unwrap());
+        let into = async || client.rename(ROOT, b"outer", inner, b"n", RenameMode::Replace).await;
+        assert!(matches!(into().await, Err(FsError::Invalid(_))), "it is below");
+        let held = client.open(inner).await.unwrap();
+        external(cluster, "other").rmdir(outer, b"inner").await.unwrap();
+        assert_eq!(client.get_attr(inner).await.unwrap().nlink, 0);
+        let moved = into().await;
+        assert!(matches!(moved, Err(FsError::NotFound | FsError::Stale)), "{moved:?}");
+        drop(held);
+    });
+}

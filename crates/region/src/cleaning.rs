@@ -106,12 +106,13 @@ impl Region {
         let Some(Position { segment, mut slot }) = self.cleaning.now.take() else {
             return false;
         };
-        if self.store.space.left_in_closed(segment) == 0 {
+        // where space was short, it has been opened since, and may be gone
+        if !self.store.space.is_closed(segment) || self.store.space.left_in_closed(segment) == 0 {
             return false;
         }
         let (mut pages, mut looked_at) = (0, 0);
         while pages < PAGES_PER_STEP && looked_at < LOOKED_AT_PER_STEP {
-            // where space was short, it is open again
+            // a file's log may have needed the room
             if !self.store.space.is_closed(segment) {
                 return false;
             }

@@ -178,6 +178,12 @@ impl RequestContext<'_> {
     /// rename lock comes in between. If they stand for something else by now, look up again.
     async fn if_still(&self, rename: &Rename, found: &FoundNames, answer: FsError) -> Missed {
         let names = async {
+            // a directory that was removed is in no other one, if somebody holds it open
+            for dir in [rename.old_dir, rename.new_dir] {
+                if self.attr_of(dir).await?.nlink == 0 {
+                    return Err(FsError::NotFound);
+                }
+            }
             let source = self.find(rename.old_dir, &rename.old_name).await?;
             let dest = self.find(rename.new_dir, &rename.new_name).await?;
             Ok::<_, FsError>((source.map(|(entry, _)| entry), dest.map(|(entry, _)| entry)))
