@@ -436,6 +436,13 @@ impl Space {
         freed.record <= self.mirrored || planted(Planted::ReusedUnmirrored)
     }
 
+    /// Will units of a class be free as soon as the mirrors know that they are?
+    pub fn waits_for_mirrors(&self, class: SegmentClass) -> bool {
+        let of_class = |freed: &&Freed| self.segment(freed.run.segment).0 == class;
+        let mut waiting = self.quarantine.iter().filter(of_class);
+        waiting.any(|freed| !freed.written && self.snapshots.let_go(freed.shown) && !self.is_mirrored(freed))
+    }
+
     /// What is freed from now on carries `tick`; what was freed at or before `safe` is free again.
     pub fn set_tick(&mut self, tick: u64, safe: u64) {
         assert!(safe <= tick, "tick {tick}, and what {safe} has freed is free");

@@ -284,7 +284,9 @@ impl Store {
         }
         while self.space.free(class) <= reserve {
             if !self.grow(class, urgency) {
-                return Err(FsError::NoSpace.into());
+                // what is removed makes room in the end; it is not to fail since mirrors are a moment behind
+                let waits = urgency == Urgency::Frees && self.space.waits_for_mirrors(class);
+                return Err(if waits { FsError::Retry } else { FsError::NoSpace }.into());
             }
         }
         debug_assert!(self.space.free(class) > reserve, "the reserve stays");

@@ -1,9 +1,10 @@
 //! Behaviour of a region as a whole, where it is not covered by the model and the power cuts in `tests/`.
 
+use crate::store::Urgency;
 use crate::testing::*;
 use crate::{NewData, Region, RegionError};
 use parking_lot::Mutex;
-use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, Origin, PAGE, SessionId, Tail, TxnId};
+use polvo_format::{FileKind, INODE_SIZE, Ino, LogEntries, Lsn, Origin, PAGE, SessionId, Tail, TxnId};
 use polvo_pmem::sim::LoseAll;
 use polvo_proto::*;
 use std::collections::BTreeSet;
@@ -477,6 +478,43 @@ fn a_region_full_of_names_can_be_emptied_and_filled_again() {
         filled[0] > 3000 && filled.iter().all(|&n| n * 10 > filled[0] * 9),
         "{filled:?}"
     );
+}
+
+/// Pages that are free can be used again only when the mirrors know of it: what makes room waits for that, and does not fail.
+#[test]
+fn removals_from_a_full_region_wait_for_mirrors_that_are_behind() {
+    let mut r = region(2);
+    r.capture(Lsn(1));
+    let is = |error: RegionError, wanted: FsError| matches!(error, RegionError::Fs(error) if error == wanted);
+    let mut pages = Vec::new();
+    let full = loop {
+        match r.store.take_log_page(Urgency::Frees) {
+            Ok(page) => pages.push(page),
+            Err(error) => break error,
+        }
+    };
+    assert!(is(full, FsError::NoSpace), "nothing of it will be free by itself");
+    let page = pages.pop().unwrap();
+    r.store.retire_pages(&[page]);
+    assert!(
+        r.store
+            .take_log_page(Urgency::Frees)
+            .is_err_and(|error| is(error, FsError::Retry))
+    );
+    assert!(
+        r.store
+            .take_log_page(Urgency::Normal)
+            .is_err_and(|error| is(error, FsError::NoSpace))
+    );
+    make(&mut r, ROOT, b"f", FileKind::File).unwrap();
+    let last = r.take_records(&mut Vec::new()).unwrap();
+    assert!(
+        r.store
+            .take_log_page(Urgency::Frees)
+            .is_err_and(|error| is(error, FsError::Retry))
+    );
+    r.set_mirrored(last);
+    assert_eq!(r.store.take_log_page(Urgency::Frees).unwrap(), page);
 }
 
 #[test]
