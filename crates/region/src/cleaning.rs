@@ -90,7 +90,10 @@ impl Region {
         }
         let (store, tried) = (&mut self.store, &mut self.cleaning.tried);
         let Some(segment) = store.hardly_used_data(spare, tried) else {
-            tried.clear();
+            // while some are closed there is less room than there will be
+            if store.space.closed() == 0 {
+                tried.clear();
+            }
             return false;
         };
         tried.insert(segment);

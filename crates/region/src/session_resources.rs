@@ -139,6 +139,7 @@ impl Region {
         let fair = u32::try_from(self.store.free_data_pages() / 4)
             .unwrap_or(u32::MAX)
             .max(FAIR_MIN);
+        let segments = self.store.segments.len();
         let mut left = pages.min(DELEGATE_MAX).min(fair);
         let mut given = Vec::new();
         while left > 0 {
@@ -177,6 +178,9 @@ impl Region {
             !given.is_empty() || pages == 0,
             "some space is delegated, or it is an error"
         );
+        if self.store.segments.len() > segments {
+            self.store.end_record(); // copies have the segment before data come to it
+        }
         Ok(given)
     }
 

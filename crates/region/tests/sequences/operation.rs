@@ -2,7 +2,7 @@
 
 use crate::ground::{look, region_for, split};
 use crate::harness::world::*;
-use polvo_format::{FileKind, RegionId};
+use polvo_format::{FileKind, Gpa, RegionId};
 use polvo_proto::*;
 use polvo_region::RegionError;
 
@@ -266,13 +266,21 @@ pub const OPERATIONS: &[Operation] = &[
             {
                 runs.extend(more);
             }
-            if let Some(run) = runs.last_mut() {
-                run.pages -= 1;
+            let mut last = Vec::new();
+            if let Some(run) = runs.pop() {
+                let split = |first: u32, pages| PageRun {
+                    gpa: Gpa(run.gpa.0 + u64::from(first) * PAGE),
+                    pages,
+                };
+                last.push(split(run.pages - 1, 1));
+                runs.extend((run.pages > 1).then(|| split(0, run.pages - 1)));
             }
-            runs.retain(|run| run.pages > 0);
             region.return_space(SESSION, &runs);
             // each is closed, cleaned, and opened again
             (0..6).for_each(|_| _ = region.shrink(EVERYBODY, |_| ()));
+            // a segment to which nothing was moved goes back, and mirrors hear of it
+            region.return_space(SESSION, &last);
+            (0..3).for_each(|_| _ = region.shrink(EVERYBODY, |_| ()));
         }
         Ok(())
     }),
