@@ -47,6 +47,11 @@ impl Cleaning {
     pub fn segment(&self) -> Option<u32> {
         Some(self.now?.segment)
     }
+
+    /// It is left as it is.
+    pub fn stop(&mut self) {
+        self.now = None;
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -556,6 +561,19 @@ mod tests {
         model.region.store.space.give(delegated);
         model.keep_house(100);
         assert!(model.segments() <= model.needed() + 2, "{} segments", model.segments());
+        model.check();
+    }
+
+    #[test]
+    fn where_there_is_room_again_no_segment_stays_closed() {
+        let mut model = Model::scattered(false);
+        (0..2).for_each(|_| model.end_quarantine());
+        assert!(model.region.begin_to_clean(0));
+        let segment = model.region.cleaning.segment().unwrap();
+        for _ in 0..2 {
+            model.region.shrink(Demand::default(), |_| ());
+        }
+        assert!(!model.region.store.space.is_closed(segment));
         model.check();
     }
 

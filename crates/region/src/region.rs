@@ -217,7 +217,7 @@ impl Region {
         }
     }
 
-    /// Whether there is room at other nodes for copies of more data: else a change that takes a segment finds no space, rather than the
+    /// Whether there is room at the mirrors' nodes for more data: else a change that takes a segment finds no space, rather than the
     /// region its copies lost.
     pub fn set_may_grow(&mut self, may_grow: bool) {
         self.store.may_grow = may_grow;

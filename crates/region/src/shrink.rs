@@ -83,8 +83,9 @@ impl Region {
                 self.move_log(slot);
             }
         }
-        if demand.crowded {
-            self.clean(spare);
+        match demand.crowded {
+            true => self.clean(spare),
+            false => self.cleaning.stop(), // the segment is opened next time
         }
         released
     }

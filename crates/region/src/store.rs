@@ -64,7 +64,7 @@ pub(crate) struct Store {
     /// as it is on the media: numbers from here on were never used
     pub txn_limit: SequenceLimit,
     pub space: Space,
-    /// The nodes that have copies have room for more segments of data.
+    /// The mirrors' nodes have room for more segments of data.
     pub may_grow: bool,
     /// inodes whose log is more than half dead
     pub garbage: BTreeSet<u64>,

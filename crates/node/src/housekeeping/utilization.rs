@@ -161,18 +161,15 @@ impl Utilization {
         self.nodes.lock().is_roomy(region)
     }
 
-    /// Have the other nodes that keep a region room for more of it?
+    /// Have the nodes of a region's mirrors room for more of it? Nobody waits for other copies; one that is away says nothing new.
     pub fn has_room_for_copies(&self, region: &RegionInfo) -> bool {
         let nodes = self.nodes.lock();
         let is_tight = |replica: &Replica| {
             let known = nodes.known.get(&replica.node).map(|known| known.usage);
             known.is_some_and(|usage| usage.free_segment_bytes < usage.total_bytes / TIGHT)
         };
-        let mut copies = region
-            .replicas
-            .iter()
-            .filter(|replica| replica.role != ReplicaRole::Primary);
-        !copies.any(is_tight)
+        let is_mirror = |replica: &&Replica| replica.role == ReplicaRole::Mirror;
+        !region.replicas.iter().filter(is_mirror).any(is_tight)
     }
 
     /// Does any pool fill up?
@@ -383,9 +380,13 @@ mod tests {
                 chosen.insert(info.id);
             }
             assert!(chosen.len() > 1, "they are spread: {chosen:?}");
-            for info in &map.regions {
-                let has_copy = is_at(info, full) && info.primary() != Some(NodeId(full));
-                assert_eq!(utilization.has_room_for_copies(info), !has_copy, "{info:?}");
+            for mut info in map.regions.clone() {
+                for role in [ReplicaRole::Backup, ReplicaRole::Mirror] {
+                    let copies = info.replicas.iter_mut().filter(|it| it.role != ReplicaRole::Primary);
+                    copies.for_each(|copy| copy.role = role);
+                    let is_mirror = info.role(NodeId(full)) == Some(ReplicaRole::Mirror);
+                    assert_eq!(utilization.has_room_for_copies(&info), !is_mirror, "{info:?}");
+                }
             }
         }
         // nobody has any: it goes where it would
