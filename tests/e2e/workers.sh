@@ -101,9 +101,14 @@ verify() {
 has_given_way() {
     tail -n 1 "$cluster/node$1/polvod.log" | grep -q 'is served by another node since this one was away'
 }
+# show_pauses: their distribution; fails where some were longer than they are to be and STRICT=1 asks for that.
 show_pauses() {
-    local kind said
+    local kind said long=0
     while IFS=: read -r kind said; do
-        figure "pause around a $kind" "$said"
+        case $kind in
+            long) long=$((long + 1)); say "a long pause:$said" ;;
+            *) figure "pause around a $kind" "$said" ;;
+        esac
     done < <(failover pauses "$faults" "$WORK"/log.*)
+    ((long == 0)) || [[ ${STRICT:-} != 1 ]] || fail "$long pauses were too long"
 }

@@ -196,6 +196,45 @@ fn nobody_waits_for_a_silent_node_whose_regions_have_moved() {
     assert!(changing < Duration::from_millis(3000), "{changing:?}");
 }
 
+/// What is done beside the operations is not waited for either: of a file that has lost a name the client lets go, and it opens it again
+/// by another one, while that has been asked of a node that is silent since.
+#[test]
+fn nobody_waits_for_what_is_let_go_of_at_a_silent_node() {
+    with_options(replicated(611), async |cluster| {
+        cluster.mirrored().await;
+        let client = external(cluster, "client");
+        let (dir, made) = home_on(cluster, 1).await;
+        client.link(made, dir, b"g").await.expect("link");
+        client.lookup(dir, b"f").await.expect("a name that the client knows");
+        // its lease has been renewed there, over a connection that stays
+        cluster.sleep(cluster.timeouts().lease / 2).await;
+        client.lookup(dir, b"f").await.expect("a name that the client knows");
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(5, 20_000)).await.expect("write");
+        drop(open);
+        client.unlink(dir, b"f").await.expect("unlink");
+        for other in ["node-0", "node-2", "client"] {
+            cluster.network().partition("node-1", other);
+        }
+        // it has been asked of the silent one by then
+        cluster.sleep(Duration::from_millis(100)).await;
+        let begun = Instant::now();
+        let open = client.open(made).await.expect("open");
+        let mut bytes = vec![0; 20_000];
+        assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(20_000));
+        assert_eq!(bytes, pattern(5, 20_000));
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        cluster.network().heal_all();
+        while cluster.deposed() != Some(1) {
+            cluster.sleep(Duration::from_millis(100)).await;
+        }
+        cluster.ended(1).await.expect_err("others have taken its place");
+        cluster.restart(1).await.expect("restart");
+        cluster.mirrored().await;
+    });
+}
+
 /// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives
 /// it up.
 #[test]

@@ -365,9 +365,21 @@ impl Links {
     /// Sends a request to a node. A session that the node has forgotten is attached anew. A request cut off by a lost
     /// connection is repeated once where that does no harm: when it changes nothing, or when the node recognises the
     /// repetition, by what it knows of the session or by its logs.
+    ///
+    /// Over links that never wait ([`Links::never_wait`]) also where a node is silent that serves nothing any more: what is done beside
+    /// the operations is not to keep them waiting for a node that others have taken the place of.
     pub async fn call_node<A: Ask>(&self, node: NodeId, cred: Cred, ask: A) -> Result<A::Answer, FsError> {
         let call = self.make_call(cred, ask);
-        A::answered(self.send(node, &call).await, node)
+        let sent = self.send(node, &call);
+        let answer = match self.hasty.get() {
+            true => Box::pin(self.while_it_serves(node, sent)).await,
+            false => sent.await,
+        };
+        if self.hasty.get() && matches!(answer, Err(FsError::Unreachable { .. })) {
+            // what may still be on its way there is not to take effect behind what comes next
+            self.context.give_up(node);
+        }
+        A::answered(answer, node)
     }
 
     /// As `call_node`, bounded by `limit` in all, connecting and a second attempt included.
@@ -670,6 +682,33 @@ impl Links {
         }
     }
 
+    /// What comes of a node, which is waited for only while it is the primary of any region, as far as the others know.
+    ///
+    /// # Errors
+    /// [`FsError::Unreachable`] also when it is silent and serves nothing any more.
+    async fn while_it_serves<T>(
+        &self,
+        node: NodeId,
+        answer: impl Future<Output = Result<T, FsError>>,
+    ) -> Result<T, FsError> {
+        let mut answer = pin!(answer);
+        loop {
+            if let Ok(answer) = tokio::time::timeout(SILENCE, answer.as_mut()).await {
+                return answer;
+            }
+            let map = self.context.map.get();
+            if !map.is_replicated() {
+                return answer.await; // nobody can take its place
+            }
+            self.ask_around(node).await;
+            let map = self.context.map.get();
+            if map.regions.iter().all(|region| region.primary() != Some(node)) {
+                let why = "it is silent, and others serve all regions".into();
+                return Err(FsError::Unreachable { node: node.0, why });
+            }
+        }
+    }
+
     /// Asks the nodes other than that one for their maps: others may have taken its place.
     pub async fn ask_around(&self, silent: NodeId) {
         let map = self.context.map.get();
@@ -838,19 +877,12 @@ impl Links {
             let node = *node;
             // nothing is said of reads that are under way
             let heartbeat = ask::Heartbeat { tick: 0 };
-            let mut answer = pin!(self.call_node_at_once(node, Cred::Kernel, heartbeat));
-            loop {
-                match tokio::time::timeout(SILENCE, answer.as_mut()).await {
-                    Ok(Ok(renewed)) if renewed.serves => return Some(node),
-                    Ok(_) => {
-                        self.ask_around(node).await;
-                        return None;
-                    }
-                    Err(_) => self.ask_around(node).await,
-                }
-                let map = self.context.map.get();
-                if map.regions.iter().all(|region| region.primary() != Some(node)) {
-                    return None;
+            let answer = self.call_node_at_once(node, Cred::Kernel, heartbeat);
+            match self.while_it_serves(node, answer).await {
+                Ok(renewed) if renewed.serves => Some(node),
+                _ => {
+                    self.ask_around(node).await;
+                    None
                 }
             }
         });
@@ -858,9 +890,13 @@ impl Links {
     }
 
     async fn renew_at(&self, node: NodeId) -> Result<reply::Renewed, FsError> {
-        let link = self.reach(node, Duration::ZERO).await?;
-        let heartbeat = ask::Heartbeat { tick: link.tick.get() };
-        let renewed = self.call_node_at_once(node, Cred::Kernel, heartbeat).await?;
+        let renewed = async {
+            let link = self.reach(node, Duration::ZERO).await?;
+            let heartbeat = ask::Heartbeat { tick: link.tick.get() };
+            let renewed = self.call_node_at_once(node, Cred::Kernel, heartbeat).await?;
+            Ok((link, renewed))
+        };
+        let (link, renewed) = self.while_it_serves(node, renewed).await?;
         // reported only with the next renewal: by then no read begun before now is still under way
         link.tick.set(renewed.tick);
         Ok(renewed)

@@ -8,7 +8,7 @@ use crate::housekeeping::scrub::ScrubCounters;
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
 use crate::map::MapRegister;
-use crate::names::rename_lock::RenameLock;
+use crate::names::rename_lock::{Holder, RenameLock};
 use crate::opening::{self, Opening};
 use crate::reactor::Reactors;
 use crate::region_service::{PoolKeys, RegionService};
@@ -377,13 +377,14 @@ impl Node {
     }
 
     /// Grants the rename lock (region 0 is served here), or takes it back.
-    pub(crate) fn grant_rename(&self, holder: TxnId, release: bool) -> Result<u64, FsError> {
+    pub(crate) fn grant_rename(&self, holder: Holder, release: bool) -> Result<u64, FsError> {
         if release {
-            self.rename_lock.release(holder);
+            self.rename_lock.release(holder.txn);
             return Ok(0);
         }
         let hold_for = self.config.timeouts.rename_grant();
-        self.rename_lock.take(holder, hold_for, || self.space.next_sequence())
+        self.rename_lock
+            .take(holder, hold_for, &self.map(), || self.space.next_sequence())
     }
 
     /// Asks the coordinator of a transaction that holds inodes of a region how it ended: lets go if it was given up. (What it has

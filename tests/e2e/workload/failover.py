@@ -16,7 +16,8 @@
         faults.
     failover.py pauses FAULTS LOG...
         For each fault (a line: kind, node, seconds since the epoch) and each LOG: the longest time without an operation that
-        returned, from the fault on until the next one. Prints their distribution, a line for each kind.
+        returned, from the fault on until the next one. Prints their distribution, a line for each kind, and which were longer than
+        they are to be.
 """
 
 import fcntl
@@ -30,6 +31,8 @@ import mixed
 
 # What happens later after a fault, in seconds, has nothing to do with it.
 AROUND = 30.0
+# Pauses are to be no longer, in seconds.
+PAUSE_MAX = 6.0
 
 
 def perform(top, operation):
@@ -175,10 +178,10 @@ def completions(log):
 
 
 def longest_pause(times, begin, end):
-    """The longest time between operations that returned, from the last one before begin until end."""
+    """The longest time between operations that returned, from the last one before begin until end, and when it began."""
     ends = [at for at in times if at > begin] + [end]
     begins = [max((at for at in times if at <= begin), default=begin)] + ends
-    return max(min(later, end) - earlier for earlier, later in zip(begins, ends) if earlier < end)
+    return max((min(later, end) - earlier, earlier) for earlier, later in zip(begins, ends) if earlier < end)
 
 
 def quantile(values, share):
@@ -190,18 +193,35 @@ def shown(pauses):
             f"of {len(pauses)}")
 
 
+def operation_after(log, at):
+    """The operation of a log that was the next one to return after a time."""
+    pending = None
+    with open(log) as lines:
+        for line in lines:
+            if line.startswith("> "):
+                pending = line[2:].strip()
+            elif float(line[2:]) > at:
+                break
+    return pending
+
+
 def pauses(faults, logs):
-    faults = [(kind, at) for kind, _, at in faults_of(faults)]
-    all_times = [times for log in logs if len(times := completions(log)) > 1]
-    found = {}
-    for (kind, begin), following in zip(faults, faults[1:] + [("end", float("inf"))]):
-        for times in all_times:
+    faults = faults_of(faults)
+    all_times = [(log, times) for log in logs if len(times := completions(log)) > 1]
+    found, long = {}, []
+    for (kind, node, begin), following in zip(faults, [at for *_, at in faults[1:]] + [float("inf")]):
+        for log, times in all_times:
             # a worker of another round was not there
             if times[0] < begin < times[-1]:
-                end = min(begin + AROUND, following[1], times[-1])
-                found.setdefault(kind, []).append(longest_pause(times, begin, end))
+                pause, since = longest_pause(times, begin, min(begin + AROUND, following, times[-1]))
+                found.setdefault(kind, []).append(pause)
+                if pause > PAUSE_MAX:
+                    what = f"{os.path.basename(log)} since {since:.3f}: {operation_after(log, since)}"
+                    long.append(f"{kind} of node {node} at {begin:.3f}, {pause:.2f} s in {what}")
     for kind, values in sorted(found.items()):
         print(f"{kind}: {shown(values)}")
+    for pause in long:
+        print(f"long: {pause}")
 
 
 def main(arguments):

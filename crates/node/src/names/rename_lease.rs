@@ -1,5 +1,6 @@
 //! The cluster-wide lock under which directories change parents, as who renames one takes it (`rename_lock`: as it is granted).
 
+use crate::names::rename_lock::Holder;
 use crate::request::context::RequestContext;
 use polvo_format::{Ino, RegionId, TxnId};
 use polvo_proto::{FsError, ask};
@@ -15,6 +16,11 @@ impl RenameLease {
     async fn ask(ctx: &RequestContext<'_>, holder: TxnId, release: bool) -> Result<u64, FsError> {
         let region = Ino::ROOT.region();
         if ctx.node.serves(region) {
+            let holder = Holder {
+                txn: holder,
+                node: ctx.node.id(),
+                epoch: ctx.node.map().epoch,
+            };
             return ctx.node.grant_rename(holder, release);
         }
         ctx.ask_region(region, ask::RenameLock { txn: holder, release }).await

@@ -53,7 +53,7 @@ pub(crate) struct RequestContext<'a> {
     pub links: &'a Rc<Links>,
     pub session: &'a Arc<Session>,
     /// Of the caller's cluster map.
-    epoch: Epoch,
+    pub epoch: Epoch,
     pub cred: &'a Cred,
     /// The connection that the request came over, if it did.
     pub pair: Option<&'a QueuePair>,

@@ -1,5 +1,6 @@
 //! What nodes ask of each other.
 
+use crate::names::rename_lock::Holder;
 use crate::region_service::{OnBehalf, RegionService};
 use crate::request::context::RequestContext;
 use crate::request::sessions::Party;
@@ -129,9 +130,13 @@ impl RequestContext<'_> {
     }
 
     pub fn rename_lock(&self, txn: TxnId, release: bool) -> Result<u64, FsError> {
-        self.asking_node()?;
+        let holder = Holder {
+            txn,
+            node: self.asking_node()?,
+            epoch: self.epoch,
+        };
         self.service(polvo_format::Ino::ROOT.region())?;
-        self.node.grant_rename(txn, release)
+        self.node.grant_rename(holder, release)
     }
 
     pub async fn parent(&self, inode: InodeRef) -> Result<InodeRef, FsError> {

@@ -276,6 +276,41 @@ fn transactions_are_finished_by_who_takes_a_dead_nodes_place() {
     }
 }
 
+/// Who moves a directory dies, and has the lock under which that is done. Nobody waits for it longer than for what he has served.
+#[test]
+fn the_rename_lock_of_a_dead_node_is_free_when_others_have_taken_its_place() {
+    run(options(210), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let grantor = primary(cluster, ROOT);
+        let (holder, other) = ((grantor + 1) % 3, (grantor + 2) % 3);
+        let old_dir = dir_on(cluster, &c, grantor).await;
+        let (held_dir, new_dir) = (dir_on(cluster, &c, holder).await, dir_on(cluster, &c, other).await);
+        for name in ["held", "moved"] {
+            c.mkdir(old_dir, name).await.unwrap();
+        }
+        cluster.node(holder).stop_coordinator_at(Phase::Collected);
+        let held = {
+            let c = c.clone();
+            spawn_local(async move { c.rename(old_dir, "held", held_dir, "held").await })
+        };
+        while !cluster.node(holder).coordinator_has_stopped() {
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        cluster.crash(holder).await;
+        let begun = tokio::time::Instant::now();
+        c.rename(old_dir, "moved", new_dir, "moved").await.unwrap();
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(4), "{took:?}");
+        held.await.unwrap().unwrap();
+        c.find(new_dir, "moved").await.unwrap();
+        c.find(held_dir, "held").await.unwrap();
+        cluster.restart(holder).await.unwrap();
+        cluster.sleep(Duration::from_secs(3)).await;
+        settle(cluster).await;
+    });
+}
+
 async fn dir_on(cluster: &Cluster, c: &Caller, node: u16) -> InodeRef {
     for i in 0.. {
         let dir = c.mkdir(ROOT, &format!("dir on {node}, {i}")).await.unwrap();
