@@ -152,7 +152,7 @@ fn is_zombie(pid: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::process::{Child, Command};
 
     fn id_of(child: &std::process::Child) -> ProcessId {
         let pid = child.id() as i32;
@@ -206,22 +206,31 @@ mod tests {
         child.wait().unwrap();
     }
 
+    /// A child that does not outlive a test that fails.
+    struct Bounded(Child);
+
+    impl Drop for Bounded {
+        fn drop(&mut self) {
+            let _ended_already = self.0.kill();
+            let _best_effort = self.0.wait();
+        }
+    }
+
     #[test]
     fn a_process_with_a_thread_left_is_there() {
         let program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[1000]).start(); \
                        ctypes.CDLL(None).pthread_exit(None)";
-        let mut child = Command::new("python3").args(["-c", program]).spawn().unwrap();
-        let id = id_of(&child);
+        let mut child = Bounded(Command::new("python3").args(["-c", program]).spawn().unwrap());
+        let id = id_of(&child.0);
         let state = || stat_fields(id.pid).unwrap().swap_remove(0);
         while state() != "Z" {
-            assert!(child.try_wait().unwrap().is_none(), "the thread goes on");
+            assert!(child.0.try_wait().unwrap().is_none(), "the thread goes on");
             std::thread::yield_now();
         }
         let running = id.open().expect("it has its files open");
         running.signal(Signal::KILL);
         assert!(running.wait(Duration::from_secs(10)));
         assert!(id.open().is_none(), "it is a zombie");
-        child.wait().unwrap();
     }
 
     #[test]
