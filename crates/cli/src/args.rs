@@ -228,7 +228,7 @@ pub struct UpArgs {
     /// Log level of the nodes
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// Longest wait for the nodes, in seconds
+    /// Longest wait for the nodes, in seconds; a new cluster's copies are then waited for 10 s at most
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub wait: u64,
 }

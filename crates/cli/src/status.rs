@@ -1,6 +1,6 @@
 //! `polvo status`: what a cluster looks like right now.
 
-use crate::args::StatusArgs;
+use crate::args::{ClusterArgs, StatusArgs};
 use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::replica_sets::{ReplicaSets, region_json, sets_said, sets_table};
@@ -16,10 +16,12 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Attribute of a mount's root that holds the counters of its client, as JSON.
 pub const COUNTERS_ATTRIBUTE: &str = "user.polvo.counters";
+/// How often it is looked whether a cluster is whole.
+const WHOLE_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs the command. A node that does not answer makes it end with [`Exit::Failure`], regions that lack replicas with
 /// [`Exit::Degraded`].
@@ -42,6 +44,25 @@ pub fn status(args: &StatusArgs) -> Result<Exit, CliError> {
                 return Ok(exit(&map, &answers));
             };
             tokio::time::sleep(Duration::from_secs(seconds)).await;
+        }
+    })
+}
+
+/// Waits until every node answers and no region lacks a replica. False when it has not come to that `within` this time.
+///
+/// # Errors
+/// When no node can be reached.
+pub(crate) fn wait_until_whole(args: &ClusterArgs, within: Duration) -> Result<bool, CliError> {
+    with_client(args, None, "up", |client, local| async move {
+        let until = Instant::now() + within;
+        loop {
+            let answers = ask_all(&client, &local).await;
+            let map = newest_map(&client, &local, &answers).await;
+            let is_whole = matches!(exit(&map, &answers), Exit::Success);
+            if is_whole || Instant::now() >= until {
+                return Ok(is_whole);
+            }
+            tokio::time::sleep(WHOLE_EVERY).await;
         }
     })
 }

@@ -15,6 +15,7 @@ use crate::output::say;
 use crate::process::ProcessId;
 use crate::secret::Secret;
 use crate::size::Size;
+use crate::status::wait_until_whole;
 use crate::{CliError, ClusterId, Context, Exit, progress};
 use polvo_fabric::Address;
 use polvo_format::NodeId;
@@ -29,6 +30,8 @@ use std::time::{Duration, Instant};
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(5);
 /// Nodes that are just ending keep their pools until they have.
 const ENDED_WITHIN: Duration = Duration::from_secs(10);
+/// Copies of empty regions take some milliseconds; where they take that long something is wrong, and the cluster can be used without.
+const COPIES_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts again with other ports when somebody was faster at one of those chosen.
 const PORT_TRIES: u32 = 4;
@@ -216,11 +219,36 @@ fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<(Vec<(u1
             Err(e) => return Err(e.error),
             Ok(started) => {
                 give_root_to_user(dir)?;
+                wait_for_copies(args, dir)?;
                 return Ok(started);
             }
         }
     }
     unreachable!("the loop ends by returning")
+}
+
+/// What is stored from now on is to outlive a node: all regions of a new cluster have their copies first.
+fn wait_for_copies(args: &UpArgs, dir: &Path) -> Result<(), CliError> {
+    let within = COPIES_WITHIN.min(Duration::from_secs(args.wait));
+    let bar = progress::spinner("making copies", false);
+    let is_whole = wait_until_whole(&cluster_args(dir), within)?;
+    bar.finish_and_clear();
+    if !is_whole {
+        eprintln!(
+            "polvo: after {} s regions lack copies yet; polvo status names them, {} has why",
+            within.as_secs(),
+            log_file(dir, 0).display()
+        );
+    }
+    Ok(())
+}
+
+/// Where commands find the cluster.
+fn cluster_args(dir: &Path) -> ClusterArgs {
+    ClusterArgs {
+        cluster_dir: Some(dir.to_path_buf()),
+        ..ClusterArgs::default()
+    }
 }
 
 /// The root directory of a new cluster is the superuser's. It becomes the user's who makes the cluster: nobody else could.
@@ -229,16 +257,12 @@ fn give_root_to_user(dir: &Path) -> Result<(), CliError> {
     if uid.is_root() {
         return Ok(());
     }
-    let args = ClusterArgs {
-        cluster_dir: Some(dir.to_path_buf()),
-        ..ClusterArgs::default()
-    };
     let owner = SetAttr {
         uid: Some(uid.as_raw()),
         gid: Some(gid.as_raw()),
         ..SetAttr::default()
     };
-    with_client_as(Cred::Kernel, &args, None, "up", async |_, local| {
+    with_client_as(Cred::Kernel, &cluster_args(dir), None, "up", async |_, local| {
         let root = local.walk(b"/", true).await.doing(|| "the root directory".into())?;
         let root = InodeRef {
             ino: root.ino,

@@ -29,8 +29,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 const PERIOD: Duration = Duration::from_millis(500);
 /// A mirror that has not been reached for so long is taken out of the set.
 pub(crate) const MIRROR_AWAY: Duration = Duration::from_millis(1500);
-/// After a copy could not be made it is tried again so much later.
-const FILL_AGAIN: Duration = Duration::from_secs(2);
+/// After a copy could not be made it is tried again so much later, and twice as much later each time up to [`FILL_AGAIN_MAX`]: nodes
+/// of a cluster that starts are there one after the other.
+const FILL_AGAIN_MIN: Duration = Duration::from_millis(50);
+const FILL_AGAIN_MAX: Duration = Duration::from_secs(2);
 
 /// Runs until it is dropped.
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
@@ -135,6 +137,8 @@ async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>)
 struct Looks {
     /// It is not tried to make it before.
     not_before: Instant,
+    /// So much later the next time.
+    pause: Duration,
     /// Its node had no room for it the last time.
     is_full: bool,
     /// Since when it has been where none can be: its node does not answer, or has no room.
@@ -162,12 +166,17 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
     };
     let mut looks = Looks {
         not_before: Instant::now(),
+        pause: FILL_AGAIN_MIN,
         is_full: false,
         amiss_since: None,
     };
+    let mut wanted = replication.wanted();
     while !service.has_ended() && replication.nodes().contains(&copy) {
+        let mut next = PERIOD;
         if let Err(error) = look_after(node, links, service, replication, copy, &mut looks).await {
             tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
+            let again = looks.not_before.saturating_duration_since(Instant::now());
+            next = again.clamp(FILL_AGAIN_MIN, PERIOD);
         }
         if replication.is_confirmed()
             && let Some(limit) = node.config.replace_after
@@ -184,7 +193,7 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
             }
         }
         let waits_since = Instant::now();
-        let _ = timeout(PERIOD, replication.wanted.notified()).await;
+        let _ = timeout(next, wanted.changed()).await;
         if waits_since.elapsed() >= STOOD_STILL {
             looks.amiss_since = None; // it is this node that was away
         }
@@ -206,7 +215,7 @@ async fn look_after(
     if feed.is_missed(copy) {
         // nobody waits for it, nor for this
         drop(feed);
-        if Instant::now() < looks.not_before {
+        if node.leases.is_silent(copy, LEASE) || Instant::now() < looks.not_before {
             return Ok(());
         }
         looks.not_before = Instant::now() + PERIOD;
@@ -248,12 +257,13 @@ async fn look_after(
     };
     match follower.standing {
         Standing::Lost if Instant::now() >= looks.not_before => {
-            looks.not_before = Instant::now() + FILL_AGAIN;
             drop(feed);
             let filled = fill(node, service, links, replication, copy).await;
             looks.note_full(service.id, copy, filled == Err(FsError::NoSpace));
+            looks.not_before = Instant::now() + looks.pause;
+            looks.pause = (looks.pause * 2).min(FILL_AGAIN_MAX);
             filled?;
-            replication.wanted.notify_one();
+            replication.look_after_all();
             Ok(())
         }
         Standing::Lost | Standing::Filling(_) => Ok(()),
@@ -275,6 +285,7 @@ async fn look_after(
                     replication.send(&mut feed, service, links, true).await?;
                 }
                 join(node, links, service.id, copy).await?;
+                looks.pause = FILL_AGAIN_MIN;
                 tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
             }
             drop(feed);

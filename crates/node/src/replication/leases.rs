@@ -244,22 +244,38 @@ fn renew_all(node: &Node) {
 }
 
 async fn beacon(node: &Arc<Node>, links: &Rc<Links>, mirror: NodeId) {
-    let (sent, epoch) = (Instant::now(), node.map().epoch);
-    match links
-        .call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch })
-        .await
-    {
-        Ok(newest) => {
-            if newest > epoch {
-                learn_map(node, links, mirror).await;
+    // who goes by a newer map refuses one of ours, and takes one by the map that is learned from it
+    for _ in 0..2 {
+        let (sent, epoch) = (Instant::now(), node.map().epoch);
+        match links
+            .call_node_at_once(mirror, Cred::Kernel, ask::Beacon { epoch })
+            .await
+        {
+            Ok(newest) => {
+                if newest > epoch {
+                    learn_map(node, links, mirror).await;
+                }
+                if may_count(node, newest) {
+                    let was_silent = node.leases.is_silent(mirror, LEASE / 2);
+                    node.leases.answered(mirror, sent);
+                    renew_all(node);
+                    if was_silent {
+                        // its copies may become mirrors now
+                        let replicated = node.regions.all().filter_map(|service| service.replication());
+                        replicated.for_each(Replication::look_after_all);
+                    }
+                }
+                return;
             }
-            if may_count(node, newest) {
-                node.leases.answered(mirror, sent);
-                renew_all(node);
+            Err(FsError::WrongEpoch) => learn_map(node, links, mirror).await,
+            Err(error) => {
+                tracing::debug!(node = mirror.0, %error, "beacon");
+                return;
             }
         }
-        Err(FsError::WrongEpoch) => learn_map(node, links, mirror).await,
-        Err(error) => tracing::debug!(node = mirror.0, %error, "beacon"),
+        if node.map().epoch <= epoch {
+            return;
+        }
     }
 }
 

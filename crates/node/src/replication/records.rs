@@ -18,7 +18,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 /// Bytes of records that are kept for those that are behind. The copy of one that is further behind is compared with the region.
@@ -163,8 +163,8 @@ pub(crate) struct Replication {
     feed: Mutex<Feed>,
     /// Former primaries, as long as something is to be dispatched that they have decided.
     undispatched: parking_lot::Mutex<Weak<[NodeId]>>,
-    /// Something is to be seen to.
-    pub wanted: Notify,
+    /// Something is to be seen to. Each copy is looked after by somebody of its own, who finds out however late it looks.
+    wanted: watch::Sender<()>,
 }
 
 impl Replication {
@@ -203,7 +203,7 @@ impl Replication {
                 ..Feed::default()
             }),
             undispatched: parking_lot::Mutex::new(Weak::<[NodeId; 0]>::new()),
-            wanted: Notify::new(),
+            wanted: watch::Sender::new(()),
         };
         replication.gate.ended(Lsn(1));
         replication.show_mirrored();
@@ -346,6 +346,7 @@ impl Replication {
         self.follow(&mut feed, info, leases);
         self.set_changed(&feed, leases);
         self.confirmed.store(true, Release);
+        self.look_after_all();
         Ok(())
     }
 
@@ -564,9 +565,13 @@ impl Replication {
     }
 
     /// Something is to be seen to at any of the copies.
-    fn look_after_all(&self) {
-        // each is looked after by somebody of its own
-        self.nodes.lock().iter().for_each(|_| self.wanted.notify_one());
+    pub fn look_after_all(&self) {
+        self.wanted.send_replace(());
+    }
+
+    /// Changes with every [`Self::look_after_all`].
+    pub fn wanted(&self) -> watch::Receiver<()> {
+        self.wanted.subscribe()
     }
 
     /// Who is in the set has changed. A mirror more: nothing is answered before it has heard of us.

@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// What happens at a moment between two beacons happens at several.
+fn phases() -> impl Iterator<Item = Duration> {
+    (0..333).step_by(30).map(Duration::from_millis)
+}
+
 #[test]
 fn a_primary_that_answers_when_others_have_taken_its_place() {
     caught(Planted::LeaseForgotten, a_primary_is_cut_off);
@@ -57,6 +62,10 @@ fn beacons_that_wait_for_requests() {
 /// Node 0 asks its mirror to change what somebody has a token of who is gone, and loses its connections: they are made anew, and nobody
 /// takes its place, though what it has asked for waits for longer than it may be silent.
 fn a_connection_is_lost_whose_request_waits() {
+    phases().for_each(a_connection_is_lost_after);
+}
+
+fn a_connection_is_lost_after(phase: Duration) {
     let token = Duration::from_secs(4);
     let timeouts = Timeouts {
         token,
@@ -70,6 +79,7 @@ fn a_connection_is_lost_whose_request_waits() {
         async |cluster| {
             let (c, holder) = (Caller::new(cluster, "client"), Caller::new(cluster, "holder"));
             cluster.mirrored().await;
+            cluster.sleep(phase).await;
             let file = file_of_node_0(cluster, &c, b"before").await;
             let (mirror, region) = (mirror_of(cluster, file), file.ino.region());
             let dir = c.directory_at(cluster, mirror, "dir").await;
@@ -280,7 +290,12 @@ fn one_answers_at_a_time(drift: &[i32]) {
 
 /// A primary whose clock is slow is cut off, and gives and renews tokens as long as it may, to somebody whose clock is as slow.
 fn tokens_of_a_slow_primary() {
-    with_clocks(39, &APART, async |cluster| {
+    phases().for_each(tokens_of_a_slow_primary_after);
+}
+
+fn tokens_of_a_slow_primary_after(phase: Duration) {
+    with_clocks(39, &APART, async move |cluster| {
+        cluster.sleep(phase).await;
         let (c, behind) = (Caller::new(cluster, "client"), Caller::new(cluster, "behind"));
         let file = file_of_node_0(cluster, &c, b"before").await;
         believed_until(&behind, file).await.expect("nothing is in the way");

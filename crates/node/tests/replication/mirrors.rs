@@ -87,6 +87,17 @@ fn all_that_changes_a_region(replicas: u8) {
 }
 
 #[test]
+fn nothing_keeps_the_copies_of_a_new_cluster_waiting() {
+    run(options(4, 3), async |cluster| {
+        let begun = Instant::now();
+        cluster.mirrored().await;
+        let took = begun.elapsed();
+        // a beacon has to be answered first; `mirrored` looks ten times a second
+        assert!(took <= Duration::from_millis(400), "{took:?}");
+    });
+}
+
+#[test]
 fn a_lane_is_used_again_and_again() {
     run(options(5, 2), async |cluster| {
         let c = Caller::new(cluster, "client");
