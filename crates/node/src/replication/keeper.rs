@@ -176,7 +176,9 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
         if let Err(error) = look_after(node, links, service, replication, copy, &mut looks).await {
             tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
             let again = looks.not_before.saturating_duration_since(Instant::now());
-            next = again.clamp(FILL_AGAIN_MIN, PERIOD);
+            if !again.is_zero() {
+                next = again.min(PERIOD);
+            }
         }
         if replication.is_confirmed()
             && let Some(limit) = node.config.replace_after
