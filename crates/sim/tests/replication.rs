@@ -48,5 +48,5 @@ fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
 
 #[test]
 fn a_mirror_that_joins_without_what_was_answered_meanwhile() {
-    is_found(Planted::JoinedBehind, 100..200);
+    is_found(Planted::JoinedBehind, 300..500);
 }

@@ -170,8 +170,8 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
         is_full: false,
         amiss_since: None,
     };
-    let mut wanted = replication.wanted();
     while !service.has_ended() && replication.nodes().contains(&copy) {
+        let wanted = replication.wanted();
         let mut next = PERIOD;
         if let Err(error) = look_after(node, links, service, replication, copy, &mut looks).await {
             tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
@@ -195,7 +195,7 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
             }
         }
         let waits_since = Instant::now();
-        let _ = timeout(next, wanted.changed()).await;
+        let _ = timeout(next, wanted).await;
         if waits_since.elapsed() >= STOOD_STILL {
             looks.amiss_since = None; // it is this node that was away
         }

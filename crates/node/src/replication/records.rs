@@ -18,7 +18,8 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 /// Bytes of records that are kept for those that are behind. The copy of one that is further behind is compared with the region.
@@ -163,8 +164,8 @@ pub(crate) struct Replication {
     feed: Mutex<Feed>,
     /// Former primaries, as long as something is to be dispatched that they have decided.
     undispatched: parking_lot::Mutex<Weak<[NodeId]>>,
-    /// Something is to be seen to. Each copy is looked after by somebody of its own, who finds out however late it looks.
-    wanted: watch::Sender<()>,
+    /// Something is to be seen to. Each copy is looked after by somebody of its own.
+    wanted: Notify,
 }
 
 impl Replication {
@@ -203,7 +204,7 @@ impl Replication {
                 ..Feed::default()
             }),
             undispatched: parking_lot::Mutex::new(Weak::<[NodeId; 0]>::new()),
-            wanted: watch::Sender::new(()),
+            wanted: Notify::new(),
         };
         replication.gate.ended(Lsn(1));
         replication.show_mirrored();
@@ -566,12 +567,12 @@ impl Replication {
 
     /// Something is to be seen to at any of the copies.
     pub fn look_after_all(&self) {
-        self.wanted.send_replace(());
+        self.wanted.notify_waiters();
     }
 
-    /// Changes with every [`Self::look_after_all`].
-    pub fn wanted(&self) -> watch::Receiver<()> {
-        self.wanted.subscribe()
+    /// Waits for the next [`Self::look_after_all`] after this call, not after the first poll.
+    pub fn wanted(&self) -> Notified<'_> {
+        self.wanted.notified()
     }
 
     /// Who is in the set has changed. A mirror more: nothing is answered before it has heard of us.

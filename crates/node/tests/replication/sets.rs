@@ -82,7 +82,8 @@ fn new_inodes_go_to_regions_of_the_directorys_kind() {
                     nodes[usize::from(primary(cluster, file))] += 1;
                 }
             }
-            assert!(nodes.iter().all(|count| *count > 5), "{value}: {nodes:?}");
+            // as long as nodes have not told each other more, the one with most gets one of sixteen
+            assert!(nodes.iter().all(|count| *count > 0), "{value}: {nodes:?}");
             // at the client's own node
             let home = Caller::at_home(cluster, &format!("at home {value}"), 2);
             let (name, local) = (b"polvo.placement".to_vec(), b"local".to_vec());
