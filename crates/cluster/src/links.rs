@@ -1,20 +1,20 @@
-//! A thread's links to all nodes.
+//! A thread's links to all nodes: connections, and what is asked over them.
 
+mod segments;
+mod silence;
+
+use self::segments::CachedSegments;
 use crate::dial::addresses;
 use crate::link::rpc_error;
 use crate::shown_reads::ReadLeases;
 use crate::{Link, LinkCounters, MapCell, SessionContext, Timeouts, join_all};
 use polvo_fabric::{FabricError, Identity, connect};
 use polvo_format::{NodeId, RegionId, SessionId};
-use polvo_proto::{
-    Answer, Ask, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, SEGMENTS_PAGE, SegmentMap, SegmentPlace, ask,
-    reply,
-};
+use polvo_proto::{Answer, Ask, Call, Cred, FsError, PROTOCOL_VERSION, Reply, Request, ask, reply};
 use polvo_rpc::RpcClient;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,10 +27,6 @@ const CONNECT_PAUSE_MIN: Duration = Duration::from_millis(2);
 const CONNECT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// How often a request follows a region that moves before the caller hears of it.
 const MOVES_MAX: u32 = 4;
-/// The primary of a region with copies is silent: after so long other nodes are asked whether one of them serves it.
-const SILENCE: Duration = Duration::from_millis(300);
-/// Who waits for room that is held back asks again so often.
-const ROOM_POLL: Duration = Duration::from_millis(20);
 
 /// One node as this thread knows it.
 #[derive(Default)]
@@ -52,12 +48,6 @@ enum Missed {
     Now { error: FsError, since: Instant },
     /// Nobody waits for it any more, or it has answered and refuses us.
     ForGood(FsError),
-}
-
-/// A region's segment map as fetched over one connection.
-struct CachedSegments {
-    serial: u64,
-    map: Rc<SegmentMap>,
 }
 
 /// A thread's links to all nodes, made on first use, made anew after a loss. While a node is away, who needs it waits for as
@@ -643,198 +633,9 @@ impl Links {
         Err(FsError::Io(why))
     }
 
-    /// Waits until one of these regions is served by another node than now.
-    pub async fn moved(&self, regions: &[RegionId]) {
-        self.context.map.moved(regions).await;
-    }
-
     /// Has the region copies, one of which may take its primary's place?
     pub fn has_copies(&self, region: RegionId) -> bool {
         self.context.map.has_copies(region)
-    }
-
-    /// What comes of the primary of a region with copies. While nothing does, the other nodes are asked whether the region is served
-    /// elsewhere, and also when the primary cannot be reached.
-    ///
-    /// # Errors
-    /// [`FsError::Unreachable`] also when it has moved.
-    async fn unless_it_moves<T>(
-        &self,
-        region: RegionId,
-        node: NodeId,
-        answer: impl Future<Output = Result<T, FsError>>,
-    ) -> Result<T, FsError> {
-        let mut answer = pin!(answer);
-        loop {
-            if let Ok(answer) = tokio::time::timeout(SILENCE, answer.as_mut()).await {
-                if matches!(answer, Err(FsError::Unreachable { .. })) {
-                    self.ask_around(node).await;
-                }
-                return answer;
-            }
-            self.ask_around(node).await;
-            if self.primary(region)? != node {
-                // what may still be on its way there is not to take effect behind what comes next
-                self.context.give_up(node);
-                let why = "another node serves the region now".into();
-                return Err(FsError::Unreachable { node: node.0, why });
-            }
-        }
-    }
-
-    /// What comes of a node, which is waited for only while it is the primary of any region, as far as the others know.
-    ///
-    /// # Errors
-    /// [`FsError::Unreachable`] also when it is silent and serves nothing any more.
-    async fn while_it_serves<T>(
-        &self,
-        node: NodeId,
-        answer: impl Future<Output = Result<T, FsError>>,
-    ) -> Result<T, FsError> {
-        let mut answer = pin!(answer);
-        loop {
-            if let Ok(answer) = tokio::time::timeout(SILENCE, answer.as_mut()).await {
-                return answer;
-            }
-            let map = self.context.map.get();
-            if !map.is_replicated() {
-                return answer.await; // nobody can take its place
-            }
-            self.ask_around(node).await;
-            let map = self.context.map.get();
-            if map.regions.iter().all(|region| region.primary() != Some(node)) {
-                let why = "it is silent, and others serve all regions".into();
-                return Err(FsError::Unreachable { node: node.0, why });
-            }
-        }
-    }
-
-    /// Asks the nodes other than that one for their maps: others may have taken its place.
-    pub async fn ask_around(&self, silent: NodeId) {
-        let map = self.context.map.get();
-        let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != silent);
-        join_all(others.map(|other| async move {
-            let asked = self.call_node_at_once(other, Cred::Kernel, ask::Map);
-            if let Ok(Ok(map)) = tokio::time::timeout(SILENCE, asked).await {
-                self.context.map.offer(map);
-            }
-        }))
-        .await;
-    }
-
-    /// A region's primary is away: waits a moment, unless that has been so for longer than a copy needs to take its place, and
-    /// than this session waits.
-    pub(crate) async fn may_move(&self, since: &mut Option<Instant>) -> bool {
-        let patience = match self.hasty.get() {
-            true => Duration::ZERO,
-            false => self.patience().max(Timeouts::SUCCESSION),
-        };
-        let waits = since.get_or_insert_with(Instant::now).elapsed() < patience;
-        if waits {
-            tokio::time::sleep(ROOM_POLL).await;
-        }
-        waits
-    }
-
-    /// There is no room but for what a node holds back that was started anew ([`FsError::HeldBack`]): waits a moment, unless that
-    /// has been so (`since`; none: not yet) for as long as this session waits for a node that is away. Then false, at once.
-    pub async fn room_may_come(&self, since: &mut Option<Instant>) -> bool {
-        let waits = since.get_or_insert_with(Instant::now).elapsed() < self.patience();
-        if waits {
-            tokio::time::sleep(ROOM_POLL).await;
-        }
-        waits
-    }
-
-    /// Segment map of a region (cached; `refresh` fetches all of it anew, keys included), from whoever serves it by then.
-    ///
-    /// # Errors
-    /// [`FsError::Unreachable`] when nobody has for longer than this session waits.
-    pub async fn segments(&self, region: RegionId, refresh: bool) -> Result<Rc<SegmentMap>, FsError> {
-        let mut away_since = None;
-        loop {
-            let link = self.to_primary(region).await?;
-            if let (false, Some(map)) = (refresh, self.cached_segments(region, &link)) {
-                return Ok(map);
-            }
-            let fetched = self.fetch_segments(region, &link, None).await;
-            let error = match fetched {
-                Err(error @ (FsError::Unreachable { .. } | FsError::WrongEpoch)) if self.has_copies(region) => error,
-                fetched => return fetched,
-            };
-            self.ask_around(link.node).await;
-            if self.primary(region)? == link.node && !self.may_move(&mut away_since).await {
-                return Err(in_vain(error, link.node, region));
-            }
-        }
-    }
-
-    /// Takes note of segments that the region's primary has named in some answer, so that they need not be asked for.
-    /// Nothing happens while this thread has no map of the region: it will fetch all of it.
-    pub fn learn_segments(&self, region: RegionId, places: &[SegmentPlace]) {
-        if let Some(cached) = self.segments.borrow_mut().get_mut(&region)
-            && places.iter().any(|place| !knows(&cached.map, place))
-        {
-            merge(Rc::make_mut(&mut cached.map), places);
-        }
-    }
-
-    /// What is known of a region's segments, if it came over this link.
-    pub(crate) fn cached_segments(&self, region: RegionId, link: &Link) -> Option<Rc<SegmentMap>> {
-        let cache = self.segments.borrow();
-        cache
-            .get(&region)
-            .filter(|cached| cached.serial == link.serial)
-            .map(|cached| cached.map.clone())
-    }
-
-    /// Fetches a region's segments: those after `known`, if given, else all.
-    pub(crate) async fn fetch_segments(
-        &self,
-        region: RegionId,
-        link: &Rc<Link>,
-        known: Option<Rc<SegmentMap>>,
-    ) -> Result<Rc<SegmentMap>, FsError> {
-        // what was learnt by the way may lie beyond a gap
-        let mut from = known.as_ref().map_or(0, |map| contiguous(map));
-        let mut map: Option<SegmentMap> = known.map(|known| (*known).clone());
-        loop {
-            let asked = self.call_node(link.node, Cred::Kernel, ask::Segments { region, from });
-            let page = match self.has_copies(region) {
-                true => Box::pin(self.unless_it_moves(region, link.node, asked)).await?,
-                false => asked.await?,
-            };
-            let ascending = page.segments.is_sorted_by(|a, b| a.index < b.index)
-                && page.segments.first().is_none_or(|first| first.index >= from);
-            if page.region != region || page.segment_shift >= 48 || !ascending {
-                return Err(FsError::Io(format!(
-                    "node {} sent a segment map that makes no sense",
-                    link.node.0
-                )));
-            }
-            let full = page.segments.len() >= SEGMENTS_PAGE;
-            from = page.segments.last().map_or(from, |last| last.index.saturating_add(1));
-            match &mut map {
-                Some(map) => merge(map, &page.segments),
-                None => map = Some(page),
-            }
-            if !full {
-                break;
-            }
-        }
-        let map = Rc::new(map.expect("the loop fetched at least one page"));
-        let cached = CachedSegments {
-            serial: link.serial,
-            map: map.clone(),
-        };
-        self.segments.borrow_mut().insert(region, cached);
-        Ok(map)
-    }
-
-    /// Has the map of a region's segments fetched anew before the next one-sided operation there: for who is not to reach
-    /// what lies now where a segment was that has gone back to the pool.
-    pub fn forget_segments(&self, region: RegionId) {
-        self.segments.borrow_mut().remove(&region);
     }
 
     pub(crate) fn counters(&self) -> &LinkCounters {
@@ -948,36 +749,6 @@ impl Drop for Links {
     }
 }
 
-/// Number of segments known without a gap from the first on.
-fn contiguous(map: &SegmentMap) -> u32 {
-    debug_assert!(
-        map.segments.is_sorted_by(|a, b| a.index < b.index),
-        "in order of their indexes"
-    );
-    let dense = map.segments.iter().zip(0..).take_while(|(place, n)| place.index == *n);
-    dense.count() as u32
-}
-
-fn knows(map: &SegmentMap, place: &SegmentPlace) -> bool {
-    let at = map.segments.binary_search_by_key(&place.index, |known| known.index);
-    at.is_ok_and(|at| map.segments[at] == *place)
-}
-
-/// Enters places in a map, in the stead of what it says about the same segments.
-fn merge(map: &mut SegmentMap, places: &[SegmentPlace]) {
-    for place in places {
-        match map.segments.binary_search_by_key(&place.index, |known| known.index) {
-            Ok(at) => map.segments[at] = *place,
-            Err(at) => map.segments.insert(at, *place),
-        }
-        debug_assert!(knows(map, place), "what was entered is known");
-    }
-    debug_assert!(
-        map.segments.is_sorted_by(|a, b| a.index < b.index),
-        "segments in order of their indexes, each once"
-    );
-}
-
 pub(crate) fn fabric_error(node: NodeId, error: FabricError) -> FsError {
     match error {
         FabricError::OutOfRange { .. } => FsError::Io(error.to_string()),
@@ -996,40 +767,5 @@ pub(crate) fn in_vain(error: FsError, node: NodeId, region: RegionId) -> FsError
             why: format!("it is to serve region {}, and does not yet", region.0),
         },
         error => error,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use polvo_format::Epoch;
-    use polvo_proto::SegmentClass;
-
-    #[test]
-    fn segments_learnt_by_the_way_may_leave_gaps_to_be_asked_for() {
-        let place = |index, write_key| SegmentPlace {
-            index,
-            pool_offset: u64::from(index) << 18,
-            class: SegmentClass::Data,
-            write_key,
-            read_key: 0,
-        };
-        let mut map = SegmentMap {
-            region: RegionId(1),
-            epoch: Epoch(1),
-            segment_shift: 18,
-            read_key: 1,
-            node_key: 0,
-            checksums: (0, 0),
-            gate: (0, 0),
-            segments: vec![place(0, 0), place(1, 7)],
-        };
-        assert_eq!(contiguous(&map), 2);
-        assert!(!knows(&map, &place(4, 9)));
-        merge(&mut map, &[place(4, 9), place(1, 8)]);
-        assert!(knows(&map, &place(4, 9)) && knows(&map, &place(1, 8)));
-        assert_eq!(contiguous(&map), 2, "2 and 3 are missing");
-        merge(&mut map, &[place(2, 0), place(3, 0)]);
-        assert_eq!(contiguous(&map), 5);
     }
 }
