@@ -532,22 +532,27 @@ impl Cluster {
 
     /// Waits (in simulated time, at most a minute) until every copy at a node that runs is a mirror.
     pub async fn mirrored(&self) {
-        let runs = |node: NodeId| self.is_running(node.0);
-        let is_mirror = |replica: &Replica| replica.role != ReplicaRole::Backup || !runs(replica.node);
         for _ in 0..600 {
-            let mut regions = self
-                .running()
-                .flat_map(|node| node.regions.all().map(move |service| (node, service.id)));
-            if regions.all(|(node, region)| {
-                node.map()
-                    .region(region)
-                    .is_some_and(|info| info.replicas.iter().all(is_mirror))
-            }) {
+            if self.is_mirrored() {
                 return;
             }
             self.sleep(Duration::from_millis(100)).await;
         }
         panic!("copies were not made within a minute");
+    }
+
+    /// Are all copies at nodes that run those of mirrors, by the maps of all that run?
+    pub fn is_mirrored(&self) -> bool {
+        let runs = |node: NodeId| self.is_running(node.0);
+        let is_mirror = |replica: &Replica| replica.role != ReplicaRole::Backup || !runs(replica.node);
+        let mut regions = self
+            .running()
+            .flat_map(|node| node.regions.all().map(move |service| (node, service.id)));
+        regions.all(|(node, region)| {
+            node.map()
+                .region(region)
+                .is_some_and(|info| info.replicas.iter().all(is_mirror))
+        })
     }
 
     /// What a node has done to make copies since it was started: how many are made, and bytes compared and sent.

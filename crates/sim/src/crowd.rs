@@ -48,9 +48,10 @@ impl Crowd {
                     return Some(format!("{:?} was made before", file.inode()));
                 }
                 Ok((_, file)) => self.files.push(file),
-                // it is full, or its node is away
+                // it is full, its node is away, or the directory has been removed
                 Err(
                     FsError::NoSpace
+                    | FsError::NotFound
                     | FsError::Unreachable { .. }
                     | FsError::Stale
                     | FsError::Busy

@@ -336,9 +336,21 @@ impl Faults<'_> {
     /// Something for which others take the place of a node.
     async fn fail_over(&mut self) {
         let nodes = self.shared.schedule.nodes;
+        if let Some(node) = self.shared.schedule.falls_silent {
+            // nobody can take the place of one whose copies are not made yet, or find no room
+            let until = Instant::now() + Duration::from_secs(5);
+            while !self.cluster.is_mirrored() && Instant::now() < until {
+                self.cluster.sleep(Duration::from_millis(20)).await;
+            }
+            if self.cluster.is_mirrored() {
+                self.fall_silent(node);
+            }
+            return;
+        }
         let node = self.failing.below(u64::from(nodes)) as u16;
         match self.failing.below(100) {
-            0..40 => self.node_stands_still(node),
+            0..34 => self.node_stands_still(node),
+            34..40 => self.fall_silent(node),
             40..65 => self.cut_off(node),
             65..73 => {
                 self.note("no node hears another");
@@ -405,6 +417,30 @@ impl Faults<'_> {
                 _ => self.cluster.network().partition_one_way(&us, &them),
             }
             self.remedies.push((until, Remedy::Heal(us, them)));
+        }
+    }
+
+    /// A node, for all other hosts. Connections stay as they are.
+    fn fall_silent(&mut self, node: u16) {
+        let until = match self.shared.schedule.falls_silent {
+            // for longer than anybody is to wait for it
+            Some(_) => after(&mut self.failing, 12_000, 25_000),
+            None => self.outage(),
+        };
+        let silent = format!("node-{node}");
+        self.note(&format!("node {node} falls silent"));
+        self.shared.count(Fault::Silence);
+        let others = (0..self.shared.schedule.nodes).filter(|other| *other != node);
+        let others = others.map(|other| format!("node-{other}"));
+        let remote = self
+            .workload
+            .members
+            .iter()
+            .filter(|member| member.home == Home::Remote);
+        for other in others.chain(remote.map(|member| member.host())).collect::<Vec<_>>() {
+            self.suspect_of(&silent, &other);
+            self.cluster.network().partition(&silent, &other);
+            self.remedies.push((until, Remedy::Heal(silent.clone(), other)));
         }
     }
 

@@ -1,4 +1,5 @@
-//! Nobody waits for what he need not wait for: in a run without faults each operation ends within what the schedule explains.
+//! Nobody waits for what he need not wait for: in a run without faults each operation ends within what the schedule explains, and in one
+//! where a node falls silent, and nothing else goes wrong, within [`SUCCEEDED`] more.
 //!
 //! A history says nothing of that: whoever waits for his own token, or for one that nobody has any more, is told the truth, late.
 //! What an operation may wait for, one after the other:
@@ -15,7 +16,7 @@ use crate::history::Record;
 use crate::kernel::daemon::{NAME_LASTS, NAME_MARGIN};
 use crate::kernel::mount::{FILLED_MAX, TAKING_IN, TICK_MAX};
 use crate::operation::Operation;
-use crate::schedule::Schedule;
+use crate::schedule::{Home, Schedule};
 use polvo_cluster::Timeouts;
 use std::time::Duration;
 
@@ -34,17 +35,24 @@ const NAMES_LAST: Duration =
 const JOINING: Duration = Duration::from_secs(2);
 /// What tokio's timers are late.
 const TIMER: Duration = Duration::from_millis(1);
+/// A node is silent, and others take its place.
+const SUCCEEDED: Duration = Duration::from_secs(2);
 
 /// What an operation that took longer than the schedule explains was allowed; `None`: all were in time, or there were faults.
 pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
-    if schedule.faults + schedule.cuts + schedule.stills + schedule.failovers > 0 || schedule.loses.is_some() {
+    let faults = schedule.faults + schedule.cuts + schedule.stills + schedule.failovers;
+    if faults > u32::from(schedule.falls_silent.is_some()) || schedule.loses.is_some() {
         return None;
     }
     // each record has the mirrors put in place what has come before, of which there may be much while a copy is made
     if schedule.replicas > 1 && schedule.lane_max.is_some() {
         return None;
     }
-    let slow = records.iter().map(|record| (record, allowed(record, schedule)));
+    // a program inside of a silent node is silent with it
+    let silent = schedule.falls_silent.map(Home::Colocated);
+    let is_heard = |record: &&Record| silent.is_none() || home(record, schedule) != silent;
+    let slow = records.iter().filter(is_heard);
+    let slow = slow.map(|record| (record, allowed(record, schedule)));
     let (record, allowed) = slow.max_by_key(|(record, allowed)| record.took.saturating_sub(*allowed))?;
     (record.took > allowed).then(|| format!("took {:?}, and {allowed:?} is explained: {record}", record.took))
 }
@@ -81,15 +89,25 @@ fn allowed(record: &Record, schedule: &Schedule) -> Duration {
         (Operation::Read { .. }, true) => (messages + own_kernel) * FILLED_MAX,
         _ => Duration::ZERO,
     };
-    messages + names + own_kernel + renaming + refilling + mirrors
+    let succession = match schedule.falls_silent {
+        Some(_) => SUCCEEDED,
+        None => Duration::ZERO,
+    };
+    messages + names + own_kernel + renaming + refilling + mirrors + succession
 }
 
 /// Has the client of an operation a kernel?
 fn is_mounted(record: &Record, schedule: &Schedule) -> bool {
-    let number = record
-        .client
-        .strip_prefix("client-")
-        .and_then(|rest| rest.split('-').next());
-    let number: Option<usize> = number.and_then(|number| number.parse().ok());
-    number.is_some_and(|number| schedule.mounted[number])
+    number(record).is_some_and(|number| schedule.mounted[number])
+}
+
+/// Where the client of an operation lives.
+fn home(record: &Record, schedule: &Schedule) -> Option<Home> {
+    number(record).map(|number| schedule.clients[number])
+}
+
+/// The number of an operation's client.
+fn number(record: &Record) -> Option<usize> {
+    let rest = record.client.strip_prefix("client-")?;
+    rest.split('-').next()?.parse().ok()
 }

@@ -76,6 +76,9 @@ pub enum Fault {
     /// No node hears another.
     #[strum(to_string = "clusters in pieces")]
     Apart,
+    /// Nobody hears a node any more, nor does it hear anybody.
+    #[strum(to_string = "nodes that fall silent")]
+    Silence,
     /// A node dies while another one takes a dead one's place, or makes copies again.
     #[strum(to_string = "second deaths")]
     SecondDeath,
@@ -98,6 +101,7 @@ impl Fault {
             Fault::NodeStandsStill
                 | Fault::CutOff
                 | Fault::Apart
+                | Fault::Silence
                 | Fault::SecondDeath
                 | Fault::Lost
                 | Fault::Replaced
@@ -180,6 +184,8 @@ pub struct Schedule {
     pub stills: u32,
     /// Faults of nodes whose regions have copies elsewhere, which others may take the place of.
     pub failovers: u32,
+    /// All that goes wrong is that this node falls silent, once it has copies elsewhere: others take its place, and nobody waits for long.
+    pub falls_silent: Option<u16>,
     /// Bytes that the lanes of mirrors take, if less than fit.
     pub lane_max: Option<u32>,
     /// Bytes of records that are kept for mirrors that are away, if less than there may be.
@@ -284,6 +290,13 @@ fn failovers(seed: u64, replicas: u8, faults: bool) -> u32 {
         true => rng.between(1, 4) as u32,
         false => 0,
     }
+}
+
+/// A node, in some of the runs in which others can take the place of whichever node, and something is to go wrong.
+fn falls_silent(seed: u64, nodes: u16, all: &[RegionSet], goes_wrong: bool, loses: Option<u16>) -> Option<u16> {
+    let mut rng = Rng::new(seed, 43);
+    let is_succeeded = nodes > 2 && all.iter().all(|set| set.replicas > 1);
+    (goes_wrong && is_succeeded && loses.is_none() && rng.percent(60)).then(|| rng.below(u64::from(nodes)) as u16)
 }
 
 /// In half of the runs lanes are so small that they are full after some records, or after each.
@@ -430,6 +443,11 @@ impl Schedule {
         let (replace_after, loses) = replacing(seed, nodes, replicas, goes_wrong);
         let durability = durability(seed, limits);
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
+        let own = RegionSet { replicas, durability };
+        let sets = sets(seed, nodes, own, is_small, (replace_after, loses));
+        let all: Vec<RegionSet> = sets.iter().copied().chain([own]).collect();
+        let falls_silent = falls_silent(seed, nodes, &all, goes_wrong, loses);
+        let unless_silent = |count: u32| if falls_silent.is_some() { 0 } else { count };
         Schedule {
             seed,
             limits: limits.clone(),
@@ -437,13 +455,7 @@ impl Schedule {
             regions_per_node: rng.between(1, 3) as u16,
             replicas,
             durability,
-            sets: sets(
-                seed,
-                nodes,
-                RegionSet { replicas, durability },
-                is_small,
-                (replace_after, loses),
-            ),
+            sets,
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             // a pool has others' regions, too
             pool_bytes: match (is_small, replicas) {
@@ -464,18 +476,19 @@ impl Schedule {
             is_locking: Rng::new(seed, 40).percent(LOCKING),
             tokens: believers.tokens,
             readers: believers.readers,
-            cuts: believers.cuts,
+            cuts: unless_silent(believers.cuts),
             mounted: believers.mounted,
-            stills: believers.stills,
-            failovers,
-            lane_max: lane_max(seed),
+            stills: unless_silent(believers.stills),
+            failovers: if falls_silent.is_some() { 1 } else { failovers },
+            falls_silent,
+            lane_max: lane_max(seed).filter(|_| falls_silent.is_none()),
             backlog_max: backlog_max(seed),
             replace_after,
             loses,
             drift: drift(seed, nodes, failovers),
             operations,
-            faults: faults.min(limits.faults.unwrap_or(u32::MAX)),
-            delay,
+            faults: unless_silent(faults.min(limits.faults.unwrap_or(u32::MAX))),
+            delay: delay.filter(|_| falls_silent.is_none()),
             lease: Duration::from_secs(rng.pick(&[6, 6, 30])),
             pause_us: rng.pick(&[1, 1_000, 20_000, 200_000]),
             names: rng.between(2, 5) as u8,
@@ -565,7 +578,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -580,6 +593,7 @@ impl fmt::Display for Schedule {
             self.cuts,
             self.stills,
             self.failovers,
+            self.falls_silent,
             self.replace_after,
             self.loses,
             self.lane_max,

@@ -79,11 +79,11 @@ impl RequestContext<'_> {
             })
             .await?;
         let target = entry.target;
-        // a courtesy: nobody waits for it
-        let attr = self
-            .node
-            .service(target.ino.region())
-            .and_then(|service| service.enter(|r| r.attr(target.ino, Some(target.generation))).ok());
+        // a courtesy: nobody waits for it, nor for mirrors to have it
+        let attr = self.node.service(target.ino.region()).and_then(|service| {
+            let attr = service.enter(|r| r.attr(target.ino, Some(target.generation))).ok();
+            attr.filter(|_| self.may_tell(service))
+        });
         Ok(Found {
             target,
             kind: entry.kind,

@@ -181,8 +181,9 @@ impl<'a> RequestContext<'a> {
         matches!(self.session.party, Party::Node(_)) && !planted(Planted::TransactionNotAwaited)
     }
 
+    /// Need nobody wait before what was found or done by now is told?
     #[inline]
-    fn may_tell(&self, service: &RegionService) -> bool {
+    pub fn may_tell(&self, service: &RegionService) -> bool {
         match self.is_of_transaction() {
             true => service.is_mirrored(),
             false => service.may_answer(),

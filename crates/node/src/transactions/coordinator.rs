@@ -259,6 +259,8 @@ async fn distributed(
         }
         Err(error) => {
             abort(ctx, txn, &remote).await;
+            // what is in the way may be what mirrors do not have yet
+            ctx.answerable(ctx.service(*own)?).await?;
             Err(Failure::from(error))
         }
     }
@@ -359,9 +361,9 @@ async fn collect(
             session: ctx.session.id,
             opens: open,
         };
-        let collected = ctx.node.collect_here(service, txn, intents, on_behalf).await?;
-        let (part, outcomes) = CollectedPart::new(region, collected, intents.len())?;
+        let collected = ctx.node.collect_here(service, txn, intents, on_behalf).await;
         ctx.mirrored(service).await?;
+        let (part, outcomes) = CollectedPart::new(region, collected?, intents.len())?;
         return Ok((RemotePart::Collected(part), outcomes));
     }
     commit_protocol::join(ctx, txn, region, intents, open).await

@@ -373,3 +373,92 @@ fn a_node_that_has_lost_its_pool_is_filled_again() {
         settle(cluster).await;
     });
 }
+
+/// Of two that make the same name one decides while its mirror cannot be reached; the other one finds the name when it is to decide, and
+/// is not told of it before the mirror has it: nobody may ever hear of it otherwise.
+#[test]
+fn who_comes_too_late_with_a_name_is_told_so_when_mirrors_have_it() {
+    for ms in (150..=300).step_by(50) {
+        run(options(900), async |cluster| {
+            let (one, other) = (Caller::new(cluster, "one"), Caller::new(cluster, "other"));
+            cluster.mirrored().await;
+            let before = files(&one, ROOT, 12).await;
+            let primary = primary(cluster, ROOT);
+            let map = cluster.map();
+            let replicas = &map.region(ROOT.ino.region()).unwrap().replicas;
+            let mirror = replicas
+                .iter()
+                .find(|replica| replica.node.0 != primary)
+                .unwrap()
+                .node
+                .0;
+            cluster
+                .network()
+                .set_delay(Duration::from_millis(30)..=Duration::from_millis(30));
+            let makers = (0..12).flat_map(|i| [(one.clone(), i), (other.clone(), i)]);
+            let made = makers.map(|(c, i)| spawn_local(async move { c.create(ROOT, &format!("n{i}")).await }));
+            let made: Vec<_> = made.collect();
+            // both have looked for the name, and their inodes are being collected elsewhere
+            cluster.sleep(Duration::from_millis(ms)).await;
+            let (node, copy) = (format!("node-{primary}"), format!("node-{mirror}"));
+            cluster.network().partition(&node, &copy);
+            cluster.sleep(Duration::from_millis(700)).await;
+            let told = made.iter().filter(|made| made.is_finished()).count();
+            assert_eq!(
+                told, 0,
+                "cut off after {ms} ms: the mirror has nothing of what these are told"
+            );
+            cluster.network().heal_all();
+            cluster
+                .network()
+                .set_delay(Duration::from_micros(20)..=Duration::from_micros(20));
+            let mut answers = Vec::new();
+            for made in made {
+                answers.push(made.await.unwrap());
+            }
+            for pair in answers.chunks(2) {
+                let won = pair.iter().filter(|answer| answer.is_ok()).count();
+                assert!(won == 1 && pair.contains(&Err(FsError::Exists)), "{pair:?}");
+            }
+            all_there(&one, ROOT, &before).await;
+        });
+    }
+}
+
+/// What a name leads to is told along with it only as far as mirrors have it: that may be another region's.
+#[test]
+fn attributes_that_come_with_a_name_are_those_that_mirrors_have() {
+    run(options(901), async |cluster| {
+        let (c, other) = (Caller::new(cluster, "client"), Caller::new(cluster, "other"));
+        cluster.mirrored().await;
+        let dir = c.directory_at(cluster, 0, "dir").await;
+        let mut elsewhere = dir;
+        for i in 0..30 {
+            if elsewhere.ino.region() == dir.ino.region() {
+                elsewhere = c.directory_at(cluster, 0, &format!("elsewhere{i}-")).await;
+            }
+        }
+        let (_, file) = c.file_at(cluster, elsewhere, 0, "f").await;
+        assert_ne!(file.ino.region(), dir.ino.region());
+        c.link(file, dir, "f").await.unwrap();
+        c.write(file, 0, b"before").await.unwrap();
+        let lookup = ask::Lookup {
+            dir,
+            name: b"f".to_vec(),
+        };
+        let found = other.ask(dir.ino.region(), lookup.clone()).await.unwrap();
+        assert_eq!(found.attr.map(|(attr, _)| attr.size), Some(6));
+        cluster.rest().await;
+        for away in [1, 2] {
+            cluster.network().partition("node-0", &format!("node-{away}"));
+        }
+        let writing = spawn_local(async move { c.write(file, 6, b" and after").await });
+        cluster.sleep(Duration::from_millis(50)).await;
+        assert!(!writing.is_finished());
+        let found = other.ask(dir.ino.region(), lookup).await.unwrap();
+        assert_eq!(found.target, file);
+        assert_eq!(found.attr.map(|(attr, _)| attr.size).filter(|size| *size > 6), None);
+        cluster.network().heal_all();
+        writing.await.unwrap().unwrap();
+    });
+}
