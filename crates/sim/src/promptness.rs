@@ -36,7 +36,7 @@ const JOINING: Duration = Duration::from_secs(2);
 /// What tokio's timers are late.
 const TIMER: Duration = Duration::from_millis(1);
 /// A node is silent, and others take its place.
-const SUCCEEDED: Duration = Duration::from_secs(2);
+const SUCCEEDED: Duration = Duration::from_secs(3);
 
 /// What an operation that took longer than the schedule explains was allowed; `None`: all were in time, or there were faults.
 pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
