@@ -47,13 +47,12 @@ impl RequestContext<'_> {
         }
         let now_ms = self.node.token_clock_ms();
         let taken = inodes.iter().map(|inode| self.take_token(&holder, *inode, now_ms));
-        let taken = taken.collect();
-        // what they are is told with them
-        let regions: BTreeSet<RegionId> = inodes.iter().map(|inode| inode.ino.region()).collect();
+        let taken: Vec<Option<Token>> = taken.collect();
+        // what they are is told with them; who has been replaced while it waits tells nothing
+        let given = inodes.iter().zip(&taken).filter(|(_, token)| token.is_some());
+        let regions: BTreeSet<RegionId> = given.map(|(inode, _)| inode.ino.region()).collect();
         for region in regions {
-            if let Ok(service) = self.service(region) {
-                self.answerable(service).await?;
-            }
+            self.answerable(self.service(region)?).await?;
         }
         let lease = self.node.config.timeouts.token;
         let lease_ms = match planted(Planted::TokenLeaseInFull) {
