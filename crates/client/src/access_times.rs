@@ -11,7 +11,7 @@
 use crate::local_client::LocalClient;
 use crate::open::OpenFile;
 use parking_lot::Mutex;
-use polvo_format::{NodeId, Tail};
+use polvo_format::{RegionId, Tail};
 use polvo_proto::{InodeRef, RELEASE_MAX, ask};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -186,10 +186,8 @@ impl LocalClient {
 
     /// Delivers the note of one inode, if there is one.
     pub(crate) async fn send_access(&self, inode: InodeRef) {
-        if let Some(note) = self.client.access_times.is_noted(inode)
-            && let Ok(node) = self.client.primary(inode.ino.region())
-        {
-            self.send_accesses_to(node, &[(inode, note)]).await;
+        if let Some(note) = self.client.access_times.is_noted(inode) {
+            self.send_accesses_to(inode.ino.region(), &[(inode, note)]).await;
         }
     }
 
@@ -202,21 +200,19 @@ impl LocalClient {
             let noted = self.client.access_times.noted.lock();
             noted.iter().map(|(inode, note)| (*inode, *note)).collect()
         };
-        let mut by_node: BTreeMap<NodeId, Vec<(InodeRef, Note)>> = BTreeMap::new();
+        let mut by_region: BTreeMap<RegionId, Vec<(InodeRef, Note)>> = BTreeMap::new();
         for one in noted {
-            match self.client.primary(one.0.ino.region()) {
-                Ok(node) => by_node.entry(node).or_default().push(one),
-                Err(_) => self.client.access_times.forget(&[one]),
-            }
+            by_region.entry(one.0.ino.region()).or_default().push(one);
         }
-        for (node, noted) in by_node {
+        for (region, noted) in by_region {
             for some in noted.chunks(RELEASE_MAX) {
-                self.send_accesses_to(node, some).await;
+                self.send_accesses_to(region, some).await;
             }
         }
     }
 
-    async fn send_accesses_to(&self, node: NodeId, noted: &[(InodeRef, Note)]) {
+    /// To whoever serves the region: an operation may wait for it, and a node be silent.
+    async fn send_accesses_to(&self, region: RegionId, noted: &[(InodeRef, Note)]) {
         let times = &self.client.access_times;
         let accessed = ask::Accessed {
             inodes: noted.iter().map(|(inode, note)| (*inode, note.read_at)).collect(),
@@ -226,13 +222,13 @@ impl LocalClient {
             .iter()
             .map(|(inode, _)| self.client.tokens.changing(inode.ino))
             .collect();
-        let answer = self.call_node(node, accessed).await;
+        let answer = self.call(region, accessed).await;
         drop(own);
         times.forget(noted);
         let tails = match answer {
             Ok(tails) => tails,
             Err(error) => {
-                tracing::debug!(%node, %error, "access times");
+                tracing::debug!(region = region.0, %error, "access times");
                 return;
             }
         };

@@ -1,6 +1,7 @@
 //! Regions that move: their primary dies, and another node that has a copy takes its place.
 
 use crate::common::*;
+use polvo_client::AccessTimeRule;
 use polvo_node::sim::ClusterOptions;
 use polvo_proto::SetAttr;
 use std::cell::Cell;
@@ -225,6 +226,40 @@ fn nobody_waits_for_what_is_let_go_of_at_a_silent_node() {
         assert_eq!(bytes, pattern(5, 20_000));
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(3), "{took:?}");
+        cluster.network().heal_all();
+        while cluster.deposed() != Some(1) {
+            cluster.sleep(Duration::from_millis(100)).await;
+        }
+        cluster.ended(1).await.expect_err("others have taken its place");
+        cluster.restart(1).await.expect("restart");
+        cluster.mirrored().await;
+    });
+}
+
+/// Nor is its node waited for who has read from a file and then asks for its attributes, which the access time is part of.
+#[test]
+fn nobody_waits_for_an_access_time_at_a_silent_node() {
+    with_options(replicated(612), async |cluster| {
+        cluster.mirrored().await;
+        let client = external(cluster, "client");
+        client.client().keep_access_times(AccessTimeRule {
+            of_directories: true,
+            strict: false,
+        });
+        let (dir, made) = home_on(cluster, 1).await;
+        client.lookup(dir, b"f").await.expect("a name that the client knows");
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(5, 20_000)).await.expect("write");
+        let mut bytes = vec![0; 20_000];
+        assert_eq!(client.read(&open, 0, &mut bytes).await, Ok(20_000));
+        for other in ["node-0", "node-2", "client"] {
+            cluster.network().partition("node-1", other);
+        }
+        client.accessed(&open);
+        let begun = Instant::now();
+        assert_eq!(client.get_attr(made).await.expect("attributes").size, 20_000);
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(4), "{took:?}");
         cluster.network().heal_all();
         while cluster.deposed() != Some(1) {
             cluster.sleep(Duration::from_millis(100)).await;
