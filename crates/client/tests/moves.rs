@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use polvo_client::AccessTimeRule;
-use polvo_node::sim::ClusterOptions;
+use polvo_node::sim::{Cluster, ClusterOptions};
 use polvo_proto::SetAttr;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -197,6 +197,17 @@ fn nobody_waits_for_a_silent_node_whose_regions_have_moved() {
     assert!(changing < Duration::from_millis(3000), "{changing:?}");
 }
 
+/// Node 1, whose place others have taken while it was silent, hears of it and is started anew.
+async fn is_back(cluster: &mut Cluster) {
+    cluster.network().heal_all();
+    while cluster.deposed() != Some(1) {
+        cluster.sleep(Duration::from_millis(100)).await;
+    }
+    cluster.ended(1).await.expect_err("others have taken its place");
+    cluster.restart(1).await.expect("restart");
+    cluster.mirrored().await;
+}
+
 /// What is done beside the operations is not waited for either: of a file that has lost a name the client lets go, and it opens it again
 /// by another one, while that has been asked of a node that is silent since.
 #[test]
@@ -226,13 +237,7 @@ fn nobody_waits_for_what_is_let_go_of_at_a_silent_node() {
         assert_eq!(bytes, pattern(5, 20_000));
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(3), "{took:?}");
-        cluster.network().heal_all();
-        while cluster.deposed() != Some(1) {
-            cluster.sleep(Duration::from_millis(100)).await;
-        }
-        cluster.ended(1).await.expect_err("others have taken its place");
-        cluster.restart(1).await.expect("restart");
-        cluster.mirrored().await;
+        is_back(cluster).await;
     });
 }
 
@@ -260,13 +265,7 @@ fn nobody_waits_for_an_access_time_at_a_silent_node() {
         assert_eq!(client.get_attr(made).await.expect("attributes").size, 20_000);
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(4), "{took:?}");
-        cluster.network().heal_all();
-        while cluster.deposed() != Some(1) {
-            cluster.sleep(Duration::from_millis(100)).await;
-        }
-        cluster.ended(1).await.expect_err("others have taken its place");
-        cluster.restart(1).await.expect("restart");
-        cluster.mirrored().await;
+        is_back(cluster).await;
     });
 }
 
