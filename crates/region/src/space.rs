@@ -448,14 +448,7 @@ impl Space {
         assert!(safe <= tick, "tick {tick}, and what {safe} has freed is free");
         self.tick = self.tick.max(tick);
         let safe = safe + u64::from(planted(Planted::QuarantineEndsEarly));
-        while self
-            .quarantine
-            .front()
-            .is_some_and(|f| f.tick <= safe && self.snapshots.let_go(f.shown) && self.is_mirrored(f))
-        {
-            let freed = self.quarantine.pop_front().expect("there is a front");
-            self.leave_quarantine(freed.run);
-        }
+        self.end_oldest(|freed| freed.tick <= safe);
         debug_assert!(
             self.quarantine.iter().is_sorted_by_key(|freed| freed.tick),
             "ticks ascend"
@@ -465,6 +458,25 @@ impl Space {
             self.quarantine.iter().all(|freed| freed.tick <= self.tick),
             "what is in quarantine was freed before"
         );
+        self.check_class(SegmentClass::Data);
+        self.check_class(SegmentClass::Logs);
+    }
+
+    /// Ends the quarantine of what has waited longest, up to the first that is to wait on or that a snapshot or a copy needs.
+    fn end_oldest(&mut self, may_end: impl Fn(&Freed) -> bool) {
+        while self
+            .quarantine
+            .front()
+            .is_some_and(|freed| may_end(freed) && self.snapshots.let_go(freed.shown) && self.is_mirrored(freed))
+        {
+            let freed = self.quarantine.pop_front().expect("there is a front");
+            self.leave_quarantine(freed.run);
+        }
+    }
+
+    /// Ends it early, up to the first that somebody may still reach: as [`Self::end_quarantine`], without looking at all there is.
+    pub fn end_quarantine_at_front(&mut self) {
+        self.end_oldest(|freed| !freed.written);
         self.check_class(SegmentClass::Data);
         self.check_class(SegmentClass::Logs);
     }

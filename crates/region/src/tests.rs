@@ -539,6 +539,39 @@ fn a_region_full_of_data_can_be_emptied_and_filled_again() {
     assert!(filled[0] > 500 && filled.iter().all(|&n| n == filled[0]), "{filled:?}");
 }
 
+/// What overwrites free waits for readers; the region takes no more and more segments of the pool, of which others want some, meanwhile.
+#[test]
+fn what_waits_for_readers_does_not_fill_the_pool() {
+    let mut r = region(64);
+    let file = make(&mut r, ROOT, b"file", FileKind::File).unwrap();
+    let used = |r: &Region| {
+        let usage = r.store.pool.usage();
+        u64::from(usage.segments - usage.free_segments) * (64 << 20) / u64::from(usage.segments)
+    };
+    let before = used(&r);
+    for _ in 0..200 {
+        // nobody has been seen meanwhile: no tick ends anything
+        let mut offset = 0;
+        let runs = r.delegate(SESSION, 256).unwrap().into_iter().map(|space| {
+            let len = u64::from(space.pages) * PAGE as u64;
+            let at = offset;
+            offset += len;
+            WriteRun {
+                offset: at,
+                len,
+                gpa: space.gpa,
+            }
+        });
+        let runs: Vec<_> = runs.collect();
+        let data = NewData { runs: &runs, crcs: &[] };
+        r.commit(SESSION, file, data, WriteAt::Offset(0), Tail::default(), NOW)
+            .unwrap();
+    }
+    let grown = used(&r) - before;
+    assert!(grown <= 20 << 20, "{} KiB for 1 MiB", grown >> 10);
+    assert_eq!(findings(&mut r), [""; 0]);
+}
+
 /// Recovery counts the names of such a directory instead of keeping them: what follows from them comes to the same.
 #[test]
 fn a_large_directory_is_recovered_without_its_names() {
