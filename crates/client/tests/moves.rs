@@ -269,6 +269,41 @@ fn nobody_waits_for_an_access_time_at_a_silent_node() {
     });
 }
 
+/// Nor who makes durable what he has changed, where nodes have to be asked for it: those that have it are.
+#[test]
+fn nobody_waits_for_a_silent_node_to_make_durable_what_others_have() {
+    with_options(replicated(613), async |cluster| {
+        for node in 0..3 {
+            cluster.pmem(node).sim().expect("simulated").needs_sync_from_now(true);
+        }
+        cluster.mirrored().await;
+        let client = external(cluster, "client");
+        assert!(!client.needs_no_sync().await, "nodes have to be asked");
+        let (dir, made) = home_on(cluster, 1).await;
+        let open = client.open(made).await.expect("open");
+        client.write(&open, 0, &pattern(5, 20_000)).await.expect("write");
+        client.create(dir, b"g", file()).await.expect("create");
+        for other in ["node-0", "node-2", "client"] {
+            cluster.network().partition("node-1", other);
+        }
+        let begun = Instant::now();
+        let sync_all = async {
+            client.sync(None).await.expect("of names");
+            begun.elapsed()
+        };
+        let sync_file = async {
+            client.sync(Some(&open)).await.expect("of a file");
+            begun.elapsed()
+        };
+        let (all, of_file) = tokio::join!(sync_all, sync_file);
+        assert!(
+            all.max(of_file) < Duration::from_secs(4),
+            "{all:?}, of a file {of_file:?}"
+        );
+        is_back(cluster).await;
+    });
+}
+
 /// A client that does nothing with a file which has no name any more opens it again where another node serves it now, before that gives
 /// it up.
 #[test]

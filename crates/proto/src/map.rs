@@ -204,6 +204,11 @@ impl ClusterMap {
     pub fn primary(&self, id: RegionId) -> Option<NodeId> {
         self.region(id).and_then(RegionInfo::primary)
     }
+
+    /// Does a node serve any region?
+    pub fn serves(&self, node: NodeId) -> bool {
+        self.regions.iter().any(|region| region.primary() == Some(node))
+    }
 }
 
 /// The lane by which a region's copy at a node follows it.

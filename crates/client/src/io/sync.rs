@@ -4,7 +4,7 @@
 use crate::local_client::LocalClient;
 use crate::open::{OpenFile, data_region};
 use polvo_cluster::join_all;
-use polvo_format::NodeId;
+use polvo_format::{NodeId, RegionId};
 use polvo_proto::{FsError, ask};
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
@@ -60,17 +60,19 @@ impl LocalClient {
     /// [`FsError::Unreachable`] when a node that has to be asked cannot be; [`FsError::Io`], once, where something of the file, or of
     /// names and attributes (`None`), may have been lost before.
     pub async fn sync(&self, file: Option<&OpenFile>) -> Result<(), FsError> {
-        let nodes = match file {
-            Some(file) => vec![self.client.primary(data_region(&file.open_inode))?],
-            None => self.client.map().nodes.iter().map(|node| node.id).collect(),
-        };
         let (unsynced, told) = match file {
             Some(file) => (&file.open_inode.unsynced, &file.losses_told),
             None => (&self.client.unsynced, &self.client.losses_told),
         };
         let begun = unsynced.begun.load(Acquire);
-        for answer in join_all(nodes.into_iter().map(|node| self.sync_at(node))).await {
-            answer?;
+        match file {
+            Some(file) => self.sync_region(data_region(&file.open_inode)).await?,
+            None => {
+                let nodes: Vec<NodeId> = self.client.map().nodes.iter().map(|node| node.id).collect();
+                for answer in join_all(nodes.into_iter().map(|node| self.sync_node(node))).await {
+                    answer?;
+                }
+            }
         }
         unsynced.synced(begun, told)
     }
@@ -105,14 +107,31 @@ impl LocalClient {
         true
     }
 
-    async fn sync_at(&self, node: NodeId) -> Result<(), FsError> {
-        let needed = match self.colocated_in(node) {
-            Some(_) => true, // it knows best, and asking costs nothing
-            None => self.links.to(node).await?.needs_sync,
-        };
-        if !needed {
-            return Ok(());
+    /// Asks whoever serves a region, if that has to be asked.
+    async fn sync_region(&self, region: RegionId) -> Result<(), FsError> {
+        // a node here knows best, and asking costs nothing
+        let needed = self.colocated(region).is_some() || self.links.to_primary(region).await?.needs_sync;
+        match needed {
+            true => self.call(region, ask::Sync).await,
+            false => Ok(()),
         }
-        self.call_node(node, ask::Sync).await
+    }
+
+    /// Asks a node, if it has to be asked; one that is away only while it serves anything: others are asked, too, and have what it had.
+    async fn sync_node(&self, node: NodeId) -> Result<(), FsError> {
+        if self.colocated_in(node).is_some() {
+            return self.call_node(node, ask::Sync).await;
+        }
+        let asked = async {
+            match self.links.to(node).await?.needs_sync {
+                true => self.call_node(node, ask::Sync).await,
+                false => Ok(()),
+            }
+        };
+        let answer = self.links.while_it_serves(node, asked).await;
+        match answer {
+            Err(FsError::Unreachable { .. }) if !self.client.map().serves(node) => Ok(()),
+            answer => answer,
+        }
     }
 }

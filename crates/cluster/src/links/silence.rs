@@ -53,7 +53,7 @@ impl Links {
     ///
     /// # Errors
     /// [`FsError::Unreachable`] also when it is silent and serves nothing any more.
-    pub(super) async fn while_it_serves<T>(
+    pub async fn while_it_serves<T>(
         &self,
         node: NodeId,
         answer: impl Future<Output = Result<T, FsError>>,
@@ -69,7 +69,7 @@ impl Links {
             }
             self.ask_around(node).await;
             let map = self.context.map.get();
-            if map.regions.iter().all(|region| region.primary() != Some(node)) {
+            if !map.serves(node) {
                 let why = "it is silent, and others serve all regions".into();
                 return Err(FsError::Unreachable { node: node.0, why });
             }
