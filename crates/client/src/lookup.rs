@@ -95,6 +95,7 @@ impl LocalClient {
             _ => {}
         }
         for _ in 0..VALIDATE_TRIES {
+            let losses = self.client.losses();
             let Some((log, known)) = self.client.names.find(dir, name) else {
                 break;
             };
@@ -105,6 +106,9 @@ impl LocalClient {
             };
             let look = child.map_or(Look::NONE, |child| self.client.tokens.look(child));
             let (validity, seen) = self.validate_with(dir, log, child).await?;
+            if self.client.losses() != losses {
+                continue; // of a node that was behind another the same tail may be that of another log
+            }
             match validity {
                 Validity::Ask => break,
                 Validity::CaughtUp => continue,
@@ -138,12 +142,14 @@ impl LocalClient {
         let mut pause = Duration::ZERO;
         let mut missed = None;
         for tries in 0.. {
-            let basis = self.client.names.basis(dir);
+            let (losses, basis) = (self.client.losses(), self.client.names.basis(dir));
             let lookup = ask::Lookup {
                 dir,
                 name: name.to_vec(),
             };
-            let found = match self.call(dir.ino.region(), lookup).await {
+            let found = self.call(dir.ino.region(), lookup).await;
+            let basis = basis.filter(|_| self.client.losses() == losses);
+            let found = match found {
                 Ok(found) => found,
                 Err(FsError::NotFound) => {
                     if let Some(basis) = basis {

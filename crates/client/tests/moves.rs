@@ -3,7 +3,7 @@
 use crate::common::*;
 use polvo_client::AccessTimeRule;
 use polvo_node::sim::{Cluster, ClusterOptions};
-use polvo_proto::SetAttr;
+use polvo_proto::{Durability, SetAttr};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -301,6 +301,62 @@ fn nobody_waits_for_a_silent_node_to_make_durable_what_others_have() {
             "{all:?}, of a file {of_file:?}"
         );
         is_back(cluster).await;
+    });
+}
+
+/// Where the one before was ahead of its mirror, who takes its place may write a log anew up to the same tail, with something else in it.
+/// Who was reading meanwhile, and knew how the log went on then, reads by the log that there is.
+#[test]
+fn a_read_that_outlives_its_node_goes_by_the_log_that_there_is_then() {
+    const LEN: usize = 20_000;
+    let options = ClusterOptions {
+        durability: Durability::Async,
+        ..replicated(614)
+    };
+    with_options(options, async |cluster| {
+        let (delay, slow) = (Duration::from_millis(1), Duration::from_millis(60));
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 1).await;
+        let (writer, reader) = (external(cluster, "writer"), external(cluster, "reader"));
+        let open = writer.open(made).await.expect("open");
+        let block = |n: u64| pattern(n, LEN);
+        for n in 0..3 {
+            writer.write(&open, n * LEN as u64, &block(n)).await.expect("write");
+        }
+        cluster.mirrored().await;
+        let theirs = reader.open(made).await.expect("open");
+        // no mirror has this, and the reader knows of it
+        for other in ["node-0", "node-2"] {
+            cluster.network().partition("node-1", other);
+        }
+        writer.write(&open, 0, &block(10)).await.expect("write");
+        let mut bytes = vec![0; 3 * LEN];
+        assert_eq!(reader.read(&theirs, 0, &mut bytes).await, Ok(bytes.len()));
+        assert_eq!(bytes, [block(10), block(1), block(2)].concat());
+        // it reads again, and hears of the node's successor later than the writer does
+        for node in ["node-0", "node-2"] {
+            cluster.network().set_delay_between("reader", node, slow..=slow);
+            cluster.network().set_delay_between("writer", node, delay..=delay);
+        }
+        cluster.network().set_delay_between("reader", "node-1", slow..=slow);
+        let reading = tokio::task::spawn_local(async move {
+            let mut bytes = vec![0; 3 * LEN];
+            let read = reader.read(&theirs, 0, &mut bytes).await;
+            (read, bytes)
+        });
+        cluster.sleep(delay * 10).await;
+        cluster.crash(1).await;
+        cluster.network().heal_all();
+        writer.write(&open, LEN as u64, &block(11)).await.expect("write");
+        let (read, bytes) = reading.await.expect("no panic");
+        assert_eq!(read, Ok(bytes.len()));
+        let found: Vec<_> = bytes
+            .chunks(LEN)
+            .map(|bytes| (0..12).find(|n| bytes == block(*n)))
+            .collect();
+        let (before, after) = ([0, 1, 2].map(Some), [0, 11, 2].map(Some));
+        assert!(found == before || found == after, "by the log that is lost: {found:?}");
+        cluster.restart(1).await.expect("restart");
     });
 }
 

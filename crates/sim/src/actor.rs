@@ -165,6 +165,7 @@ pub struct Actor {
     /// The kernel between this program and its client, if there is one.
     mount: Option<Rc<Mount>>,
     by_pages: Option<Rng>,
+    syncing: Option<Rng>,
     /// What the last operation has made or linked.
     made: Option<Attr>,
     pub(crate) shared: Rc<Shared>,
@@ -183,6 +184,7 @@ impl Actor {
             client,
             mount: None,
             by_pages: None,
+            syncing: None,
             made: None,
             shared: shared.clone(),
             rng,
@@ -197,6 +199,11 @@ impl Actor {
     pub fn works_on(&mut self, mount: Mount, by_pages: Option<Rng>) {
         self.mount = Some(Rc::new(mount));
         self.by_pages = by_pages;
+    }
+
+    /// From now on it makes durable what was changed, where this says so.
+    pub fn syncs(&mut self, syncing: Rng) {
+        self.syncing = Some(syncing);
     }
 
     /// Works until the quota is used up.
@@ -219,6 +226,9 @@ impl Actor {
             } else {
                 let operation = self.draw();
                 drop(self.perform(operation).await); // whatever came of it is in the history
+            }
+            if let Some(operation) = self.draw_sync() {
+                drop(self.perform(operation).await);
             }
         }
         self.space_hog = None;
@@ -409,6 +419,16 @@ impl Actor {
         }
     }
 
+    fn draw_sync(&mut self) -> Option<Operation> {
+        let syncing = self.syncing.as_mut().filter(|_| !self.open.is_empty())?;
+        let inode = match syncing.below(10) {
+            0 => None,
+            1..3 => Some(self.open[syncing.below(self.open.len() as u64) as usize].inode()),
+            _ => return None,
+        };
+        Some(Operation::Sync { inode })
+    }
+
     fn draw_len(&mut self) -> u64 {
         let max = if self.shared.schedule.is_small {
             EAGER_MAX as u64
@@ -514,6 +534,7 @@ impl Actor {
             return self.ask(operation).await;
         };
         match operation {
+            Operation::Sync { .. } => mount.served(Box::pin(self.ask(operation))).await,
             Operation::Lookup { dir, name } => mount.lookup(*dir, *name).await,
             Operation::GetAttr { inode } => mount.get_attr(*inode).await,
             Operation::Read { inode, offset, len } if self.by_pages.is_some() && is_of_one_page(*offset, *len) => {
@@ -613,6 +634,10 @@ impl Actor {
             Operation::GetXattr { inode, name } => self.get_xattr(*inode, *name).await,
             Operation::RemoveXattr { inode, name } => client.remove_xattr(*inode, &spelled(*name)).await.map(done),
             Operation::ListXattr { inode } => self.list_xattr(*inode).await,
+            Operation::Sync { inode } => {
+                let file = inode.map(|inode| self.find_open(inode)).transpose()?;
+                client.sync(file.as_deref()).await.map(done)
+            }
         }
     }
 

@@ -91,6 +91,7 @@ fn is_expected(operation: &Operation, outcome: &Outcome, is_small: bool) -> bool
         Err(error) => match error {
             FsError::NoSpace => is_small,
             FsError::Invalid(_) => matches!(operation, Operation::Rename { .. }),
+            FsError::Io(why) => matches!(operation, Operation::Sync { .. }) && why.contains("may be lost"),
             FsError::NotFound
             | FsError::Exists
             | FsError::NotDirectory

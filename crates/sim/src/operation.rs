@@ -112,6 +112,10 @@ pub enum Operation {
     ListXattr {
         inode: InodeRef,
     },
+    /// Of a file, or of all names and attributes.
+    Sync {
+        inode: Option<InodeRef>,
+    },
 }
 
 /// What a client is told when an operation has succeeded.
@@ -165,6 +169,7 @@ impl Operation {
                 | Operation::GetAttr { .. }
                 | Operation::GetXattr { .. }
                 | Operation::ListXattr { .. }
+                | Operation::Sync { .. }
         )
     }
 }
@@ -243,6 +248,8 @@ impl fmt::Display for Operation {
             Operation::GetXattr { inode, name } => write!(f, "getxattr {} n{name}", Shown(*inode)),
             Operation::RemoveXattr { inode, name } => write!(f, "removexattr {} n{name}", Shown(*inode)),
             Operation::ListXattr { inode } => write!(f, "listxattr {}", Shown(*inode)),
+            Operation::Sync { inode: Some(inode) } => write!(f, "fsync {}", Shown(*inode)),
+            Operation::Sync { inode: None } => write!(f, "sync"),
         }
     }
 }

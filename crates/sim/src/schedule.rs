@@ -172,6 +172,10 @@ pub struct Schedule {
     pub is_crowded: bool,
     /// Clients take advisory locks.
     pub is_locking: bool,
+    /// Clients make durable what was changed.
+    pub is_syncing: bool,
+    /// Pools are plain files, to which nothing is durable before that.
+    pub needs_sync: bool,
     /// Which clients use tokens.
     pub tokens: Vec<bool>,
     /// Which clients only look, at few things again and again. They use tokens.
@@ -226,8 +230,10 @@ fn transfers(rng: &mut Rng) -> Transfers {
 
 /// So many runs of a hundred have crowds of files.
 const CROWDED: u64 = 4;
-/// And so many have locks.
+/// And so many have locks,
 const LOCKING: u64 = 30;
+/// and so many have something made durable.
+const SYNCING: u64 = 25;
 
 /// In a third of the runs regions have mirrors; in half as many where pools are to fill up, and in none where participants log
 /// themselves.
@@ -447,6 +453,8 @@ impl Schedule {
         let sets = sets(seed, nodes, own, is_small, (replace_after, loses));
         let all: Vec<RegionSet> = sets.iter().copied().chain([own]).collect();
         let falls_silent = falls_silent(seed, nodes, &all, goes_wrong, loses);
+        // no power is lost there
+        let needs_sync = falls_silent.is_some() && Rng::new(seed, 46).percent(50);
         let unless_silent = |count: u32| if falls_silent.is_some() { 0 } else { count };
         Schedule {
             seed,
@@ -474,6 +482,8 @@ impl Schedule {
             by_pages,
             is_crowded: Rng::new(seed, 12).percent(CROWDED),
             is_locking: Rng::new(seed, 40).percent(LOCKING),
+            is_syncing: needs_sync || Rng::new(seed, 45).percent(SYNCING),
+            needs_sync,
             tokens: believers.tokens,
             readers: believers.readers,
             cuts: unless_silent(believers.cuts),
@@ -578,7 +588,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -603,6 +613,8 @@ impl fmt::Display for Schedule {
             self.delay,
             self.one_sided,
             self.checksums,
+            self.is_syncing,
+            self.needs_sync,
         )
     }
 }

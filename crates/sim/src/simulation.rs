@@ -84,6 +84,11 @@ async fn live(cluster: &mut Cluster, schedule: &Schedule) -> End {
 }
 
 async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), String> {
+    if shared.schedule.needs_sync {
+        let nodes = 0..shared.schedule.nodes;
+        let pools = nodes.filter_map(|node| cluster.pmem(node).sim());
+        pools.for_each(|pool| pool.needs_sync_from_now(true));
+    }
     let mut workload = Workload::start(cluster, shared);
     faults::run(cluster, &mut workload, shared).await?;
     workload.dismiss().await;

@@ -138,6 +138,9 @@ impl Workload {
         let rng = Rng::new(schedule.seed, 1000 + stream);
         let shared_client = client.client().clone();
         let mut actor = Actor::new(&host, client.clone(), &self.shared, rng);
+        if schedule.is_syncing {
+            actor.syncs(Rng::new(schedule.seed, 40_000 + stream));
+        }
         let watch = schedule.tokens[number].then(|| {
             match schedule.mounted[number] {
                 true => {

@@ -140,6 +140,7 @@ impl LocalClient {
         let verify = self.verifies_at(data_region(open_inode)).await?;
         let most = if verify { VERIFIED_PIECES } else { BATCH_PIECES };
         loop {
+            let losses = self.client.losses();
             let plan = match open_inode.index.read().as_ref() {
                 Some(index) => index.plan(offset, into.len(), most).map_err(|missed| missed.at),
                 None => Err(offset),
@@ -162,25 +163,30 @@ impl LocalClient {
                     .await
                     .map(|tail| (tail, None)),
             };
-            let (tail, is_read) = match read {
-                Ok((tail, Some(damaged))) if tail == plan.tail => return Err(damaged_at(open_inode, damaged)),
-                Ok((tail, damaged)) => (tail, damaged.is_none()),
+            let (tail, read) = match read {
+                Ok((tail, damaged)) => (
+                    tail,
+                    damaged.map_or(Ok(()), |damaged| Err(damaged_at(open_inode, damaged))),
+                ),
                 // nothing lies there: a segment may have been given back since the file moved on
-                Err(error @ FsError::Invalid(_)) => match self.log_state(open_inode.inode.ino).await?.tail {
-                    tail if tail == plan.tail => return Err(error),
-                    tail => (tail, false),
-                },
+                Err(error @ FsError::Invalid(_)) => (self.log_state(open_inode.inode.ino).await?.tail, Err(error)),
                 Err(error) => return Err(error),
             };
-            if tail == plan.tail {
-                return Ok((plan.len, plan.cut));
+            // of a node that was behind another it may be the tail of another log
+            let is_same_log = self.client.losses() == losses;
+            if tail == plan.tail && is_same_log {
+                return read.map(|()| (plan.len, plan.cut));
+            }
+            if !is_same_log {
+                self.keep(open_inode).await?;
             }
             // an extension matters to a read that was cut off at the end of the file
             let len = if plan.cut { plan.len } else { into.len() } as u64;
             if let Some(step) = self.catch_up(open_inode, tail).await?
                 && step.from == plan.tail
                 && !step.touches(offset, len)
-                && is_read
+                && read.is_ok()
+                && is_same_log
             {
                 return Ok((plan.len, plan.cut));
             }

@@ -245,10 +245,15 @@ impl OneSided {
     async fn new(place: &Place, provider: &str) -> Result<OneSided, BenchError> {
         let requester = Requester::remote(place.primary(), provider);
         let (region, pages) = (RegionId(0), PAGES);
-        let runs = requester.ask(ask::Delegate { region, pages }).await?;
-        let whole = runs.iter().find(|run| run.pages >= PAGES);
-        let at = whole.ok_or("an empty pool has no 1 MiB in one piece")?.gpa;
-        Ok(OneSided { requester, at })
+        // what is free may lie in pieces, which come first
+        for _ in 0..PAGES {
+            let runs = requester.ask(ask::Delegate { region, pages }).await?;
+            if let Some(whole) = runs.iter().find(|run| run.pages >= PAGES) {
+                let at = whole.gpa;
+                return Ok(OneSided { requester, at });
+            }
+        }
+        Err("a pool that is nearly empty has no 1 MiB in one piece".into())
     }
 
     async fn ns(&self, len: usize, ops: usize) -> Result<f64, BenchError> {
