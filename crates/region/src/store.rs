@@ -26,6 +26,10 @@ use std::sync::Arc;
 /// a quarter of a segment). In addition, as many as the longest log has: then that directory can be emptied name by
 /// name, and its log be written anew at any time on the way.
 const LOG_RESERVE: u64 = 64;
+/// Data pages of a region that may wait for readers while it takes more segments, in any case: 8 MiB.
+const SPARE_MIN: u64 = (8 << 20) >> 12;
+/// Data pages: whoever asks for so many in one piece gets them so, if there is room.
+const LONG_RUN: u32 = 64;
 /// Logs up to this many pages are covered by [`LOG_RESERVE`] and not counted.
 const SHORT_LOG: usize = 16;
 
@@ -343,36 +347,27 @@ impl Store {
         self.space.free(class) + self.space.quarantined(class) + (u64::from(segments) << (self.shift - 12))
     }
 
-    /// So many data pages may wait in quarantine while the region takes more segments: twice as many as are in use, so that what is written
-    /// anew lies together though it was overwritten here and there before, and twice as many as are free at most. More where a quarter of
-    /// what is free is more: with a sixteenth overwriting 1 MiB takes 40 % more instructions, with a quarter 11 %. At least 8 MiB.
-    fn quarantine_max(&self) -> u64 {
-        let free = u64::from(self.pool.usage().free_segments) << (self.shift - 12);
-        let used = self.space.used(SegmentClass::Data);
-        (2 * used.min(free)).max(free / 4).max((8 << 20) >> 12)
+    /// Data pages that are free in the pool.
+    fn free_in_pool(&self) -> u64 {
+        u64::from(self.pool.usage().free_segments) << (self.shift - 12)
     }
 
     /// Takes a run of at most `max` data pages; ENOSPC when there is none at all.
     pub fn take_data(&mut self, max: u32) -> Result<Run, RegionError> {
         let class = SegmentClass::Data;
         let max = max.clamp(1, (1u32 << (self.shift - 12)).max(1));
-        // a long run is worth a fresh segment while there are plenty, but not for the sake of readers alone: others of this pool, and
-        // of the pools of copies, want segments, too
-        if max >= 64 && self.space.free(class) < u64::from(max) {
-            if self.space.quarantined(class) > self.quarantine_max() {
-                self.space.end_quarantine_at_front();
-            }
-            if self.space.free(class) < u64::from(max) {
+        let mut run = match max >= LONG_RUN {
+            true => self.take_long_run(max),
+            false => None,
+        };
+        if run.is_none() && self.space.free(class) == 0 {
+            self.space.empty_quarantine();
+            if self.space.free(class) == 0 {
                 self.grow(class, Urgency::Normal);
             }
         }
-        if self.space.free(class) == 0 {
-            self.space.empty_quarantine();
-        }
-        if self.space.free(class) == 0 {
-            self.grow(class, Urgency::Normal);
-        }
-        let run = self.space.take_run(class, max).ok_or(FsError::NoSpace)?;
+        run = run.or_else(|| self.space.take_run(class, max));
+        let run = run.ok_or(FsError::NoSpace)?;
         debug_assert!(
             (1..=max).contains(&run.len),
             "{} pages where at most {max} are to come",
@@ -380,6 +375,31 @@ impl Store {
         );
         debug_assert_eq!(self.class(self.space.offset(run)), class, "{run:?}");
         Ok(run)
+    }
+
+    /// A long run of data pages is worth a fresh segment while there are plenty. But others of this pool, and of the pools of copies, want
+    /// segments, too: none is taken for the sake of readers alone where more waits for them than a quarter of what is free in the pool and
+    /// than twice what is in use (so that what is written anew lies together, however it was overwritten before; and than what is free);
+    /// and none since what is free lies in pieces where there is more of it than a quarter of what is free in the pool.
+    fn take_long_run(&mut self, max: u32) -> Option<Run> {
+        let class = SegmentClass::Data;
+        let (used, free) = (self.space.used(class), self.free_in_pool());
+        if self.space.free(class) < u64::from(max) {
+            let waits_max = (2 * used.min(free)).max(free / 4).max(SPARE_MIN);
+            if self.space.quarantined(class) > waits_max {
+                self.space.end_quarantine_at_front();
+            }
+            if self.space.free(class) < u64::from(max) {
+                self.grow(class, Urgency::Normal);
+            }
+        }
+        let run = self.space.take_run(class, max)?;
+        let spare = self.space.free(class) + self.space.quarantined(class);
+        if run.len >= LONG_RUN || spare > free / 4 || !self.grow(class, Urgency::Normal) {
+            return Some(run);
+        }
+        self.space.give(run);
+        self.space.take_run(class, max)
     }
 
     /// Gives log pages that never became part of a log back at once.
