@@ -12,6 +12,7 @@ use polvo_region::planted::{Planted, planted};
 use polvo_region::{Lane, PoolSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// One copy.
 struct Copy {
@@ -20,6 +21,8 @@ struct Copy {
     key: Option<RemoteKey>,
     /// Under which that gives locks.
     locks: Option<LockTerm>,
+    /// When it attached.
+    attached: Option<Instant>,
 }
 
 /// The copies that a node has.
@@ -101,17 +104,19 @@ impl Copies {
         }
     }
 
-    /// Gives what the pool has of a region back to it, unless somebody is at it or it `is_strange` no more; no new copy is begun
-    /// meanwhile. Has it?
+    /// Gives what the pool has of a region back to it, unless somebody is at it, or has attached `since` then, or it `is_strange` no more;
+    /// no new copy is begun meanwhile. Has it?
     pub fn give_back(
         &self,
         space: &PoolSpace,
         region: RegionId,
         memory: &MemoryRegions,
+        since: Instant,
         is_strange: impl FnOnce() -> bool,
     ) -> bool {
         let mut by_region = self.by_region.lock();
-        let is_in_use = |copy: &Arc<Mutex<Copy>>| Arc::strong_count(copy) > 1;
+        let is_wanted = |copy: &Copy| copy.attached.is_some_and(|attached| attached >= since);
+        let is_in_use = |copy: &Arc<Mutex<Copy>>| Arc::strong_count(copy) > 1 || is_wanted(&copy.lock());
         if by_region.get(&region).is_some_and(is_in_use) || !is_strange() {
             return false;
         }
@@ -146,6 +151,7 @@ impl Copy {
             lane,
             key: None,
             locks: None,
+            attached: None,
         }
     }
 
@@ -233,6 +239,7 @@ impl RequestContext<'_> {
         let last = copy.lane.apply().map_err(to_fs)?;
         let key = copy.give_key(&node.memory, &node.pmem);
         copy.locks = Some(locks);
+        copy.attached = Some(Instant::now());
         let (_, head) = copy.lane.state();
         Ok(LanePlace {
             key,

@@ -407,6 +407,14 @@ impl Replication {
         has_changed
     }
 
+    /// Does it keep up to date those nodes that are to have copies by this?
+    pub fn follows(&self, info: &RegionInfo) -> bool {
+        let nodes = self.nodes();
+        let is_copy = |replica: &&Replica| matches!(replica.role, ReplicaRole::Mirror | ReplicaRole::Backup);
+        let copies = info.replicas.iter().filter(is_copy);
+        copies.clone().count() == nodes.len() && copies.clone().all(|replica| nodes.contains(&replica.node))
+    }
+
     /// Those that took this region's place at a node before may still write what it had decided.
     pub fn set_undispatched(&self, deposed: &Arc<[NodeId]>) {
         *self.undispatched.lock() = Arc::downgrade(deposed);

@@ -12,6 +12,8 @@
 //! - A region's list of replicas is changed by its primary alone, by compare-and-set, and only a backup is taken off it: who may take the
 //!   primary's place, or thinks so, is asked for nothing less than before. (Where an operator takes a node out of the map for good, all
 //!   that it is goes with it.)
+//! - The primary changes a list only when it follows the one that there is: of a node that was taken off it knows nothing any more before it
+//!   names that node again, which may have given its copy back between.
 //! - Who was the primary and may still write what it has decided then stays on the list until it is fenced off where that goes: who takes
 //!   our place knows by the list whom to fence off.
 //! - A lease of one who has taken our place, and has since forgotten us, counts for nothing (`leases::may_count`).
@@ -29,7 +31,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// How often a node looks for copies that it is not to have.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(5);
@@ -60,13 +62,25 @@ pub(super) async fn replace(
     let segment = node.space.usage().segment_size;
     let may_move = |other: &&Arc<RegionService>| {
         let is_fenced = |replication: &Replication| replication.is_confirmed() && !replication.is_unfenced(copy);
-        (is_away || other.id == service.id) && other.replication().is_some_and(is_fenced)
+        let is_followed =
+            |replication: &Replication| before.region(other.id).is_some_and(|info| replication.follows(info));
+        (is_away || other.id == service.id)
+            && other
+                .replication()
+                .is_some_and(|ours| is_fenced(ours) && is_followed(ours))
     };
     let ours = node.regions.all().filter(may_move);
     // and its lane
     let needed = |region: RegionId| (node.space.segments_of(region).len() as u64 + 1) * segment;
     let regions: BTreeMap<RegionId, u64> = ours.map(|other| (other.id, needed(other.id))).collect();
-    let change = |map: &ClusterMap| replace_copies(map, us, copy, &regions, room.clone());
+    let change = |map: &ClusterMap| {
+        let is_known = |region: RegionId| {
+            map.region(region).map(|info| info.epoch) == before.region(region).map(|info| info.epoch)
+        };
+        let mut known = regions.clone();
+        known.retain(|region, _| is_known(*region));
+        replace_copies(map, us, copy, &known, room.clone())
+    };
     if change(&before).is_none() {
         tracing::debug!(region = service.id.0, node = copy.0, "no other node can take this copy");
         return Ok(());
@@ -101,6 +115,7 @@ pub(crate) async fn give_back(node: Arc<Node>, links: Rc<Links>) {
         if strange(&node, &node.map()).is_empty() || node.holds_back() {
             continue;
         }
+        let since = Instant::now();
         let confirmed = match planted(Planted::CopyFreedUnconfirmed) {
             true => Ok(node.map()),
             false => node.confirm_map(&links).await,
@@ -108,7 +123,7 @@ pub(crate) async fn give_back(node: Arc<Node>, links: Rc<Links>) {
         match confirmed {
             Ok(map) => strange(&node, &map)
                 .into_iter()
-                .for_each(|region| node.give_back_copy(region)),
+                .for_each(|region| node.give_back_copy(region, since)),
             Err(error) => tracing::debug!(%error, "copies that others have now are kept"),
         }
     }
@@ -128,10 +143,14 @@ fn is_strange(node: &Node, map: &ClusterMap, region: RegionId) -> bool {
 }
 
 impl Node {
-    fn give_back_copy(&self, region: RegionId) {
+    /// Whoever has attached `since` may go by a later map than the one that was confirmed.
+    fn give_back_copy(&self, region: RegionId, since: Instant) {
         // it may have been named again since
         let is_strange = || is_strange(self, &self.map(), region);
-        if self.copies.give_back(&self.space, region, &self.memory, is_strange) {
+        if self
+            .copies
+            .give_back(&self.space, region, &self.memory, since, is_strange)
+        {
             tracing::warn!(
                 region = region.0,
                 "the pool had a copy that others have now: it is given back"
