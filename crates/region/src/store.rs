@@ -377,10 +377,13 @@ impl Store {
         Ok(run)
     }
 
-    /// A long run of data pages is worth a fresh segment while there are plenty. But others of this pool, and of the pools of copies, want
-    /// segments, too: none is taken for the sake of readers alone where more waits for them than a quarter of what is free in the pool and
-    /// than twice what is in use (so that what is written anew lies together, however it was overwritten before; and than what is free);
-    /// and none since what is free lies in pieces where there is more of it than a quarter of what is free in the pool.
+    /// A long run of data pages is worth a fresh segment while there are plenty, but others of this pool, and of the pools of copies, want
+    /// segments, too:
+    ///
+    /// - Where too little is free the quarantine is ended first, once it holds more than a quarter of what is free in the pool, and more
+    ///   than twice what is in use: with that much what is written anew lies together, however it was overwritten before. It never holds
+    ///   back more than twice what is free in the pool, but for [`SPARE_MIN`].
+    /// - Where enough is free, but in pieces, a segment is taken while the region has no more than a quarter of what is free in the pool.
     fn take_long_run(&mut self, max: u32) -> Option<Run> {
         let class = SegmentClass::Data;
         let (used, free) = (self.space.used(class), self.free_in_pool());
