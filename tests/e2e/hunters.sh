@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Writers on three mounts and observers on all of them, who never see what is older than what was acknowledged before
-# (workload/stale.py). Sourced after lib.sh; the test sets mounts (three), WATCHERS (observers on each), SEED.
+# (workload/stale.py). Sourced after lib.sh; the test sets mounts (three), WATCHERS (observers on each), SEED, and may set LATE: so many
+# more on each, which wait for up to two seconds before they look.
 #
 # shellcheck disable=SC2154 # given by the tests
 
@@ -20,8 +21,8 @@ start() {
         JOBS+=($!)
     done
     for n in 0 1 2; do
-        for ((w = 0; w < WATCHERS; w++, watcher++)); do
-            hunter watch "${mounts[n]}/$1" 3 $((SEED * 100 + 10 + watcher)) "$board" "$watcher" "$2" \
+        for ((w = 0; w < WATCHERS + ${LATE:-0}; w++, watcher++)); do
+            hunter watch "${mounts[n]}/$1" 3 $((SEED * 100 + 10 + watcher)) "$board" "$watcher" "$2" $((w < WATCHERS ? 0 : 2)) \
                 >"$WORK/watcher.$watcher" 2>&1 &
             JOBS+=($!)
         done

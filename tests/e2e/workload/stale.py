@@ -3,7 +3,7 @@
 
     stale.py plant TOP WRITERS                          what the writers change
     stale.py write TOP WRITER SEED BOARD                changes its things until the board says stop; prints how many changes
-    stale.py watch TOP WRITERS SEED BOARD WATCHER FAULTS    observes until the board says stop; prints how many observations
+    stale.py watch TOP WRITERS SEED BOARD WATCHER FAULTS [PAUSE]    observes until the board says stop; prints how many observations
     stale.py count BOARD                                observations so far, by all
     stale.py stop BOARD
 
@@ -13,6 +13,9 @@ all map) a writer says `begun` before a change and `done` after it. An observer 
 must be the state of a number between the two. After a change that failed either may hold, and it is made again.
 
 With faults (FAULTS is 1) an observation may be refused; it may never be old.
+
+An observer with PAUSE waits for up to so many seconds before it looks: when something has stood still meanwhile, it looks first when
+that goes on, at what others have changed long before.
 """
 
 import errno
@@ -283,7 +286,7 @@ def exists(path, rng):
         return False
 
 
-def watch(top, writers, seed, board, watcher, faults):
+def watch(top, writers, seed, board, watcher, faults, pause):
     rng = random.Random(seed)
     enter_first(top, board)
     watching = Watcher(rng)
@@ -292,7 +295,8 @@ def watch(top, writers, seed, board, watcher, faults):
     while not board.stopped():
         writer, kind = rng.randrange(writers), rng.randrange(len(KINDS))
         place = board.place(writer, kind)
-        for _ in range(rng.choice((1, 2, 2, 20))):
+        for _ in range(1 if pause else rng.choice((1, 2, 2, 20))):
+            time.sleep(rng.uniform(0, pause))
             low = board.words[place + 1]
             try:
                 fits, seen = watching.look(writer, kind, low)
@@ -328,7 +332,7 @@ def main():
     elif what == "write":
         write(rest[0], int(rest[1]), int(rest[2]), Board(rest[3]))
     elif what == "watch":
-        watch(rest[0], int(rest[1]), int(rest[2]), Board(rest[3]), int(rest[4]), rest[5] == "1")
+        watch(rest[0], int(rest[1]), int(rest[2]), Board(rest[3]), int(rest[4]), rest[5] == "1", float((rest[6:] or [0])[0]))
     elif what == "count":
         print(sum(Board(rest[0]).words[1 : 1 + WATCHERS_MAX]))
     elif what == "stop":
