@@ -136,10 +136,16 @@ check_online_from_router() {
         fail "fsck --online: $(cat "$WORK/fsck.out")"
 }
 
-# check_stopped: ends the nodes and checks their pools.
-check_stopped() {
+stop_nodes() {
     local node
     for node in "${!NODE_JOBS[@]}"; do kill "${NODE_JOBS[node]}"; done
     for node in "${!NODE_JOBS[@]}"; do wait_until 30 "the end of node $node" not_running "${NODE_JOBS[node]}"; done
+}
+check_pools() {
     timeout 300 "$POLVO" fsck --quiet "$pools"/node*.pool >"$WORK/fsck.out" 2>&1 || fail "fsck: $(cat "$WORK/fsck.out")"
+}
+# check_stopped: ends the nodes and checks their pools.
+check_stopped() {
+    stop_nodes
+    check_pools
 }
