@@ -31,7 +31,8 @@ import mixed
 
 # What happens later after a fault, in seconds, has nothing to do with it.
 AROUND = 30.0
-# Pauses are to be no longer, in seconds.
+# Pauses are to be no longer, in seconds; half of them no longer than the former.
+PAUSE_MEDIAN = 3.0
 PAUSE_MAX = 6.0
 
 
@@ -220,6 +221,8 @@ def pauses(faults, logs):
                     long.append(f"{kind} of node {node} at {begin:.3f}, {pause:.2f} s in {what}")
     for kind, values in sorted(found.items()):
         print(f"{kind}: {shown(values)}")
+        if (median := quantile(values, 0.5)) > PAUSE_MEDIAN:
+            long.append(f"{median:.2f} s at median around a {kind}")
     for pause in long:
         print(f"long: {pause}")
 
