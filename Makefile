@@ -186,8 +186,9 @@ instructions: ## Count the instructions of the hottest operations; fails when th
 	@scripts/instructions $(RUN)
 
 .PHONY: test-vm
-test-vm: build ## Persistent memory in a virtual machine: /dev/dax and a DAX file system, kill -9, reset (needs QEMU)
+test-vm: build ## Persistent memory in a virtual machine: /dev/dax and a DAX file system, kill -9, reset; a node's reset (needs QEMU)
 	tests/vm/run
+	@POLVO="$(POLVO)" tests/vm/machine-reset
 
 .PHONY: clean
 clean: stop ## Stop, and remove everything that was built
