@@ -31,7 +31,7 @@ import mixed
 
 # What happens later after a fault, in seconds, has nothing to do with it.
 AROUND = 30.0
-# Pauses are to be no longer, in seconds; half of them no longer than the former.
+# Pauses are to be no longer, in seconds, and at median no longer than PAUSE_MEDIAN.
 PAUSE_MEDIAN = 3.0
 PAUSE_MAX = 6.0
 
