@@ -11,6 +11,7 @@ vm_here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$vm_here/../.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 vm_dir=$target/vm
+memory_dir=$vm_dir # a test may choose another one before prepare_machine
 boot_timeout=${BOOT_TIMEOUT:-420}
 dax_size=256M   # the memory for /dev/dax*
 fsdax_size=320M # the memory for the file system
@@ -86,9 +87,9 @@ prepare_machine() {
     flock -n 9 || fail "another run uses $vm_dir"
     packages
     fetch_kernel
-    rm -f "$vm_dir"/console-*.log "$vm_dir"/*.pmem
-    truncate -s $fsdax_size "$vm_dir/fsdax.pmem"
-    truncate -s $dax_size "$vm_dir/dax.pmem"
+    rm -f "$vm_dir"/console-*.log "$memory_dir"/*.pmem
+    truncate -s $fsdax_size "$memory_dir/fsdax.pmem"
+    truncate -s $dax_size "$memory_dir/dax.pmem"
 }
 
 # Copies programs to /bin of the guest's tree, and the libraries they need to where they are here.
@@ -161,9 +162,9 @@ boot() {
     # Ends with this script, however that ends.
     "${in_network[@]}" setpriv --pdeathsig KILL qemu-system-x86_64 "${acceleration[@]}" \
         -machine q35,nvdimm=on,nvdimm-persistence=$domain -cpu max,la57=off -smp 2 -m 1536M,slots=4,maxmem=4G \
-        -object "memory-backend-file,id=fsdax,share=on,mem-path=$vm_dir/fsdax.pmem,size=$fsdax_size" \
+        -object "memory-backend-file,id=fsdax,share=on,mem-path=$memory_dir/fsdax.pmem,size=$fsdax_size" \
         -device nvdimm,id=nv0,memdev=fsdax \
-        -object "memory-backend-file,id=dax,share=on,mem-path=$vm_dir/dax.pmem,size=$dax_size" \
+        -object "memory-backend-file,id=dax,share=on,mem-path=$memory_dir/dax.pmem,size=$dax_size" \
         -device nvdimm,id=nv1,memdev=dax \
         -nodefaults -no-user-config -vga none -display none -serial stdio -no-reboot "${network[@]}" \
         -kernel "$vm_dir/vmlinux" -initrd "$vm_dir/initrd" \
