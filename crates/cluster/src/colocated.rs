@@ -75,6 +75,14 @@ pub trait ColocatedCaller {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Answer>;
 }
 
+/// What a write has come to that did not wait.
+pub struct WrittenAtOnce {
+    /// Where in the file the bytes are.
+    pub offset: u64,
+    /// Nobody need wait before he is told; else he is told once [`Colocated::until_may_tell`] has returned.
+    pub may_be_told: bool,
+}
+
 /// A session at the node in this process. All of it fails with [`FsError::SessionExpired`] when it has ended.
 pub trait ColocatedSession: Send + Sync {
     /// It is of no more use.
@@ -94,8 +102,15 @@ pub trait ColocatedSession: Send + Sync {
     ) -> LocalFuture<'a, Result<u64, FsError>>;
 
     /// As [`ColocatedSession::write`], of at most `EAGER_MAX` bytes and without a future. `None`: something is to be waited
-    /// for or to be refused, as that call will tell, and nothing was done.
-    fn write_at_once(&self, links: &Rc<Links>, cred: &Cred, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64>;
+    /// for before or to be refused, as that call will tell, and nothing was done.
+    fn write_at_once(
+        &self,
+        links: &Rc<Links>,
+        cred: &Cred,
+        inode: InodeRef,
+        at: WriteAt,
+        bytes: &[u8],
+    ) -> Option<WrittenAtOnce>;
 
     /// The mapping, up to date, of a file that the session has open.
     ///

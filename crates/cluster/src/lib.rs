@@ -25,7 +25,7 @@ mod timeouts;
 
 pub use bootstrap::fetch_map;
 pub use check::check_cluster;
-pub use colocated::{Colocated, ColocatedCaller, ColocatedSession, LocalFuture, ShownBytes};
+pub use colocated::{Colocated, ColocatedCaller, ColocatedSession, LocalFuture, ShownBytes, WrittenAtOnce};
 pub use counters::{CounterSet, LinkCounters, LinkTotals};
 pub use dial::host_identity;
 pub use join::{InFlight, join_all};

@@ -200,6 +200,9 @@ impl Links {
     /// # Errors
     /// [`FsError::Unreachable`].
     pub async fn at_once_within(&self, node: NodeId, limit: Duration) -> Result<Rc<Link>, FsError> {
+        if let Some(link) = self.peers.borrow().get(&node).and_then(|peer| peer.live()) {
+            return Ok(link);
+        }
         in_all(node, limit, self.at_once(node)).await
     }
 

@@ -49,8 +49,8 @@ pub use register_slot::{
 };
 pub use segment_entry::{LANE_CLASS, REGION_SEGMENTS_MAX, SegmentEntry, SegmentOwner};
 pub use superblock::{
-    FORMAT_VERSION, POOL_MAGIC, PoolLayout, REDO_SLOT_SIZE, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE, SUPERBLOCK_USED,
-    SUPERBLOCKS, Superblock,
+    FORMAT_VERSION, POOL_MAGIC, PoolLayout, REDO_SLOT_SIZE, REDO_SLOTS_OWN, SEGMENT_SHIFT_MIN, SUPERBLOCK_SIZE,
+    SUPERBLOCK_USED, SUPERBLOCKS, Superblock,
 };
 
 /// A cache line: the unit in which the medium may tear a store of more than eight bytes.

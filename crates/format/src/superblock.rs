@@ -35,8 +35,10 @@ pub const SEGMENTS_MAX: u64 = 1 << 16;
 pub const SEGMENTS_MIN: u64 = 4;
 /// Bytes of a redo log slot.
 pub const REDO_SLOT_SIZE: u32 = 16 << 10;
-/// Most redo log slots (small pools have fewer).
-pub const REDO_SLOTS_MAX: u64 = 64;
+/// Most redo log slots (smaller pools have fewer).
+pub const REDO_SLOTS_MAX: u64 = 256;
+/// So many a pool has that is of some use, for transactions of its node; those beyond are for what copies bring of other nodes'.
+pub const REDO_SLOTS_OWN: u64 = 64;
 /// Fewest redo log slots.
 pub const REDO_SLOTS_MIN: u64 = 8;
 
@@ -118,7 +120,8 @@ impl PoolLayout {
         let table_offset = SUPERBLOCKS * SUPERBLOCK_SIZE as u64;
         let table_len = ((pool_len >> shift).min(SEGMENTS_MAX) * SEGMENT_ENTRY_SIZE).next_multiple_of(page);
         let redo_offset = table_offset + table_len;
-        let redo_slots = (pool_len >> 18).clamp(REDO_SLOTS_MIN, REDO_SLOTS_MAX);
+        let own = (pool_len >> 18).clamp(REDO_SLOTS_MIN, REDO_SLOTS_OWN);
+        let redo_slots = (pool_len >> 22).clamp(own, REDO_SLOTS_MAX);
         let redo_end = redo_offset + redo_slots * u64::from(REDO_SLOT_SIZE);
         let checksums_len = match checksums {
             true => checksums_len((pool_len >> shift).min(SEGMENTS_MAX), shift),
@@ -421,6 +424,15 @@ mod tests {
             },
             tokens_given: true,
         }
+    }
+
+    #[test]
+    fn large_pools_have_room_for_what_is_decided_elsewhere() {
+        let slots = |len| PoolLayout::plan(len, None, true).unwrap().redo_slots;
+        assert_eq!(
+            [15 << 20, 16 << 20, 256 << 20, 1 << 30, 1 << 40].map(slots),
+            [60, 64, 64, 256, 256]
+        );
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Callers in this process: clients that call a node instead of sending requests to it.
 
 use crate::node::Node;
-use crate::replication::Replication;
+use crate::replication::{Replication, Until};
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
-use polvo_cluster::{Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext, ShownBytes};
+use polvo_cluster::{
+    Colocated, ColocatedCaller, ColocatedSession, Links, LocalFuture, SessionContext, ShownBytes, WrittenAtOnce,
+};
 use polvo_format::{Epoch, Gpa, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Answer, Ask, Call, Cred, FsError, InodeRef, Request, WriteAt, ask};
@@ -101,9 +103,11 @@ impl Colocated for ThisNode {
     fn until_may_tell<'a>(&'a self, links: &'a Rc<Links>, region: RegionId) -> LocalFuture<'a, Result<(), FsError>> {
         Box::pin(async move {
             let service = self.0.service(region).ok_or(FsError::WrongEpoch)?;
-            service
-                .answerable(links, || Instant::now() + self.0.config.timeouts.held)
-                .await
+            let Some(replication) = service.replication() else {
+                return Ok(());
+            };
+            let deadline = Instant::now() + self.0.config.timeouts.held;
+            replication.wait(service, links, Until::MayAnswer, deadline).await
         })
     }
 
@@ -179,7 +183,14 @@ impl ColocatedSession for SessionHere {
         })
     }
 
-    fn write_at_once(&self, links: &Rc<Links>, cred: &Cred, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
+    fn write_at_once(
+        &self,
+        links: &Rc<Links>,
+        cred: &Cred,
+        inode: InodeRef,
+        at: WriteAt,
+        bytes: &[u8],
+    ) -> Option<WrittenAtOnce> {
         if self.session.is_ended() {
             return None;
         }

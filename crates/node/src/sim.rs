@@ -86,6 +86,8 @@ pub struct ClusterOptions {
     pub lane_max: Option<u32>,
     /// Bytes of records that primaries keep for mirrors that are away, if fewer than otherwise.
     pub backlog_max: Option<usize>,
+    /// Slots of the redo log that nodes use, if fewer than there are (with the feature `planted`).
+    pub redo_slots: Option<usize>,
     /// When the copies of a node that is away are made elsewhere; `None`: never.
     pub replace_after: Option<Duration>,
     /// By how many in a thousand the clock runs too fast by which each node measures leases; those that are missing are right.
@@ -122,6 +124,7 @@ impl Default for ClusterOptions {
             transactions: Transactions::default(),
             lane_max: None,
             backlog_max: None,
+            redo_slots: None,
             replace_after: None,
             drift: Vec::new(),
         }
@@ -208,6 +211,8 @@ impl Cluster {
     pub async fn start(options: ClusterOptions) -> Cluster {
         limit_lanes(options.lane_max);
         limit_backlogs(options.backlog_max);
+        #[cfg(feature = "planted")]
+        polvo_region::limit_redo_log(options.redo_slots);
         let network = Network::new(options.seed);
         let entered = network.enter();
         network.deliver_here(); // a node's LocalSet ends with it
@@ -532,13 +537,42 @@ impl Cluster {
 
     /// Waits (in simulated time, at most a minute) until every copy at a node that runs is a mirror.
     pub async fn mirrored(&self) {
+        assert!(self.is_soon_mirrored().await, "copies were not made within a minute");
+    }
+
+    /// How many segments of each node's pool are free, and how many each region has there.
+    pub fn space(&self) -> String {
+        let of = |node: &Arc<Node>| {
+            let regions = node.map().regions.iter().map(|info| info.id).collect::<Vec<_>>();
+            let held = regions.into_iter().map(|region| {
+                let segments = node.space.segments_of(region);
+                let data = segments
+                    .iter()
+                    .filter(|(_, _, class)| *class == polvo_proto::SegmentClass::Data)
+                    .count();
+                format!("{}: {}+{data}", region.0, segments.len() - data)
+            });
+            let (usage, held) = (node.space.usage(), held.collect::<Vec<_>>());
+            format!(
+                "node {}: {} of {} free, {}",
+                node.id().0,
+                usage.free_segments,
+                usage.segments,
+                held.join(", ")
+            )
+        };
+        self.running().map(of).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Is every copy at a node that runs a mirror within a minute of simulated time?
+    pub async fn is_soon_mirrored(&self) -> bool {
         for _ in 0..600 {
             if self.is_mirrored() {
-                return;
+                return true;
             }
             self.sleep(Duration::from_millis(100)).await;
         }
-        panic!("copies were not made within a minute");
+        false
     }
 
     /// Are all copies at nodes that run those of mirrors, by the maps of all that run?

@@ -4,7 +4,7 @@ use polvo_format::{Ino, TxnId};
 use polvo_proto::FsError;
 
 /// Errors; `FsError` is what goes to the caller.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
     /// the answer of the operation
     #[error(transparent)]

@@ -12,9 +12,10 @@
 
 use crate::planted::{Planted, planted};
 use crate::{PoolSpace, RegionError, Replica};
-use polvo_format::{LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, RegionId, RegionOffset, Ring};
+use polvo_format::{Change, LANE_HEADS, LANE_RING, LaneHead, Lsn, MirrorRecord, RegionId, RegionOffset, Ring, TxnId};
 use polvo_proto::{FsError, SegmentClass};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -67,19 +68,34 @@ impl Lane {
         }
     }
 
-    /// All copies that a pool has, with what had come to their lanes applied.
+    /// All copies that a pool has, with what had come to their lanes applied, as far as the redo log has room.
     ///
     /// # Errors
     /// Per region, what is wrong with its lane or with what has come there.
     pub fn open_all(space: &Arc<PoolSpace>) -> Vec<(RegionId, Result<Lane, RegionError>)> {
-        let open = |(region, at)| {
-            let opened = Lane::open(space, region, at).and_then(|mut lane| {
-                lane.apply()?;
-                Ok(lane)
-            });
-            (region, opened)
-        };
-        space.lanes().into_iter().map(open).collect()
+        let mut lanes: Vec<_> = (space.lanes().into_iter())
+            .map(|(region, at)| (region, Lane::open(space, region, at)))
+            .collect();
+        // what one retires makes room for what another one has
+        let mut waits = true;
+        while mem::take(&mut waits) {
+            let mut has_come_on = false;
+            for (_, opened) in &mut lanes {
+                let Ok(lane) = opened else { continue };
+                let before = lane.head;
+                match lane.apply() {
+                    Ok(_) => {}
+                    Err(RegionError::Fs(FsError::Retry)) => waits = true,
+                    Err(error) => {
+                        *opened = Err(error);
+                        continue;
+                    }
+                }
+                has_come_on |= lane.head != before;
+            }
+            waits &= has_come_on;
+        }
+        lanes
     }
 
     /// As [`Self::promote`], of a pool that is being opened.
@@ -87,9 +103,12 @@ impl Lane {
     /// # Errors
     /// Also: there is no copy.
     pub fn promote_in(space: &Arc<PoolSpace>, region: RegionId) -> Result<Lsn, RegionError> {
-        let lane = space.lanes().into_iter().find(|(copy, _)| *copy == region);
-        let (_, at) = lane.ok_or_else(|| RegionError::Pool(format!("there is no copy of region {region}")))?;
-        Lane::open(space, region, at)?.promote()
+        let lanes = Lane::open_all(space);
+        let lane = lanes
+            .into_iter()
+            .find_map(|(copy, lane)| (copy == region).then_some(lane));
+        lane.ok_or_else(|| RegionError::Pool(format!("there is no copy of region {region}")))??
+            .promote()
     }
 
     /// The copy whose lane begins there, as it is: nothing is applied yet.
@@ -202,11 +221,13 @@ impl Lane {
     /// Puts in place what has come. Gives the number of the last record.
     ///
     /// # Errors
-    /// A record that makes no sense. It stays where it is, and so do those behind it.
+    /// A record that makes no sense. It stays where it is, and so do those behind it. `Retry` when the pool's redo log has no room for
+    /// what the region has decided and not retired: other copies may give it some, once they follow.
     pub fn apply(&mut self) -> Result<Lsn, RegionError> {
         let (mut bytes, before) = (Vec::new(), self.head);
+        let mut has_looked_ahead = false;
         let result = loop {
-            let Some(at) = self.next_record(&mut bytes) else {
+            let Some(at) = self.record_behind(self.head, &mut bytes) else {
                 break Ok(());
             };
             let (record, len) = MirrorRecord::decode(&bytes).expect("it was just read");
@@ -214,10 +235,16 @@ impl Lane {
                 (self.head.applied, self.head.position) = (record.lsn, at + len as u32);
                 self.store_head();
             }
-            if let Err(error) = self.replica.apply(&record) {
-                break Err(error);
+            match self.replica.apply(&record) {
+                Ok(()) => (self.head.applied, self.head.position) = (record.lsn, at + len as u32),
+                Err(RegionError::Fs(FsError::Retry))
+                    if !mem::replace(&mut has_looked_ahead, true) && !planted(Planted::RetiredNotSought) =>
+                {
+                    let retired = self.retired_behind();
+                    self.replica.expect_retired(retired);
+                }
+                Err(error) => break Err(error),
             }
-            (self.head.applied, self.head.position) = (record.lsn, at + len as u32);
         };
         if self.head != before {
             self.store_head();
@@ -225,9 +252,23 @@ impl Lane {
         result.map(|()| self.head.applied)
     }
 
-    /// Reads the record that follows those which were applied; gives where it lies in the ring.
-    fn next_record(&self, bytes: &mut Vec<u8>) -> Option<u32> {
-        let (position, ring) = (self.head.position, self.ring());
+    /// What is retired by records that have come and are not applied.
+    fn retired_behind(&self) -> BTreeSet<TxnId> {
+        let (mut bytes, mut head, mut retired) = (Vec::new(), self.head, BTreeSet::new());
+        while let Some(at) = self.record_behind(head, &mut bytes) {
+            let (record, len) = MirrorRecord::decode(&bytes).expect("it was just read");
+            retired.extend(record.changes().filter_map(|change| match change {
+                Change::Retired { txn } => Some(txn),
+                _ => None,
+            }));
+            (head.applied, head.position) = (record.lsn, at + len as u32);
+        }
+        retired
+    }
+
+    /// Reads the record that follows those up to a head; gives where it lies in the ring.
+    fn record_behind(&self, head: LaneHead, bytes: &mut Vec<u8>) -> Option<u32> {
+        let (position, ring) = (head.position, self.ring());
         let mut at = |at: u32| {
             let room = (ring.len - at) as usize;
             let len =
@@ -238,7 +279,7 @@ impl Lane {
             bytes.resize(len, 0);
             self.space.pmem().read(self.at + LANE_RING + u64::from(at), bytes);
             let (record, _) = MirrorRecord::decode(bytes).ok()?;
-            (record.lsn == self.head.applied.next() && record.region == self.region()).then_some(at)
+            (record.lsn == head.applied.next() && record.region == self.region()).then_some(at)
         };
         at(position).or_else(|| (position > 0).then(|| at(0)).flatten())
     }
@@ -292,7 +333,7 @@ mod tests {
     use super::*;
     use crate::Region;
     use crate::testing::*;
-    use polvo_format::{Change, FileKind, Gpa};
+    use polvo_format::{FileKind, Gpa};
     use polvo_pmem::Pmem;
     use polvo_pmem::sim::{CrashImage, RandomLines};
     use polvo_proto::{InodeRef, WriteAt};
@@ -523,5 +564,116 @@ mod tests {
         let named = [(41, data), (42, SegmentClass::Logs as u8), (50, data)];
         pair.lane.keep_only(41..=u32::MAX, &named).unwrap();
         assert_eq!(has(&pair), [&before[..], &added[..2]].concat());
+    }
+
+    /// A copy of which nothing comes but what its region has decided, and that it is retired.
+    struct Decisions {
+        lane: Lane,
+        tail: u32,
+        last: Lsn,
+    }
+
+    impl Decisions {
+        fn of(region: u16, pool: &Arc<PoolSpace>) -> Decisions {
+            let mut lane = Lane::create(pool, RegionId(region)).unwrap();
+            lane.finish();
+            Decisions {
+                lane,
+                tail: 0,
+                last: Lsn(0),
+            }
+        }
+
+        fn txn(&self, n: u64) -> TxnId {
+            TxnId::new(self.lane.region(), n)
+        }
+
+        fn decide(&mut self, n: u64) {
+            let (mut record, of) = (Vec::new(), self.lane.region());
+            let part = crate::RemotePart::Collected(crate::CollectedPart {
+                region: RegionId(9),
+                writes: vec![],
+                locks: vec![Gpa::new(RegionId(9), RegionOffset(56))],
+            });
+            crate::pool::encode_parts(&mut record, of, self.txn(n), &[part]);
+            self.send(Change::Decided { record: &record });
+        }
+
+        fn retire(&mut self, n: u64) {
+            let txn = self.txn(n);
+            self.send(Change::Retired { txn });
+        }
+
+        fn send(&mut self, change: Change<'_>) {
+            let mut bytes = Vec::new();
+            self.last = self.last.next();
+            MirrorRecord::begin(&mut bytes);
+            change.encode(&mut bytes);
+            MirrorRecord::end(&mut bytes, 0, self.last, self.lane.region());
+            MirrorRecord::seal(&mut bytes);
+            let place = u64::from(self.tail);
+            let pmem = self.lane.space.pmem();
+            pmem.write_streaming(self.lane.offset() + LANE_RING + place, &bytes);
+            pmem.fence();
+            self.tail += bytes.len() as u32;
+        }
+
+        fn open(&self) -> usize {
+            self.lane.space.decided_by(self.lane.region()).len()
+        }
+    }
+
+    const NO_ROOM: RegionError = RegionError::Fs(FsError::Retry);
+
+    /// A primary whose participants cannot be reached for a while decides as much as its own log holds, and a mirror has several primaries.
+    #[test]
+    fn what_is_retired_by_records_that_have_come_needs_no_room_in_the_redo_log() {
+        let pool = pool(8, true);
+        let slots = u64::from(pool.layout().redo_slots);
+        let mut copy = Decisions::of(3, &pool);
+        for round in 0..3 {
+            let decided = round * 1000 + 1..round * 1000 + 2 * slots;
+            decided.clone().for_each(|n| copy.decide(n));
+            assert_eq!(copy.lane.apply(), Err(NO_ROOM));
+            assert!(copy.open() > 0, "what there is room for is in the log");
+            decided.for_each(|n| copy.retire(n));
+            assert_eq!(copy.lane.apply(), Ok(copy.last));
+            assert_eq!(copy.open(), 0);
+        }
+    }
+
+    /// As a pool finds them that is opened, in whatever order.
+    #[test]
+    fn copies_make_room_for_each_other_in_the_redo_log() {
+        for first in [3, 4] {
+            let pool = pool(8, true);
+            let all = u64::from(pool.layout().redo_slots) * 3 / 4;
+            let (mut full, mut waits) = (Decisions::of(first, &pool), Decisions::of(7 - first, &pool));
+            (1..all).for_each(|n| full.decide(n));
+            full.lane.apply().unwrap();
+            (1..all).for_each(|n| waits.decide(n));
+            assert_eq!(waits.lane.apply(), Err(NO_ROOM));
+            let reopened = |pool: &PoolSpace| {
+                let image = pool.pmem().sim().unwrap().image(&mut polvo_pmem::sim::KeepAll);
+                PoolSpace::open(Pmem::simulated_from_image(&image)).unwrap()
+            };
+            // nothing is damaged, and nothing is lost
+            let found = Lane::open_all(&reopened(&pool));
+            assert!(found.iter().all(|(_, lane)| lane.is_ok()) && found.len() == 2);
+
+            (1..all).for_each(|n| full.retire(n));
+            assert_eq!(waits.lane.apply(), Err(NO_ROOM), "nobody has looked at the other one");
+            for (region, lane) in Lane::open_all(&reopened(&pool)) {
+                let expected = if region == RegionId(first) {
+                    full.last
+                } else {
+                    waits.last
+                };
+                assert_eq!(lane.unwrap().state().1.applied, expected, "{region}");
+            }
+            let image = reopened(&pool);
+            Lane::promote_in(&image, RegionId(7 - first)).unwrap();
+            assert_eq!(image.decided_by(RegionId(7 - first)).len() as u64, all - 1);
+        }
     }
 }

@@ -70,6 +70,8 @@ pub use offline::{Checked, NOTHING_LOST, OfflinePool, Progress, Repaired, check,
 pub use origins::Done;
 #[cfg(feature = "two-phase")]
 pub use pool::PreparedPart;
+#[cfg(feature = "planted")]
+pub use pool::limit_redo_log;
 pub use pool::{CollectedPart, FormatParams, PoolIdentity, PoolSpace, PoolUsage, RedoId, RemotePart, Undispatched};
 pub use reconcile::{PageImage, Reconciled};
 pub use recovery::Recovery;

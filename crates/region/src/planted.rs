@@ -51,6 +51,9 @@ pub enum Planted {
     RunsUnnoted,
     /// Replicas are not told of parts elsewhere of what a region has decided.
     DecisionsUnnoted,
+    /// A copy for which the redo log or the pool has no room looks for nothing that has been retired or given back since: neither in its
+    /// lane, nor in others, nor by beginning anew.
+    RetiredNotSought,
     /// A primary answers before its mirrors have what it has done.
     MirrorNotAwaited,
     /// An asynchronous primary answers however far its mirrors are behind.

@@ -6,8 +6,9 @@
 
 use crate::planted::{Planted, planted};
 use crate::{PoolSpace, RegionError};
-use polvo_format::{Change, Gpa, Lsn, MirrorRecord, REGISTER_OWNER, RegionId, RegionOffset};
+use polvo_format::{Change, Gpa, Lsn, MirrorRecord, REGISTER_OWNER, RegionId, RegionOffset, TxnId};
 use polvo_proto::SegmentClass;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A region's copy.
@@ -16,6 +17,8 @@ pub struct Replica {
     region: RegionId,
     /// of the last record that was applied
     applied: Lsn,
+    /// Transactions of which it is known that a record behind that one retires them.
+    retired: BTreeSet<TxnId>,
 }
 
 impl Replica {
@@ -25,7 +28,13 @@ impl Replica {
             space: space.clone(),
             region,
             applied,
+            retired: BTreeSet::new(),
         }
+    }
+
+    /// Records that have come retire these: they need no slot of the redo log any more when their turn comes.
+    pub fn expect_retired(&mut self, retired: impl IntoIterator<Item = TxnId>) {
+        self.retired.extend(retired);
     }
 
     /// Number of the last record that was applied.
@@ -118,7 +127,10 @@ impl Replica {
                 Change::SegmentGone { index } if self.segment(index).is_some() => {
                     self.space.give_back_segment(self.region, index);
                 }
-                Change::Retired { txn } => self.space.retire_of(txn),
+                Change::Retired { txn } => {
+                    self.space.retire_of(txn);
+                    self.retired.remove(&txn);
+                }
                 _ => {}
             }
         }
@@ -132,7 +144,8 @@ impl Replica {
         for change in record.changes() {
             if let Change::Decided { record: redo } = change {
                 // before anything else, since there may be no room; nobody asks about it here as long as this is a copy
-                self.space.adopt(self.region, redo).map_err(|error| match error {
+                let adopted = self.space.adopt(self.region, redo, |txn| self.retired.contains(&txn));
+                adopted.map_err(|error| match error {
                     RegionError::Pool(why) => self.refuse(record, why),
                     error => error,
                 })?;

@@ -194,6 +194,8 @@ pub struct Schedule {
     pub lane_max: Option<u32>,
     /// Bytes of records that are kept for mirrors that are away, if less than there may be.
     pub backlog_max: Option<usize>,
+    /// Slots of the redo log that nodes use, if not all.
+    pub redo_slots: Option<usize>,
     /// When the copies of a node that is away are made elsewhere; `None`: never.
     pub replace_after: Option<Duration>,
     /// This node dies for good, and its copies are to be made elsewhere.
@@ -315,6 +317,13 @@ fn lane_max(seed: u64) -> Option<u32> {
 fn backlog_max(seed: u64) -> Option<usize> {
     let mut rng = Rng::new(seed, 19);
     rng.percent(33).then(|| rng.pick(&[2_000, 20_000]))
+}
+
+/// In a third of the runs what is decided and not seen everywhere fills redo logs, at the nodes that decide it and at those that have copies
+/// of their regions.
+fn redo_slots(seed: u64) -> Option<usize> {
+    let mut rng = Rng::new(seed, 47);
+    rng.percent(33).then(|| rng.pick(&[4, 6, 12]))
 }
 
 /// In two of three runs in which there are nodes without a copy of a region, those that are away are soon replaced; and in half of
@@ -493,6 +502,7 @@ impl Schedule {
             falls_silent,
             lane_max: lane_max(seed).filter(|_| falls_silent.is_none()),
             backlog_max: backlog_max(seed),
+            redo_slots: redo_slots(seed),
             replace_after,
             loses,
             drift: drift(seed, nodes, failovers),
@@ -533,6 +543,7 @@ impl Schedule {
             transactions: self.limits.transactions,
             lane_max: self.lane_max,
             backlog_max: self.backlog_max,
+            redo_slots: self.redo_slots,
             replace_after: self.replace_after,
             drift: self.drift.clone(),
         }
@@ -588,7 +599,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}, slots {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -608,6 +619,7 @@ impl fmt::Display for Schedule {
             self.loses,
             self.lane_max,
             self.backlog_max,
+            self.redo_slots,
             self.drift,
             self.lease.as_secs(),
             self.delay,

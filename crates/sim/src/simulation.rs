@@ -123,6 +123,12 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
     cluster.sleep(cluster.timeouts().lease * 2).await;
     cluster.rest().await;
     audit::check(cluster, "after everything was deleted")?;
+    if !cluster.is_soon_mirrored().await {
+        let space = cluster.space();
+        return Err(format!(
+            "a minute later copies are still missing at nodes that run: {space}"
+        ));
+    }
     if audit::replicas(cluster, shared.lost.get())? {
         shared.count(Fault::Replaced);
     }

@@ -50,3 +50,8 @@ fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
 fn a_mirror_that_joins_without_what_was_answered_meanwhile() {
     is_found(Planted::JoinedBehind, 300..500);
 }
+
+#[test]
+fn a_copy_that_stays_out_since_there_is_no_room_for_what_is_decided() {
+    is_found(Planted::RetiredNotSought, 100..400);
+}

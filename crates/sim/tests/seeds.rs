@@ -1,6 +1,7 @@
 //! Seeds that have found bugs.
 
 use polvo_proto::Durability;
+use polvo_region::planted::{Plant, Planted};
 use polvo_sim::schedule::{Limits, Schedule};
 use polvo_sim::simulation::simulate;
 
@@ -71,6 +72,28 @@ fn what_is_compared_takes_no_segment_that_has_gone() {
     assert_eq!(simulate(&schedule).failure, None);
 }
 
+/// The lanes of copies were full of decisions for which their nodes' redo logs had no room, and what retired others could not come.
+#[test]
+fn a_copy_follows_again_that_had_no_room_for_what_is_decided() {
+    follows_again(89_700_001_628);
+}
+
+/// A copy out of the set had no room for segments that its region had given back by then, and kept others that it had given back, too.
+#[test]
+fn a_copy_follows_again_that_had_no_room_for_segments_that_are_gone() {
+    follows_again(89_730_002_946);
+}
+
+fn follows_again(seed: u64) {
+    let schedule = Schedule::of(seed, &Limits::default());
+    assert_eq!(simulate(&schedule).failure, None);
+    let _plant = Plant::new(Planted::RetiredNotSought);
+    assert!(
+        simulate(&schedule).failure.is_some(),
+        "seed {seed} shows nothing any more"
+    );
+}
+
 /// As it ran then: no client kept access times, used tokens or only looked.
 fn as_promised(seed: u64) {
     let mut schedule = Schedule::of(seed, &Limits::default());
@@ -85,6 +108,7 @@ fn as_promised(seed: u64) {
     schedule.failovers = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
+    schedule.redo_slots = None;
     schedule.drift.clear();
     schedule.is_locking = false;
     assert_eq!(simulate(&schedule).failure, None);

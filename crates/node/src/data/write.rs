@@ -18,6 +18,7 @@ use crate::names::permission::{self, WRITE};
 use crate::node::WRITES;
 use crate::region_service::RegionService;
 use crate::request::context::RequestContext;
+use polvo_cluster::WrittenAtOnce;
 use polvo_fabric::{Local, Memory, Remote, RemoteKey, Verb};
 use polvo_format::{FileKind, Gpa, PAGE, Tail, crcs_of_pages};
 use polvo_proto::{EAGER_MAX, FsError, InodeRef, PageRun, RUNS_MAX, Window, WriteAnswer, WriteAt, WriteRun, Written};
@@ -110,22 +111,18 @@ impl RequestContext<'_> {
         }
     }
 
-    /// As `write_colocated`, of at most [`EAGER_MAX`] bytes, at once. `None`: something is to be waited for, to be done
-    /// before, or to be refused, and nothing was done.
-    pub fn write_colocated_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<u64> {
+    /// As `write_colocated`, of at most [`EAGER_MAX`] bytes, at once: mirrors are waited for afterwards. `None`: something is to be
+    /// waited for before, or to be refused, and nothing was done.
+    pub fn write_colocated_at_once(&self, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Option<WrittenAtOnce> {
         let service = self.service(inode.ino.region()).ok()?;
-        if service
-            .replication()
-            .is_some_and(|replication| !replication.goes_ahead())
-        {
-            return None; // it waits for its mirrors
-        }
-        service
-            .enter(|r| {
-                self.enters(r);
-                self.store(r, inode, at, bytes)
-            })
-            .ok()
+        let stored = service.enter(|r| {
+            self.enters(r);
+            self.store(r, inode, at, bytes)
+        });
+        Some(WrittenAtOnce {
+            offset: stored.ok()?,
+            may_be_told: service.may_answer(),
+        })
     }
 
     fn store(&self, region: &mut Region, inode: InodeRef, at: WriteAt, bytes: &[u8]) -> Result<u64, RegionError> {

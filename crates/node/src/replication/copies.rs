@@ -3,20 +3,21 @@
 use crate::error::to_fs;
 use crate::replication::fill::Pages;
 use crate::request::context::RequestContext;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Lsn, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, LanePlace, LockTerm, ReplicaRole};
 use polvo_region::planted::{Planted, planted};
-use polvo_region::{Lane, PoolSpace};
+use polvo_region::{Lane, PoolSpace, RegionError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::Instant;
 
 /// One copy.
 struct Copy {
-    lane: Lane,
+    /// None once it is a copy no more: who had come for it before finds that.
+    lane: Option<Lane>,
     /// Under which its primary writes; none before it has attached.
     key: Option<RemoteKey>,
     /// Under which that gives locks.
@@ -78,8 +79,36 @@ impl Copies {
         let Some(copy) = self.get(region) else { return false };
         let mut copy = copy.lock();
         copy.revoke(memory);
-        let (_, head) = copy.lane.state();
-        head.whole
+        copy.lane().is_ok_and(|lane| lane.state().1.whole)
+    }
+
+    /// Puts in place what has come for a copy; it may be unlocked meanwhile. Gives the number of the last record.
+    ///
+    /// # Errors
+    /// What has come makes no sense; or `Retry`: the redo log has no room for what the region has decided, nor once the other copies have
+    /// followed.
+    fn follow(&self, region: RegionId, copy: &mut MutexGuard<'_, Copy>) -> Result<Lsn, FsError> {
+        let applied = match copy.lane().and_then(Lane::apply) {
+            Err(RegionError::Fs(FsError::Retry)) if !planted(Planted::RetiredNotSought) => {
+                MutexGuard::unlocked(copy, || self.apply_others(region));
+                copy.lane().and_then(Lane::apply)
+            }
+            applied => applied,
+        };
+        applied.map_err(to_fs)
+    }
+
+    /// All copies but that one follow as far as they can, which takes from the redo log what has been retired since. No copy is locked by
+    /// the caller.
+    #[cold]
+    fn apply_others(&self, region: RegionId) {
+        let by_region = self.by_region.lock();
+        let others = by_region.iter().filter(|(other, _)| **other != region);
+        let others: Vec<Arc<Mutex<Copy>>> = others.map(|(_, copy)| copy.clone()).collect();
+        drop(by_region);
+        for other in others {
+            let _ = other.lock().lane().and_then(Lane::apply); // its primary hears of it in its turn
+        }
     }
 
     /// A copy becomes the region itself: what has come is put in place, and it is a copy no more. Says under which term its primary gave
@@ -88,20 +117,15 @@ impl Copies {
     /// # Errors
     /// There is none, it is not whole, or what has come makes no sense: then it stays what it is.
     pub fn promote(&self, region: RegionId) -> Result<Option<LockTerm>, FsError> {
+        let copy = self.get(region).ok_or(FsError::NotFound)?;
+        self.follow(region, &mut copy.lock())?;
         let mut by_region = self.by_region.lock();
-        let copy = by_region.remove(&region).ok_or(FsError::NotFound)?;
         let mut promoted = copy.lock();
-        match promoted.lane.promote() {
-            Ok(last) => {
-                tracing::info!(region = region.0, last = last.0, "a copy takes its region's place");
-                Ok(promoted.locks)
-            }
-            Err(error) => {
-                drop(promoted);
-                by_region.insert(region, copy);
-                Err(to_fs(error))
-            }
-        }
+        let last = promoted.lane().and_then(Lane::promote).map_err(to_fs)?;
+        promoted.lane = None;
+        by_region.remove(&region);
+        tracing::info!(region = region.0, last = last.0, "a copy takes its region's place");
+        Ok(promoted.locks)
     }
 
     /// Gives what the pool has of a region back to it, unless somebody is at it, or has attached `since` then, or it `is_strange` no more;
@@ -121,7 +145,9 @@ impl Copies {
             return false;
         }
         if let Some(copy) = by_region.remove(&region) {
-            copy.lock().revoke(memory);
+            let mut copy = copy.lock();
+            copy.revoke(memory);
+            copy.lane = None;
         }
         Lane::discard(space, region);
         true
@@ -131,28 +157,34 @@ impl Copies {
     #[cfg(feature = "testing")]
     pub fn apply(&self, region: RegionId) -> Result<Lsn, FsError> {
         let copy = self.get(region).ok_or(FsError::NotFound)?;
-        copy.lock().lane.apply().map_err(to_fs)
+        copy.lock().lane().and_then(Lane::apply).map_err(to_fs)
     }
 
     /// Which, how far each has followed, and whether it is whole; for status.
     pub fn list(&self) -> Vec<(RegionId, Lsn, bool)> {
         let by_region = self.by_region.lock();
         let state = |(region, copy): (&RegionId, &Arc<Mutex<Copy>>)| {
-            let (_, head) = copy.lock().lane.state();
-            (*region, head.applied, head.whole)
+            let (_, head) = copy.lock().lane().ok()?.state();
+            Some((*region, head.applied, head.whole))
         };
-        by_region.iter().map(state).collect()
+        by_region.iter().filter_map(state).collect()
     }
 }
 
 impl Copy {
     fn new(lane: Lane) -> Copy {
         Copy {
-            lane,
+            lane: Some(lane),
             key: None,
             locks: None,
             attached: None,
         }
+    }
+
+    /// # Errors
+    /// It is a copy no more.
+    fn lane(&mut self) -> Result<&mut Lane, RegionError> {
+        self.lane.as_mut().ok_or(FsError::NotPermitted.into())
     }
 
     /// Nothing that was posted under the key before takes effect any more.
@@ -234,16 +266,19 @@ impl RequestContext<'_> {
         let mut copy = copy.lock();
         copy.revoke(&node.memory);
         if let Some(before) = fill_from {
-            copy.lane.restart(before);
+            copy.lane().map_err(to_fs)?.restart(before);
         }
-        let last = copy.lane.apply().map_err(to_fs)?;
+        let last = node.copies.follow(region, &mut copy)?;
+        // others may have attached while other copies followed
+        copy.revoke(&node.memory);
         let key = copy.give_key(&node.memory, &node.pmem);
         copy.locks = Some(locks);
         copy.attached = Some(Instant::now());
-        let (_, head) = copy.lane.state();
+        let lane = copy.lane().map_err(to_fs)?;
+        let (_, head) = lane.state();
         Ok(LanePlace {
             key,
-            lane: copy.lane.offset(),
+            lane: lane.offset(),
             checksums: match layout.has_checksums() {
                 true => (layout.checksums_offset, layout.segments_offset),
                 false => (0, 0),
@@ -257,7 +292,10 @@ impl RequestContext<'_> {
     /// See [`polvo_proto::Request::MirrorSegments`].
     pub fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, FsError> {
         let copy = self.copy(region)?;
-        let take = || copy.lock().lane.take_segments(segments).map_err(to_fs);
+        let take = || {
+            let taken = copy.lock().lane().and_then(|lane| lane.take_segments(segments));
+            taken.map_err(to_fs)
+        };
         match take() {
             Err(FsError::NoSpace) => {
                 // regions here may have some that hold nothing
@@ -279,7 +317,8 @@ impl RequestContext<'_> {
         let copy = self.copy(region)?;
         let mut copy = copy.lock();
         copy.must_have_key(key)?;
-        copy.lane.keep_only(first..=last, segments).map_err(to_fs)
+        let lane = copy.lane().map_err(to_fs)?;
+        lane.keep_only(first..=last, segments).map_err(to_fs)
     }
 
     /// See [`polvo_proto::Request::PageSums`].
@@ -293,11 +332,11 @@ impl RequestContext<'_> {
         let (layout, pmem) = (self.node.space.layout(), &self.node.pmem);
         let copy = self.copy(region)?;
         let at = {
-            let copy = copy.lock();
+            let mut copy = copy.lock();
             copy.must_have_key(key)?;
             let first = u64::from(first) * PAGE as u64;
             let at = RegionOffset((u64::from(segment) << layout.segment_shift).saturating_add(first));
-            copy.lane.place(at, u64::from(count) * PAGE as u64)
+            copy.lane().map_err(to_fs)?.place(at, u64::from(count) * PAGE as u64)
         };
         let at = at
             .filter(|_| count > 0 && (!checksums || layout.has_checksums()))
@@ -316,9 +355,9 @@ impl RequestContext<'_> {
     pub fn apply_mirror(&self, region: RegionId, whole: bool) -> Result<Lsn, FsError> {
         let copy = self.copy(region)?;
         let mut copy = copy.lock();
-        let last = copy.lane.apply().map_err(to_fs)?;
+        let last = self.node.copies.follow(region, &mut copy)?;
         if whole {
-            copy.lane.finish();
+            copy.lane().map_err(to_fs)?.finish();
         }
         Ok(last)
     }

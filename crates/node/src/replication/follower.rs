@@ -12,11 +12,15 @@ use polvo_proto::{Cred, FsError, LanePlace, SEGMENTS_PAGE, SegmentClass, ask};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 /// Bytes moved in one batch.
 const BATCH_BYTES: u64 = 1 << 20;
 /// Records that a mirror is asked to put in place before its ring is full, bytes: some milliseconds of its reactor's time.
 const FILLED: u32 = 256 << 10;
+/// Before a mirror is asked again that had no room for a moment.
+const AGAIN: Duration = Duration::from_millis(10);
 /// Most verbs of a batch.
 const BATCH_VERBS: usize = 128;
 
@@ -120,7 +124,14 @@ impl LaneFeed {
         whole: bool,
     ) -> Result<(), FsError> {
         let region = service.id;
-        let applied = apply(to, service, links, whole).await?;
+        let deadline = Instant::now() + Timeouts::MIRROR;
+        let applied = loop {
+            match apply(to, service, links, whole).await {
+                // until others retire something: the redo log there has no room for what is decided
+                Err(FsError::Retry) if Instant::now() + AGAIN < deadline => sleep(AGAIN).await,
+                applied => break applied?,
+            }
+        };
         if applied != self.sent {
             let (applied, sent) = (applied.0, self.sent.0);
             return Err(FsError::Io(format!(
@@ -160,7 +171,6 @@ impl LaneFeed {
         links: &Rc<Links>,
         records: &Records,
     ) -> Result<(), FsError> {
-        self.take_segments(to, service, links, records).await?;
         let link = links.at_once_within(to, Timeouts::MIRROR).await?;
         let pair = link.rpc.queue_pair();
         let memory = Memory::Pool(service.pmem().clone());
@@ -181,12 +191,26 @@ impl LaneFeed {
             // file data first: the record is found only where they are
             let mut has_emptied = false;
             for change in record.changes() {
-                let Change::Run { at, len } = change else { continue };
-                let (Some(there), Ok((at, class))) = (
-                    self.locate(service, at),
-                    service.locate(Gpa::new(service.id, at), len as usize),
-                ) else {
+                let (at, len) = match change {
+                    Change::Run { at, len } => (at, len),
+                    Change::Segment { index, class } if !self.segments.contains_key(&index) => {
+                        Box::pin(self.learn_segments(to, service, links, &[(index, class)])).await?;
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let Ok((here, class)) = service.locate(Gpa::new(service.id, at), len as usize) else {
                     continue; // its segment has gone since, and so does the copy's, with a later record
+                };
+                let index = self.index_of(service, at);
+                if !self.segments.contains_key(&index) {
+                    Box::pin(self.learn_segments(to, service, links, &[(index, class as u8)])).await?;
+                }
+                let Some(there) = self.locate(service, at) else {
+                    let (node, region) = (to.0, service.id.0);
+                    return Err(FsError::Io(format!(
+                        "node {node} has no segment {index} of region {region}"
+                    )));
                 };
                 if let Some(stretch) = stretch.take() {
                     batch.push_stretch(&self.place, records, stretch);
@@ -206,7 +230,7 @@ impl LaneFeed {
                     }
                     let local = Local {
                         memory: &memory,
-                        offset: at + start,
+                        offset: here + start,
                         len,
                     };
                     let there = Remote {
@@ -277,43 +301,15 @@ impl LaneFeed {
         }
     }
 
+    fn index_of(&self, service: &RegionService, at: RegionOffset) -> u32 {
+        u32::try_from(at.0 >> service.segment_shift()).unwrap_or(u32::MAX)
+    }
+
     /// Where an address of the region lies in the copy.
     fn locate(&self, service: &RegionService, at: RegionOffset) -> Option<Remote> {
         let shift = service.segment_shift();
-        let segment = self.segments.get(&u32::try_from(at.0 >> shift).ok()?)?;
+        let segment = self.segments.get(&self.index_of(service, at))?;
         Some(self.remote(segment + (at.0 & ((1 << shift) - 1))))
-    }
-
-    /// The copy gets the segments that records are about, unless it has them; those that go are forgotten.
-    async fn take_segments(
-        &mut self,
-        to: NodeId,
-        service: &RegionService,
-        links: &Links,
-        records: &Records,
-    ) -> Result<(), FsError> {
-        let shift = service.segment_shift();
-        let mut wanted = BTreeSet::new();
-        let mut rest = records.bytes();
-        while let Ok((record, len)) = MirrorRecord::read_own(rest) {
-            rest = &rest[len..];
-            for change in record.changes().filter(|_| record.lsn > self.sent) {
-                match change {
-                    Change::Segment { index, class } => _ = wanted.insert((index, class)),
-                    Change::Run { at, .. } => {
-                        let index = (at.0 >> shift) as u32;
-                        let Ok((_, class)) = service.locate(Gpa::new(service.id, at), 1) else {
-                            continue;
-                        };
-                        wanted.insert((index, class as u8));
-                    }
-                    _ => {}
-                }
-            }
-        }
-        wanted.retain(|(index, _)| !self.segments.contains_key(index));
-        let wanted: Vec<(u32, u8)> = wanted.into_iter().collect();
-        self.learn_segments(to, service, links, &wanted).await.map(drop)
     }
 
     /// The copy gets segments, unless it has them. Gives those that were there.

@@ -15,6 +15,7 @@ use crate::replication::leases::{LEASE, STOOD_STILL};
 use crate::replication::records::{Follower, Standing, attach};
 use crate::replication::replace::replace;
 use polvo_cluster::Links;
+use polvo_fabric::Sparing;
 use polvo_format::{Epoch, Lsn, NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
 use polvo_region::planted::{Planted, planted};
@@ -33,6 +34,8 @@ pub(crate) const MIRROR_AWAY: Duration = Duration::from_millis(1500);
 /// of a cluster that starts are there one after the other.
 const FILL_AGAIN_MIN: Duration = Duration::from_millis(50);
 const FILL_AGAIN_MAX: Duration = Duration::from_secs(2);
+/// For so long a copy may fail at a node that answers before that is said.
+const FAILS_UNSAID: Duration = Duration::from_secs(10);
 
 /// Runs until it is dropped.
 pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
@@ -143,6 +146,10 @@ struct Looks {
     is_full: bool,
     /// Since when it has been where none can be: its node does not answer, or has no room.
     amiss_since: Option<Instant>,
+    /// Since when it fails, out of the set, though its node answers and has room.
+    fails_since: Option<Instant>,
+    /// When that was said.
+    said: Sparing,
 }
 
 impl Looks {
@@ -157,6 +164,17 @@ impl Looks {
         }
         self.is_full = is_full;
     }
+
+    /// A look at a copy out of the set, whose node answers, came to this. Nobody is told of what is mended by the next looks.
+    fn note_failure(&mut self, region: RegionId, node: NodeId, error: &FsError) {
+        let since = *self.fails_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= FAILS_UNSAID
+            && let Some(more) = self.said.may_say()
+        {
+            let (region, node) = (region.0, node.0);
+            tracing::warn!(region, node, %error, more, "a copy cannot be made or does not follow; it is tried again");
+        }
+    }
 }
 
 /// Looks after one copy, as long as its node is to have one.
@@ -169,11 +187,20 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
         pause: FILL_AGAIN_MIN,
         is_full: false,
         amiss_since: None,
+        fails_since: None,
+        said: Sparing::default(),
     };
     while !service.has_ended() && replication.nodes().contains(&copy) {
         let wanted = replication.wanted();
         let mut next = PERIOD;
-        if let Err(error) = look_after(node, links, service, replication, copy, &mut looks).await {
+        let end = look_after(node, links, service, replication, copy, &mut looks).await;
+        let is_mirror = role(&node.map(), service.id, copy) == Some(ReplicaRole::Mirror);
+        if is_mirror || looks.is_full || node.leases.is_silent(copy, LEASE) {
+            looks.fails_since = None; // the others of these are said elsewhere
+        } else if let Err(error) = &end {
+            looks.note_failure(service.id, copy, error);
+        }
+        if let Err(error) = end {
             tracing::debug!(region = service.id.0, node = copy.0, %error, "a copy");
             let again = looks.not_before.saturating_duration_since(Instant::now());
             if !again.is_zero() {
@@ -221,9 +248,14 @@ async fn look_after(
             return Ok(());
         }
         looks.not_before = Instant::now() + PERIOD;
-        let place = attach(copy, service, links, None).await?;
+        let place = attach(copy, service, links, None).await;
         feed = replication.feed().lock().await;
-        feed.returned(copy, place, service)?;
+        match place {
+            // its lane is full of what waits for room, in the redo log or the pool, and what makes room cannot come: begun anew the copy has
+            // none of it
+            Err(FsError::Retry | FsError::NoSpace) if !planted(Planted::RetiredNotSought) => feed.lose_missed(copy),
+            place => feed.returned(copy, place?, service)?,
+        }
     }
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
@@ -275,7 +307,7 @@ async fn look_after(
                 .lane
                 .as_ref()
                 .filter(|lane| !lane.is_empty())
-                .map(LaneFeed::sent);
+                .map(|lane| lane.sent());
             // it may be in the set and not in the map's: it has come back when it had left those of all regions
             let has_joined = role(&node.map(), service.id, copy) == Some(ReplicaRole::Mirror);
             if is_current && !(has_joined && follower.in_sync) && !node.leases.is_silent(copy, LEASE / 2) {
@@ -317,6 +349,8 @@ async fn apply(
             follower.lane.iter_mut().for_each(|lane| lane.applied(last));
             Ok(())
         }
+        // its redo log has no room for what is decided and not retired: what has come stays in its lane
+        Err(error @ FsError::Retry) if !planted(Planted::RetiredNotSought) => Err(error),
         applied => {
             // it is connected to anew, and says what it has
             follower.lane = None;
@@ -344,7 +378,7 @@ async fn fill(
     .await;
     let mut feed = replication.feed().lock().await;
     let filled = match copied {
-        Ok(lane) => feed.filled(copy, from, lane, service, links).await,
+        Ok(lane) => feed.filled(copy, from, Box::new(lane), service, links).await,
         Err(error) => Err(error),
     };
     match filled {

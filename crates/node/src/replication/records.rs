@@ -24,6 +24,8 @@ use tokio::time::Instant;
 
 /// Bytes of records that are kept for those that are behind. The copy of one that is further behind is compared with the region.
 const BACKLOG_MAX: usize = 64 << 20;
+/// Memory that held more bytes of records is not kept for others.
+const SPARE_MAX: usize = 64 << 10;
 /// Of a region of which nobody has had a copy yet.
 const FIRST_EPOCH: Epoch = Epoch(1);
 /// Between two attempts to reach a mirror that did not take a record.
@@ -89,8 +91,9 @@ pub(crate) struct Follower {
     pub standing: Standing,
     /// The map says that it is a mirror, or may say so: nothing is answered without it.
     pub in_sync: bool,
-    /// None while it is not connected, and while something is being sent: who gives up in the middle leaves none.
-    pub lane: Option<LaneFeed>,
+    /// None while it is not connected, and while something is being sent: who gives up in the middle leaves none. (It is taken for each
+    /// batch: the box is what moves.)
+    pub lane: Option<Box<LaneFeed>>,
     /// Since when it has not been reached.
     pub away_since: Option<Instant>,
     /// The last record that it is known to have.
@@ -103,6 +106,8 @@ pub(crate) struct Feed {
     pub followers: Vec<Follower>,
     backlog: VecDeque<Records>,
     backlog_bytes: usize,
+    /// Memory of records that nobody needs any more, for those to come.
+    spare: Vec<u8>,
     /// The last record that was taken from the region.
     taken: Lsn,
     /// Bytes of all records up to that one.
@@ -279,11 +284,6 @@ impl Replication {
         self.has_come(Until::MayAnswer)
     }
 
-    /// May one more change be made, and answered at once?
-    pub fn goes_ahead(&self) -> bool {
-        self.is_async() && self.may_answer()
-    }
-
     /// Has every mirror in the set what was found or done in the region by now, and has nobody taken our place?
     pub fn is_mirrored(&self) -> bool {
         self.has_come(Until::Mirrored)
@@ -452,9 +452,12 @@ impl Replication {
     ) -> Result<(), FsError> {
         let lsn = Lsn(self.captured.load(Acquire));
         loop {
-            let mut feed = match tokio::time::timeout_at(deadline, self.feed.lock()).await {
+            let mut feed = match self.feed.try_lock() {
                 Ok(feed) => feed,
-                Err(_) => return Err(not_taken(service, None)),
+                Err(_) => match tokio::time::timeout_at(deadline, self.feed.lock()).await {
+                    Ok(feed) => feed,
+                    Err(_) => return Err(not_taken(service, None)),
+                },
             };
             if service.has_ended() {
                 // who serves it now may have it, or may not
@@ -537,18 +540,25 @@ impl Replication {
         only_set: bool,
     ) -> Result<(), FsError> {
         let (backlog, taken, taken_at) = (&feed.backlog, feed.taken, feed.taken_at);
-        let sent = feed
-            .followers
-            .iter_mut()
-            .filter(|follower| follower.in_sync || !only_set && follower.lane.is_some())
-            .map(|follower| async move {
-                let sent = follower.send(service, links, backlog, taken).await;
-                (follower.in_sync, sent)
-            });
+        let gets = |follower: &&mut Follower| follower.in_sync || !only_set && follower.lane.is_some();
+        let mut getting = feed.followers.iter_mut().filter(gets);
         let mut result = Ok(());
-        for (in_sync, sent) in join_all(sent).await {
-            if let (true, Err(error)) = (in_sync, sent) {
-                result = Err(error);
+        match (getting.next(), getting.next()) {
+            (None, _) => {}
+            // nearly always, and nothing has to be moved to be waited for together
+            (Some(only), None) => {
+                let sent = only.send(service, links, backlog, taken).await;
+                result = sent.or_else(|error| only.must_get(error));
+            }
+            (Some(first), second) => {
+                let all = [first].into_iter().chain(second).chain(getting);
+                let sent = all.map(|follower| async move {
+                    let sent = follower.send(service, links, backlog, taken).await;
+                    sent.or_else(|error| follower.must_get(error))
+                });
+                for sent in join_all(sent).await {
+                    result = result.and(sent);
+                }
             }
         }
         if result.is_ok() {
@@ -648,7 +658,7 @@ impl Feed {
 
     /// Takes what the region has recorded since the last time.
     pub fn take(&mut self, service: &RegionService) {
-        let mut bytes = Vec::new();
+        let mut bytes = std::mem::take(&mut self.spare);
         self.taken_at = Some(Instant::now());
         let taken = service.enter(|region| Some((region.take_records(&mut bytes)?, region.recorded_bytes())));
         if let Some(taken) = taken {
@@ -676,6 +686,7 @@ impl Feed {
     fn taken_up_to(&mut self, (last, recorded): (Lsn, u64), mut bytes: Vec<u8>, service: &RegionService) {
         (self.taken, self.taken_bytes) = (last, recorded);
         if bytes.is_empty() {
+            self.spare = bytes;
             return;
         }
         MirrorRecord::seal(&mut bytes);
@@ -712,6 +723,9 @@ impl Feed {
         {
             let records = self.backlog.pop_front().expect("there is a front");
             self.backlog_bytes -= records.bytes.len();
+            if records.bytes.capacity() <= SPARE_MAX {
+                self.spare = records.bytes;
+            }
         }
     }
 
@@ -732,6 +746,15 @@ impl Feed {
         self.followers
             .iter()
             .any(|follower| follower.node == node && missed(follower))
+    }
+
+    /// As [`Self::is_missed`], and it cannot have what it has missed: it is made anew.
+    pub fn lose_missed(&mut self, node: NodeId) {
+        if self.is_missed(node)
+            && let Some(follower) = self.follower(node)
+        {
+            follower.lose();
+        }
     }
 
     /// A copy is begun behind the last record there is. The region is captured from here on.
@@ -762,7 +785,7 @@ impl Feed {
         &mut self,
         node: NodeId,
         from: Lsn,
-        mut lane: LaneFeed,
+        mut lane: Box<LaneFeed>,
         service: &RegionService,
         links: &Rc<Links>,
     ) -> Result<(), FsError> {
@@ -866,9 +889,21 @@ impl Follower {
             Err(error) => {
                 self.is_away();
                 tracing::debug!(region = service.id.0, node = self.node.0, %error, "a mirror did not take records");
+                // segments that the region has given back since would come and go once more: made anew the copy gives them back first
+                if *error == FsError::NoSpace && !self.in_sync && !planted(Planted::RetiredNotSought) {
+                    self.lose();
+                }
             }
         }
         sent
+    }
+
+    /// It did not get something: nothing goes on without one that is in the set.
+    fn must_get(&self, error: FsError) -> Result<(), FsError> {
+        match self.in_sync {
+            true => Err(error),
+            false => Ok(()),
+        }
     }
 
     fn is_away(&mut self) {
@@ -876,7 +911,12 @@ impl Follower {
     }
 
     /// Connects again to a lane that it has followed by.
-    async fn attach(&mut self, service: &RegionService, links: &Rc<Links>, taken: Lsn) -> Result<LaneFeed, FsError> {
+    async fn attach(
+        &mut self,
+        service: &RegionService,
+        links: &Rc<Links>,
+        taken: Lsn,
+    ) -> Result<Box<LaneFeed>, FsError> {
         let place = attach(self.node, service, links, None).await?;
         self.follow_by(place, service, taken)
     }
@@ -885,7 +925,7 @@ impl Follower {
     ///
     /// # Errors
     /// It has lost its copy.
-    fn follow_by(&mut self, place: LanePlace, service: &RegionService, taken: Lsn) -> Result<LaneFeed, FsError> {
+    fn follow_by(&mut self, place: LanePlace, service: &RegionService, taken: Lsn) -> Result<Box<LaneFeed>, FsError> {
         if !place.whole || place.last < self.has || place.last > taken {
             tracing::warn!(
                 region = service.id.0,
@@ -899,7 +939,7 @@ impl Follower {
             });
         }
         self.has = place.last;
-        Ok(LaneFeed::new(place, service.segment_shift()))
+        Ok(Box::new(LaneFeed::new(place, service.segment_shift())))
     }
 }
 

@@ -402,9 +402,9 @@ pub(crate) async fn dispatch_left_over(node: Arc<Node>, links: Rc<Links>) {
 }
 
 impl Node {
-    /// Most transactions that are left alone once they are posted: a part of what the redo log holds.
+    /// Most transactions that are left alone once they are posted: a part of those that the redo log has room for.
     fn posted_max(&self) -> usize {
-        self.space.layout().redo_slots as usize / 4
+        self.space.decisions_max() / 3
     }
 
     /// There are decided transactions that are not known to be dispatched, of regions that are served here: of others whoever serves them

@@ -199,7 +199,7 @@ impl Cluster {
         for (txn, parts) in from.decided_by(id) {
             let mut record = Vec::new();
             encode_parts(&mut record, id, txn, &parts);
-            to.adopt(id, &record)?;
+            to.adopt(id, &record, |_| false)?;
         }
         lane.finish();
         lane.promote()?;

@@ -20,6 +20,8 @@ use polvo_pmem::Pmem;
 use polvo_proto::{Collected, FsError, Outcome, SegmentClass};
 use redo_log::RedoLog;
 pub(crate) use redo_log::encode_parts;
+#[cfg(feature = "planted")]
+pub use redo_log::limit_redo_log;
 use segment_table::SegmentTable;
 use sequence::Sequence;
 use std::sync::Arc;
@@ -291,24 +293,26 @@ impl PoolSpace {
     }
 
     /// A region of which there is a copy here has decided this, which it has in a record without a local part: it is in the log from
-    /// its return on. Nothing happens where it is there already.
+    /// its return on. Nothing happens where it is there already, or `is_retired` as its primary has said since.
     ///
     /// # Errors
     /// `Pool` for what is no such record; `Retry` when all slots that it may take are in use.
-    pub(crate) fn adopt(&self, region: RegionId, record: &[u8]) -> Result<(), RegionError> {
+    pub(crate) fn adopt(
+        &self,
+        region: RegionId,
+        record: &[u8],
+        is_retired: impl FnOnce(TxnId) -> bool,
+    ) -> Result<(), RegionError> {
         let (txn, remote) = redo_log::parts_of(region, record).map_err(RegionError::Pool)?;
-        if self.redo.is_logged(txn) {
-            return Ok(());
+        match self.redo.is_logged(txn) || is_retired(txn) {
+            true => Ok(()),
+            false => self.redo.adopt(&self.pmem, &self.layout, (region, txn), remote),
         }
-        let id = self.log(region, txn, [], &remote)?;
-        self.redo.applied(&self.pmem, &self.layout, id);
-        self.redo.keep(Undispatched {
-            record: id,
-            region,
-            txn,
-            remote,
-        });
-        Ok(())
+    }
+
+    /// How many transactions with parts elsewhere may be decided here and not be retired, at a time.
+    pub fn decisions_max(&self) -> usize {
+        self.redo.own_max()
     }
 
     /// What a region has decided here, of which it is not known that every participant has its part. Nobody may decide in it meanwhile.

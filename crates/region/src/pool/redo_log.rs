@@ -9,7 +9,8 @@ use crate::RegionError;
 use crate::planted::{Planted, planted};
 use parking_lot::Mutex;
 use polvo_format::{
-    FormatError, Gpa, LINE, PoolLayout, REDO_RECORD_MAX, RedoEncoder, RedoPart, RedoRecord, RedoState, RegionId, TxnId,
+    FormatError, Gpa, LINE, PoolLayout, REDO_RECORD_MAX, REDO_SLOTS_OWN, RedoEncoder, RedoPart, RedoRecord, RedoState,
+    RegionId, TxnId,
 };
 use polvo_pmem::Pmem;
 use polvo_proto::FsError;
@@ -26,11 +27,25 @@ pub(super) struct RedoLog {
     /// Slots that only records without a remote part may take: those come free again before their region's lock is
     /// released, so that changes within a region go on while a participant cannot be reached.
     reserved: usize,
+    /// Slots that records with a remote part may take which are of regions that are served here: the others are left to what copies have
+    /// from their primaries ([`Self::adopt`]), of which this node decides nothing, and without which the copies cannot follow.
+    own_max: usize,
+}
+
+/// Whose decision a record is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Decided {
+    /// Of a region that is served here.
+    Here,
+    /// A copy has it from its primary; or it was found at the start.
+    Elsewhere,
 }
 
 struct State {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Slots with what was decided here.
+    own: usize,
     /// Of the last record, among all of them.
     order: u64,
     /// From before the last `open`, and not retired.
@@ -49,6 +64,14 @@ impl State {
             self.free.len(),
             "free slots are in the list"
         );
+        debug_assert_eq!(
+            self.slots
+                .iter()
+                .filter(|slot| slot.decided == Some(Decided::Here))
+                .count(),
+            self.own,
+            "what was decided here is counted"
+        );
         debug_assert!(
             self.found.iter().all(|found| {
                 let slot = &self.slots[found.record.slot() as usize];
@@ -63,6 +86,8 @@ struct Slot {
     /// Of the record that is (or was last) in the slot.
     number: u64,
     stage: Stage,
+    /// Of a record with a remote part.
+    decided: Option<Decided>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,6 +120,27 @@ impl RedoId {
     }
 }
 
+#[cfg(feature = "planted")]
+thread_local! {
+    static SLOTS_LIMIT: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+}
+
+/// Of pools that this thread opens only so many slots of the redo log are used.
+#[cfg(feature = "planted")]
+pub fn limit_redo_log(slots: Option<usize>) {
+    SLOTS_LIMIT.set(slots.unwrap_or(usize::MAX));
+}
+
+#[cfg(feature = "planted")]
+fn slots_limit() -> usize {
+    SLOTS_LIMIT.get()
+}
+
+#[cfg(not(feature = "planted"))]
+const fn slots_limit() -> usize {
+    usize::MAX
+}
+
 thread_local! {
     /// Where a record is put together before it is written in one piece.
     static RECORD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -108,13 +154,52 @@ impl RedoLog {
         }
     }
 
+    /// See [`PoolSpace::log`](super::PoolSpace::log).
     pub fn log<'a>(
+        &self,
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        whose: (RegionId, TxnId),
+        local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
+        remote: &[RemotePart],
+    ) -> Result<RedoId, RegionError> {
+        let decided = (!remote.is_empty()).then_some(Decided::Here);
+        self.log_as(pmem, layout, whose, local, remote, decided)
+    }
+
+    /// Logs what a region has decided of which there is a copy here; it is to be dispatched.
+    ///
+    /// # Errors
+    /// `Retry` when all slots that it may take are in use.
+    pub fn adopt(
+        &self,
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        (region, txn): (RegionId, TxnId),
+        remote: Vec<RemotePart>,
+    ) -> Result<(), RegionError> {
+        let decided = Some(Decided::Elsewhere);
+        let record = self.log_as(pmem, layout, (region, txn), [], &remote, decided)?;
+        self.applied(pmem, layout, record);
+        let mut state = self.state.lock();
+        state.found.push(Undispatched {
+            record,
+            region,
+            txn,
+            remote,
+        });
+        state.check();
+        Ok(())
+    }
+
+    fn log_as<'a>(
         &self,
         pmem: &Pmem,
         layout: &PoolLayout,
         (region, txn): (RegionId, TxnId),
         local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
         remote: &[RemotePart],
+        decided: Option<Decided>,
     ) -> Result<RedoId, RegionError> {
         let size = LINE
             + local
@@ -136,7 +221,7 @@ impl RedoLog {
             let why = format!("a transaction of {size} bytes, of which a redo record holds {REDO_RECORD_MAX}");
             return Err(FsError::Invalid(why).into());
         }
-        let (id, order) = self.claim(txn, !remote.is_empty())?;
+        let (id, order) = self.claim(txn, decided)?;
         RECORD.with_borrow_mut(|buffer| {
             let mut encoder = RedoEncoder::new(buffer, id.number(), order, region, txn);
             for (gpa, bytes) in local {
@@ -159,21 +244,32 @@ impl RedoLog {
     }
 
     /// A slot for a record, and the record's number among all.
-    fn claim(&self, txn: TxnId, remote: bool) -> Result<(RedoId, u64), RegionError> {
+    fn claim(&self, txn: TxnId, decided: Option<Decided>) -> Result<(RedoId, u64), RegionError> {
         let mut state = self.state.lock();
-        let keep = if remote { self.reserved } else { 0 };
-        if state.free.len() <= keep {
+        let keep = if decided.is_some() { self.reserved } else { 0 };
+        let is_own = decided == Some(Decided::Here);
+        if state.free.len() <= keep || is_own && state.own >= self.own_max {
             return Err(FsError::Retry.into());
         }
         let at = state.free.pop().expect("there are more than `keep`");
         debug_assert!(!state.free.contains(&at), "redo log slot {at} is free once");
+        state.own += usize::from(is_own);
         let slot = &mut state.slots[at as usize];
         assert!(slot.stage == Stage::Free, "redo log slot {at} is free");
         slot.number = (slot.number + 1) & NUMBER_MAX;
-        slot.stage = Stage::Logged { txn, remote };
+        slot.stage = Stage::Logged {
+            txn,
+            remote: decided.is_some(),
+        };
+        slot.decided = decided;
         let id = RedoId::new(at, slot.number);
         state.order += 1;
         Ok((id, state.order))
+    }
+
+    /// How many transactions with parts elsewhere may be decided here and not be retired, at a time.
+    pub fn own_max(&self) -> usize {
+        self.own_max
     }
 
     pub fn applied(&self, pmem: &Pmem, layout: &PoolLayout, record: RedoId) -> Option<RedoId> {
@@ -236,15 +332,10 @@ impl RedoLog {
         assert!(slot.stage == Stage::Closed, "{record:?} is not about to be freed");
         assert_eq!(slot.number, record.number(), "{record:?} is in the redo log");
         slot.stage = Stage::Free;
+        let was_own = slot.decided.take() == Some(Decided::Here);
+        state.own -= usize::from(was_own);
         debug_assert!(!state.free.contains(&record.slot()), "a slot is freed once");
         state.free.push(record.slot());
-        state.check();
-    }
-
-    /// One more that is to be dispatched by whoever asks what was found.
-    pub fn keep(&self, adopted: Undispatched) {
-        let mut state = self.state.lock();
-        state.found.push(adopted);
         state.check();
     }
 
@@ -319,6 +410,7 @@ impl RedoLog {
         let mut state = State {
             slots: Vec::new(),
             free: Vec::new(),
+            own: 0,
             order: 0,
             found: Vec::new(),
         };
@@ -327,6 +419,7 @@ impl RedoLog {
             let closed = Slot {
                 number: 0,
                 stage: Stage::Closed,
+                decided: None,
             };
             state.slots.push(closed);
             let found = match read_slot(pmem, layout, at) {
@@ -375,19 +468,24 @@ impl RedoLog {
                 }
             }
         }
+        let used = (layout.redo_slots as usize).min(slots_limit());
+        for slot in &mut state.slots[used..] {
+            if slot.stage == Stage::Free {
+                slot.stage = Stage::Closed;
+            }
+        }
         state.free = (0..layout.redo_slots)
             .rev()
             .filter(|&at| state.slots[at as usize].stage == Stage::Free)
             .collect();
         state.check();
-        let reserved = (layout.redo_slots as usize / 8).max(2);
-        assert!(
-            reserved < state.slots.len(),
-            "records with a remote part have slots, too"
-        );
+        let own = used.min(REDO_SLOTS_OWN as usize);
+        let reserved = (own / 8).max(2);
+        assert!(reserved < own, "records with a remote part have slots, too");
         Ok(RedoLog {
             state: Mutex::new(state),
             reserved,
+            own_max: own - reserved,
         })
     }
 }
@@ -395,7 +493,8 @@ impl RedoLog {
 impl Slot {
     /// What became of it at a start.
     fn end(&mut self, stage: Stage, number: u64) {
-        *self = Slot { number, stage };
+        let decided = matches!(stage, Stage::ToDispatch { .. }).then_some(Decided::Elsewhere);
+        *self = Slot { number, stage, decided };
     }
 }
 

@@ -4,8 +4,8 @@ use super::redo_log::check_prepared;
 use super::*;
 use parking_lot::Mutex;
 use polvo_format::{
-    ERAS_KEPT, FORMAT_VERSION, KnownPool, LINE, REDO_RECORD_MAX, RedoEncoder, RedoRecord, RedoState, RegionOffset,
-    SUPERBLOCK_SIZE, SUPERBLOCK_USED, SegmentEntry, SegmentIndex, SegmentOwner,
+    ERAS_KEPT, FORMAT_VERSION, KnownPool, LINE, REDO_RECORD_MAX, REDO_SLOTS_OWN, RedoEncoder, RedoRecord, RedoState,
+    RegionOffset, SUPERBLOCK_SIZE, SUPERBLOCK_USED, SegmentEntry, SegmentIndex, SegmentOwner,
 };
 use polvo_pmem::sim::{CrashImage, KeepAll, LoseAll, RandomLines};
 use polvo_proto::FsError;
@@ -538,6 +538,42 @@ fn records_to_dispatch_leave_slots_for_local_ones() {
     assert!(space.is_logged(txn(500)));
     space.applied(record).unwrap();
     assert_eq!(reopened(&now(&space)).undispatched().len(), waiting.len());
+}
+
+/// Copies cannot follow their primaries without it.
+#[test]
+fn what_is_decided_here_leaves_slots_for_what_is_decided_elsewhere() {
+    let pmem = Pmem::simulated(512 << 20);
+    PoolSpace::format(&pmem, &params()).unwrap();
+    let space = PoolSpace::open(pmem).unwrap();
+    let slots = space.layout().redo_slots as usize;
+    assert!(slots >= 2 * REDO_SLOTS_OWN as usize, "{slots}");
+    let decide = |number| space.log(R1, txn(number), [], &[part()]);
+    let mut own: Vec<_> = (1..).map_while(|number| decide(number).ok()).collect();
+    assert_eq!(own.len(), space.decisions_max());
+    let mut adopted = 0;
+    loop {
+        let mut record = Vec::new();
+        encode_parts(&mut record, R2, TxnId::new(R2, 1 + adopted), &[part()]);
+        match space.adopt(R2, &record, |_| false) {
+            Ok(()) => adopted += 1,
+            Err(why) => {
+                assert_eq!(why, FsError::Retry.into());
+                break;
+            }
+        }
+    }
+    assert!(
+        adopted as usize + own.len() + REDO_SLOTS_OWN as usize / 8 >= slots,
+        "{adopted}"
+    );
+    // and what has been retired makes room for as much
+    let record = own.pop().unwrap();
+    space.applied(record).unwrap();
+    assert_eq!(decide(900).map(drop), Err(FsError::Retry.into()));
+    space.retire(record);
+    decide(900).unwrap();
+    assert_eq!(decide(901).map(drop), Err(FsError::Retry.into()));
 }
 
 #[test]

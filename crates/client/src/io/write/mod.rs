@@ -4,7 +4,7 @@
 //!
 //! | mechanism | for what | how |
 //! |---|---|---|
-//! | colocated, at once (`placed_by_node`) | up to 4 KiB to a region of the node around us, when nothing is in the way | a call without a future copies the bytes to where they are to stay |
+//! | colocated, at once (`placed_by_node`) | up to 4 KiB to a region of the node around us, when nothing is in the way | a call without a future copies the bytes to where they are to stay; mirrors are waited for behind it |
 //! | colocated (`placed_by_node`) | anything to such a region | the same, waiting for what is in the way |
 //! | eager (`placed_by_node`) | up to 4 KiB, or less where [`Thresholds`] say so | the bytes travel in the request |
 //! | client-active (`client_active`) | what is larger, at a node that gives us one-sided access | the data goes by one-sided writes into space that the region has delegated to this session; one log commit right behind it, over the same connection, names it: one round trip |
@@ -85,7 +85,7 @@ impl LocalClient {
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
         let at = WriteAt::Offset(offset);
         let _own = self.changing(file);
-        match self.write_colocated_at_once(&file.open_inode, at, bytes) {
+        match self.write_colocated_at_once(&file.open_inode, at, bytes).await? {
             Some(_) => Ok(bytes.len()),
             None => Ok(self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await?.1),
         }
@@ -106,7 +106,7 @@ impl LocalClient {
     /// As [`LocalClient::write`].
     pub async fn write_at(&self, file: &OpenFile, at: WriteAt, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let _own = self.changing(file);
-        match self.write_colocated_at_once(&file.open_inode, at, bytes) {
+        match self.write_colocated_at_once(&file.open_inode, at, bytes).await? {
             Some(first) => Ok((first, bytes.len())),
             None => self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await,
         }

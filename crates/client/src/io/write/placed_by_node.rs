@@ -6,6 +6,8 @@ use crate::colocated::ColocatedNode;
 use crate::local_client::LocalClient;
 use crate::open::data_region;
 use crate::open_table::OpenInode;
+use polvo_cluster::WrittenAtOnce;
+use polvo_format::RegionId;
 use polvo_proto::{EAGER_MAX, FsError, InodeRef, WriteAnswer, WriteAt, ask};
 use std::sync::atomic::Ordering;
 
@@ -40,9 +42,25 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes and without a future. `None`: something is in
-    /// the way (another node serves the region, say), and nothing was done.
-    pub(super) fn write_colocated_at_once(&self, open_inode: &OpenInode, at: WriteAt, bytes: &[u8]) -> Option<u64> {
+    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes, and without a future unless mirrors are waited for. `None`:
+    /// something is in the way (another node serves the region, say), and nothing was done.
+    #[inline]
+    pub(super) async fn write_colocated_at_once(
+        &self,
+        open_inode: &OpenInode,
+        at: WriteAt,
+        bytes: &[u8],
+    ) -> Result<Option<u64>, FsError> {
+        let Some(WrittenAtOnce { offset, may_be_told }) = self.store_at_once(open_inode, at, bytes) else {
+            return Ok(None);
+        };
+        if !may_be_told {
+            self.until_write_may_be_told(data_region(open_inode)).await?;
+        }
+        Ok(Some(offset))
+    }
+
+    fn store_at_once(&self, open_inode: &OpenInode, at: WriteAt, bytes: &[u8]) -> Option<WrittenAtOnce> {
         if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
             return None;
         }
@@ -51,6 +69,24 @@ impl LocalClient {
         let written = session.write_at_once(&self.links, cred, open_inode.inode, at, bytes);
         self.nearby.session.set(Some(session));
         written
+    }
+
+    /// # Errors
+    /// It has happened here, and may be found later, or is lost: mirrors did not take it.
+    async fn until_write_may_be_told(&self, region: RegionId) -> Result<(), FsError> {
+        let here = self
+            .client
+            .colocated
+            .as_ref()
+            .expect("it was written at the node around us");
+        match here.node.until_may_tell(&self.links, region).await {
+            // nobody knows whether the one that serves the region now has it: it is not to be repeated
+            Err(FsError::WrongEpoch) => Err(FsError::Unreachable {
+                node: here.node.id().0,
+                why: format!("region {} was moved from it in the middle of a write", region.0),
+            }),
+            told => told,
+        }
     }
 
     /// A write to a region of the node around us; returns where the bytes are. No request is made of it, and the bytes
