@@ -121,7 +121,8 @@ impl OpenInode {
         }
         writing.noted = true;
         if writing.may_map && !may_map {
-            tracing::warn!(
+            // nobody may have mapped it; who has is told by the EIO
+            tracing::info!(
                 inode = self.inode.ino.0,
                 "another client was given the right to map this file while its node did not know us: what has been stored to \
                  mappings of it and is not written back yet is refused with EIO"
