@@ -84,6 +84,13 @@ fn a_copy_follows_again_that_had_no_room_for_segments_that_are_gone() {
     follows_again(89_730_002_946);
 }
 
+/// A copy that had been away for long got all it had missed at once, and everybody waited for that who waited for a mirror in the set.
+#[test]
+fn nobody_waits_for_a_copy_that_catches_up() {
+    let schedule = Schedule::of(89_740_000_432, &Limits::default());
+    assert_eq!(simulate(&schedule).failure, None);
+}
+
 fn follows_again(seed: u64) {
     let schedule = Schedule::of(seed, &Limits::default());
     assert_eq!(simulate(&schedule).failure, None);

@@ -143,7 +143,8 @@ impl LaneFeed {
         Ok(())
     }
 
-    /// Sends what of the backlog is not there yet. On return it is there, durably, with the file data that it names.
+    /// Sends what of the backlog is not there yet, but stops behind so many `bytes`. On return what was sent is there, durably, with the
+    /// file data that it names.
     ///
     /// # Errors
     /// The node cannot be reached, or has no more space; something may have arrived. The lane is not to be used any more.
@@ -153,13 +154,19 @@ impl LaneFeed {
         service: &RegionService,
         links: &Rc<Links>,
         backlog: &VecDeque<Records>,
+        bytes: usize,
     ) -> Result<(), FsError> {
+        let mut left = bytes;
         for records in backlog {
             if records.last() <= self.sent {
                 continue;
             }
+            if left == 0 {
+                break;
+            }
             self.send_some(to, service, links, records).await?;
             self.sent = records.last();
+            left = left.saturating_sub(records.bytes().len());
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 /// How often it is looked after copies of which nobody has said that something is to be done.
@@ -284,7 +284,14 @@ async fn look_after(
         return Ok(()); // it would only be waited for once more, and with it the others
     }
     // whether it is there is found out even when nothing changes in the region
-    let sent = replication.send(&mut feed, service, links, false).await;
+    let mut sent = replication.send(&mut feed, service, links, false).await;
+    while feed.is_catching_up(copy) && !service.has_ended() {
+        // others have their turn
+        drop(feed);
+        yield_now().await;
+        feed = replication.feed().lock().await;
+        sent = replication.send(&mut feed, service, links, false).await;
+    }
     let is_current = feed.is_current(copy);
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
@@ -376,13 +383,23 @@ async fn fill(
         Ok(lane)
     }
     .await;
-    let mut feed = replication.feed().lock().await;
-    let filled = match copied {
-        Ok(lane) => feed.filled(copy, from, Box::new(lane), service, links).await,
-        Err(error) => Err(error),
+    let (mut lane, copied) = match copied {
+        Ok(lane) => (Some(Box::new(lane)), Ok(())),
+        Err(error) => (None, Err(error)),
     };
+    let mut feed = replication.feed().lock().await;
+    let mut filled = copied.map(|()| false);
+    while filled == Ok(false) {
+        filled = feed.filled(copy, from, &mut lane, service, links).await;
+        if filled == Ok(false) {
+            // others have their turn
+            drop(feed);
+            yield_now().await;
+            feed = replication.feed().lock().await;
+        }
+    }
     match filled {
-        Ok(()) => {
+        Ok(_) => {
             filling.made();
             let (compared, sent) = filling.bytes();
             tracing::info!(region = service.id.0, node = copy.0, compared, sent, "a copy is made");

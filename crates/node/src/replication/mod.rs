@@ -18,7 +18,8 @@
 //! - what clients read past it they believe under the same conditions, which it shows them ([`gate`]).
 //!
 //! Who needs a record mirrored sends all that have ended by then; who comes meanwhile waits, and finds its own sent, or sends what
-//! has come since: commits travel together without anybody waiting for others to come.
+//! has come since: commits travel together without anybody waiting for others to come. Where several waited the last time, who comes lets
+//! those have their turn first that are ready to run.
 
 pub(crate) mod compare;
 pub(crate) mod copies;

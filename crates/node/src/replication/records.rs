@@ -13,17 +13,20 @@ use polvo_region::planted::{Planted, planted};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Mutex, Notify};
+use tokio::task::yield_now;
 use tokio::time::Instant;
 
 /// Bytes of records that are kept for those that are behind. The copy of one that is further behind is compared with the region.
 const BACKLOG_MAX: usize = 64 << 20;
+/// A copy out of the set gets so many bytes of records at a time: mirrors in the set, and who waits for them, have their turn in between.
+const CATCH_UP: usize = 16 << 10;
 /// Memory that held more bytes of records is not kept for others.
 const SPARE_MAX: usize = 64 << 10;
 /// Of a region of which nobody has had a copy yet.
@@ -147,6 +150,10 @@ pub(crate) struct Replication {
     mirrored: AtomicU64,
     /// There are mirrors in the set.
     waits: AtomicBool,
+    /// How many wait for them at the moment.
+    waiting: AtomicU32,
+    /// Several did when something was sent last.
+    is_shared: AtomicBool,
     /// Which.
     mirrors: parking_lot::Mutex<Vec<NodeId>>,
     /// All that have, or are to get, a copy.
@@ -194,6 +201,8 @@ impl Replication {
             captured: AtomicU64::new(1),
             mirrored: AtomicU64::new(0),
             waits: AtomicBool::new(!mirrors.is_empty()),
+            waiting: AtomicU32::new(0),
+            is_shared: AtomicBool::new(false),
             mirrors: parking_lot::Mutex::new(mirrors),
             confirmed: AtomicBool::new(false),
             is_new: AtomicBool::new(false),
@@ -451,6 +460,11 @@ impl Replication {
         deadline: Instant,
     ) -> Result<(), FsError> {
         let lsn = Lsn(self.captured.load(Acquire));
+        let _waits = Waits::begin(&self.waiting);
+        if self.is_shared.load(Relaxed) {
+            // what has come together travels together
+            yield_now().await;
+        }
         loop {
             let mut feed = match self.feed.try_lock() {
                 Ok(feed) => feed,
@@ -561,6 +575,7 @@ impl Replication {
                 }
             }
         }
+        self.is_shared.store(self.waiting.load(Relaxed) > 1, Relaxed);
         if result.is_ok() {
             self.mirrored.fetch_max(taken.0, Release);
             self.show_mirrored();
@@ -606,6 +621,23 @@ impl Replication {
         self.renew(leases);
         self.waits.store(waits, Release);
         self.show_mirrored();
+    }
+}
+
+/// Somebody waits for mirrors.
+struct Waits<'a>(&'a AtomicU32);
+
+impl Waits<'_> {
+    fn begin(waiting: &AtomicU32) -> Waits<'_> {
+        waiting.fetch_add(1, Relaxed);
+        Waits(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let before = self.0.fetch_sub(1, Relaxed);
+        debug_assert!(before > 0, "who waits is counted");
     }
 }
 
@@ -777,7 +809,8 @@ impl Feed {
         from
     }
 
-    /// All that the region held has been copied. With the records that have come since then, the copy is whole.
+    /// All that the region held has been copied. With the records that have come since then, the copy is whole: true. Or there are more
+    /// than it gets at a time: it is to be called again.
     ///
     /// # Errors
     /// They could not be sent; or there are too many of them since.
@@ -785,26 +818,30 @@ impl Feed {
         &mut self,
         node: NodeId,
         from: Lsn,
-        mut lane: Box<LaneFeed>,
+        lane: &mut Option<Box<LaneFeed>>,
         service: &RegionService,
         links: &Rc<Links>,
-    ) -> Result<(), FsError> {
+    ) -> Result<bool, FsError> {
         self.take(service);
-        if self
+        let is_filled = self
             .follower(node)
-            .is_none_or(|follower| follower.standing != Standing::Filling(from))
-        {
+            .is_some_and(|follower| follower.standing == Standing::Filling(from));
+        let Some(filled) = lane.as_mut().filter(|_| is_filled) else {
             return Err(FsError::Io("too much has changed meanwhile".into()));
+        };
+        filled.send(node, service, links, &self.backlog, CATCH_UP).await?;
+        if filled.sent() < self.taken {
+            return Ok(false);
         }
-        lane.send(node, service, links, &self.backlog).await?;
-        lane.apply(node, service, links, true).await?;
+        filled.apply(node, service, links, true).await?;
+        let has = filled.sent();
         if let Some(follower) = self.follower(node) {
             follower.standing = Standing::Whole;
-            follower.has = lane.sent();
-            follower.lane = Some(lane);
+            follower.has = has;
+            follower.lane = lane.take();
             follower.away_since = None;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Nobody follows: nothing is kept for anybody.
@@ -818,6 +855,14 @@ impl Feed {
             service.enter(|region| region.end_capture());
             self.trim();
         }
+    }
+
+    /// Is this copy, which can be reached, getting what it has missed?
+    pub fn is_catching_up(&self, node: NodeId) -> bool {
+        let follower = self.followers.iter().find(|follower| follower.node == node);
+        follower.is_some_and(|follower| {
+            follower.standing == Standing::Whole && follower.lane.is_some() && follower.has < self.taken
+        })
     }
 
     /// Has this copy all that was taken, as far as is known?
@@ -879,7 +924,8 @@ impl Follower {
                 .await
                 .inspect_err(|_| self.is_away())?,
         };
-        let sent = lane.send(self.node, service, links, backlog).await;
+        let bytes = if self.in_sync { usize::MAX } else { CATCH_UP };
+        let sent = lane.send(self.node, service, links, backlog, bytes).await;
         match &sent {
             Ok(()) => {
                 self.has = lane.sent();
