@@ -285,7 +285,12 @@ async fn look_after(
     }
     // whether it is there is found out even when nothing changes in the region
     let mut sent = replication.send(&mut feed, service, links, false).await;
-    while feed.is_catching_up(copy) && !service.has_ended() {
+    let mut before = None;
+    while let has @ Some(_) = feed.catches_up(copy)
+        && has > before
+        && !service.has_ended()
+    {
+        before = has;
         // others have their turn
         drop(feed);
         yield_now().await;

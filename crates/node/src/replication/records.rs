@@ -829,9 +829,12 @@ impl Feed {
         let Some(filled) = lane.as_mut().filter(|_| is_filled) else {
             return Err(FsError::Io("too much has changed meanwhile".into()));
         };
+        let before = filled.sent();
         filled.send(node, service, links, &self.backlog, CATCH_UP).await?;
-        if filled.sent() < self.taken {
-            return Ok(false);
+        match filled.sent() {
+            sent if sent >= self.taken => {}
+            sent if sent > before => return Ok(false),
+            sent => return Err(FsError::Io(format!("no record is kept behind number {}", sent.0))),
         }
         filled.apply(node, service, links, true).await?;
         let has = filled.sent();
@@ -857,12 +860,11 @@ impl Feed {
         }
     }
 
-    /// Is this copy, which can be reached, getting what it has missed?
-    pub fn is_catching_up(&self, node: NodeId) -> bool {
-        let follower = self.followers.iter().find(|follower| follower.node == node);
-        follower.is_some_and(|follower| {
-            follower.standing == Standing::Whole && follower.lane.is_some() && follower.has < self.taken
-        })
+    /// How far a copy has come that can be reached, and is getting what it has missed.
+    pub fn catches_up(&self, node: NodeId) -> Option<Lsn> {
+        let follower = self.followers.iter().find(|follower| follower.node == node)?;
+        let is_behind = follower.standing == Standing::Whole && follower.lane.is_some() && follower.has < self.taken;
+        is_behind.then_some(follower.has)
     }
 
     /// Has this copy all that was taken, as far as is known?

@@ -18,6 +18,7 @@ use crate::RegionError;
 use polvo_format::{Era, Gpa, NodeId, PoolLayout, PoolPast, RegionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{Collected, FsError, Outcome, SegmentClass};
+use redo_log::Decided;
 use redo_log::RedoLog;
 pub(crate) use redo_log::encode_parts;
 #[cfg(feature = "planted")]
@@ -283,7 +284,8 @@ impl PoolSpace {
         local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
         remote: &[RemotePart],
     ) -> Result<RedoId, RegionError> {
-        self.redo.log(&self.pmem, &self.layout, (region, txn), local, remote)
+        self.redo
+            .log(&self.pmem, &self.layout, (region, txn), local, remote, Decided::Here)
     }
 
     /// The record's local part is in place and durable. Returns the record when its remote part remains to be

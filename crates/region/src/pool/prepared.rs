@@ -1,5 +1,6 @@
 //! Parts that are prepared here for transactions of other nodes: two-phase commit, which is there to be compared with.
 
+use super::redo_log::Decided;
 use super::{CollectedPart, PoolSpace, RedoId, RemotePart, Undispatched};
 use crate::RegionError;
 use polvo_format::TxnId;
@@ -25,7 +26,7 @@ impl PoolSpace {
         let remote = [RemotePart::Collected(part.clone())];
         let record = self
             .redo
-            .log(&self.pmem, &self.layout, (part.region, txn), [], &remote)?;
+            .log(&self.pmem, &self.layout, (part.region, txn), [], &remote, Decided::Here)?;
         self.redo.nothing_to_apply(record);
         Ok(PreparedPart { record, txn, part })
     }

@@ -34,7 +34,7 @@ pub(super) struct RedoLog {
 
 /// Whose decision a record is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Decided {
+pub(super) enum Decided {
     /// Of a region that is served here.
     Here,
     /// A copy has it from its primary; or it was found at the start.
@@ -154,52 +154,15 @@ impl RedoLog {
         }
     }
 
-    /// See [`PoolSpace::log`](super::PoolSpace::log).
+    /// See [`PoolSpace::log`](super::PoolSpace::log); `decided`: where, if there is a remote part.
     pub fn log<'a>(
         &self,
         pmem: &Pmem,
         layout: &PoolLayout,
-        whose: (RegionId, TxnId),
-        local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
-        remote: &[RemotePart],
-    ) -> Result<RedoId, RegionError> {
-        let decided = (!remote.is_empty()).then_some(Decided::Here);
-        self.log_as(pmem, layout, whose, local, remote, decided)
-    }
-
-    /// Logs what a region has decided of which there is a copy here; it is to be dispatched.
-    ///
-    /// # Errors
-    /// `Retry` when all slots that it may take are in use.
-    pub fn adopt(
-        &self,
-        pmem: &Pmem,
-        layout: &PoolLayout,
-        (region, txn): (RegionId, TxnId),
-        remote: Vec<RemotePart>,
-    ) -> Result<(), RegionError> {
-        let decided = Some(Decided::Elsewhere);
-        let record = self.log_as(pmem, layout, (region, txn), [], &remote, decided)?;
-        self.applied(pmem, layout, record);
-        let mut state = self.state.lock();
-        state.found.push(Undispatched {
-            record,
-            region,
-            txn,
-            remote,
-        });
-        state.check();
-        Ok(())
-    }
-
-    fn log_as<'a>(
-        &self,
-        pmem: &Pmem,
-        layout: &PoolLayout,
         (region, txn): (RegionId, TxnId),
         local: impl IntoIterator<Item = (Gpa, &'a [u8])> + Clone,
         remote: &[RemotePart],
-        decided: Option<Decided>,
+        decided: Decided,
     ) -> Result<RedoId, RegionError> {
         let size = LINE
             + local
@@ -221,7 +184,7 @@ impl RedoLog {
             let why = format!("a transaction of {size} bytes, of which a redo record holds {REDO_RECORD_MAX}");
             return Err(FsError::Invalid(why).into());
         }
-        let (id, order) = self.claim(txn, decided)?;
+        let (id, order) = self.claim(txn, (!remote.is_empty()).then_some(decided))?;
         RECORD.with_borrow_mut(|buffer| {
             let mut encoder = RedoEncoder::new(buffer, id.number(), order, region, txn);
             for (gpa, bytes) in local {
@@ -241,6 +204,30 @@ impl RedoLog {
             pmem.fence();
         });
         Ok(id)
+    }
+
+    /// Logs what a region has decided of which there is a copy here; it is to be dispatched.
+    ///
+    /// # Errors
+    /// `Retry` when all slots that it may take are in use.
+    pub fn adopt(
+        &self,
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        (region, txn): (RegionId, TxnId),
+        remote: Vec<RemotePart>,
+    ) -> Result<(), RegionError> {
+        let record = self.log(pmem, layout, (region, txn), [], &remote, Decided::Elsewhere)?;
+        self.applied(pmem, layout, record);
+        let mut state = self.state.lock();
+        state.found.push(Undispatched {
+            record,
+            region,
+            txn,
+            remote,
+        });
+        state.check();
+        Ok(())
     }
 
     /// A slot for a record, and the record's number among all.

@@ -85,8 +85,13 @@ impl LocalClient {
     pub async fn write(&self, file: &OpenFile, offset: u64, bytes: &[u8]) -> Result<usize, FsError> {
         let at = WriteAt::Offset(offset);
         let _own = self.changing(file);
-        match self.write_colocated_at_once(&file.open_inode, at, bytes).await? {
-            Some(_) => Ok(bytes.len()),
+        match self.write_colocated_at_once(&file.open_inode, at, bytes) {
+            Some(written) => {
+                if !written.may_be_told {
+                    self.until_write_may_be_told(data_region(&file.open_inode)).await?;
+                }
+                Ok(bytes.len())
+            }
             None => Ok(self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await?.1),
         }
     }
@@ -106,8 +111,13 @@ impl LocalClient {
     /// As [`LocalClient::write`].
     pub async fn write_at(&self, file: &OpenFile, at: WriteAt, bytes: &[u8]) -> Result<(u64, usize), FsError> {
         let _own = self.changing(file);
-        match self.write_colocated_at_once(&file.open_inode, at, bytes).await? {
-            Some(first) => Ok((first, bytes.len())),
+        match self.write_colocated_at_once(&file.open_inode, at, bytes) {
+            Some(written) => {
+                if !written.may_be_told {
+                    self.until_write_may_be_told(data_region(&file.open_inode)).await?;
+                }
+                Ok((written.offset, bytes.len()))
+            }
             None => self.write_in_parts(&file.open_inode, NewBytes::new(at, bytes)).await,
         }
     }

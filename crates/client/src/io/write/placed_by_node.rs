@@ -42,25 +42,16 @@ impl LocalClient {
         Err(FsError::SessionExpired)
     }
 
-    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes, and without a future unless mirrors are waited for. `None`:
-    /// something is in the way (another node serves the region, say), and nothing was done.
+    /// As [`LocalClient::write_colocated`], of at most `EAGER_MAX` bytes, and without a future: it is waited for afterwards until that may
+    /// be told, if need be ([`Self::until_write_may_be_told`]). `None`: something is in the way (another node serves the region, say), and
+    /// nothing was done.
     #[inline]
-    pub(super) async fn write_colocated_at_once(
+    pub(super) fn write_colocated_at_once(
         &self,
         open_inode: &OpenInode,
         at: WriteAt,
         bytes: &[u8],
-    ) -> Result<Option<u64>, FsError> {
-        let Some(WrittenAtOnce { offset, may_be_told }) = self.store_at_once(open_inode, at, bytes) else {
-            return Ok(None);
-        };
-        if !may_be_told {
-            self.until_write_may_be_told(data_region(open_inode)).await?;
-        }
-        Ok(Some(offset))
-    }
-
-    fn store_at_once(&self, open_inode: &OpenInode, at: WriteAt, bytes: &[u8]) -> Option<WrittenAtOnce> {
+    ) -> Option<WrittenAtOnce> {
         if bytes.is_empty() || bytes.len() > EAGER_MAX || !open_inode.is_kept(self.client.losses()) {
             return None;
         }
@@ -71,9 +62,12 @@ impl LocalClient {
         written
     }
 
+    /// Waits until a write at once may be told.
+    ///
     /// # Errors
     /// It has happened here, and may be found later, or is lost: mirrors did not take it.
-    async fn until_write_may_be_told(&self, region: RegionId) -> Result<(), FsError> {
+    #[cold]
+    pub(super) async fn until_write_may_be_told(&self, region: RegionId) -> Result<(), FsError> {
         let here = self
             .client
             .colocated
