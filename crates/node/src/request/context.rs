@@ -247,9 +247,14 @@ impl<'a> RequestContext<'a> {
                 }
             })
         };
-        match self.node.enter_with_room(service, &mut f) {
+        let taken = match self.node.enter_with_room(service, &mut f) {
             Ok(taken) => Ok(taken),
             Err(error) => Box::pin(self.wait_and_do(service, error, f)).await,
+        };
+        match taken {
+            Ok(taken) => Ok(taken),
+            // why not is told as what was found is: another node may serve the region by now
+            refused => Box::pin(self.told_when_answerable(service, refused)).await,
         }
     }
 
