@@ -1,7 +1,7 @@
 //! A primary's end of a lane: how the records of a region get to one node that has a copy of it.
 
 use crate::region_service::RegionService;
-use crate::replication::records::Records;
+use crate::replication::records::{AGAIN, Records};
 use polvo_cluster::{Links, Timeouts, within};
 use polvo_fabric::{FabricError, Local, Memory, QueuePair, Remote, RemoteKey, Verb};
 use polvo_format::{
@@ -12,15 +12,12 @@ use polvo_proto::{Cred, FsError, LanePlace, SEGMENTS_PAGE, SegmentClass, ask};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::rc::Rc;
-use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// Bytes moved in one batch.
 const BATCH_BYTES: u64 = 1 << 20;
 /// Records that a mirror is asked to put in place before its ring is full, bytes: some milliseconds of its reactor's time.
 const FILLED: u32 = 256 << 10;
-/// Before a mirror is asked again that had no room for a moment.
-const AGAIN: Duration = Duration::from_millis(10);
 /// Most verbs of a batch.
 const BATCH_VERBS: usize = 128;
 

@@ -31,8 +31,8 @@ const CATCH_UP: usize = 16 << 10;
 const SPARE_MAX: usize = 64 << 10;
 /// Of a region of which nobody has had a copy yet.
 const FIRST_EPOCH: Epoch = Epoch(1);
-/// Between two attempts to reach a mirror that did not take a record.
-const AGAIN: Duration = Duration::from_millis(10);
+/// Between two attempts to reach a mirror that did not take a record, or had no room for a moment.
+pub(super) const AGAIN: Duration = Duration::from_millis(10);
 /// Answers of an asynchronous region wait when the mirrors lack something that was done so long ago,
 const BEHIND_MAX: Duration = Duration::from_secs(1);
 /// or more than so many bytes of records.
