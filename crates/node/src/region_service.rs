@@ -3,6 +3,7 @@
 use crate::config::OneSided;
 use crate::replication::gate::ShownGate;
 use crate::replication::{Replication, Until};
+use crate::request::sessions::Session;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::Links;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
@@ -12,6 +13,7 @@ use polvo_proto::{
     Collected, FsError, InodeRef, Intent, LockTerm, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap,
     SegmentPlace,
 };
+use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, Demand, Region, RegionError};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -76,11 +78,10 @@ impl Places {
 }
 
 /// For whom a participant does its part.
-#[derive(Clone, Copy)]
 pub(crate) struct OnBehalf {
     pub session: SessionId,
-    /// It has the inode that is made open, from before anybody can see it.
-    pub opens: bool,
+    /// It has the inode that is made open, from before anybody can see it: as it is known here, unless it has ended by then.
+    pub opens: Option<Arc<Session>>,
 }
 
 /// A region served here.
@@ -256,14 +257,22 @@ impl RegionService {
     }
 
     /// Participant's part of a transaction.
+    ///
+    /// # Errors
+    /// As [`Region::collect`]; [`FsError::SessionExpired`]: nothing is opened for a session that has ended. (Its end lets go of what was
+    /// opened before, since both happen with the region entered.)
     pub fn collect(
         &self,
         txn: TxnId,
         intents: &[Intent],
-        on_behalf: OnBehalf,
+        on_behalf: &OnBehalf,
         now_ns: i64,
     ) -> Result<Collected, RegionError> {
         let mut region = self.region.lock();
+        let has_ended = on_behalf.opens.as_ref().is_some_and(|session| session.is_ended());
+        if has_ended && !planted(Planted::EndedSessionServed) {
+            return Err(FsError::SessionExpired.into());
+        }
         region.entered_for(on_behalf.session);
         let collected = region.collect(txn, intents, now_ns);
         self.note_records(&region);
@@ -277,7 +286,7 @@ impl RegionService {
             .iter()
             .position(Intent::makes_inode)
             .and_then(|i| collected.outcomes.get(i));
-        if let (true, Some(outcome)) = (on_behalf.opens, made) {
+        if let (Some(_), Some(outcome)) = (&on_behalf.opens, made) {
             let inode = InodeRef {
                 ino: outcome.attr.ino,
                 generation: outcome.attr.generation,

@@ -51,12 +51,16 @@ impl RequestContext<'_> {
         intents: &[Intent],
     ) -> Result<Collected, FsError> {
         let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
-        let collected = self.node.collect_here(service, txn, intents, on_behalf).await;
+        let collected = self.node.collect_here(service, txn, intents, &on_behalf).await;
         // who takes over knows of the locks
         if !service.is_mirrored() && !planted(Planted::CollectedUnmirrored) {
             Box::pin(self.mirrored(service)).await?;
         }
-        collected
+        match collected {
+            // here: asked again it is known anew
+            Err(FsError::SessionExpired) => Err(FsError::Retry),
+            collected => collected,
+        }
     }
 
     #[cfg(feature = "two-phase")]
@@ -69,7 +73,7 @@ impl RequestContext<'_> {
         intents: &[Intent],
     ) -> Result<Vec<polvo_proto::Outcome>, FsError> {
         let (service, on_behalf) = self.participant(txn, region, on_behalf, open)?;
-        self.node.prepare_here(service, txn, intents, on_behalf).await
+        self.node.prepare_here(service, txn, intents, &on_behalf).await
     }
 
     /// See [`polvo_proto::Request::FenceOff`].
@@ -105,9 +109,8 @@ impl RequestContext<'_> {
     ) -> Result<(&Arc<RegionService>, OnBehalf), FsError> {
         self.must_coordinate(txn)?;
         let service = self.service(region)?;
-        if opens {
-            self.node.sessions.ensure(session, self.node.tick.load(Relaxed))?;
-        }
+        let ensure = || self.node.sessions.ensure(session, self.node.tick.load(Relaxed));
+        let opens = opens.then(ensure).transpose()?;
         Ok((service, OnBehalf { session, opens }))
     }
 

@@ -136,19 +136,18 @@ impl Sessions {
     }
 
     /// Makes sure that a session for which something is held here is known, so that it can expire.
-    pub fn ensure(&self, id: SessionId, tick: u64) -> Result<(), FsError> {
+    pub fn ensure(&self, id: SessionId, tick: u64) -> Result<Arc<Session>, FsError> {
         let mut by_id = self.by_id.lock();
-        if !by_id.contains_key(&id) {
-            if by_id.len() >= SESSIONS_MAX {
-                return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
-            }
-            by_id.insert(
-                id,
-                Arc::new(Session::new(id, 0, Party::Client, String::new(), None, tick)),
-            );
-            debug_assert!(by_id.len() <= SESSIONS_MAX);
+        if let Some(known) = by_id.get(&id) {
+            return Ok(known.clone());
         }
-        Ok(())
+        if by_id.len() >= SESSIONS_MAX {
+            return Err(FsError::Io(format!("this node serves {SESSIONS_MAX} sessions already")));
+        }
+        let session = Arc::new(Session::new(id, 0, Party::Client, String::new(), None, tick));
+        by_id.insert(id, session.clone());
+        debug_assert!(by_id.len() <= SESSIONS_MAX);
+        Ok(session)
     }
 
     /// A session that is attached.

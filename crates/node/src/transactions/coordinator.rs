@@ -149,7 +149,7 @@ impl Node {
         service: &Arc<RegionService>,
         txn: TxnId,
         intents: &[Intent],
-        on_behalf: OnBehalf,
+        on_behalf: &OnBehalf,
     ) -> Result<Collected, FsError> {
         let mut quieted = Vec::new();
         let mut tries = 0;
@@ -359,9 +359,9 @@ async fn collect(
     if let Some(service) = ctx.node.service(region) {
         let on_behalf = OnBehalf {
             session: ctx.session.id,
-            opens: open,
+            opens: open.then(|| ctx.session.clone()),
         };
-        let collected = ctx.node.collect_here(service, txn, intents, on_behalf).await;
+        let collected = ctx.node.collect_here(service, txn, intents, &on_behalf).await;
         ctx.mirrored(service).await?;
         let (part, outcomes) = CollectedPart::new(region, collected?, intents.len())?;
         return Ok((RemotePart::Collected(part), outcomes));

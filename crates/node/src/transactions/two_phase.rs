@@ -60,7 +60,7 @@ impl Node {
         service: &Arc<RegionService>,
         txn: TxnId,
         intents: &[Intent],
-        on_behalf: OnBehalf,
+        on_behalf: &OnBehalf,
     ) -> Result<Vec<Outcome>, FsError> {
         let collected = self.collect_here(service, txn, intents, on_behalf).await?;
         let (part, outcomes) = CollectedPart::new(service.id, collected, intents.len())?;

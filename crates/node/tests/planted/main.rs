@@ -14,7 +14,7 @@ use common::*;
 use polvo_cluster::{RegionVerb, Timeouts};
 use polvo_consensus::register::{Answer as VoterAnswer, Ask as VoterAsk, Ballot};
 use polvo_format::{
-    Epoch, Gpa, INODE_SIZE, INODE_TAIL, NodeId, PAGE, REGISTER_OWNER, REGISTER_PLACE, RegionId, RegionOffset,
+    Epoch, FileKind, Gpa, INODE_SIZE, INODE_TAIL, NodeId, PAGE, REGISTER_OWNER, REGISTER_PLACE, RegionId, RegionOffset,
 };
 use polvo_node::Phase;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
@@ -96,4 +96,14 @@ fn mode(mode: u32) -> SetAttr {
         mode: Some(mode),
         ..SetAttr::default()
     }
+}
+
+async fn set_xattr(c: &Caller, inode: InodeRef, name: &str, value: &[u8]) {
+    let set = ask::SetXattr {
+        inode,
+        name: name.into(),
+        value: value.into(),
+        mode: XattrMode::Any,
+    };
+    c.ask(inode.ino.region(), set).await.unwrap();
 }

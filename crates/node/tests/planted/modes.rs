@@ -49,16 +49,6 @@ async fn file_at(cluster: &Cluster, c: &Caller, node: u16) -> (InodeRef, InodeRe
     (dir, file)
 }
 
-async fn set_xattr(c: &Caller, inode: InodeRef, name: &str, value: &[u8]) {
-    let set = ask::SetXattr {
-        inode,
-        name: name.into(),
-        value: value.into(),
-        mode: XattrMode::Any,
-    };
-    c.ask(inode.ino.region(), set).await.unwrap();
-}
-
 /// A node dies when its network is the usual one again, and comes back; others have taken its place by then.
 async fn dies(cluster: &mut Cluster, node: u16) {
     cluster.crash(node).await;

@@ -23,6 +23,11 @@ fn an_ended_session_that_is_served() {
 }
 
 #[test]
+fn an_ended_session_for_which_a_file_is_opened() {
+    caught(Planted::EndedSessionServed, a_session_ends_before_its_file_is_made);
+}
+
+#[test]
 fn a_decision_that_no_mirror_knows_of() {
     caught(Planted::DecisionsUnnoted, a_coordinator_is_succeeded);
 }
@@ -311,5 +316,55 @@ fn a_session_ends_while_it_waits() {
         is_renamed(cluster, &c, stage).await;
         c.unlink(stage.new_dir, "dest").await.unwrap();
         assert_eq!(c.attr(stage.file).await, Err(FsError::Stale), "nobody holds it");
+    });
+}
+
+/// A session makes a file and has it open, in another region of the node that coordinates; it ends while that node waits for somebody with
+/// a token of the directory.
+fn a_session_ends_before_its_file_is_made() {
+    let other = RegionSet {
+        replicas: 1,
+        durability: Durability::Async,
+    };
+    let options = ClusterOptions {
+        sets: vec![other],
+        ..options(10)
+    };
+    run(options, async |cluster| {
+        let [c, silent] = ["client", "silent"].map(|name| Caller::new(cluster, name));
+        let leaving = Caller::at_home(cluster, "leaving", 1);
+        let dir = c.directory_at(cluster, 1, "dir").await;
+        set_xattr(&c, dir, "polvo.regions", b"durability=async").await;
+        set_xattr(&c, dir, "polvo.placement", b"local").await;
+        let before = leaving.create(dir, "before").await.unwrap();
+        assert!(primary(cluster, before) == 1 && before.ino.region() != dir.ino.region());
+        let inodes = async || c.ask_node(1, ask::Usage).await.unwrap().inodes;
+        let count = inodes().await;
+        cluster.rest().await;
+        let token = ask::TakeTokens { inodes: vec![dir] };
+        let tokens = silent.ask_node(1, token).await.unwrap().tokens;
+        assert!(tokens[0].is_some(), "nobody asks for it");
+        let link = leaving.links.to(NodeId(1)).await.unwrap();
+        let making = {
+            let create = ask::Create {
+                dir,
+                name: b"made".to_vec(),
+                file: new_file(FileKind::File, 0o644),
+                open: true,
+            };
+            let (link, call) = (link.clone(), leaving.links.make_call(Cred::Kernel, create));
+            spawn_local(async move { link.call(&call).await })
+        };
+        cluster.sleep(Duration::from_millis(300)).await;
+        assert!(!making.is_finished(), "it is asked for the token");
+        let detach = leaving.links.make_call(Cred::Kernel, Request::Detach);
+        assert_eq!(link.call(&detach).await, Ok(Reply::Done));
+        cluster.sleep(cluster.timeouts().token * 2).await;
+        let _answer = making.await.unwrap();
+        if c.find(dir, "made").await.is_ok() {
+            c.unlink(dir, "made").await.unwrap();
+        }
+        cluster.rest().await;
+        assert_eq!(inodes().await, count, "nobody holds it");
     });
 }
