@@ -174,7 +174,7 @@ fn nodes_with(info: &RegionInfo, role: ReplicaRole) -> Vec<u16> {
     replicas.map(|replica| replica.node.0).collect()
 }
 
-/// A region of the map: who serves it, who has a copy that counts, who is getting one.
+/// A region of the map: who serves it, who has a copy that counts, who is to have one: being copied to, away, or without room.
 pub(crate) fn region_json(info: &RegionInfo) -> Value {
     json!({
         "id": info.id.0,
@@ -183,7 +183,7 @@ pub(crate) fn region_json(info: &RegionInfo) -> Value {
         "epoch": info.epoch.0,
         "primary": info.primary().map(|node| node.0),
         "mirrors": nodes_with(info, ReplicaRole::Mirror),
-        "copying": nodes_with(info, ReplicaRole::Backup),
+        "missing": nodes_with(info, ReplicaRole::Backup),
     })
 }
 
@@ -215,13 +215,13 @@ pub(crate) fn sets_table(map: &ClusterMap) -> Option<Table> {
         let set = [ReplicaRole::Primary, ReplicaRole::Mirror, ReplicaRole::Backup].map(with);
         sets.entry(set).or_default().push(info.id);
     }
-    let mut table = Table::new(["PRIMARY", "MIRRORS", "COPYING TO", ">COUNT", "REGIONS"]);
+    let mut table = Table::new(["PRIMARY", "MIRRORS", "MISSING AT", ">COUNT", "REGIONS"]);
     for (set, regions) in &sets {
-        let [primary, mirrors, copying] = set.each_ref().map(|nodes| match nodes.is_empty() {
+        let [primary, mirrors, missing] = set.each_ref().map(|nodes| match nodes.is_empty() {
             true => "-".to_string(),
             false => nodes.iter().map(u16::to_string).collect::<Vec<_>>().join(" "),
         });
-        table.row([primary, mirrors, copying, regions.len().to_string(), named(regions)]);
+        table.row([primary, mirrors, missing, regions.len().to_string(), named(regions)]);
     }
     Some(table)
 }
@@ -417,7 +417,7 @@ mod tests {
         map.regions[3].replicas[1].role = ReplicaRole::Backup;
         let table = sets_table(&map).expect("there are copies").to_string();
         let lines = [
-            "PRIMARY  MIRRORS  COPYING TO  COUNT  REGIONS",
+            "PRIMARY  MIRRORS  MISSING AT  COUNT  REGIONS",
             "0        -        2               1  3",
             "0        1        -               1  0",
             "1        0        -               1  4",
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(table, lines.join("\n"));
         assert_eq!(
             region_json(&map.regions[3]),
-            json!({ "id": 3, "wanted": 2, "durability": "sync", "epoch": 1, "primary": 0, "mirrors": [], "copying": [2] })
+            json!({ "id": 3, "wanted": 2, "durability": "sync", "epoch": 1, "primary": 0, "mirrors": [], "missing": [2] })
         );
         assert_eq!(region_json(&map.regions[0])["mirrors"], json!([1]));
     }

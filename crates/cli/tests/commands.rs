@@ -338,7 +338,7 @@ fn replicas_are_asked_for_and_shown() {
     assert_eq!(status["replicas"]["wanted"], 2);
     assert_eq!(status["replicas"]["degraded"], is_degraded);
     for region in status["regions"].as_array().unwrap() {
-        let others = ["mirrors", "copying"].map(|role| region[role].as_array().unwrap().clone());
+        let others = ["mirrors", "missing"].map(|role| region[role].as_array().unwrap().clone());
         assert_eq!(others.concat().len(), 1, "{region}");
         assert_ne!(others.concat()[0], region["primary"]);
     }

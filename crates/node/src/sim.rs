@@ -20,9 +20,9 @@ mod stillness;
 pub use stillness::Stillness;
 
 use crate::housekeeping::check_pages::facts;
+use crate::replication::feed::limit_backlogs;
 use crate::replication::fill::FillCounters;
-use crate::replication::follower::limit_lanes;
-use crate::replication::records::limit_backlogs;
+use crate::replication::lane_feed::limit_lanes;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
 use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};

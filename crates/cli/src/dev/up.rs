@@ -90,8 +90,16 @@ fn further(sets: &[RegionSet]) -> Vec<String> {
 /// What `up` has to report.
 struct Started {
     cluster: DevCluster,
-    /// Nodes that were started, with the number of their process.
+    running: Running,
+}
+
+/// What has come of starting nodes.
+#[derive(Default)]
+struct Running {
+    /// With the numbers of their processes.
     nodes: Vec<(u16, u32)>,
+    /// Those that ended at once, since the cluster has removed them.
+    removed: Vec<u16>,
     took: Duration,
 }
 
@@ -130,8 +138,8 @@ fn start_new(args: &UpArgs, dir: &Path, made: Vec<PathBuf>) -> Result<Started, C
         stop_nodes(dir, &cluster, GIVEN_UP_WITHIN);
         remove_all(dir, &cluster);
     }
-    let (nodes, took) = result?;
-    Ok(Started { cluster, nodes, took })
+    let running = result?;
+    Ok(Started { cluster, running })
 }
 
 /// Decides everything that the command line leaves open.
@@ -197,7 +205,7 @@ fn has_room(dir: &Path, bytes: u64) -> bool {
 }
 
 /// Makes everything and starts the nodes.
-fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<(Vec<(u16, u32)>, Duration), CliError> {
+fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<Running, CliError> {
     cluster.write(dir)?;
     if let Some(mount) = cluster.mount.clone() {
         check_mount_point(&mount)?;
@@ -421,8 +429,7 @@ fn restart(args: &UpArgs, dir: &Path, mut cluster: DevCluster) -> Result<Started
     if missing.is_empty() {
         return Ok(Started {
             cluster,
-            nodes: Vec::new(),
-            took: Duration::ZERO,
+            running: Running::default(),
         });
     }
     if let Some(mount) = cluster.mount.clone().filter(|_| missing.contains(&0)) {
@@ -432,7 +439,7 @@ fn restart(args: &UpArgs, dir: &Path, mut cluster: DevCluster) -> Result<Started
     }
     write_configs(dir, &cluster)?;
     match start_nodes(args, dir, &cluster, &missing) {
-        Ok((nodes, took)) => Ok(Started { cluster, nodes, took }),
+        Ok(running) => Ok(Started { cluster, running }),
         Err(e) => Err(e.error),
     }
 }
@@ -521,13 +528,8 @@ impl From<CliError> for StartFailure {
     }
 }
 
-/// Starts some nodes and waits until all of them are ready; on failure none of them runs.
-fn start_nodes(
-    args: &UpArgs,
-    dir: &Path,
-    cluster: &DevCluster,
-    nodes: &[u16],
-) -> Result<(Vec<(u16, u32)>, Duration), StartFailure> {
+/// Starts some nodes and waits until all of them are ready that are not removed; on failure none of them runs.
+fn start_nodes(args: &UpArgs, dir: &Path, cluster: &DevCluster, nodes: &[u16]) -> Result<Running, StartFailure> {
     let program = this_program()?;
     let begun = Instant::now();
     let mut children: Vec<(u16, Detached)> = Vec::new();
@@ -540,27 +542,34 @@ fn start_nodes(
             children.push((*node, child));
         }
         let wait = Duration::from_secs(args.wait);
-        let mut started = Vec::new();
+        let (mut started, mut removed) = (Vec::new(), Vec::new());
         let bar = progress::spinner("starting", false);
         for (node, child) in &mut children {
             let told = |line: &str| bar.set_message(format!("node {node}: {line}"));
-            child
-                .wait_for(READY, begun + wait, told)
-                .map_err(|failure| StartFailure {
-                    error: CliError::Other(failure.explain(&format!("node {node}"), wait)),
-                    exit: failure
-                        .status
-                        .and_then(|s| s.code())
-                        .filter(|c| *c == Exit::Address as i32)
-                        .map(|_| Exit::Address),
-                })?;
-            started.push((*node, child.pid()));
+            match child.wait_for(READY, begun + wait, told) {
+                Ok(_) => started.push((*node, child.pid())),
+                Err(failure) => {
+                    let code = failure.status.and_then(|status| status.code());
+                    if code == Some(Exit::Removed as i32) {
+                        removed.push(*node);
+                        continue;
+                    }
+                    return Err(StartFailure {
+                        error: CliError::Other(failure.explain(&format!("node {node}"), wait)),
+                        exit: (code == Some(Exit::Address as i32)).then_some(Exit::Address),
+                    });
+                }
+            }
         }
         bar.finish_and_clear();
-        Ok(started)
+        Ok((started, removed))
     })();
     match result {
-        Ok(started) => Ok((started, begun.elapsed())),
+        Ok((nodes, removed)) => Ok(Running {
+            nodes,
+            removed,
+            took: begun.elapsed(),
+        }),
         Err(failure) => {
             // In good order where that is possible: node 0 takes its mount away.
             stop_nodes(dir, cluster, GIVEN_UP_WITHIN);
@@ -598,7 +607,7 @@ fn replicas_said(cluster: &DevCluster) -> Option<String> {
 
 /// What the user wants to know now. `shown` is the directory as the user typed it.
 fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
-    let c = &started.cluster;
+    let (c, begun) = (&started.cluster, &started.running);
     let mut text = format!(
         "PolvoFS cluster {} in {}: {} nodes of {} each in {}, over {}\n",
         c.cluster_id().short(),
@@ -609,13 +618,14 @@ fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
         c.provider
     );
     for node in c.node_ids() {
-        let new = started.nodes.iter().find(|(n, _)| *n == node);
+        let new = begun.nodes.iter().find(|(n, _)| *n == node);
         let (pid, how) = match (new, running(dir, node)) {
             (Some((_, pid)), _) => (pid.to_string(), "started"),
             (None, Some((id, _))) => (id.pid.to_string(), "running already"),
+            (None, None) if begun.removed.contains(&node) => ("-".into(), "removed from the cluster"),
             (None, None) => ("-".into(), "not running"),
         };
-        let mount = c.mount.as_ref().filter(|_| node == 0);
+        let mount = c.mount.as_ref().filter(|_| node == 0 && !begun.removed.contains(&node));
         let mounted = mount
             .map(|m| format!(", mounted at {}", m.display()))
             .unwrap_or_default();
@@ -628,8 +638,8 @@ fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
     if let Some(said) = replicas_said(c) {
         let _ = writeln!(text, "{said}");
     }
-    if !started.nodes.is_empty() {
-        let _ = writeln!(text, "Ready after {:.1} s.", started.took.as_secs_f64());
+    if !begun.nodes.is_empty() {
+        let _ = writeln!(text, "Ready after {:.1} s.", begun.took.as_secs_f64());
     }
     let with = if shown == Path::new(".polvo") {
         String::new()

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this mean fill (a part of all pools) differences in bytes count for less: there is room everywhere.
 const ROOMY: f64 = 0.125;
+/// So much fuller (a part of a pool) is the fullest node of one region than that of another where the other one gets what could go to both.
+const FULLER: f64 = 0.03125;
 /// A node with less than one of so many parts of its pool left is spared, as long as there are others.
 const TIGHT: u64 = 32;
 /// Pools fill up where less than one of so many parts of one belongs to no region.
@@ -38,6 +40,11 @@ impl Known {
     fn inodes(&self) -> u64 {
         self.usage.inodes + self.placed
     }
+
+    /// What its regions and its copies of others' take.
+    fn used_bytes(&self) -> u64 {
+        self.usage.total_bytes.saturating_sub(self.usage.free_bytes)
+    }
 }
 
 #[derive(Default)]
@@ -45,7 +52,7 @@ struct Nodes {
     known: BTreeMap<NodeId, Known>,
     /// Sums over `known`.
     pool_bytes: u64,
-    data_bytes: u64,
+    used_bytes: u64,
     inodes: u64,
     /// Somewhere hardly any room is left.
     is_any_tight: bool,
@@ -60,12 +67,12 @@ impl Nodes {
         let before = self.known.insert(node, known).unwrap_or_default();
         debug_assert!(
             self.pool_bytes >= before.usage.total_bytes
-                && self.data_bytes >= before.usage.data_bytes
+                && self.used_bytes >= before.used_bytes()
                 && self.inodes >= before.inodes(),
             "the sums have each node in them"
         );
         self.pool_bytes = self.pool_bytes - before.usage.total_bytes + usage.total_bytes;
-        self.data_bytes = self.data_bytes - before.usage.data_bytes + usage.data_bytes;
+        self.used_bytes = self.used_bytes - before.used_bytes() + known.used_bytes();
         self.inodes = self.inodes - before.inodes() + usage.inodes;
         self.note_tight();
         self.check();
@@ -75,11 +82,7 @@ impl Nodes {
     fn check(&self) {
         let sum = |of: fn(&Known) -> u64| self.known.values().map(of).fold(0, u64::wrapping_add);
         debug_assert_eq!(self.inodes, sum(Known::inodes), "inodes of all nodes");
-        debug_assert_eq!(
-            self.data_bytes,
-            sum(|known| known.usage.data_bytes),
-            "bytes of all nodes"
-        );
+        debug_assert_eq!(self.used_bytes, sum(Known::used_bytes), "bytes of all nodes");
         debug_assert_eq!(
             self.pool_bytes,
             sum(|known| known.usage.total_bytes),
@@ -106,21 +109,39 @@ impl Nodes {
         self.is_any_tight = self.known.values().any(|known| known.is_tight(ReplicaRole::Mirror));
     }
 
-    /// The utilization of a node beside the others. What it holds of the bytes and what it holds of the inodes count alike,
-    /// each against the mean, for the size of its pool: a node that was given a few large files is spared inodes until
-    /// its share of them is as much below the mean as its share of the bytes is above, and not until all of its bytes
-    /// are made up for by others in small files.
+    /// The utilization of a region's nodes beside the others. What they hold of the bytes, copies among them, and what the primary holds of
+    /// the inodes count alike, each against the mean, for the size of the pool: a node that was given a few large files is spared inodes
+    /// until its share of them is as much below the mean as its share of the bytes is above, and not until all of its bytes are made up for
+    /// by others in small files.
     #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
-    fn score(&self, node: NodeId) -> f64 {
-        let Some(known) = self.known.get(&node) else { return 0.0 };
+    fn score(&self, primary: NodeId, region: &RegionInfo) -> f64 {
+        let Some(known) = self.known.get(&primary) else {
+            return 0.0;
+        };
         if known.full {
             return f64::INFINITY;
         }
         let pools = self.pool_bytes.max(1) as f64;
         let pool = known.usage.total_bytes.max(1) as f64;
-        let mean_fill = (self.data_bytes as f64 / pools).max(ROOMY);
+        let mean_fill = (self.used_bytes as f64 / pools).max(ROOMY);
         let mean_inodes = (self.inodes as f64).max(FEW_INODES * self.known.len() as f64) / pools;
-        known.usage.data_bytes as f64 / pool / mean_fill + known.inodes() as f64 / pool / mean_inodes
+        let fills: f64 = region.replicas.iter().map(|replica| self.fill(replica.node)).sum();
+        fills / region.replicas.len().max(1) as f64 / mean_fill + known.inodes() as f64 / pool / mean_inodes
+    }
+
+    /// How full a node is: 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
+    fn fill(&self, node: NodeId) -> f64 {
+        let known = self.known.get(&node);
+        known.map_or(0.0, |known| {
+            known.used_bytes() as f64 / known.usage.total_bytes.max(1) as f64
+        })
+    }
+
+    /// That of the fullest of a region's nodes.
+    fn fullest(&self, region: &RegionInfo) -> f64 {
+        let fills = region.replicas.iter().map(|replica| self.fill(replica.node));
+        fills.fold(0.0, f64::max)
     }
 }
 
@@ -156,9 +177,11 @@ impl Utilization {
         self.used.swap(false, Relaxed)
     }
 
-    /// Is there room for more of a region at all of its nodes?
-    pub fn is_roomy(&self, region: &RegionInfo) -> bool {
-        self.nodes.lock().is_roomy(region)
+    /// Is this region as good a place as the one that was chosen: with room as that has, and its fullest node not much fuller?
+    pub fn is_as_good(&self, region: &RegionInfo, chosen: &RegionInfo) -> bool {
+        let nodes = self.nodes.lock();
+        let has_room = nodes.is_roomy(region) || !nodes.is_roomy(chosen);
+        has_room && nodes.fullest(region) <= nodes.fullest(chosen) + FULLER
     }
 
     /// Have the nodes of a region's mirrors room for more of it? Nobody waits for other copies; one that is away says nothing new.
@@ -203,18 +226,17 @@ impl Utilization {
             return Some(region);
         }
         let nodes = self.nodes.lock();
-        let score = |node: NodeId| nodes.score(node);
-        let by_hash = both
-            .into_iter()
-            .filter_map(|region| map.primary(region).filter(usable).map(|node| (score(node), region)))
-            .min_by(|(a, _), (b, _)| a.total_cmp(b));
+        let scored = |info: &RegionInfo| {
+            let node = info.primary().filter(usable)?;
+            Some((nodes.score(node, info), info.id))
+        };
+        let by_hash = both.into_iter().filter_map(|region| scored(map.region(region)?));
+        let by_hash = by_hash.min_by(|(a, _), (b, _)| a.total_cmp(b));
         let is_roomy = |region: RegionId| map.region(region).is_some_and(|info| nodes.is_roomy(info));
         let by_hash = match by_hash {
             Some((_, region)) if !is_roomy(region) => {
                 let roomy = regions.iter().filter(|info| nodes.is_roomy(info));
-                let mut roomy: Vec<(f64, RegionId)> = roomy
-                    .filter_map(|info| info.primary().filter(usable).map(|node| (score(node), info.id)))
-                    .collect();
+                let mut roomy: Vec<(f64, RegionId)> = roomy.filter_map(scored).collect();
                 roomy.sort_by(|(a, _), (b, _)| a.total_cmp(b));
                 let best = roomy.iter().filter(|(score, _)| *score == roomy[0].0).count();
                 let found = roomy.get(usize::from(both[0].0) % best.max(1));
@@ -229,11 +251,13 @@ impl Utilization {
             );
             return Some(region);
         }
-        let mut others: Vec<NodeId> = map.nodes.iter().map(|n| n.id).filter(usable).collect();
-        others.sort_by(|a, b| score(*a).total_cmp(&score(*b)));
-        others
-            .into_iter()
-            .find_map(|node| region_of(map, regions, node, both[0]))
+        // of the node whose best region is the least full, one spread by the hash
+        let best = regions
+            .iter()
+            .filter_map(scored)
+            .min_by(|(a, _), (b, _)| a.total_cmp(b));
+        let node = best.and_then(|(_, region)| map.primary(region))?;
+        region_of(map, regions, node, both[0])
     }
 }
 
@@ -376,7 +400,10 @@ mod tests {
             let mut chosen = std::collections::BTreeSet::new();
             for i in 0..1000 {
                 let info = choose(i);
-                assert!(!is_at(info, full) && utilization.is_roomy(info), "{info:?}");
+                assert!(
+                    !is_at(info, full) && utilization.nodes.lock().is_roomy(info),
+                    "{info:?}"
+                );
                 chosen.insert(info.id);
             }
             assert!(chosen.len() > 1, "they are spread: {chosen:?}");
@@ -392,6 +419,46 @@ mod tests {
         // nobody has any: it goes where it would
         (0..3).for_each(|other| utilization.learn(NodeId(other), usage(1010 << 20, 0)));
         assert!((0..100).any(|i| is_at(choose(i), 0)));
+    }
+
+    /// One directory's files fill all nodes alike, those with the copies of its region, too.
+    #[test]
+    fn copies_fill_their_nodes_as_files_do() {
+        let node = |id| NodeInfo {
+            id: NodeId(id),
+            host: String::new(),
+            addresses: vec![],
+        };
+        let twice = RegionSet {
+            replicas: 2,
+            ..RegionSet::default()
+        };
+        let map = initial_map([7; 16], (0..3).map(node).collect(), 4, &[twice]);
+        let utilization = Utilization::default();
+        let of_dir = map.region(RegionId(4)).unwrap();
+        let mut held = [usage(0, 0); 3];
+        for i in 0..3000_u32 {
+            if i % 20 == 0 {
+                (0..3).for_each(|id| utilization.learn(NodeId(id), held[usize::from(id)]));
+            }
+            let chosen = utilization.choose(&map, Placement::default(), None, Ino(1), &i.to_le_bytes(), &[]);
+            let mut info = map.region(chosen.unwrap()).unwrap();
+            if info.primary() == of_dir.primary() && utilization.is_as_good(of_dir, info) {
+                info = of_dir;
+            }
+            utilization.note_placed(info.primary().unwrap());
+            for replica in &info.replicas {
+                let at = &mut held[usize::from(replica.node.0)];
+                at.inodes += u64::from(replica.role == ReplicaRole::Primary);
+                at.free_bytes -= 400 << 10;
+                at.free_segment_bytes -= 400 << 10;
+            }
+        }
+        let used = held.map(|usage| (usage.total_bytes - usage.free_bytes) >> 20);
+        let (least, most) = (used.iter().min().unwrap(), used.iter().max().unwrap());
+        assert!(most - least < 1024 / 10, "{used:?} MiB of 1024");
+        let inodes = held.map(|usage| usage.inodes);
+        assert!(inodes.iter().all(|inodes| (800..1200).contains(inodes)), "{inodes:?}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::clock::outlasting;
 use crate::housekeeping::pool_past::lock_term_before;
 use crate::locks::lock_table::{Locks, Table};
 use crate::node::Node;
-use crate::replication::records::Replication;
+use crate::replication::primary::Replication;
 use crate::request::sessions::Session;
 use foldhash::HashSet;
 use polvo_cluster::Timeouts;

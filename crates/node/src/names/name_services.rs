@@ -133,8 +133,8 @@ impl RequestContext<'_> {
     }
 
     /// The region for a new inode: by the directory's placement, but not on a node that is `full`, nor on one that does not answer
-    /// just now while there are others. What is no directory itself goes to the directory's region if it is on the node that was chosen:
-    /// to make and to remove it is no transaction of two regions then.
+    /// just now while there are others. What is no directory itself goes to the directory's region if it is on the node that was chosen,
+    /// and its mirrors' nodes are not much fuller: to make and to remove it is no transaction of two regions then.
     fn choose_region(
         &self,
         dir: InodeRef,
@@ -164,18 +164,16 @@ impl RequestContext<'_> {
                 },
             }
         };
-        let is_of_dirs_node = map.primary(region) == map.primary(of_dir);
-        let is_roomy = |region| {
-            map.region(region)
-                .is_some_and(|info| self.node.utilization.is_roomy(info))
+        if !may_be_of_dir || map.primary(region) != map.primary(of_dir) {
+            return Some(region);
+        }
+        let (Some(info), Some(dirs)) = (map.region(region), map.region(of_dir)) else {
+            return Some(region);
         };
-        Some(
-            if may_be_of_dir && is_of_dirs_node && (is_roomy(of_dir) || !is_roomy(region)) {
-                of_dir
-            } else {
-                region
-            },
-        )
+        Some(match self.node.utilization.is_as_good(dirs, info) {
+            true => of_dir,
+            false => region,
+        })
     }
 
     pub async fn create(&self, dir: InodeRef, name: Vec<u8>, file: NewFile, open: bool) -> Result<Made, FsError> {

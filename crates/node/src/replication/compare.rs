@@ -13,9 +13,9 @@
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
+use crate::replication::feed::Feed;
 use crate::replication::fill::{Filling, Segment};
-use crate::replication::follower::{LaneFeed, not_reached};
-use crate::replication::records::Feed;
+use crate::replication::lane_feed::{LaneFeed, not_reached};
 use polvo_cluster::{Links, Timeouts, within};
 use polvo_fabric::Verb;
 use polvo_format::{Gpa, NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset};

@@ -29,7 +29,7 @@
 //! pages that differ and have one sum do not come about, and nobody who writes files can make them.
 
 use crate::region_service::RegionService;
-use crate::replication::follower::{Batch, LaneFeed};
+use crate::replication::lane_feed::{Batch, LaneFeed};
 use polvo_cluster::{InFlight, Links, Timeouts};
 use polvo_fabric::{Local, Memory, Verb};
 use polvo_format::{NodeId, PAGE, PAGE_CHECKSUM_SIZE, RegionOffset};

@@ -10,9 +10,9 @@ use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
 use crate::replication::fill::Filling;
-use crate::replication::follower::{self, LaneFeed};
+use crate::replication::follower::{Follower, Standing, attach};
+use crate::replication::lane_feed::{self, LaneFeed};
 use crate::replication::leases::{LEASE, STOOD_STILL};
-use crate::replication::records::{Follower, Standing, attach};
 use crate::replication::replace::replace;
 use polvo_cluster::Links;
 use polvo_fabric::Sparing;
@@ -351,7 +351,7 @@ async fn apply(
     copy: NodeId,
     sent: Lsn,
 ) -> Result<(), FsError> {
-    let applied = follower::apply(copy, service, links, false).await;
+    let applied = lane_feed::apply(copy, service, links, false).await;
     let mut feed = replication.feed().lock().await;
     let Some(follower) = feed.follower(copy) else {
         return Ok(());

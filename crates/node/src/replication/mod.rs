@@ -1,9 +1,9 @@
 //! Copies of regions at other nodes, which follow record by record (Mojim, section 3.2; thesis, section 3.3).
 //!
 //! ```text
-//! primary   region --records--> Replication --batches--> Follower ....one-sided writes.... lane, copy   mirror
-//!                                    ^                                                        Copies
-//!           requests wait ----------'         keeper: attaches, fills, applies, joins, drops
+//! primary   region --records--> Feed --> Follower, LaneFeed ....one-sided writes.... lane, copy   mirror
+//!                                |                                                   Copies
+//!           requests wait in Replication          keeper: attaches, fills, applies, joins, drops
 //! ```
 //!
 //! Invariants:
@@ -23,13 +23,15 @@
 
 pub(crate) mod compare;
 pub(crate) mod copies;
+pub(crate) mod feed;
 pub(crate) mod fill;
 pub(crate) mod follower;
 pub(crate) mod gate;
 pub(crate) mod keeper;
+pub(crate) mod lane_feed;
 pub(crate) mod leases;
+pub(crate) mod primary;
 pub(crate) mod promotion;
-pub(crate) mod records;
 pub(crate) mod replace;
 
-pub(crate) use records::{Replication, Until};
+pub(crate) use primary::{Replication, Until};

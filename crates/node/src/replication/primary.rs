@@ -1,16 +1,15 @@
-//! A primary's side: the records of one region, who has to get them, and who waits for that.
+//! A primary's side: how far the mirrors of one region are, and who waits for that.
 
 use crate::clock::outlasted_by;
 use crate::region_service::RegionService;
-use crate::replication::follower::LaneFeed;
+use crate::replication::feed::Feed;
+use crate::replication::follower::Follower;
 use crate::replication::gate::{ShownGate, TOLD};
 use crate::replication::leases::Leases;
-use polvo_cluster::{Links, join_all};
-use polvo_format::{Epoch, Lsn, MirrorRecord, NodeId};
-use polvo_proto::{Cred, Durability, FsError, LanePlace, RegionInfo, Replica, ReplicaRole, ask};
-use polvo_region::Region;
+use polvo_cluster::Links;
+use polvo_format::{Epoch, Lsn, NodeId};
+use polvo_proto::{Durability, FsError, RegionInfo, Replica, ReplicaRole};
 use polvo_region::planted::{Planted, planted};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -23,12 +22,6 @@ use tokio::sync::{Mutex, Notify};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-/// Bytes of records that are kept for those that are behind. The copy of one that is further behind is compared with the region.
-const BACKLOG_MAX: usize = 64 << 20;
-/// A copy out of the set gets so many bytes of records at a time: mirrors in the set, and who waits for them, have their turn in between.
-const CATCH_UP: usize = 16 << 10;
-/// Memory that held more bytes of records is not kept for others.
-const SPARE_MAX: usize = 64 << 10;
 /// Of a region of which nobody has had a copy yet.
 const FIRST_EPOCH: Epoch = Epoch(1);
 /// Between two attempts to reach a mirror that did not take a record, or had no room for a moment.
@@ -39,85 +32,6 @@ const BEHIND_MAX: Duration = Duration::from_secs(1);
 const BEHIND_BYTES: u64 = 8 << 20;
 /// What an asynchronous region has recorded is sent so much later, with what has come meanwhile.
 const GATHER: Duration = Duration::from_millis(5);
-
-#[cfg(feature = "testing")]
-thread_local! {
-    static BACKLOG_LIMIT: std::cell::Cell<usize> = const { std::cell::Cell::new(BACKLOG_MAX) };
-}
-
-/// Primaries of this thread keep so many bytes of records.
-#[cfg(feature = "testing")]
-pub(crate) fn limit_backlogs(bytes: Option<usize>) {
-    BACKLOG_LIMIT.set(bytes.unwrap_or(BACKLOG_MAX));
-}
-
-#[cfg(feature = "testing")]
-fn backlog_max() -> usize {
-    BACKLOG_LIMIT.get()
-}
-
-#[cfg(not(feature = "testing"))]
-const fn backlog_max() -> usize {
-    BACKLOG_MAX
-}
-
-/// Records of a region that follow each other, sealed.
-pub(crate) struct Records {
-    last: Lsn,
-    bytes: Vec<u8>,
-}
-
-impl Records {
-    pub fn last(&self) -> Lsn {
-        self.last
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// How a copy stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
-    /// It has nothing that counts, and gets no records.
-    Lost,
-    /// It is being filled, and gets the records behind this one afterwards.
-    Filling(Lsn),
-    /// It has all that the region holds, but for records of the backlog.
-    Whole,
-}
-
-/// A node that has, or is to get, a copy of the region.
-pub(crate) struct Follower {
-    pub node: NodeId,
-    pub standing: Standing,
-    /// The map says that it is a mirror, or may say so: nothing is answered without it.
-    pub in_sync: bool,
-    /// None while it is not connected, and while something is being sent: who gives up in the middle leaves none. (It is taken for each
-    /// batch: the box is what moves.)
-    pub lane: Option<Box<LaneFeed>>,
-    /// Since when it has not been reached.
-    pub away_since: Option<Instant>,
-    /// The last record that it is known to have.
-    has: Lsn,
-}
-
-/// What one region's records go through.
-#[derive(Default)]
-pub(crate) struct Feed {
-    pub followers: Vec<Follower>,
-    backlog: VecDeque<Records>,
-    backlog_bytes: usize,
-    /// Memory of records that nobody needs any more, for those to come.
-    spare: Vec<u8>,
-    /// The last record that was taken from the region.
-    taken: Lsn,
-    /// Bytes of all records up to that one.
-    taken_bytes: u64,
-    /// All that was recorded by then has been taken.
-    taken_at: Option<Instant>,
-}
 
 /// What has to be before something is said of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -212,11 +126,7 @@ impl Replication {
             gate,
             beats: AtomicU64::new(0),
             behind: (info.set.durability == Durability::Async).then(Behind::default),
-            feed: Mutex::new(Feed {
-                followers,
-                taken: Lsn(1),
-                ..Feed::default()
-            }),
+            feed: Mutex::new(Feed::new(followers)),
             undispatched: parking_lot::Mutex::new(Weak::<[NodeId; 0]>::new()),
             wanted: Notify::new(),
         };
@@ -553,34 +463,15 @@ impl Replication {
         links: &Rc<Links>,
         only_set: bool,
     ) -> Result<(), FsError> {
-        let (backlog, taken, taken_at) = (&feed.backlog, feed.taken, feed.taken_at);
-        let gets = |follower: &&mut Follower| follower.in_sync || !only_set && follower.lane.is_some();
-        let mut getting = feed.followers.iter_mut().filter(gets);
-        let mut result = Ok(());
-        match (getting.next(), getting.next()) {
-            (None, _) => {}
-            // nearly always, and nothing has to be moved to be waited for together
-            (Some(only), None) => {
-                let sent = only.send(service, links, backlog, taken).await;
-                result = sent.or_else(|error| only.must_get(error));
-            }
-            (Some(first), second) => {
-                let all = [first].into_iter().chain(second).chain(getting);
-                let sent = all.map(|follower| async move {
-                    let sent = follower.send(service, links, backlog, taken).await;
-                    sent.or_else(|error| follower.must_get(error))
-                });
-                for sent in join_all(sent).await {
-                    result = result.and(sent);
-                }
-            }
-        }
+        let result = feed.send(service, links, only_set).await;
         self.is_shared.store(self.waiting.load(Relaxed) > 1, Relaxed);
         if result.is_ok() {
-            self.mirrored.fetch_max(taken.0, Release);
+            self.mirrored.fetch_max(feed.taken.0, Release);
             self.show_mirrored();
             if let Some(behind) = &self.behind {
-                let taken_at = taken_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.begun));
+                let taken_at = feed
+                    .taken_at
+                    .map_or(Duration::ZERO, |at| at.saturating_duration_since(self.begun));
                 behind.caught_up(
                     u64::try_from(taken_at.as_micros()).unwrap_or(u64::MAX),
                     feed.taken_bytes,
@@ -588,11 +479,7 @@ impl Replication {
             }
         }
         feed.trim();
-        let mut fill_up = false;
-        for lane in feed.followers.iter_mut().filter_map(|follower| follower.lane.as_mut()) {
-            fill_up |= lane.fills_up();
-        }
-        if fill_up {
+        if feed.do_lanes_fill_up() {
             self.look_after_all();
         }
         result
@@ -674,337 +561,4 @@ impl Behind {
         self.since_us.fetch_max(until_us, Release);
         self.mirrored_bytes.store(bytes, Release);
     }
-}
-
-impl Feed {
-    /// Is any mirror in the set?
-    pub fn has_mirror(&self) -> bool {
-        self.followers.iter().any(|follower| follower.in_sync)
-    }
-
-    /// Is a mirror in the set away?
-    fn lacks_mirror(&self) -> bool {
-        let is_away = |follower: &Follower| follower.in_sync && follower.away_since.is_some();
-        self.followers.iter().any(is_away)
-    }
-
-    /// Takes what the region has recorded since the last time.
-    pub fn take(&mut self, service: &RegionService) {
-        let mut bytes = std::mem::take(&mut self.spare);
-        self.taken_at = Some(Instant::now());
-        let taken = service.enter(|region| Some((region.take_records(&mut bytes)?, region.recorded_bytes())));
-        if let Some(taken) = taken {
-            self.taken_up_to(taken, bytes, service);
-        }
-    }
-
-    /// The same, with all that others have dispatched by then; and looks at the region as it is behind the last of these records.
-    pub fn take_and<T>(&mut self, service: &RegionService, look: impl FnOnce(&mut Region) -> T) -> T {
-        let mut bytes = Vec::new();
-        self.taken_at = Some(Instant::now());
-        let (taken, seen) = service.enter(|region| {
-            region.reap();
-            let taken = region
-                .take_records(&mut bytes)
-                .map(|last| (last, region.recorded_bytes()));
-            (taken, look(region))
-        });
-        if let Some(taken) = taken {
-            self.taken_up_to(taken, bytes, service);
-        }
-        seen
-    }
-
-    fn taken_up_to(&mut self, (last, recorded): (Lsn, u64), mut bytes: Vec<u8>, service: &RegionService) {
-        (self.taken, self.taken_bytes) = (last, recorded);
-        if bytes.is_empty() {
-            self.spare = bytes;
-            return;
-        }
-        MirrorRecord::seal(&mut bytes);
-        self.backlog_bytes += bytes.len();
-        self.backlog.push_back(Records { last, bytes });
-        while self.backlog_bytes > backlog_max() {
-            let Some(slowest) = self.slowest() else { break };
-            tracing::warn!(
-                region = service.id.0,
-                node = slowest.node.0,
-                "a copy is too far behind, and is made anew"
-            );
-            slowest.lose();
-            self.trim();
-        }
-    }
-
-    /// The one out of the set that is furthest behind.
-    fn slowest(&mut self) -> Option<&mut Follower> {
-        let behind = self
-            .followers
-            .iter_mut()
-            .filter(|follower| !follower.in_sync && follower.needs().is_some());
-        behind.min_by_key(|follower| follower.needs())
-    }
-
-    /// Lets go of records that everybody has.
-    fn trim(&mut self) {
-        let needed = self.followers.iter().filter_map(Follower::needs).min();
-        while self
-            .backlog
-            .front()
-            .is_some_and(|records| needed.is_none_or(|needed| records.last <= needed))
-        {
-            let records = self.backlog.pop_front().expect("there is a front");
-            self.backlog_bytes -= records.bytes.len();
-            if records.bytes.capacity() <= SPARE_MAX {
-                self.spare = records.bytes;
-            }
-        }
-    }
-
-    /// A copy out of the set can be reached again: it gets what it has missed, unless it is not what it was.
-    pub fn returned(&mut self, node: NodeId, place: LanePlace, service: &RegionService) -> Result<(), FsError> {
-        let taken = self.taken;
-        let is_waited_for = |follower: &&mut Follower| follower.standing == Standing::Whole && follower.lane.is_none();
-        if let Some(follower) = self.follower(node).filter(is_waited_for) {
-            follower.lane = Some(follower.follow_by(place, service, taken)?);
-        }
-        Ok(())
-    }
-
-    /// Is this a copy out of the set that cannot be reached, and would have to get only what it has missed?
-    pub fn is_missed(&self, node: NodeId) -> bool {
-        let missed =
-            |follower: &Follower| !follower.in_sync && follower.standing == Standing::Whole && follower.lane.is_none();
-        self.followers
-            .iter()
-            .any(|follower| follower.node == node && missed(follower))
-    }
-
-    /// As [`Self::is_missed`], and it cannot have what it has missed: it is made anew.
-    pub fn lose_missed(&mut self, node: NodeId) {
-        if self.is_missed(node)
-            && let Some(follower) = self.follower(node)
-        {
-            follower.lose();
-        }
-    }
-
-    /// A copy is begun behind the last record there is. The region is captured from here on.
-    pub fn begin_fill(&mut self, node: NodeId, service: &RegionService) -> Lsn {
-        let taken = self.taken;
-        service.enter(|region| {
-            if region.captured().is_none() {
-                region.capture(taken);
-            }
-        });
-        self.take(service);
-        let from = self.taken;
-        if !planted(Planted::EarlierDecisionsUnnoted) {
-            service.enter(|region| region.note_decisions());
-        }
-        if let Some(follower) = self.follower(node) {
-            follower.standing = Standing::Filling(from);
-            follower.lane = None;
-        }
-        from
-    }
-
-    /// All that the region held has been copied. With the records that have come since then, the copy is whole: true. Or there are more
-    /// than it gets at a time: it is to be called again.
-    ///
-    /// # Errors
-    /// They could not be sent; or there are too many of them since.
-    pub async fn filled(
-        &mut self,
-        node: NodeId,
-        from: Lsn,
-        lane: &mut Option<Box<LaneFeed>>,
-        service: &RegionService,
-        links: &Rc<Links>,
-    ) -> Result<bool, FsError> {
-        self.take(service);
-        let is_filled = self
-            .follower(node)
-            .is_some_and(|follower| follower.standing == Standing::Filling(from));
-        let Some(filled) = lane.as_mut().filter(|_| is_filled) else {
-            return Err(FsError::Io("too much has changed meanwhile".into()));
-        };
-        let before = filled.sent();
-        filled.send(node, service, links, &self.backlog, CATCH_UP).await?;
-        match filled.sent() {
-            sent if sent >= self.taken => {}
-            sent if sent > before => return Ok(false),
-            sent => return Err(FsError::Io(format!("no record is kept behind number {}", sent.0))),
-        }
-        filled.apply(node, service, links, true).await?;
-        let has = filled.sent();
-        if let Some(follower) = self.follower(node) {
-            follower.standing = Standing::Whole;
-            follower.has = has;
-            follower.lane = lane.take();
-            follower.away_since = None;
-        }
-        Ok(true)
-    }
-
-    /// Nobody follows: nothing is kept for anybody.
-    pub fn rest_if_idle(&mut self, service: &RegionService) {
-        if self
-            .followers
-            .iter()
-            .all(|follower| follower.standing == Standing::Lost)
-        {
-            self.take(service);
-            service.enter(|region| region.end_capture());
-            self.trim();
-        }
-    }
-
-    /// How far a copy has come that can be reached, and is getting what it has missed.
-    pub fn catches_up(&self, node: NodeId) -> Option<Lsn> {
-        let follower = self.followers.iter().find(|follower| follower.node == node)?;
-        let is_behind = follower.standing == Standing::Whole && follower.lane.is_some() && follower.has < self.taken;
-        is_behind.then_some(follower.has)
-    }
-
-    /// Has this copy all that was taken, as far as is known?
-    pub fn is_current(&self, node: NodeId) -> bool {
-        let follower = self.followers.iter().find(|follower| follower.node == node);
-        follower.is_some_and(|follower| follower.lane.is_some() && follower.has == self.taken)
-    }
-
-    pub fn follower(&mut self, node: NodeId) -> Option<&mut Follower> {
-        self.followers.iter_mut().find(|follower| follower.node == node)
-    }
-}
-
-impl Follower {
-    /// One that has nothing that counts.
-    fn of(replica: &Replica) -> Follower {
-        Follower {
-            node: replica.node,
-            standing: Standing::Lost,
-            in_sync: replica.role == ReplicaRole::Mirror,
-            lane: None,
-            away_since: None,
-            has: Lsn(0),
-        }
-    }
-
-    /// The last record that it does not need any more; `None`: it needs none.
-    fn needs(&self) -> Option<Lsn> {
-        match self.standing {
-            Standing::Lost => None,
-            Standing::Filling(from) => Some(from),
-            Standing::Whole => Some(self.has),
-        }
-    }
-
-    /// What it has is good for nothing.
-    pub fn lose(&mut self) {
-        self.standing = Standing::Lost;
-        self.lane = None;
-    }
-
-    async fn send(
-        &mut self,
-        service: &RegionService,
-        links: &Rc<Links>,
-        backlog: &VecDeque<Records>,
-        taken: Lsn,
-    ) -> Result<(), FsError> {
-        if self.standing != Standing::Whole {
-            return Err(FsError::Unreachable {
-                node: self.node.0,
-                why: "its copy is not whole".into(),
-            });
-        }
-        let mut lane = match self.lane.take() {
-            Some(lane) => lane,
-            None => self
-                .attach(service, links, taken)
-                .await
-                .inspect_err(|_| self.is_away())?,
-        };
-        let bytes = if self.in_sync { usize::MAX } else { CATCH_UP };
-        let sent = lane.send(self.node, service, links, backlog, bytes).await;
-        match &sent {
-            Ok(()) => {
-                self.has = lane.sent();
-                self.lane = Some(lane);
-                self.away_since = None;
-            }
-            Err(error) => {
-                self.is_away();
-                tracing::debug!(region = service.id.0, node = self.node.0, %error, "a mirror did not take records");
-                // segments that the region has given back since would come and go once more: made anew the copy gives them back first
-                if *error == FsError::NoSpace && !self.in_sync && !planted(Planted::RetiredNotSought) {
-                    self.lose();
-                }
-            }
-        }
-        sent
-    }
-
-    /// It did not get something: nothing goes on without one that is in the set.
-    fn must_get(&self, error: FsError) -> Result<(), FsError> {
-        match self.in_sync {
-            true => Err(error),
-            false => Ok(()),
-        }
-    }
-
-    fn is_away(&mut self) {
-        self.away_since.get_or_insert_with(Instant::now);
-    }
-
-    /// Connects again to a lane that it has followed by.
-    async fn attach(
-        &mut self,
-        service: &RegionService,
-        links: &Rc<Links>,
-        taken: Lsn,
-    ) -> Result<Box<LaneFeed>, FsError> {
-        let place = attach(self.node, service, links, None).await?;
-        self.follow_by(place, service, taken)
-    }
-
-    /// It follows by the lane that it has followed by, if nothing of it is lost.
-    ///
-    /// # Errors
-    /// It has lost its copy.
-    fn follow_by(&mut self, place: LanePlace, service: &RegionService, taken: Lsn) -> Result<Box<LaneFeed>, FsError> {
-        if !place.whole || place.last < self.has || place.last > taken {
-            tracing::warn!(
-                region = service.id.0,
-                node = self.node.0,
-                "a copy is not what it was, and is made anew"
-            );
-            self.lose();
-            return Err(FsError::Unreachable {
-                node: self.node.0,
-                why: "it has lost its copy".into(),
-            });
-        }
-        self.has = place.last;
-        Ok(Box::new(LaneFeed::new(place, service.segment_shift())))
-    }
-}
-
-/// Asks a node for the lane to its copy.
-pub(crate) async fn attach(
-    node: NodeId,
-    service: &RegionService,
-    links: &Rc<Links>,
-    fill_from: Option<Lsn>,
-) -> Result<LanePlace, FsError> {
-    let attach = ask::AttachMirror {
-        region: service.id,
-        segment_shift: service.segment_shift(),
-        fill_from,
-        locks: service.lock_term,
-    };
-    links
-        .call_node_at_once_within(node, Cred::Kernel, attach, polvo_cluster::Timeouts::MIRROR)
-        .await
 }
