@@ -23,12 +23,13 @@ pub fn df(args: &DfArgs) -> Result<Exit, CliError> {
         nodes.sort_by_key(|(node, _)| *node);
         missing.sort();
         let total: Usage = nodes.iter().map(|(_, usage)| *usage).sum();
+        let usages: Vec<Usage> = nodes.iter().map(|(_, usage)| *usage).collect();
         let sets: Vec<(RegionSet, Room)> = client
             .client()
             .map()
             .sets()
             .map(|regions| regions[0].region_set())
-            .map(|set| (set, total.room(set.replicas)))
+            .map(|set| (set, Room::of(&usages, set.replicas)))
             .collect();
         if args.json {
             print(format!("{}\n", as_json(&nodes, &missing, &total, &sets)))?;

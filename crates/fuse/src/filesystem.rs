@@ -304,21 +304,29 @@ impl PolvoFilesystem {
         };
         let spelled = if matches!(name, b"." | b"..") { b"" } else { name };
         if let Some(before) = self.kernel.inodes.remember(&attr, parent, spelled) {
-            self.has_moved(before);
+            self.has_moved(before, parent, name);
         }
         let (name, attributes) = self.kept_entry(parent, name, &attr);
         let (name_valid, attr_valid) = valid_for(&name, &attributes);
         reply.ok(&entry(&attr, name_valid, attr_valid));
     }
 
-    /// The kernel knows a directory by a name by which it is not there any more.
-    fn has_moved(&self, from: Place) {
+    /// The kernel knows a directory by a name by which it is not there any more. (In the same directory it moves it without any lock.)
+    fn has_moved(&self, from: Place, parent: INodeNo, name: &[u8]) {
+        if from.parent == parent {
+            return;
+        }
         let is_free = self.run(async |client| {
             let dir = self.kernel.inodes.get(from.parent)?;
             Some(client.lookup(dir, &from.name).await == Err(FsError::NotFound))
         });
         if is_free == Some(true) {
-            self.kernel.has_moved(from);
+            let to = Place {
+                parent,
+                name: name.into(),
+            };
+            self.kernel.has_moved(from, to);
+            self.kernel.moved.wait(parent, name);
         }
     }
 

@@ -231,9 +231,9 @@ impl KernelCache {
     }
 
     /// A directory is not where the kernel knows it, and nothing else is there.
-    pub(crate) fn has_moved(&self, from: Place) {
+    pub(crate) fn has_moved(&self, from: Place, to: Place) {
         if let Some(notifier) = self.notifier.read().clone() {
-            self.moved.drop_name(notifier, from);
+            self.moved.drop_name(notifier, from, to);
         }
     }
 

@@ -14,7 +14,7 @@ use polvo_client::{Kept, OpenFile, ShownFile, Whence};
 use polvo_format::{Attr, FileKind, NAME_MAX, PAGE};
 use polvo_fusedev::abi::*;
 use polvo_fusedev::{BackingId, Connection, Errno, FileSystem, Listing, Reply};
-use polvo_proto::{FsError, InodeRef, NewFile, RegionInfo, RenameMode, SetAttr, Usage, WriteAt, XattrMode};
+use polvo_proto::{FsError, InodeRef, NewFile, RegionInfo, RenameMode, Room, SetAttr, Usage, WriteAt, XattrMode};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -190,7 +190,7 @@ impl FileSystem for PolvoFilesystem {
 
     fn lookup(&self, req: &Header, name: &OsStr, reply: Reply<EntryOut>) {
         let name = name.as_bytes();
-        self.kernel.moved.wait();
+        self.kernel.moved.wait(req.node, name);
         let found = self.with_inode("lookup", req.node, |client, dir| async move {
             let attr = client.lookup(dir, name).await?;
             // how the kernel finds what a file handle names: by number, then from a directory upwards
@@ -580,16 +580,16 @@ impl FileSystem for PolvoFilesystem {
                 return reply.error(errno(&error));
             }
         };
-        let sum: Usage = nodes.into_iter().map(|(_, usage)| usage).sum();
+        let nodes: Vec<Usage> = nodes.into_iter().map(|(_, usage)| usage).collect();
         // as files are by default
         let set = self.client.map().of_set(None).first().map(RegionInfo::region_set);
-        let room = sum.room(set.unwrap_or_default().replicas);
+        let room = Room::of(&nodes, set.unwrap_or_default().replicas);
         let free = room.free_bytes / PAGE as u64;
         reply.ok(&StatfsOut {
             blocks: room.total_bytes / PAGE as u64,
             bfree: free,
             bavail: free,
-            files: sum.inodes + room.free_inodes,
+            files: nodes.iter().map(|node| node.inodes).sum::<u64>() + room.free_inodes,
             ffree: room.free_inodes,
             bsize: PAGE as u32,
             namelen: NAME_MAX as u32,

@@ -511,21 +511,29 @@ pub struct Room {
     pub free_inodes: u64,
 }
 
-impl Usage {
-    /// What a cluster whose nodes have this in all has room for, if each byte is kept so often. A free page of a region has its
-    /// copies already, where no others can have theirs; a free segment is divided.
-    pub fn room(&self, replicas: u8) -> Room {
-        let replicas = u64::from(replicas.max(1));
-        let total_bytes = self.total_bytes / replicas;
-        let segments = self.free_segment_bytes;
-        let free_bytes = segments / replicas + self.free_bytes.saturating_sub(segments);
-        let inodes = segments / INODE_SIZE as u64;
+impl Room {
+    /// What a cluster of these nodes has room for, if each byte is kept at so many of them. A free page of a region has its copies already,
+    /// where no others can have theirs; free segments are divided.
+    pub fn of(nodes: &[Usage], replicas: u8) -> Room {
+        let replicas = usize::from(replicas).clamp(1, nodes.len().max(1));
+        let of_all = |what: fn(&Usage) -> u64| divided(nodes.iter().map(what).collect(), replicas);
+        let all: Usage = nodes.iter().copied().sum();
+        let (total_bytes, segments) = (of_all(|node| node.total_bytes), of_all(|node| node.free_segment_bytes));
+        let pages = all.free_bytes.saturating_sub(all.free_segment_bytes);
+        let inodes = |bytes: u64| bytes / INODE_SIZE as u64;
         Room {
             total_bytes,
-            free_bytes: free_bytes.min(total_bytes),
-            free_inodes: inodes / replicas + self.free_inodes.saturating_sub(inodes),
+            free_bytes: (segments + pages).min(total_bytes),
+            free_inodes: inodes(segments) + all.free_inodes.saturating_sub(inodes(all.free_segment_bytes)),
         }
     }
+}
+
+/// How much fits where these have so much room each, if it is kept at so many of them: those with most have no more of it than there is.
+fn divided(mut room: Vec<u64>, replicas: usize) -> u64 {
+    room.sort_unstable_by(|a, b| b.cmp(a));
+    let with_all_of_the_largest = |whole: usize| room.iter().skip(whole).sum::<u64>() / (replicas - whole) as u64;
+    (0..replicas).map(with_all_of_the_largest).min().unwrap_or(0)
 }
 
 impl Sum for Usage {
@@ -612,23 +620,40 @@ mod tests {
 
     #[test]
     fn free_pages_have_their_copies_already_and_free_segments_are_divided() {
-        // of 12 MiB 6 are free; each of two regions has a segment of which half is free, and its copy
+        // of 6 MiB 3 are free; each of two regions has a segment of which half is free, and its copy
         let usage = Usage {
-            total_bytes: 12 * MIB,
-            free_bytes: 8 * MIB,
-            free_segment_bytes: 6 * MIB,
-            free_inodes: 6 * MIB / INODE_SIZE as u64 + 100,
+            total_bytes: 6 * MIB,
+            free_bytes: 4 * MIB,
+            free_segment_bytes: 3 * MIB,
+            free_inodes: 3 * MIB / INODE_SIZE as u64 + 50,
             ..Usage::default()
         };
-        let room = usage.room(2);
+        let nodes = [usage; 2];
+        let room = Room::of(&nodes, 2);
         assert_eq!((room.total_bytes, room.free_bytes), (6 * MIB, 5 * MIB));
         assert_eq!(room.free_inodes, 3 * MIB / INODE_SIZE as u64 + 100);
-        let once = usage.room(1);
+        let once = Room::of(&nodes, 1);
         assert_eq!(
             (once.total_bytes, once.free_bytes, once.free_inodes),
-            (12 * MIB, 8 * MIB, usage.free_inodes)
+            (12 * MIB, 8 * MIB, 2 * usage.free_inodes)
         );
-        assert_eq!(usage.room(0), once, "no number is one");
-        assert!(usage.room(3).free_bytes <= usage.room(3).total_bytes);
+        assert_eq!(Room::of(&nodes, 0), once, "no number is one");
+        assert_eq!(Room::of(&nodes, 3), room, "no more than there are nodes");
+        assert_eq!(Room::of(&[], 2).total_bytes, 0);
+    }
+
+    /// Copies lie at different nodes: what one node has more than all others can have no copies.
+    #[test]
+    fn there_is_no_room_for_copies_at_one_node_alone() {
+        for (room, replicas, fits) in [
+            (vec![2300, 56, 92], 2, 148),
+            (vec![100, 100, 100], 2, 150),
+            (vec![100, 0, 0], 2, 0),
+            (vec![100, 0, 0], 1, 100),
+            (vec![300, 200, 10, 10], 3, 20),
+            (vec![30, 30, 30, 30, 30], 3, 50),
+        ] {
+            assert_eq!(divided(room.clone(), replicas), fits, "{room:?} for {replicas}");
+        }
     }
 }

@@ -5,6 +5,7 @@
     storm.py rename TOP COUNT SEED SECONDS   renames until the time is over; prints how many succeeded and failed
     storm.py check TOP COUNT                 every directory is there once, with its file
     storm.py carry TOP OTHER COUNT           a directory moved away through TOP and back through OTHER, another mount of it, COUNT times
+    storm.py met TOP OTHER COUNT             a directory moved through TOP, COUNT times, found through OTHER by who makes one there
     storm.py apart TOP COUNT                 files renamed to new directories, alone; prints how long they took at the median
 
 A rename may fail because another one was faster (ENOENT), because the target lies below the source (EINVAL) or is not
@@ -115,14 +116,17 @@ def carry(top, other, count):
     os.makedirs(os.path.join(path, "it"))
     with open(os.path.join(path, "it", "file"), "w") as file:
         file.write("carried")
+    took = []
+    there = os.path.join(other, "carried")
     for number in range(count):
         os.mkdir(os.path.join(path, name(number)))
         os.rename(os.path.join(path, "it"), os.path.join(path, name(number), "it"))
-        there = os.path.join(other, "carried")
+        began = time.monotonic()
         try:
             os.rename(os.path.join(there, name(number), "it"), os.path.join(there, "it"))
         except OSError as error:
             raise SystemExit(f"round {number}: moving it back through {other}: {error}")
+        took.append(time.monotonic() - began)
         with open(os.path.join(there, "it", "file")) as file:
             if file.read() != "carried":
                 raise SystemExit(f"round {number}: it is something else now")
@@ -130,7 +134,37 @@ def carry(top, other, count):
     os.unlink(os.path.join(path, "it", "file"))
     os.rmdir(os.path.join(path, "it"))
     os.rmdir(path)
-    print(f"{count} times away and back")
+    print(f"{count} times away and back, in {sorted(took)[count // 2] * 1e3:.1f} ms at the median")
+
+
+def met(top, other, count):
+    """OTHER has seen it where it was, and finds it in the way of a directory that it makes: EEXIST, and nothing else."""
+    places = [os.path.join("met", place) for place in ("from", "to", "aside")]
+    wrong = {}
+    for number in range(count):
+        for place in places:
+            os.makedirs(os.path.join(top, place), exist_ok=True)
+        source, to, aside = (os.path.join(place, "it") for place in places)
+        os.mkdir(os.path.join(top, source))
+        os.stat(os.path.join(other, source))
+        os.mkdir(os.path.join(other, aside))
+        os.rename(os.path.join(top, source), os.path.join(top, to))
+        try:
+            os.mkdir(os.path.join(other, to))
+            wrong["made"] = wrong.get("made", 0) + 1
+        except OSError as error:
+            if error.errno != errno.EEXIST:
+                wrong[error.strerror] = wrong.get(error.strerror, 0) + 1
+        remover = (top, other)[number // 2 % 2]
+        for place in places:
+            for left in os.listdir(os.path.join(remover, place)):
+                os.rmdir(os.path.join(remover, place, left))
+            if number % 2:
+                os.rmdir(os.path.join(remover, place))
+    os.rmdir(os.path.join(top, "met"))
+    if wrong:
+        raise SystemExit(f"of {count}: {wrong}")
+    print(f"{count} times")
 
 
 def apart(top, count):
@@ -161,8 +195,8 @@ def main():
         plant(top, int(count))
     elif what == "rename":
         rename(top, int(count), int(rest[0]), float(rest[1]))
-    elif what == "carry":
-        carry(top, count, int(rest[0]))
+    elif what in ("carry", "met"):
+        {"carry": carry, "met": met}[what](top, count, int(rest[0]))
     elif what == "apart":
         apart(top, int(count))
     elif what == "check":

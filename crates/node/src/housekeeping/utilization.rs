@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this mean fill (a part of all pools) differences in bytes count for less: there is room everywhere.
 const ROOMY: f64 = 0.125;
-/// So much fuller (a part of a pool) is the fullest node of one region than that of another where the other one gets what could go to both.
-const FULLER: f64 = 0.03125;
+/// What is left of the fullest node's pool, divided by this: so much fuller are one region's nodes than another one's where the other one
+/// gets what could go to both, whatever else speaks for the first.
+const LEFT_PARTS: f64 = 4.0;
 /// A node with less than one of so many parts of its pool left is spared, as long as there are others.
 const TIGHT: u64 = 32;
 /// Pools fill up where less than one of so many parts of one belongs to no region.
@@ -125,8 +126,7 @@ impl Nodes {
         let pool = known.usage.total_bytes.max(1) as f64;
         let mean_fill = (self.used_bytes as f64 / pools).max(ROOMY);
         let mean_inodes = (self.inodes as f64).max(FEW_INODES * self.known.len() as f64) / pools;
-        let fills: f64 = region.replicas.iter().map(|replica| self.fill(replica.node)).sum();
-        fills / region.replicas.len().max(1) as f64 / mean_fill + known.inodes() as f64 / pool / mean_inodes
+        self.mean_fill(region) / mean_fill + known.inodes() as f64 / pool / mean_inodes
     }
 
     /// How full a node is: 0 to 1.
@@ -138,10 +138,28 @@ impl Nodes {
         })
     }
 
-    /// That of the fullest of a region's nodes.
-    fn fullest(&self, region: &RegionInfo) -> f64 {
-        let fills = region.replicas.iter().map(|replica| self.fill(replica.node));
-        fills.fold(0.0, f64::max)
+    /// That of a region's nodes: it takes as much at each of them.
+    #[expect(clippy::cast_precision_loss, reason = "they are few")]
+    fn mean_fill(&self, region: &RegionInfo) -> f64 {
+        let fills: f64 = region.replicas.iter().map(|replica| self.fill(replica.node)).sum();
+        fills / region.replicas.len().max(1) as f64
+    }
+
+    /// The less full one of two regions with their scores.
+    fn better(&self, one: (f64, &RegionInfo), other: (f64, &RegionInfo)) -> RegionId {
+        match () {
+            () if self.is_fuller(one.1, other.1) => other.1.id,
+            () if self.is_fuller(other.1, one.1) || one.0 <= other.0 => one.1.id,
+            () => other.1.id,
+        }
+    }
+
+    /// Are the nodes of this region much fuller than those of another one, for what is left? What is placed by inodes alone fills some
+    /// nodes before others, and of several copies some need the others' room.
+    fn is_fuller(&self, region: &RegionInfo, other: &RegionInfo) -> bool {
+        let replicas = region.replicas.iter().chain(&other.replicas);
+        let fullest = replicas.map(|replica| self.fill(replica.node)).fold(0.0, f64::max);
+        self.mean_fill(region) - self.mean_fill(other) > (1.0 - fullest) / LEFT_PARTS
     }
 }
 
@@ -177,11 +195,11 @@ impl Utilization {
         self.used.swap(false, Relaxed)
     }
 
-    /// Is this region as good a place as the one that was chosen: with room as that has, and its fullest node not much fuller?
+    /// Is this region as good a place as the one that was chosen: with room as that has, and its nodes not much fuller?
     pub fn is_as_good(&self, region: &RegionInfo, chosen: &RegionInfo) -> bool {
         let nodes = self.nodes.lock();
         let has_room = nodes.is_roomy(region) || !nodes.is_roomy(chosen);
-        has_room && nodes.fullest(region) <= nodes.fullest(chosen) + FULLER
+        has_room && !nodes.is_fuller(region, chosen)
     }
 
     /// Have the nodes of a region's mirrors room for more of it? Nobody waits for other copies; one that is away says nothing new.
@@ -230,11 +248,17 @@ impl Utilization {
             let node = info.primary().filter(usable)?;
             Some((nodes.score(node, info), info.id))
         };
-        let by_hash = both.into_iter().filter_map(|region| scored(map.region(region)?));
-        let by_hash = by_hash.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        let candidate = |region: RegionId| {
+            let info = map.region(region)?;
+            Some((scored(info)?.0, info))
+        };
+        let by_hash = match both.map(candidate) {
+            [Some(one), Some(other)] => Some(nodes.better(one, other)),
+            [one, other] => one.or(other).map(|(_, info)| info.id),
+        };
         let is_roomy = |region: RegionId| map.region(region).is_some_and(|info| nodes.is_roomy(info));
         let by_hash = match by_hash {
-            Some((_, region)) if !is_roomy(region) => {
+            Some(region) if !is_roomy(region) => {
                 let roomy = regions.iter().filter(|info| nodes.is_roomy(info));
                 let mut roomy: Vec<(f64, RegionId)> = roomy.filter_map(scored).collect();
                 roomy.sort_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -242,7 +266,7 @@ impl Utilization {
                 let found = roomy.get(usize::from(both[0].0) % best.max(1));
                 Some(found.map_or(region, |(_, region)| *region))
             }
-            by_hash => by_hash.map(|(_, region)| region),
+            by_hash => by_hash,
         };
         if let Some(region) = by_hash {
             debug_assert!(
@@ -421,9 +445,35 @@ mod tests {
         assert!((0..100).any(|i| is_at(choose(i), 0)));
     }
 
-    /// One directory's files fill all nodes alike, those with the copies of its region, too.
-    #[test]
-    fn copies_fill_their_nodes_as_files_do() {
+    /// Files of 400 KiB in a directory of that region, two replicas of each, until the nodes are nearly full. Gives how much of each node's GiB
+    /// is used then, in MiB, and how many inodes each has.
+    fn fill(map: &ClusterMap, of_dir: RegionId, mut held: [Usage; 3]) -> ([u64; 3], [u64; 3]) {
+        let utilization = Utilization::default();
+        let of_dir = map.region(of_dir).unwrap();
+        for i in 0..3600_u32 {
+            if i % 20 == 0 {
+                (0..3).for_each(|id| utilization.learn(NodeId(id), held[usize::from(id)]));
+            }
+            let chosen = utilization.choose(map, Placement::default(), None, Ino(1), &i.to_le_bytes(), &[]);
+            let mut info = map.region(chosen.unwrap()).unwrap();
+            if info.primary() == of_dir.primary() && utilization.is_as_good(of_dir, info) {
+                info = of_dir;
+            }
+            utilization.note_placed(info.primary().unwrap());
+            for replica in &info.replicas {
+                let at = &mut held[usize::from(replica.node.0)];
+                at.inodes += u64::from(replica.role == ReplicaRole::Primary);
+                at.free_bytes = at.free_bytes.saturating_sub(400 << 10);
+                at.free_segment_bytes = at.free_bytes;
+            }
+        }
+        (
+            held.map(|usage| (usage.total_bytes - usage.free_bytes) >> 20),
+            held.map(|usage| usage.inodes),
+        )
+    }
+
+    fn twice_replicated() -> ClusterMap {
         let node = |id| NodeInfo {
             id: NodeId(id),
             host: String::new(),
@@ -433,32 +483,40 @@ mod tests {
             replicas: 2,
             ..RegionSet::default()
         };
-        let map = initial_map([7; 16], (0..3).map(node).collect(), 4, &[twice]);
-        let utilization = Utilization::default();
-        let of_dir = map.region(RegionId(4)).unwrap();
-        let mut held = [usage(0, 0); 3];
-        for i in 0..3000_u32 {
-            if i % 20 == 0 {
-                (0..3).for_each(|id| utilization.learn(NodeId(id), held[usize::from(id)]));
-            }
-            let chosen = utilization.choose(&map, Placement::default(), None, Ino(1), &i.to_le_bytes(), &[]);
-            let mut info = map.region(chosen.unwrap()).unwrap();
-            if info.primary() == of_dir.primary() && utilization.is_as_good(of_dir, info) {
-                info = of_dir;
-            }
-            utilization.note_placed(info.primary().unwrap());
-            for replica in &info.replicas {
-                let at = &mut held[usize::from(replica.node.0)];
-                at.inodes += u64::from(replica.role == ReplicaRole::Primary);
-                at.free_bytes -= 400 << 10;
-                at.free_segment_bytes -= 400 << 10;
+        initial_map([7; 16], (0..3).map(node).collect(), 4, &[twice])
+    }
+
+    fn are_alike(used: [u64; 3]) -> bool {
+        used.iter().max().unwrap() - used.iter().min().unwrap() < 1024 / 10
+    }
+
+    /// One directory's files fill all nodes alike, those with the copies of its region, too.
+    #[test]
+    fn copies_fill_their_nodes_as_files_do() {
+        let (used, inodes) = fill(&twice_replicated(), RegionId(4), [usage(0, 0); 3]);
+        assert!(are_alike(used), "{used:?} MiB of 1024");
+        assert!(inodes.iter().all(|inodes| (1000..1400).contains(inodes)), "{inodes:?}");
+    }
+
+    /// A node that has most of the inodes is spared more of them, but not until the others are full.
+    #[test]
+    fn inodes_do_not_keep_a_node_empty() {
+        let mut map = twice_replicated();
+        // node 0 has died and come back
+        for info in map.regions.iter_mut().filter(|info| info.primary() == Some(NodeId(0))) {
+            for replica in &mut info.replicas {
+                replica.role = match replica.node {
+                    NodeId(0) => ReplicaRole::Mirror,
+                    _ => ReplicaRole::Primary,
+                };
             }
         }
-        let used = held.map(|usage| (usage.total_bytes - usage.free_bytes) >> 20);
-        let (least, most) = (used.iter().min().unwrap(), used.iter().max().unwrap());
-        assert!(most - least < 1024 / 10, "{used:?} MiB of 1024");
-        let inodes = held.map(|usage| usage.inodes);
-        assert!(inodes.iter().all(|inodes| (800..1200).contains(inodes)), "{inodes:?}");
+        let (used, inodes) = fill(
+            &map,
+            RegionId(2),
+            [usage(0, 0), usage(10 << 20, 2000), usage(70 << 20, 14_000)],
+        );
+        assert!(are_alike(used), "{used:?} MiB of 1024, {inodes:?}");
     }
 
     #[test]
