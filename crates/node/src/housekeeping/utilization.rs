@@ -24,6 +24,8 @@ struct Known {
     usage: Usage,
     /// Inodes we have placed there since that was said.
     placed: u64,
+    /// How full it is: 0 to 1.
+    fill: f64,
     /// It had no room just now.
     full: bool,
 }
@@ -57,14 +59,18 @@ struct Nodes {
     inodes: u64,
     /// Somewhere hardly any room is left.
     is_any_tight: bool,
+    /// The nodes of one region may be much fuller than those of another.
+    is_uneven: bool,
 }
 
 impl Nodes {
+    #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
     fn learn(&mut self, node: NodeId, usage: Usage) {
-        let known = Known {
+        let mut known = Known {
             usage,
             ..Known::default()
         };
+        known.fill = known.used_bytes() as f64 / usage.total_bytes.max(1) as f64;
         let before = self.known.insert(node, known).unwrap_or_default();
         debug_assert!(
             self.pool_bytes >= before.usage.total_bytes
@@ -75,7 +81,7 @@ impl Nodes {
         self.pool_bytes = self.pool_bytes - before.usage.total_bytes + usage.total_bytes;
         self.used_bytes = self.used_bytes - before.used_bytes() + known.used_bytes();
         self.inodes = self.inodes - before.inodes() + usage.inodes;
-        self.note_tight();
+        self.note_extremes();
         self.check();
     }
 
@@ -105,9 +111,16 @@ impl Nodes {
         !self.is_any_tight || !region.replicas.iter().any(is_tight)
     }
 
-    fn note_tight(&mut self) {
+    fn note_extremes(&mut self) {
         // free segments are free for regions, too
         self.is_any_tight = self.known.values().any(|known| known.is_tight(ReplicaRole::Mirror));
+        let fills = || self.known.values().map(|known| known.fill);
+        let of = |fill| Fill {
+            mean: fill,
+            fullest: fill,
+        };
+        let (least, most) = (fills().fold(1.0, f64::min), fills().fold(0.0, f64::max));
+        self.is_uneven = of(most).is_much_more(of(least));
     }
 
     /// The utilization of a region's nodes beside the others. What they hold of the bytes, copies among them, and what the primary holds of
@@ -115,7 +128,7 @@ impl Nodes {
     /// until its share of them is as much below the mean as its share of the bytes is above, and not until all of its bytes are made up for
     /// by others in small files.
     #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
-    fn score(&self, primary: NodeId, region: &RegionInfo) -> f64 {
+    fn score(&self, primary: NodeId, fill: Fill) -> f64 {
         let Some(known) = self.known.get(&primary) else {
             return 0.0;
         };
@@ -126,40 +139,52 @@ impl Nodes {
         let pool = known.usage.total_bytes.max(1) as f64;
         let mean_fill = (self.used_bytes as f64 / pools).max(ROOMY);
         let mean_inodes = (self.inodes as f64).max(FEW_INODES * self.known.len() as f64) / pools;
-        self.mean_fill(region) / mean_fill + known.inodes() as f64 / pool / mean_inodes
+        fill.mean / mean_fill + known.inodes() as f64 / pool / mean_inodes
     }
 
-    /// How full a node is: 0 to 1.
-    #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
-    fn fill(&self, node: NodeId) -> f64 {
-        let known = self.known.get(&node);
-        known.map_or(0.0, |known| {
-            known.used_bytes() as f64 / known.usage.total_bytes.max(1) as f64
-        })
-    }
-
-    /// That of a region's nodes: it takes as much at each of them.
+    /// How full a region's nodes are: it takes as much at each of them.
     #[expect(clippy::cast_precision_loss, reason = "they are few")]
-    fn mean_fill(&self, region: &RegionInfo) -> f64 {
-        let fills: f64 = region.replicas.iter().map(|replica| self.fill(replica.node)).sum();
-        fills / region.replicas.len().max(1) as f64
-    }
-
-    /// The less full one of two regions with their scores.
-    fn better(&self, one: (f64, &RegionInfo), other: (f64, &RegionInfo)) -> RegionId {
-        match () {
-            () if self.is_fuller(one.1, other.1) => other.1.id,
-            () if self.is_fuller(other.1, one.1) || one.0 <= other.0 => one.1.id,
-            () => other.1.id,
+    fn fill(&self, region: &RegionInfo) -> Fill {
+        let (mut sum, mut fullest) = (0.0, 0.0_f64);
+        for replica in &region.replicas {
+            let fill = self.known.get(&replica.node).map_or(0.0, |known| known.fill);
+            (sum, fullest) = (sum + fill, fullest.max(fill));
         }
+        let mean = sum / region.replicas.len().max(1) as f64;
+        Fill { mean, fullest }
     }
+}
 
-    /// Are the nodes of this region much fuller than those of another one, for what is left? What is placed by inodes alone fills some
-    /// nodes before others, and of several copies some need the others' room.
-    fn is_fuller(&self, region: &RegionInfo, other: &RegionInfo) -> bool {
-        let replicas = region.replicas.iter().chain(&other.replicas);
-        let fullest = replicas.map(|replica| self.fill(replica.node)).fold(0.0, f64::max);
-        self.mean_fill(region) - self.mean_fill(other) > (1.0 - fullest) / LEFT_PARTS
+/// How full the nodes of a region are: 0 to 1.
+#[derive(Clone, Copy)]
+struct Fill {
+    mean: f64,
+    fullest: f64,
+}
+
+impl Fill {
+    /// Is it much more than that of another region's nodes, for what is left? What is placed by inodes alone fills some nodes before
+    /// others, and of several copies some need the others' room.
+    fn is_much_more(self, other: Fill) -> bool {
+        self.mean - other.mean > (1.0 - self.fullest.max(other.fullest)) / LEFT_PARTS
+    }
+}
+
+/// A region that is looked at for a new inode.
+struct Candidate {
+    region: RegionId,
+    fill: Fill,
+    score: f64,
+}
+
+impl Candidate {
+    /// The less full one.
+    fn or_better(self, other: Candidate) -> Candidate {
+        match () {
+            () if self.fill.is_much_more(other.fill) => other,
+            () if other.fill.is_much_more(self.fill) || self.score <= other.score => self,
+            () => other,
+        }
     }
 }
 
@@ -187,7 +212,7 @@ impl Utilization {
     pub fn note_full(&self, node: NodeId) {
         let mut nodes = self.nodes.lock();
         nodes.known.entry(node).or_default().full = true;
-        nodes.note_tight();
+        nodes.note_extremes();
     }
 
     /// Has anything been placed since this was last asked? Else nobody needs news of the others.
@@ -199,7 +224,8 @@ impl Utilization {
     pub fn is_as_good(&self, region: &RegionInfo, chosen: &RegionInfo) -> bool {
         let nodes = self.nodes.lock();
         let has_room = nodes.is_roomy(region) || !nodes.is_roomy(chosen);
-        has_room && !nodes.is_fuller(region, chosen)
+        let is_fuller = || nodes.is_uneven && nodes.fill(region).is_much_more(nodes.fill(chosen));
+        has_room && !is_fuller()
     }
 
     /// Have the nodes of a region's mirrors room for more of it? Nobody waits for other copies; one that is away says nothing new.
@@ -244,29 +270,30 @@ impl Utilization {
             return Some(region);
         }
         let nodes = self.nodes.lock();
-        let scored = |info: &RegionInfo| {
-            let node = info.primary().filter(usable)?;
-            Some((nodes.score(node, info), info.id))
+        let candidate = |info: &RegionInfo| {
+            let primary = info.primary().filter(usable)?;
+            let fill = nodes.fill(info);
+            Some(Candidate {
+                region: info.id,
+                fill,
+                score: nodes.score(primary, fill),
+            })
         };
-        let candidate = |region: RegionId| {
-            let info = map.region(region)?;
-            Some((scored(info)?.0, info))
-        };
-        let by_hash = match both.map(candidate) {
-            [Some(one), Some(other)] => Some(nodes.better(one, other)),
-            [one, other] => one.or(other).map(|(_, info)| info.id),
+        let by_hash = match both.map(|region| map.region(region).and_then(candidate)) {
+            [Some(one), Some(other)] => Some(one.or_better(other)),
+            [one, other] => one.or(other),
         };
         let is_roomy = |region: RegionId| map.region(region).is_some_and(|info| nodes.is_roomy(info));
         let by_hash = match by_hash {
-            Some(region) if !is_roomy(region) => {
+            Some(Candidate { region, .. }) if !is_roomy(region) => {
                 let roomy = regions.iter().filter(|info| nodes.is_roomy(info));
-                let mut roomy: Vec<(f64, RegionId)> = roomy.filter_map(scored).collect();
-                roomy.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-                let best = roomy.iter().filter(|(score, _)| *score == roomy[0].0).count();
+                let mut roomy: Vec<Candidate> = roomy.filter_map(candidate).collect();
+                roomy.sort_by(|a, b| a.score.total_cmp(&b.score));
+                let best = roomy.iter().filter(|found| found.score == roomy[0].score).count();
                 let found = roomy.get(usize::from(both[0].0) % best.max(1));
-                Some(found.map_or(region, |(_, region)| *region))
+                Some(found.map_or(region, |found| found.region))
             }
-            by_hash => by_hash,
+            by_hash => by_hash.map(|found| found.region),
         };
         if let Some(region) = by_hash {
             debug_assert!(
@@ -276,11 +303,9 @@ impl Utilization {
             return Some(region);
         }
         // of the node whose best region is the least full, one spread by the hash
-        let best = regions
-            .iter()
-            .filter_map(scored)
-            .min_by(|(a, _), (b, _)| a.total_cmp(b));
-        let node = best.and_then(|(_, region)| map.primary(region))?;
+        let all = regions.iter().filter_map(candidate);
+        let best = all.min_by(|a, b| a.score.total_cmp(&b.score));
+        let node = best.and_then(|best| map.primary(best.region))?;
         region_of(map, regions, node, both[0])
     }
 }

@@ -147,7 +147,9 @@ impl RequestContext<'_> {
         let home = self.session.home;
         let of_dir = dir.ino.region();
         let set = map.of_set(placement.set).first().map(|info| info.set);
-        let may_be_of_dir = kind != FileKind::Directory && map.region(of_dir).map(|info| info.set) == set;
+        let dirs = map
+            .region(of_dir)
+            .filter(|dirs| kind != FileKind::Directory && Some(dirs.set) == set);
         let choose = |rejected: &[NodeId]| {
             let utilization = &self.node.utilization;
             utilization.choose(&map, placement, home, dir.ino, name, rejected)
@@ -164,13 +166,11 @@ impl RequestContext<'_> {
                 },
             }
         };
-        if !may_be_of_dir || map.primary(region) != map.primary(of_dir) {
-            return Some(region);
-        }
-        let (Some(info), Some(dirs)) = (map.region(region), map.region(of_dir)) else {
+        let (Some(info), Some(dirs)) = (map.region(region), dirs) else {
             return Some(region);
         };
-        Some(match self.node.utilization.is_as_good(dirs, info) {
+        let is_dirs_node = info.primary() == dirs.primary() && region != of_dir;
+        Some(match is_dirs_node && self.node.utilization.is_as_good(dirs, info) {
             true => of_dir,
             false => region,
         })
