@@ -105,6 +105,13 @@ end_of_test() {
     exit "$status"
 }
 
+# times_deposed DIR [NODE]: how often others have taken the place of a cluster's nodes, or of one, which have found that out.
+times_deposed() {
+    local logs=("$1"/node*/polvod.log)
+    [[ -z ${2:-} ]] || logs=("$1/node$2/polvod.log")
+    cat "${logs[@]}" | grep -c 'is served by another node since this one was away' || true
+}
+
 # show_logs DIR: the end of the logs of a cluster's nodes and mounts.
 show_logs() {
     local log

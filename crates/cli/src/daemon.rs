@@ -30,8 +30,9 @@ use tracing::{info, warn};
 pub const READY: &str = "ready";
 
 /// Runs a node to its end. Returns when it was asked to stop (SIGTERM, SIGINT, a `Shutdown` request), or must not go on.
-/// `accept_older_pool`: even if other nodes have seen a later copy of the pool.
-pub fn run(config: &Config, accept_older_pool: bool) -> Result<(), CliError> {
+/// `accept_older_pool`: even if other nodes have seen a later copy of the pool. `starts_anew`: this process will be the next run, too, when
+/// others have taken the node's place; so its number stays in its file.
+pub fn run(config: &Config, accept_older_pool: bool, starts_anew: bool) -> Result<(), CliError> {
     let (cluster, secret) = config.cluster_and_secret()?;
     descriptors::raise_limit(descriptors::NODE_WANTS);
     let pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -45,7 +46,10 @@ pub fn run(config: &Config, accept_older_pool: bool) -> Result<(), CliError> {
     let result = LocalSet::new().block_on(&runtime, serve(config, &node));
     // A request that hangs in a blocking thread must not keep the process.
     runtime.shutdown_background();
-    drop(pid_file);
+    match &result {
+        Err(CliError::Deposed { .. }) if starts_anew => std::mem::forget(pid_file),
+        _ => drop(pid_file),
+    }
     info!(node = config.node.0, "ended");
     result
 }

@@ -21,7 +21,8 @@ Exit codes:
   6  the pool is an older copy of itself: other nodes have seen a later one, by the eras that a pool goes through at each
      start and each clean end. Restore the later copy. Where there is none, start once with --accept-older-pool: what was
      done since the copy is lost on this node; then stop all nodes and run `polvo fsck --repair`
-  7  others serve what this node served before it was away (stopped, or cut off) for too long: start it again
+  7  others serve what this node served before it was away (stopped, or cut off) for too long: start it again (nodes of
+     `polvo up` start themselves again)
   9  the node was removed from the cluster (`polvo node remove`): do not start it again
 
 A new node:

@@ -6,6 +6,7 @@
 use crate::{CliError, Context};
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -144,6 +145,14 @@ impl NotReady {
 /// The file of this program, to be started anew.
 pub fn this_program() -> Result<PathBuf, CliError> {
     std::env::current_exe().doing(|| "finding this program".into())
+}
+
+/// This process becomes a new run of its program, called by that name, with the same arguments; who has started it may be gone. On return
+/// it could not.
+pub fn start_anew(name: &str) -> std::io::Error {
+    let mut program = Command::new("/proc/self/exe"); // also when another one has taken its place
+    program.arg0(name).args(std::env::args_os().skip(1));
+    program.stdin(Stdio::null()).stdout(Stdio::null()).exec()
 }
 
 /// Leaves the session of whoever started this process, when it was started by [`Detached::start`].

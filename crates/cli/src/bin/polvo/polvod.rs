@@ -3,7 +3,7 @@
 use clap::Parser;
 use polvo_cli::config::Config;
 use polvo_cli::config_template::TEMPLATE;
-use polvo_cli::daemon_args::DaemonArgs;
+use polvo_cli::daemon_args::{DAEMON, DaemonArgs};
 use polvo_cli::{CliError, Exit, daemon, detached, log_output, output};
 use std::process::ExitCode;
 
@@ -21,6 +21,10 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => Exit::Success.into(),
         Err(e) => {
             eprintln!("polvod: {e}");
+            if args.detached && e.exit() == Exit::Deposed {
+                // nobody watches over it
+                eprintln!("polvod: starting anew: {}", detached::start_anew(DAEMON));
+            }
             e.exit().into()
         }
     }
@@ -39,5 +43,5 @@ fn run(args: &DaemonArgs) -> Result<(), CliError> {
     }
     let filter = tracing_subscriber::EnvFilter::new(&config.log_level);
     log_output::start(filter);
-    daemon::run(&config, args.accept_older_pool)
+    daemon::run(&config, args.accept_older_pool, args.detached)
 }
