@@ -123,36 +123,60 @@ impl Nodes {
         self.is_uneven = of(most).is_much_more(of(least));
     }
 
+    /// What the shares of nodes are measured by.
+    #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
+    fn means(&self) -> Means {
+        let pools = self.pool_bytes.max(1) as f64;
+        Means {
+            fill: (self.used_bytes as f64 / pools).max(ROOMY),
+            inodes: (self.inodes as f64).max(FEW_INODES * self.known.len() as f64) / pools,
+        }
+    }
+
     /// The utilization of a region's nodes beside the others. What they hold of the bytes, copies among them, and what the primary holds of
     /// the inodes count alike, each against the mean, for the size of the pool: a node that was given a few large files is spared inodes
     /// until its share of them is as much below the mean as its share of the bytes is above, and not until all of its bytes are made up for
     /// by others in small files.
     #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
-    fn score(&self, primary: NodeId, fill: Fill) -> f64 {
-        let Some(known) = self.known.get(&primary) else {
-            return 0.0;
+    fn candidate(&self, region: &RegionInfo, primary: NodeId, means: &Means) -> Candidate {
+        let fill = self.fill(region);
+        let score = match self.known.get(&primary) {
+            None => 0.0,
+            Some(known) if known.full => f64::INFINITY,
+            Some(known) => {
+                let pool = known.usage.total_bytes.max(1) as f64;
+                fill.mean / means.fill + known.inodes() as f64 / pool / means.inodes
+            }
         };
-        if known.full {
-            return f64::INFINITY;
+        Candidate {
+            region: region.id,
+            fill,
+            score,
         }
-        let pools = self.pool_bytes.max(1) as f64;
-        let pool = known.usage.total_bytes.max(1) as f64;
-        let mean_fill = (self.used_bytes as f64 / pools).max(ROOMY);
-        let mean_inodes = (self.inodes as f64).max(FEW_INODES * self.known.len() as f64) / pools;
-        fill.mean / mean_fill + known.inodes() as f64 / pool / mean_inodes
     }
 
     /// How full a region's nodes are: it takes as much at each of them.
     #[expect(clippy::cast_precision_loss, reason = "they are few")]
     fn fill(&self, region: &RegionInfo) -> Fill {
+        let fill = |replica: &Replica| self.known.get(&replica.node).map_or(0.0, |known| known.fill);
+        if let [only] = &region.replicas[..] {
+            let mean = fill(only);
+            return Fill { mean, fullest: mean };
+        }
         let (mut sum, mut fullest) = (0.0, 0.0_f64);
-        for replica in &region.replicas {
-            let fill = self.known.get(&replica.node).map_or(0.0, |known| known.fill);
+        for fill in region.replicas.iter().map(fill) {
             (sum, fullest) = (sum + fill, fullest.max(fill));
         }
         let mean = sum / region.replicas.len().max(1) as f64;
         Fill { mean, fullest }
     }
+}
+
+/// Those of all nodes, with least ones where there is hardly anything.
+struct Means {
+    fill: f64,
+    /// A byte of the pools.
+    inodes: f64,
 }
 
 /// How full the nodes of a region are: 0 to 1.
@@ -270,22 +294,18 @@ impl Utilization {
             return Some(region);
         }
         let nodes = self.nodes.lock();
+        let means = nodes.means();
         let candidate = |info: &RegionInfo| {
             let primary = info.primary().filter(usable)?;
-            let fill = nodes.fill(info);
-            Some(Candidate {
-                region: info.id,
-                fill,
-                score: nodes.score(primary, fill),
-            })
+            Some(nodes.candidate(info, primary, &means))
         };
         let by_hash = match both.map(|region| map.region(region).and_then(candidate)) {
             [Some(one), Some(other)] => Some(one.or_better(other)),
             [one, other] => one.or(other),
         };
-        let is_roomy = |region: RegionId| map.region(region).is_some_and(|info| nodes.is_roomy(info));
+        let is_tight = |region: RegionId| map.region(region).is_none_or(|info| !nodes.is_roomy(info));
         let by_hash = match by_hash {
-            Some(Candidate { region, .. }) if !is_roomy(region) => {
+            Some(Candidate { region, .. }) if nodes.is_any_tight && is_tight(region) => {
                 let roomy = regions.iter().filter(|info| nodes.is_roomy(info));
                 let mut roomy: Vec<Candidate> = roomy.filter_map(candidate).collect();
                 roomy.sort_by(|a, b| a.score.total_cmp(&b.score));
