@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Below this mean fill (a part of all pools) differences in bytes count for less: there is room everywhere.
 const ROOMY: f64 = 0.125;
-/// What is left of the fullest node's pool, divided by this: so much fuller are one region's nodes than another one's where the other one
-/// gets what could go to both, whatever else speaks for the first.
+/// A region gets nothing that could go to another one when its nodes are fuller than the other's by more than one of so many parts of what is
+/// left in the fullest of their pools.
 const LEFT_PARTS: f64 = 4.0;
 /// A node with less than one of so many parts of its pool left is spared, as long as there are others.
 const TIGHT: u64 = 32;
@@ -202,9 +202,13 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The less full one.
+    /// The less full one. A node that has had no room comes last, however full it is.
     fn or_better(self, other: Candidate) -> Candidate {
         match () {
+            () if self.score.is_infinite() || other.score.is_infinite() => match self.score <= other.score {
+                true => self,
+                false => other,
+            },
             () if self.fill.is_much_more(other.fill) => other,
             () if other.fill.is_much_more(self.fill) || self.score <= other.score => self,
             () => other,
@@ -354,6 +358,19 @@ mod tests {
         initial_map([7; 16], (0..3).map(node).collect(), 2, &[RegionSet::default()])
     }
 
+    fn twice_replicated(regions_per_node: u16) -> ClusterMap {
+        let node = |id| NodeInfo {
+            id: NodeId(id),
+            host: String::new(),
+            addresses: vec![],
+        };
+        let twice = RegionSet {
+            replicas: 2,
+            ..RegionSet::default()
+        };
+        initial_map([7; 16], (0..3).map(node).collect(), regions_per_node, &[twice])
+    }
+
     const LOCAL: Placement = Placement { local: true, set: None };
 
     fn usage(data_bytes: u64, inodes: u64) -> Usage {
@@ -430,6 +447,7 @@ mod tests {
             } else {
                 4 << 10
             };
+            *to = usage(to.data_bytes, to.inodes);
         }
         for (what, of) in [
             ("inodes", (|u: &Usage| u.inodes) as fn(&Usage) -> u64),
@@ -445,16 +463,7 @@ mod tests {
     /// Two replicas of each region: as long as two nodes have room for a region and its copy, that is where files go.
     #[test]
     fn a_region_whose_copy_finds_no_room_is_spared() {
-        let node = |id| NodeInfo {
-            id: NodeId(id),
-            host: String::new(),
-            addresses: vec![],
-        };
-        let twice = RegionSet {
-            replicas: 2,
-            ..RegionSet::default()
-        };
-        let map = initial_map([7; 16], (0..3).map(node).collect(), 8, &[twice]);
+        let map = twice_replicated(8);
         let utilization = Utilization::default();
         let choose = |i: u32| {
             let region = utilization.choose(&map, Placement::default(), None, Ino(1), &i.to_le_bytes(), &[]);
@@ -518,19 +527,6 @@ mod tests {
         )
     }
 
-    fn twice_replicated() -> ClusterMap {
-        let node = |id| NodeInfo {
-            id: NodeId(id),
-            host: String::new(),
-            addresses: vec![],
-        };
-        let twice = RegionSet {
-            replicas: 2,
-            ..RegionSet::default()
-        };
-        initial_map([7; 16], (0..3).map(node).collect(), 4, &[twice])
-    }
-
     fn are_alike(used: [u64; 3]) -> bool {
         used.iter().max().unwrap() - used.iter().min().unwrap() < 1024 / 10
     }
@@ -538,7 +534,7 @@ mod tests {
     /// One directory's files fill all nodes alike, those with the copies of its region, too.
     #[test]
     fn copies_fill_their_nodes_as_files_do() {
-        let (used, inodes) = fill(&twice_replicated(), RegionId(4), [usage(0, 0); 3]);
+        let (used, inodes) = fill(&twice_replicated(4), RegionId(4), [usage(0, 0); 3]);
         assert!(are_alike(used), "{used:?} MiB of 1024");
         assert!(inodes.iter().all(|inodes| (1000..1400).contains(inodes)), "{inodes:?}");
     }
@@ -546,7 +542,7 @@ mod tests {
     /// A node that has most of the inodes is spared more of them, but not until the others are full.
     #[test]
     fn inodes_do_not_keep_a_node_empty() {
-        let mut map = twice_replicated();
+        let mut map = twice_replicated(4);
         // node 0 has died and come back
         for info in map.regions.iter_mut().filter(|info| info.primary() == Some(NodeId(0))) {
             for replica in &mut info.replicas {
@@ -562,6 +558,18 @@ mod tests {
             [usage(0, 0), usage(10 << 20, 2000), usage(70 << 20, 14_000)],
         );
         assert!(are_alike(used), "{used:?} MiB of 1024, {inodes:?}");
+    }
+
+    /// Its pool may have room that none of its regions can use: their mirrors' nodes have none.
+    #[test]
+    fn a_node_that_has_had_no_room_comes_last() {
+        let utilization = Utilization::default();
+        for (node, data) in [(0, 100 << 20), (1, 900 << 20), (2, 900 << 20)] {
+            utilization.learn(NodeId(node), usage(data, 0));
+        }
+        assert!(place(&utilization, 300, Placement::default(), None)[0] > 0);
+        utilization.note_full(NodeId(0));
+        assert_eq!(place(&utilization, 300, Placement::default(), None)[0], 0);
     }
 
     #[test]
