@@ -139,10 +139,13 @@ impl Nodes {
     /// by others in small files.
     #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
     fn candidate(&self, region: &RegionInfo, primary: NodeId, means: &Means) -> Candidate {
-        let fill = self.fill(region);
+        let mut fill = self.fill(region);
         let score = match self.known.get(&primary) {
             None => 0.0,
-            Some(known) if known.full => f64::INFINITY,
+            Some(known) if known.full => {
+                fill.mean = f64::INFINITY;
+                f64::INFINITY
+            }
             Some(known) => {
                 let pool = known.usage.total_bytes.max(1) as f64;
                 fill.mean / means.fill + known.inodes() as f64 / pool / means.inodes
@@ -205,10 +208,6 @@ impl Candidate {
     /// The less full one. A node that has had no room comes last, however full it is.
     fn or_better(self, other: Candidate) -> Candidate {
         match () {
-            () if self.score.is_infinite() || other.score.is_infinite() => match self.score <= other.score {
-                true => self,
-                false => other,
-            },
             () if self.fill.is_much_more(other.fill) => other,
             () if other.fill.is_much_more(self.fill) || self.score <= other.score => self,
             () => other,
@@ -564,7 +563,7 @@ mod tests {
     #[test]
     fn a_node_that_has_had_no_room_comes_last() {
         let utilization = Utilization::default();
-        for (node, data) in [(0, 100 << 20), (1, 900 << 20), (2, 900 << 20)] {
+        for (node, data) in [(0, 100 << 20), (1, 1010 << 20), (2, 1010 << 20)] {
             utilization.learn(NodeId(node), usage(data, 0));
         }
         assert!(place(&utilization, 300, Placement::default(), None)[0] > 0);
