@@ -1,7 +1,7 @@
 //! Generic bugs: of all write-backs and fences of a step, one is left out by the medium. Power cuts in that step and in
 //! those that follow must show it, or it is listed here as one that nobody would miss, with the reason.
 
-use crate::harness::power::Scenario;
+use crate::harness::power::{Scenario, rounds};
 use crate::harness::world::*;
 use crate::{R0, R1, directory, file, pattern};
 use polvo_format::{INODE_ATTRIBUTES, INODE_CHECKSUMS, INODE_LOCK, INODE_LOG_PAGE, INODE_SIZE, REGION_SEQUENCE};
@@ -209,7 +209,8 @@ fn run(first: usize, pool: usize, omission: Option<Omission>) -> Option<(String,
     Some((what?, noticed))
 }
 
-/// What can be left out without anybody missing it, in some step or in all, and why.
+/// What can be left out without anybody missing it, in some step or in all, and why. With `ROUNDS` more states are tried, and more of it
+/// is missed.
 const NOT_MISSED: &[(&str, &str)] = &[
     (
         "write-back: attributes",
@@ -239,7 +240,8 @@ const NOT_MISSED: &[(&str, &str)] = &[
     ),
     (
         "fence after: inode",
-        "an inode without a name, freed and not durably so, is freed at the next start",
+        "an inode without a name, freed and not durably so, is freed at the next start; that a cut may leave half of it shows in more \
+         states than are tried at first",
     ),
     (
         "fence after: data",
@@ -275,7 +277,7 @@ fn a_flush_or_fence_left_out_is_noticed() {
     assert!(unknown.is_empty(), "nobody misses {unknown:#?}");
     for (known, why) in NOT_MISSED {
         assert!(
-            not_missed.contains_key(*known),
+            not_missed.contains_key(*known) || rounds() > 1,
             "{known} is missed now, and is listed because {why}"
         );
     }
