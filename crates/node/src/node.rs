@@ -132,10 +132,7 @@ impl Node {
         let pmem = space.pmem().clone();
         let memory = MemoryRegions::new();
         let keys = PoolKeys::register(&memory, &pmem);
-        let gates = match map.get().is_replicated() {
-            true => Gates::new(map.get().regions.len(), &memory),
-            false => Gates::default(),
-        };
+        let gates = Gates::of(&map.get(), &memory);
         let incarnation = space.next_sequence();
         let held_back = opening::begin_incarnation(&pmem, incarnation);
         let lock_term = pool_past::draw_lock_term();
@@ -153,9 +150,7 @@ impl Node {
         let undispatched = opening.undispatched();
         let context = opening.context(&map, incarnation);
         let watch_context = opening.watch_context(&map, incarnation);
-        let claimed = regions.all().filter(|service| service.replication().is_some());
-        let claims = claimed.map(|service| (service.id, Instant::now() + config.timeouts.lease));
-        let claims = claims.collect();
+        let claims = opening::claims(&regions, config.timeouts.lease);
         let node = Arc::new(Node {
             leases: Leases::new(&*clock),
             clock,

@@ -11,11 +11,14 @@ use crate::replication::leases;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::{MapCell, SessionContext};
 use polvo_fabric::MemoryRegions;
-use polvo_format::{Epoch, NodeId, SessionId};
+use polvo_format::{Epoch, NodeId, RegionId, SessionId};
 use polvo_pmem::Pmem;
 use polvo_proto::{ClusterMap, FsError, LockTerm, MAP_BYTES_MAX, RegionInfo};
 use polvo_region::{Lane, PoolSpace, Region};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// What a node is made of while it is being opened.
 pub(crate) struct Opening<'a> {
@@ -231,4 +234,12 @@ fn session_of(node: NodeId, start_number: u64, purpose: Purpose) -> SessionId {
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     SessionId((h ^ (h >> 31)).max(1))
+}
+
+/// Until when locks of which nobody knows any more may be claimed back, by region: where there are copies, another node may have given
+/// them.
+pub(crate) fn claims(regions: &Regions, lease: Duration) -> BTreeMap<RegionId, Instant> {
+    let until = Instant::now() + lease;
+    let replicated = regions.all().filter(|service| service.replication().is_some());
+    replicated.map(|service| (service.id, until)).collect()
 }

@@ -102,14 +102,17 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
     }
     // as long as the work takes, roughly
     let span_us = u64::from(schedule.operations) * (schedule.pause_us / 2 + 3_000);
-    let mut left = schedule.faults;
-    let mut next = faults.later(span_us / 3);
-    let mut cuts_left = schedule.cuts;
-    let mut next_cut = later(&mut faults.cutting, span_us / 3);
-    let mut stills_left = schedule.stills;
-    let mut next_still = later(&mut faults.stilling, span_us / 3);
-    let mut failovers_left = schedule.failovers;
-    let mut next_failover = later(&mut faults.failing, span_us / 3);
+    let mut turns = [
+        (Kind::Any, schedule.faults),
+        (Kind::CutOff, schedule.cuts),
+        (Kind::StandStill, schedule.stills),
+        (Kind::FailOver, schedule.failovers),
+    ]
+    .map(|(kind, left)| Turns {
+        kind,
+        left,
+        next: later(faults.numbers(kind), span_us / 3),
+    });
     loop {
         let now = Instant::now();
         faults.remedy(now).await?;
@@ -122,48 +125,48 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         if faults.workload.is_done() {
             break;
         }
-        if left > 0 && now >= next {
-            left -= 1;
-            faults.make().await;
-            next = faults.later(span_us / 3);
-        }
-        if cuts_left > 0 && now >= next_cut {
-            cuts_left -= 1;
-            faults.cut_reader_off();
-            next_cut = later(&mut faults.cutting, span_us / 3);
-        }
-        if stills_left > 0 && now >= next_still {
-            stills_left -= 1;
-            faults.mount_stands_still();
-            next_still = later(&mut faults.stilling, span_us / 3);
-        }
-        if failovers_left > 0 && now >= next_failover {
-            failovers_left -= 1;
-            faults.fail_over().await;
-            next_failover = later(&mut faults.failing, span_us / 3);
+        for turns in &mut turns {
+            if turns.left > 0 && now >= turns.next {
+                turns.left -= 1;
+                match turns.kind {
+                    Kind::Any => faults.make().await,
+                    Kind::CutOff => faults.cut_reader_off(),
+                    Kind::StandStill => faults.mount_stands_still(),
+                    Kind::FailOver => faults.fail_over().await,
+                }
+                turns.next = later(faults.numbers(turns.kind), span_us / 3);
+            }
         }
         if let Some(node) = faults.to_lose {
             faults.lose(node).await;
         }
-        let mut wake = now + LOOK;
-        if left > 0 {
-            wake = wake.min(next);
-        }
-        if cuts_left > 0 {
-            wake = wake.min(next_cut);
-        }
-        if stills_left > 0 {
-            wake = wake.min(next_still);
-        }
-        if failovers_left > 0 {
-            wake = wake.min(next_failover);
-        }
-        for (at, _) in &faults.remedies {
-            wake = wake.min(*at);
-        }
+        let due = turns.iter().filter(|turns| turns.left > 0).map(|turns| turns.next);
+        let remedies = faults.remedies.iter().map(|(at, _)| *at);
+        let wake = due.chain(remedies).fold(now + LOOK, Instant::min);
         tokio::time::sleep_until(wake.max(now + Duration::from_micros(1))).await;
     }
     faults.heal().await
+}
+
+/// Kinds of faults that come about independently of each other, each by numbers of its own: what a seed draws of one stays what it was,
+/// whatever becomes of the others.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Of a node, the network or a client.
+    Any,
+    /// A client that reads by itself.
+    CutOff,
+    /// A mount.
+    StandStill,
+    /// Others take a node's place.
+    FailOver,
+}
+
+/// When faults of a kind come about.
+struct Turns {
+    kind: Kind,
+    left: u32,
+    next: Instant,
 }
 
 fn later(rng: &mut Rng, at_most_us: u64) -> Instant {
@@ -175,8 +178,13 @@ fn after(rng: &mut Rng, low_ms: u64, high_ms: u64) -> Instant {
 }
 
 impl Faults<'_> {
-    fn later(&mut self, at_most_us: u64) -> Instant {
-        later(&mut self.rng, at_most_us)
+    fn numbers(&mut self, kind: Kind) -> &mut Rng {
+        match kind {
+            Kind::Any => &mut self.rng,
+            Kind::CutOff => &mut self.cutting,
+            Kind::StandStill => &mut self.stilling,
+            Kind::FailOver => &mut self.failing,
+        }
     }
 
     fn note(&self, what: &str) {
@@ -190,7 +198,7 @@ impl Faults<'_> {
             5..9 => 4_000,
             _ => 40_000,
         };
-        self.later(at_most_ms * 1000)
+        later(&mut self.rng, at_most_ms * 1000)
     }
 
     fn host(&mut self) -> String {

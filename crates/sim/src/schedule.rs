@@ -219,6 +219,75 @@ pub struct Schedule {
 }
 
 /// Client-active two times of three; else server-directed, with sizes that let every way be taken.
+/// How clients and nodes move and check bytes. By numbers of its own, so that what else a seed draws stays what it was.
+struct Data {
+    one_sided: OneSided,
+    transfers: Vec<Transfers>,
+    checksums: bool,
+    verifying: Vec<bool>,
+    scrub: Option<ScrubPace>,
+    access_times: Vec<Option<AccessTimeRule>>,
+    by_pages: Vec<bool>,
+}
+
+impl Data {
+    fn of(seed: u64, clients: usize) -> Data {
+        let mut moving = Rng::new(seed, 4);
+        let one_sided = match moving.percent(10) {
+            true => OneSided::Nodes,
+            false => OneSided::All,
+        };
+        let transfers = (0..clients).map(|_| transfers(&mut moving)).collect();
+        let mut summing = Rng::new(seed, 5);
+        let checksums = summing.percent(80);
+        let verifying = (0..clients).map(|_| summing.percent(50)).collect();
+        let scrub = summing.percent(30).then_some(ScrubPace {
+            every: Duration::from_secs(1),
+            rate: 1 << 20,
+        });
+        let mut reading = Rng::new(seed, 7);
+        let access_times: Vec<_> = (0..clients).map(|_| access_times(&mut reading)).collect();
+        let is_seen_each_time = |rule: &Option<AccessTimeRule>| rule.is_some_and(|rule| rule.strict);
+        let by_pages = access_times.iter().map(|rule| !is_seen_each_time(rule)).collect();
+        Data {
+            one_sided,
+            transfers,
+            checksums,
+            verifying,
+            scrub,
+            access_times,
+            by_pages,
+        }
+    }
+}
+
+fn homes(rng: &mut Rng, clients: u64, nodes: u16) -> Vec<Home> {
+    let home = |_| match rng.percent(35) {
+        true => Home::Colocated(rng.below(u64::from(nodes)) as u16),
+        false => Home::Remote,
+    };
+    (0..clients).map(home).collect()
+}
+
+/// Of a message, if it is another one than usual.
+fn delay(rng: &mut Rng) -> Option<RangeInclusive<Duration>> {
+    rng.percent(40).then(|| {
+        let low = rng.between(1, 50);
+        let high = rng.pick(&[100, 5_000, 60_000]);
+        Duration::from_micros(low)..=Duration::from_micros(high)
+    })
+}
+
+/// Of each client.
+fn operations(rng: &mut Rng, alone: bool, limits: &Limits) -> u32 {
+    match limits.operations {
+        Some(operations) => operations,
+        None if alone => 200,
+        None if rng.percent(20) => rng.between(60, 150) as u32,
+        None => rng.between(20, 50) as u32,
+    }
+}
+
 fn transfers(rng: &mut Rng) -> Transfers {
     if rng.percent(66) {
         return Transfers::Client;
@@ -413,44 +482,12 @@ impl Schedule {
         let nodes = nodes.max(u16::from(limits.replicas.unwrap_or(1).min(4)));
         let is_small = rng.percent(12);
         let clients = if alone { 1 } else { rng.between(2, 5) };
-        let homes: Vec<Home> = (0..clients)
-            .map(|_| match rng.percent(35) {
-                true => Home::Colocated(rng.below(u64::from(nodes)) as u16),
-                false => Home::Remote,
-            })
-            .collect();
+        let homes = homes(&mut rng, clients, nodes);
         let quiet = rng.percent(if alone { 60 } else { 20 });
         let faults = if quiet { 0 } else { rng.between(1, 7) as u32 };
-        let delay = rng.percent(40).then(|| {
-            let low = rng.between(1, 50);
-            let high = rng.pick(&[100, 5_000, 60_000]);
-            Duration::from_micros(low)..=Duration::from_micros(high)
-        });
-        let operations = match limits.operations {
-            Some(operations) => operations,
-            None if alone => 200,
-            None if rng.percent(20) => rng.between(60, 150) as u32,
-            None => rng.between(20, 50) as u32,
-        };
-        // numbers of its own, so that what else a seed draws stays what it was
-        let mut moving = Rng::new(seed, 4);
-        let one_sided = match moving.percent(10) {
-            true => OneSided::Nodes,
-            false => OneSided::All,
-        };
-        let transfers = homes.iter().map(|_| transfers(&mut moving)).collect();
-        // and so here
-        let mut summing = Rng::new(seed, 5);
-        let checksums = summing.percent(80);
-        let verifying = homes.iter().map(|_| summing.percent(50)).collect();
-        let scrub = summing.percent(30).then_some(ScrubPace {
-            every: Duration::from_secs(1),
-            rate: 1 << 20,
-        });
-        let mut reading = Rng::new(seed, 7);
-        let access_times: Vec<_> = homes.iter().map(|_| access_times(&mut reading)).collect();
-        let is_seen_each_time = |rule: &Option<AccessTimeRule>| rule.is_some_and(|rule| rule.strict);
-        let by_pages = access_times.iter().map(|rule| !is_seen_each_time(rule)).collect();
+        let delay = delay(&mut rng);
+        let operations = operations(&mut rng, alone, limits);
+        let data = Data::of(seed, homes.len());
         let believers = Believers::of(seed, homes.len(), limits.faults != Some(0));
         let replicas = replicas(seed, nodes, is_small, limits);
         let failovers = failovers(seed, replicas, faults > 0 && limits.faults != Some(0));
@@ -482,13 +519,13 @@ impl Schedule {
             },
             is_small,
             clients: homes[..kept].to_vec(),
-            transfers,
-            one_sided,
-            checksums,
-            scrub,
-            verifying,
-            access_times,
-            by_pages,
+            transfers: data.transfers,
+            one_sided: data.one_sided,
+            checksums: data.checksums,
+            scrub: data.scrub,
+            verifying: data.verifying,
+            access_times: data.access_times,
+            by_pages: data.by_pages,
             is_crowded: Rng::new(seed, 12).percent(CROWDED),
             is_locking: Rng::new(seed, 40).percent(LOCKING),
             is_syncing: needs_sync || Rng::new(seed, 45).percent(SYNCING),

@@ -113,32 +113,54 @@ fn with_holders(
     writer.shutdown();
     node.stop()?;
 
-    let (unit, in_unit): (_, fn(&Duration) -> f64) = match count {
-        1 => (Unit::Ns, |took| took.as_nanos() as f64),
-        _ => (Unit::Ms, |took| took.as_secs_f64() * 1e3),
+    let held = Held {
+        alone,
+        held,
+        asked,
+        round_trips,
     };
-    let samples = |times: &[Duration]| Samples::new(times.iter().map(in_unit).collect());
-    if count > 1 {
-        let name = format!("write with {count} holders, {provider}");
-        found.bounded(&name, unit, &samples(&held), AtMost(50.0));
-        return Ok(());
-    }
-    let base = format!("write with no holder, {provider}");
-    found.figure(&base, unit, &samples(&alone));
-    found.against(
-        &format!("write with one holder, {provider}"),
-        unit,
-        &samples(&held),
-        &base,
-        None,
-    );
-    let each = |total: u64| Samples::exact(total as f64 / files as f64);
-    let name = format!("round trips of the writer, one holder, {provider}");
-    found.bounded(&name, Unit::Requests, &each(round_trips), AtMost(1.0));
-    // a session that has tokens also asks twice a second what is asked of it
-    let name = format!("round trips of the holder, {provider}");
-    found.bounded(&name, Unit::Requests, &each(asked), AtMost(1.05));
+    held.judge(provider, count, files, found);
     Ok(())
+}
+
+/// What writes took whose file nobody, or somebody, has a token of.
+struct Held {
+    alone: Vec<Duration>,
+    held: Vec<Duration>,
+    /// Requests of the holders.
+    asked: u64,
+    /// Of the writer.
+    round_trips: u64,
+}
+
+impl Held {
+    fn judge(&self, provider: &str, count: usize, files: usize, found: &mut Findings<'_>) {
+        let (unit, in_unit): (_, fn(&Duration) -> f64) = match count {
+            1 => (Unit::Ns, |took| took.as_nanos() as f64),
+            _ => (Unit::Ms, |took| took.as_secs_f64() * 1e3),
+        };
+        let samples = |times: &[Duration]| Samples::new(times.iter().map(in_unit).collect());
+        if count > 1 {
+            let name = format!("write with {count} holders, {provider}");
+            found.bounded(&name, unit, &samples(&self.held), AtMost(50.0));
+            return;
+        }
+        let base = format!("write with no holder, {provider}");
+        found.figure(&base, unit, &samples(&self.alone));
+        found.against(
+            &format!("write with one holder, {provider}"),
+            unit,
+            &samples(&self.held),
+            &base,
+            None,
+        );
+        let each = |total: u64| Samples::exact(total as f64 / files as f64);
+        let name = format!("round trips of the writer, one holder, {provider}");
+        found.bounded(&name, Unit::Requests, &each(self.round_trips), AtMost(1.0));
+        // a session that has tokens also asks twice a second what is asked of it
+        let name = format!("round trips of the holder, {provider}");
+        found.bounded(&name, Unit::Requests, &each(self.asked), AtMost(1.05));
+    }
 }
 
 /// Clients that hold tokens, on a thread of their own.

@@ -10,7 +10,7 @@ use crate::clock::outlasting;
 use crate::replication::leases::{GRACE, LEASE};
 use polvo_fabric::{Access, Buffer, Memory, MemoryRegions};
 use polvo_format::{Lsn, RegionId};
-use polvo_proto::{Beat, Gate};
+use polvo_proto::{Beat, ClusterMap, Gate};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -38,8 +38,12 @@ pub(crate) struct ShownGate {
 }
 
 impl Gates {
-    /// For so many regions.
-    pub fn new(regions: usize, memory: &MemoryRegions) -> Gates {
+    /// For those of a cluster.
+    pub fn of(map: &ClusterMap, memory: &MemoryRegions) -> Gates {
+        if !map.is_replicated() {
+            return Gates::default();
+        }
+        let regions = map.regions.len();
         let len = regions as u64 * STRIDE;
         let buffer = Buffer::new(regions * STRIDE as usize);
         let key = memory.register(Memory::Buffer(buffer.clone()), 0, len, Access::READ);

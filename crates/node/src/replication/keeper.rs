@@ -9,6 +9,7 @@
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
+use crate::replication::feed::Feed;
 use crate::replication::fill::Filling;
 use crate::replication::follower::{Follower, Standing, attach};
 use crate::replication::lane_feed::{self, LaneFeed};
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::MutexGuard;
 use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
@@ -248,14 +250,7 @@ async fn look_after(
             return Ok(());
         }
         looks.not_before = Instant::now() + PERIOD;
-        let place = attach(copy, service, links, None).await;
-        feed = replication.feed().lock().await;
-        match place {
-            // its lane is full of what waits for room, in the redo log or the pool, and what makes room cannot come: begun anew the copy has
-            // none of it
-            Err(FsError::Retry | FsError::NoSpace) if !planted(Planted::RetiredNotSought) => feed.lose_missed(copy),
-            place => feed.returned(copy, place?, service)?,
-        }
+        feed = reconnect(service, links, replication, copy).await?;
     }
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
@@ -267,37 +262,12 @@ async fn look_after(
     let late = follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY)
         || node.leases.is_silent(copy, MIRROR_AWAY);
     if follower.in_sync && (follower.standing == Standing::Lost || late) {
-        if !planted(Planted::SetShrunkUntold) {
-            leave(node, links, service.id, copy).await?;
-        }
-        follower.in_sync = false;
-        tracing::warn!(
-            region = service.id.0,
-            node = copy.0,
-            "the region goes on without this mirror"
-        );
-        replication.set_changed(&feed, &node.leases);
-        feed.rest_if_idle(service);
-        return Ok(());
+        return go_on_without(node, links, service, replication, feed, copy).await;
     }
     if follower.away_since.is_some() && node.leases.is_silent(copy, LEASE) {
         return Ok(()); // it would only be waited for once more, and with it the others
     }
-    // whether it is there is found out even when nothing changes in the region
-    let mut sent = replication.send(&mut feed, service, links, false).await;
-    let mut before = None;
-    while let has @ Some(_) = feed.catches_up(copy)
-        && has > before
-        && !service.has_ended()
-    {
-        before = has;
-        // others have their turn
-        drop(feed);
-        yield_now().await;
-        feed = replication.feed().lock().await;
-        sent = replication.send(&mut feed, service, links, false).await;
-    }
-    let is_current = feed.is_current(copy);
+    let (mut feed, sent) = catch_up(service, links, replication, feed, copy).await;
     let Some(follower) = feed.follower(copy) else {
         return Ok(());
     };
@@ -320,19 +290,9 @@ async fn look_after(
                 .as_ref()
                 .filter(|lane| !lane.is_empty())
                 .map(|lane| lane.sent());
-            // it may be in the set and not in the map's: it has come back when it had left those of all regions
-            let has_joined = role(&node.map(), service.id, copy) == Some(ReplicaRole::Mirror);
-            if is_current && !(has_joined && follower.in_sync) && !node.leases.is_silent(copy, LEASE / 2) {
-                // nothing is answered without it from here on: also when this fails, the map may say that it is one
-                follower.in_sync = true;
-                replication.set_changed(&feed, &node.leases);
-                // what was answered before that, while the last records were under way, it must have, too
-                if !planted(Planted::JoinedBehind) {
-                    replication.send(&mut feed, service, links, true).await?;
-                }
-                join(node, links, service.id, copy).await?;
+            if may_join(node, &mut feed, service.id, copy) {
+                join_set(node, links, service, replication, &mut feed, copy).await?;
                 looks.pause = FILL_AGAIN_MIN;
-                tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
             }
             drop(feed);
             match unapplied {
@@ -341,6 +301,104 @@ async fn look_after(
             }
         }
     }
+}
+
+/// Connects again to a copy out of the set: it gets what it has missed, or is made anew.
+async fn reconnect<'r>(
+    service: &RegionService,
+    links: &Rc<Links>,
+    replication: &'r Replication,
+    copy: NodeId,
+) -> Result<MutexGuard<'r, Feed>, FsError> {
+    let place = attach(copy, service, links, None).await;
+    let mut feed = replication.feed().lock().await;
+    match place {
+        // its lane is full of what waits for room, in the redo log or the pool, and what makes room cannot come: begun anew the copy has
+        // none of it
+        Err(FsError::Retry | FsError::NoSpace) if !planted(Planted::RetiredNotSought) => feed.lose_missed(copy),
+        place => feed.returned(copy, place?, service)?,
+    }
+    Ok(feed)
+}
+
+/// A mirror leaves the set: nothing waits for it any more.
+async fn go_on_without(
+    node: &Arc<Node>,
+    links: &Rc<Links>,
+    service: &RegionService,
+    replication: &Replication,
+    mut feed: MutexGuard<'_, Feed>,
+    copy: NodeId,
+) -> Result<(), FsError> {
+    if !planted(Planted::SetShrunkUntold) {
+        leave(node, links, service.id, copy).await?;
+    }
+    if let Some(follower) = feed.follower(copy) {
+        follower.in_sync = false;
+    }
+    tracing::warn!(
+        region = service.id.0,
+        node = copy.0,
+        "the region goes on without this mirror"
+    );
+    replication.set_changed(&feed, &node.leases);
+    feed.rest_if_idle(service);
+    Ok(())
+}
+
+/// Sends what there is, even if nothing has changed: so it is found out whether the copy is there. One that is behind gets all that it has
+/// missed, and others have their turn meanwhile. Gives how that ended.
+async fn catch_up<'r>(
+    service: &RegionService,
+    links: &Rc<Links>,
+    replication: &'r Replication,
+    mut feed: MutexGuard<'r, Feed>,
+    copy: NodeId,
+) -> (MutexGuard<'r, Feed>, Result<(), FsError>) {
+    let mut sent = replication.send(&mut feed, service, links, false).await;
+    let mut before = None;
+    while let has @ Some(_) = feed.catches_up(copy)
+        && has > before
+        && !service.has_ended()
+    {
+        before = has;
+        drop(feed);
+        yield_now().await;
+        feed = replication.feed().lock().await;
+        sent = replication.send(&mut feed, service, links, false).await;
+    }
+    (feed, sent)
+}
+
+/// Has this copy all there is, and is it in the set, or in that of the map, not yet? It may be in the set and not in the map's: it has come
+/// back when it had left those of all regions.
+fn may_join(node: &Node, feed: &mut Feed, region: RegionId, copy: NodeId) -> bool {
+    let has_joined = role(&node.map(), region, copy) == Some(ReplicaRole::Mirror);
+    let in_sync = feed.follower(copy).is_some_and(|follower| follower.in_sync);
+    feed.is_current(copy) && !(has_joined && in_sync) && !node.leases.is_silent(copy, LEASE / 2)
+}
+
+/// A copy that has all there is becomes a mirror.
+async fn join_set(
+    node: &Arc<Node>,
+    links: &Rc<Links>,
+    service: &RegionService,
+    replication: &Replication,
+    feed: &mut Feed,
+    copy: NodeId,
+) -> Result<(), FsError> {
+    // nothing is answered without it from here on: also when this fails, the map may say that it is one
+    if let Some(follower) = feed.follower(copy) {
+        follower.in_sync = true;
+    }
+    replication.set_changed(feed, &node.leases);
+    // what was answered before that, while the last records were under way, it must have, too
+    if !planted(Planted::JoinedBehind) {
+        replication.send(feed, service, links, true).await?;
+    }
+    join(node, links, service.id, copy).await?;
+    tracing::info!(region = service.id.0, node = copy.0, "a mirror more");
+    Ok(())
 }
 
 /// Has a mirror put in place what has come, up to `sent` at least. More may come meanwhile: nobody waits for this.

@@ -66,6 +66,26 @@ pub(super) struct Batch<'v> {
     bytes: u64,
 }
 
+/// To whom something is sent.
+struct Mirror<'v> {
+    node: NodeId,
+    pair: &'v QueuePair,
+    service: &'v RegionService,
+    links: &'v Rc<Links>,
+    /// Where the region's bytes are.
+    memory: &'v Memory,
+}
+
+/// What is on its way out of some records.
+struct Outgoing<'v> {
+    records: &'v Records,
+    batch: Batch<'v>,
+    /// Behind that.
+    stretch: Option<Stretch>,
+    /// The last record of both.
+    last: Lsn,
+}
+
 /// One run of bytes of the backlog that goes to one place in the ring: records that follow each other there and here.
 #[derive(Clone, Copy)]
 struct Stretch {
@@ -177,118 +197,120 @@ impl LaneFeed {
         records: &Records,
     ) -> Result<(), FsError> {
         let link = links.at_once_within(to, Timeouts::MIRROR).await?;
-        let pair = link.rpc.queue_pair();
         let memory = Memory::Pool(service.pmem().clone());
-        let mut batch = Batch::default();
-        let mut stretch: Option<Stretch> = None;
+        let mirror = Mirror {
+            node: to,
+            pair: link.rpc.queue_pair(),
+            service,
+            links,
+            memory: &memory,
+        };
+        let mut out = Outgoing::of(records, self.sent);
         let mut from = 0;
-        let mut last = self.sent;
         while let Some(rest) = records.bytes().get(from..).filter(|rest| !rest.is_empty()) {
             let (record, len) =
                 MirrorRecord::read_own(rest).map_err(|why| FsError::Io(format!("a record of ours: {why}")))?;
-            if record.lsn <= self.sent {
-                from += len;
-                continue;
+            if record.lsn > self.sent {
+                if len > self.ring.record_max() as usize {
+                    return Err(FsError::Io(format!("a record of {len} bytes fits no lane")));
+                }
+                // file data first: the record is found only where they are
+                self.send_data(&mirror, &record, &mut out).await?;
+                let at = self.find_place(&mirror, len as u32, &mut out).await?;
+                out.put(&self.place, Stretch { from, len, at });
+                self.tail = at + len as u32;
+                out.last = record.lsn;
             }
-            if len > self.ring.record_max() as usize {
-                return Err(FsError::Io(format!("a record of {len} bytes fits no lane")));
-            }
-            // file data first: the record is found only where they are
-            let mut has_emptied = false;
-            for change in record.changes() {
-                let (at, len) = match change {
-                    Change::Run { at, len } => (at, len),
-                    Change::Segment { index, class } if !self.segments.contains_key(&index) => {
-                        Box::pin(self.learn_segments(to, service, links, &[(index, class)])).await?;
-                        continue;
-                    }
-                    _ => continue,
-                };
-                let Ok((here, class)) = service.locate(Gpa::new(service.id, at), len as usize) else {
-                    continue; // its segment has gone since, and so does the copy's, with a later record
-                };
-                let index = self.index_of(service, at);
-                if !self.segments.contains_key(&index) {
-                    Box::pin(self.learn_segments(to, service, links, &[(index, class as u8)])).await?;
-                }
-                let Some(there) = self.locate(service, at) else {
-                    let (node, region) = (to.0, service.id.0);
-                    return Err(FsError::Io(format!(
-                        "node {node} has no segment {index} of region {region}"
-                    )));
-                };
-                if let Some(stretch) = stretch.take() {
-                    batch.push_stretch(&self.place, records, stretch);
-                }
-                // what the ring holds of a page's life before would be put in place over it later; file data comes by runs alone
-                let is_in_place = has_emptied || (self.is_empty() && batch.verbs.is_empty());
-                if class != SegmentClass::Data && !is_in_place {
-                    batch.post(pair, to).await?;
-                    self.sent = last;
-                    self.apply(to, service, links, false).await?;
-                    has_emptied = true;
-                }
-                for start in (0..u64::from(len)).step_by(BATCH_BYTES as usize) {
-                    let len = BATCH_BYTES.min(u64::from(len) - start);
-                    if batch.is_full(len) {
-                        batch.post(pair, to).await?;
-                    }
-                    let local = Local {
-                        memory: &memory,
-                        offset: here + start,
-                        len,
-                    };
-                    let there = Remote {
-                        offset: there.offset + start,
-                        ..there
-                    };
-                    batch.push(Verb::WriteFrom { to: there, from: local }, len);
-                }
-            }
-            let place = match self.place(len as u32) {
-                Some(place) => place,
-                None => {
-                    if let Some(stretch) = stretch.take() {
-                        batch.push_stretch(&self.place, records, stretch);
-                    }
-                    batch.post(pair, to).await?;
-                    self.sent = last;
-                    self.apply(to, service, links, false).await?;
-                    let place = self.ring.place(self.head, self.tail, len as u32);
-                    place.expect("an empty ring has room for any record")
-                }
-            };
-            stretch = match stretch {
-                Some(before) if before.at + before.len as u32 == place && before.from + before.len == from => {
-                    Some(Stretch {
-                        len: before.len + len,
-                        ..before
-                    })
-                }
-                before => {
-                    if let Some(before) = before {
-                        batch.push_stretch(&self.place, records, before);
-                    }
-                    Some(Stretch { from, len, at: place })
-                }
-            };
-            self.tail = place + len as u32;
-            (last, from) = (record.lsn, from + len);
+            from += len;
         }
-        if let Some(stretch) = stretch {
-            batch.push_stretch(&self.place, records, stretch);
-        }
+        out.close(&self.place);
         let mut heads = [0; LANE_HEADS];
-        batch.verbs.push(Verb::Read {
+        out.batch.verbs.push(Verb::Read {
             from: self.remote(self.place.lane),
             into: &mut heads,
         });
-        batch.execute(pair, to).await?;
-        drop(batch);
+        out.batch.execute(mirror.pair, to).await?;
+        drop(out);
         if let Ok(head) = LaneHead::newest(&heads) {
             self.head = head.position;
         }
         Ok(())
+    }
+
+    /// The runs of bytes that a record names, and the segments.
+    async fn send_data<'v>(
+        &mut self,
+        mirror: &Mirror<'v>,
+        record: &MirrorRecord<'_>,
+        out: &mut Outgoing<'v>,
+    ) -> Result<(), FsError> {
+        let (to, service) = (mirror.node, mirror.service);
+        let mut has_emptied = false;
+        for change in record.changes() {
+            let (at, len) = match change {
+                Change::Run { at, len } => (at, len),
+                Change::Segment { index, class } if !self.segments.contains_key(&index) => {
+                    Box::pin(self.learn_segments(to, service, mirror.links, &[(index, class)])).await?;
+                    continue;
+                }
+                _ => continue,
+            };
+            let Ok((here, class)) = service.locate(Gpa::new(service.id, at), len as usize) else {
+                continue; // its segment has gone since, and so does the copy's, with a later record
+            };
+            let index = self.index_of(service, at);
+            if !self.segments.contains_key(&index) {
+                Box::pin(self.learn_segments(to, service, mirror.links, &[(index, class as u8)])).await?;
+            }
+            let Some(there) = self.locate(service, at) else {
+                let (node, region) = (to.0, service.id.0);
+                return Err(FsError::Io(format!(
+                    "node {node} has no segment {index} of region {region}"
+                )));
+            };
+            out.close(&self.place);
+            // what the ring holds of a page's life before would be put in place over it later; file data comes by runs alone
+            let is_in_place = has_emptied || (self.is_empty() && out.batch.verbs.is_empty());
+            if class != SegmentClass::Data && !is_in_place {
+                self.empty(mirror, out).await?;
+                has_emptied = true;
+            }
+            for start in (0..u64::from(len)).step_by(BATCH_BYTES as usize) {
+                let len = BATCH_BYTES.min(u64::from(len) - start);
+                if out.batch.is_full(len) {
+                    out.batch.post(mirror.pair, to).await?;
+                }
+                let from = Local {
+                    memory: mirror.memory,
+                    offset: here + start,
+                    len,
+                };
+                let there = Remote {
+                    offset: there.offset + start,
+                    ..there
+                };
+                out.batch.push(Verb::WriteFrom { to: there, from }, len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a record of so many bytes goes, in a ring that is emptied for it if need be.
+    async fn find_place<'v>(&mut self, mirror: &Mirror<'v>, len: u32, out: &mut Outgoing<'v>) -> Result<u32, FsError> {
+        if let Some(place) = self.place(len) {
+            return Ok(place);
+        }
+        self.empty(mirror, out).await?;
+        let place = self.ring.place(self.head, self.tail, len);
+        Ok(place.expect("an empty ring has room for any record"))
+    }
+
+    /// Has all put in place that was sent, or is to be.
+    async fn empty<'v>(&mut self, mirror: &Mirror<'v>, out: &mut Outgoing<'v>) -> Result<(), FsError> {
+        out.close(&self.place);
+        out.batch.post(mirror.pair, mirror.node).await?;
+        self.sent = out.last;
+        self.apply(mirror.node, mirror.service, mirror.links, false).await
     }
 
     /// Where a record of so many bytes goes; `None` while there is no room.
@@ -363,6 +385,37 @@ pub(crate) async fn apply(to: NodeId, service: &RegionService, links: &Links, wh
     let region = service.id;
     let apply = ask::ApplyMirror { region, whole };
     links.call_node_within(to, Cred::Kernel, apply, Timeouts::MIRROR).await
+}
+
+impl<'v> Outgoing<'v> {
+    fn of(records: &'v Records, sent: Lsn) -> Outgoing<'v> {
+        Outgoing {
+            records,
+            batch: Batch::default(),
+            stretch: None,
+            last: sent,
+        }
+    }
+
+    /// The next record.
+    fn put(&mut self, place: &LanePlace, next: Stretch) {
+        match &mut self.stretch {
+            Some(before) if before.at + before.len as u32 == next.at && before.from + before.len == next.from => {
+                before.len += next.len;
+            }
+            _ => {
+                self.close(place);
+                self.stretch = Some(next);
+            }
+        }
+    }
+
+    /// What comes next is not a record that goes on where those before it end.
+    fn close(&mut self, place: &LanePlace) {
+        if let Some(stretch) = self.stretch.take() {
+            self.batch.push_stretch(place, self.records, stretch);
+        }
+    }
 }
 
 impl<'v> Batch<'v> {

@@ -53,6 +53,75 @@ struct State {
 }
 
 impl State {
+    /// What the slots hold at a start; and their records by their numbers, the order in which they are to be put in place.
+    fn read(
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        damage: &mut impl FnMut(u64, String) -> Result<(), RegionError>,
+    ) -> Result<(State, BTreeMap<u64, InSlot>), RegionError> {
+        let closed = || Slot {
+            number: 0,
+            stage: Stage::Closed,
+            decided: None,
+        };
+        let mut state = State {
+            slots: (0..layout.redo_slots).map(|_| closed()).collect(),
+            free: Vec::new(),
+            own: 0,
+            order: 0,
+            found: Vec::new(),
+        };
+        let mut records: BTreeMap<u64, InSlot> = BTreeMap::new();
+        for at in 0..layout.redo_slots {
+            let found = match read_slot(pmem, layout, at) {
+                Ok(found) => found,
+                Err(why) => {
+                    damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
+                    continue;
+                }
+            };
+            let Some((order, _)) = found.record else {
+                state.slots[at as usize].end(Stage::Free, found.number);
+                continue;
+            };
+            if let Some(other) = records.insert(order, found) {
+                let why = format!("slots {} and {at}: two records with one number", other.at);
+                damage(layout.slot_offset(at), why)?;
+            }
+        }
+        state.order = records.last_key_value().map_or(0, |(order, _)| *order);
+        Ok((state, records))
+    }
+
+    /// Puts a record's local part in place; what it has for elsewhere remains.
+    fn put_in_place(
+        &mut self,
+        pmem: &Pmem,
+        layout: &PoolLayout,
+        table: &SegmentTable,
+        found: InSlot,
+    ) -> Result<(), String> {
+        let (at, number) = (found.at, found.number);
+        let (_, bytes) = found.record.expect("slots without a record were free");
+        match put_in_place(pmem, table, &bytes, found.logged)? {
+            None => {
+                store_state(pmem, layout, at, RedoState::Free, number);
+                self.slots[at as usize].end(Stage::Free, number);
+            }
+            Some((region, txn, remote)) => {
+                store_state(pmem, layout, at, RedoState::AppliedToDispatch, number);
+                self.found.push(Undispatched {
+                    record: RedoId::new(at, number),
+                    region,
+                    txn,
+                    remote,
+                });
+                self.slots[at as usize].end(Stage::ToDispatch { txn }, number);
+            }
+        }
+        Ok(())
+    }
+
     /// What is free is in the list, and nothing else; what is still to be dispatched is in its slot.
     fn check(&self) {
         assert!(
@@ -394,65 +463,12 @@ impl RedoLog {
         table: &SegmentTable,
         mut damage: impl FnMut(u64, String) -> Result<(), RegionError>,
     ) -> Result<RedoLog, RegionError> {
-        let mut state = State {
-            slots: Vec::new(),
-            free: Vec::new(),
-            own: 0,
-            order: 0,
-            found: Vec::new(),
-        };
-        let mut records: BTreeMap<u64, InSlot> = BTreeMap::new();
-        for at in 0..layout.redo_slots {
-            let closed = Slot {
-                number: 0,
-                stage: Stage::Closed,
-                decided: None,
-            };
-            state.slots.push(closed);
-            let found = match read_slot(pmem, layout, at) {
-                Ok(found) => found,
-                Err(why) => {
-                    damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
-                    continue;
-                }
-            };
-            let Some((order, _)) = found.record else {
-                state.slots[at as usize].end(Stage::Free, found.number);
-                continue;
-            };
-            if let Some(other) = records.insert(order, found) {
-                let why = format!("slots {} and {at}: two records with one number", other.at);
-                damage(layout.slot_offset(at), why)?;
-            }
-        }
-        state.order = records.last_key_value().map_or(0, |(order, _)| *order);
+        let (mut state, records) = State::read(pmem, layout, &mut damage)?;
         for found in records.into_values() {
-            let InSlot {
-                at,
-                number,
-                logged,
-                record,
-            } = found;
-            let (_, bytes) = record.expect("slots without a record were free");
-            match put_in_place(pmem, table, &bytes, logged) {
-                Ok(None) => {
-                    store_state(pmem, layout, at, RedoState::Free, number);
-                    state.slots[at as usize].end(Stage::Free, number);
-                }
-                Ok(Some((region, txn, remote))) => {
-                    store_state(pmem, layout, at, RedoState::AppliedToDispatch, number);
-                    state.found.push(Undispatched {
-                        record: RedoId::new(at, number),
-                        region,
-                        txn,
-                        remote,
-                    });
-                    state.slots[at as usize].end(Stage::ToDispatch { txn }, number);
-                }
-                Err(why) => {
-                    state.slots[at as usize].number = number;
-                    damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
-                }
+            let InSlot { at, number, .. } = found;
+            if let Err(why) = state.put_in_place(pmem, layout, table, found) {
+                state.slots[at as usize].number = number;
+                damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
             }
         }
         let used = (layout.redo_slots as usize).min(slots_limit());

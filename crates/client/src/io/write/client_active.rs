@@ -9,6 +9,7 @@ use polvo_cluster::{Link, RegionVerb, join_all};
 use polvo_format::{Gpa, PAGE, PAGE_CRC_SIZE, RegionId, crcs_of_pages};
 use polvo_proto::{FsError, PageRun, RUNS_MAX, WriteAnswer, WriteRun, ask};
 use polvo_region::planted::{Planted, planted};
+use std::mem;
 use std::rc::Rc;
 
 /// Bytes of one batch of one-sided writes; larger writes are several at a time.
@@ -84,13 +85,12 @@ impl LocalClient {
             let crcs = self.crcs_of(region, &laid, &bytes[..len]).await?;
             let way = match self.put_data(region, session, &laid, &bytes[..len], !lost).await {
                 Ok(way) => way,
-                // the space was not ours any more, or the connection was lost
-                Err(FsError::SessionExpired) => {
-                    self.client.extent_pool.put_back(region, session, runs);
-                    continue;
-                }
                 Err(error) => {
                     self.client.extent_pool.put_back(region, session, runs);
+                    // the space was not ours any more, or the connection was lost
+                    if error == FsError::SessionExpired {
+                        continue;
+                    }
                     return Err(error);
                 }
             };
@@ -108,8 +108,8 @@ impl LocalClient {
             };
             match self.commit_behind(region, way.as_deref(), commit).await {
                 Ok(Some(WriteAnswer::Written(mut written))) => {
-                    let first = written.offset;
-                    let (space, places) = (std::mem::take(&mut written.space), std::mem::take(&mut written.places));
+                    let (first, space) = (written.offset, mem::take(&mut written.space));
+                    let places = mem::take(&mut written.places);
                     self.client.extent_pool.receive(region, session, space, places);
                     self.apply_written(open_inode, known, written);
                     return Ok((first, len));
@@ -121,9 +121,7 @@ impl LocalClient {
                     self.client.extent_pool.put_back(region, session, runs);
                     lost = true;
                     if is_over()? {
-                        let why = "it was started anew, and what was to be written is gone since".into();
-                        let node = self.client.primary(region)?.0;
-                        *unsure = Some(FsError::Unreachable { node, why });
+                        *unsure = Some(self.started_anew(region)?);
                     }
                 }
                 Err(FsError::SessionExpired) => lost = true, // asked as others are, it is attached anew
@@ -132,15 +130,32 @@ impl LocalClient {
                 Err(_) if is_over()? => {}
                 Err(error) => {
                     self.client.extent_pool.put_back(region, session, runs);
-                    let is_short = matches!(error, FsError::NoSpace | FsError::HeldBack);
-                    let again = is_short && !std::mem::replace(&mut reclaimed, true);
-                    if !(again && self.give_back_at(region, Some(region)).await) {
-                        return Err(error);
-                    }
+                    let may_reclaim = !mem::replace(&mut reclaimed, true);
+                    self.make_room(region, error, may_reclaim).await?;
                 }
             }
         }
         Err(FsError::SessionExpired)
+    }
+
+    /// What to say of a write to a node that was started anew since, and has nothing of it.
+    fn started_anew(&self, region: RegionId) -> Result<FsError, FsError> {
+        Ok(FsError::Unreachable {
+            node: self.client.primary(region)?.0,
+            why: "it was started anew, and what was to be written is gone since".into(),
+        })
+    }
+
+    /// A commit was refused. What the session has there is given back if that is for want of space, and it `may` help.
+    ///
+    /// # Errors
+    /// What the commit was refused for, if nothing can be done about it.
+    async fn make_room(&self, region: RegionId, refused: FsError, may: bool) -> Result<(), FsError> {
+        let is_short = matches!(refused, FsError::NoSpace | FsError::HeldBack);
+        match is_short && may && self.give_back_at(region, Some(region)).await {
+            true => Ok(()),
+            false => Err(refused),
+        }
     }
 
     /// Space for so many bytes, as far as one commit can name it.
