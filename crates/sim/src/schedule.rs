@@ -218,7 +218,6 @@ pub struct Schedule {
     pub file_max: u64,
 }
 
-/// Client-active two times of three; else server-directed, with sizes that let every way be taken.
 /// How clients and nodes move and check bytes. By numbers of its own, so that what else a seed draws stays what it was.
 struct Data {
     one_sided: OneSided,
@@ -288,6 +287,7 @@ fn operations(rng: &mut Rng, alone: bool, limits: &Limits) -> u32 {
     }
 }
 
+/// Client-active two times of three; else server-directed, with sizes that let every way be taken.
 fn transfers(rng: &mut Rng) -> Transfers {
     if rng.percent(66) {
         return Transfers::Client;
