@@ -372,6 +372,53 @@ fn a_full_pool_is_of_use_again_after_deleting() {
     });
 }
 
+/// What fills a node's pool may be copies of what was removed, and what fills those of its regions' copies, too.
+#[test]
+fn full_nodes_are_of_use_again_as_soon_as_files_are_removed_where_there_are_copies() {
+    let options = ClusterOptions {
+        seed: 53,
+        nodes: 3,
+        replicas: 2,
+        pool_bytes: 24 << 20,
+        segment_shift: Some(18),
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (one, idle) = (external(cluster, "one"), external(cluster, "idle"));
+        // whoever is not heard of may be reading yet what is removed
+        idle.resolve(ROOT.ino).await.expect("it has a session");
+        let mut filled = Vec::new();
+        for round in 0..4 {
+            let (mut names, mut bytes) = (Vec::new(), 0);
+            let full = loop {
+                let name = format!("f{round}-{}", names.len());
+                let (_, open) = match one.create_open(ROOT, name.as_bytes(), file()).await {
+                    Ok(made) => made,
+                    Err(error) => break error,
+                };
+                names.push(name);
+                match one.write(&open, 0, &pattern(7, 400_000)).await {
+                    Ok(written) => bytes += written,
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(full, FsError::NoSpace);
+            filled.push(bytes >> 20);
+            for name in &names {
+                one.unlink(ROOT, name.as_bytes())
+                    .await
+                    .expect("unlink works on full pools");
+            }
+        }
+        // in pools as small as these a client may have a third of what is free in hand
+        assert!(
+            filled.iter().all(|mib| mib * 3 >= filled[0] * 2),
+            "MiB until it was full: {filled:?}"
+        );
+    });
+}
+
 /// Whatever region a file falls to, it can have what another region had before.
 #[test]
 fn one_file_after_another_fills_the_pool() {

@@ -32,6 +32,8 @@ impl Timeouts {
     pub const DISPATCH: Duration = Duration::from_secs(5);
     /// A node that has a copy of a region answers its primary within so long, or counts as away.
     pub const MIRROR: Duration = Duration::from_secs(1);
+    /// A mirror puts in place what has come so soon, where a node that is full asks for segments that hold nothing.
+    pub const RELEASE: Duration = Duration::from_millis(200);
     /// Requests under way when a node is stopped.
     pub const DRAIN: Duration = Duration::from_secs(2);
     /// After a start the node of region 0 grants no rename lock for so long: whoever got it from the previous incarnation has

@@ -80,6 +80,8 @@ pub struct Node {
     incarnation: u64,
     /// Pages that were free at the start are not given out yet.
     held_back: AtomicBool,
+    /// When all nodes were last asked to give back segments that hold nothing.
+    pub(crate) room_sought: tokio::sync::Mutex<Option<Instant>>,
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
     /// Regions whose files without a name wait for those that had them open ([`CLAIMS`]), and until when.
@@ -179,6 +181,7 @@ impl Node {
             started: Instant::now(),
             incarnation,
             held_back: AtomicBool::new(held_back),
+            room_sought: tokio::sync::Mutex::default(),
             tick: AtomicU64::new(1),
             claims: Mutex::new(claims),
             changing_map: tokio::sync::Mutex::default(),

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool,
-    Ordering::{Acquire, Release},
+    Ordering::{AcqRel, Acquire, Release},
 };
 use tokio::time::Instant;
 
@@ -102,6 +102,8 @@ pub(crate) struct RegionService {
     pub lock_term: LockTerm,
     /// Its copies elsewhere, if it is to have any.
     replication: Option<Replication>,
+    /// Segments have been given back since mirrors were last told to do the same.
+    gave_back: AtomicBool,
     /// It is served elsewhere since.
     ended: AtomicBool,
 }
@@ -130,6 +132,7 @@ impl RegionService {
             id: region.id(),
             epoch: info.epoch,
             replication,
+            gave_back: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             region: Mutex::new(region),
             places: RwLock::default(),
@@ -360,8 +363,11 @@ impl RegionService {
     }
 
     /// Does something that gives segments back, their keys taken away first.
-    fn giving_back<R>(&self, f: impl FnOnce(&mut Region, &mut dyn FnMut(u32)) -> R) -> R {
+    fn giving_back(&self, f: impl FnOnce(&mut Region, &mut dyn FnMut(u32)) -> u32) -> u32 {
         let mut region = self.region.lock();
+        if let Some(replication) = &self.replication {
+            region.set_mirrored(replication.mirrored());
+        }
         // those that came before one that goes are not to be missed
         self.take_over_segments(&region);
         let done = f(&mut region, &mut |index| {
@@ -377,7 +383,15 @@ impl RegionService {
             }
         });
         self.note_records(&region);
+        if done > 0 {
+            self.gave_back.store(true, Release);
+        }
         done
+    }
+
+    /// Have segments been given back since this was last asked, which mirrors may still have?
+    pub fn has_given_back(&self) -> bool {
+        self.replication.is_some() && self.gave_back.swap(false, AcqRel)
     }
 
     /// One page of the segment map, from segment `from` on.

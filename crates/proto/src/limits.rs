@@ -1,6 +1,6 @@
 //! Limits of messages, and which requests change something.
 
-use crate::{Call, Cred, DecodeError, InodeRef, Intent, Request};
+use crate::{Call, Cred, DecodeError, InodeRef, Intent, Request, Usage};
 use polvo_consensus::register;
 
 /// Largest write whose bytes travel in the request, in bytes.
@@ -43,6 +43,9 @@ pub const CLIENT_NAME_MAX: usize = 256;
 /// Most bytes of a cluster map, encoded: it travels in one message, and a pool has room for two. That of 64 nodes and 1,024
 /// regions with three replicas each takes about half of it.
 pub const MAP_BYTES_MAX: usize = 56 << 10;
+
+/// Most bytes, and most inodes, of a node's pool.
+pub const USAGE_MAX: usize = 1 << 52;
 
 /// Most locked ranges of a session at a node.
 pub const LOCKS_MAX: usize = 1 << 16;
@@ -108,9 +111,37 @@ impl Call {
                 register::Ask::Promise(_) => Ok(()),
                 register::Ask::Accept(_, map) => at_most("bytes of cluster map", map.encoded_len(), MAP_BYTES_MAX),
             },
+            Request::ShareUsage(usage) => usage.check(),
             Request::NewMap(map) => at_most("bytes of cluster map", map.encoded_len(), MAP_BYTES_MAX),
             _ => Ok(()),
         }
+    }
+}
+
+impl Usage {
+    /// Refuses numbers of which those of all nodes could not be added up.
+    fn check(&self) -> Result<(), DecodeError> {
+        let Usage {
+            total_bytes,
+            free_bytes,
+            free_segment_bytes,
+            inodes,
+            free_inodes,
+            data_bytes,
+        } = *self;
+        let all = [
+            total_bytes,
+            free_bytes,
+            free_segment_bytes,
+            inodes,
+            free_inodes,
+            data_bytes,
+        ];
+        at_most(
+            "bytes or inodes of a node",
+            all.into_iter().max().unwrap_or(0) as usize,
+            USAGE_MAX,
+        )
     }
 }
 
@@ -226,7 +257,9 @@ impl Request {
             | Request::Beacon { .. }
             | Request::ReadBytes { .. }
             | Request::FenceOff { .. }
-            | Request::RemoveNode { .. } => false,
+            | Request::RemoveNode { .. }
+            | Request::ReleaseSegments
+            | Request::ShareUsage(_) => false,
         }
     }
 }

@@ -129,6 +129,20 @@ impl Shared {
     }
 }
 
+fn size_only(size: u64) -> SetAttr {
+    SetAttr {
+        size: Some(size),
+        ..SetAttr::default()
+    }
+}
+
+fn mode_only(mode: u32) -> SetAttr {
+    SetAttr {
+        mode: Some(mode),
+        ..SetAttr::default()
+    }
+}
+
 fn new_file(kind: FileKind) -> NewFile {
     NewFile {
         kind,
@@ -579,12 +593,7 @@ impl Actor {
             }
             Operation::Append { inode, len, tag } => self.append(*inode, &pattern::bytes(*tag, *len)).await,
             Operation::Truncate { inode, size } => {
-                let size = Some(*size);
-                let set = SetAttr {
-                    size,
-                    ..SetAttr::default()
-                };
-                client.set_attr(*inode, set).await.map(|_| Answer::Done)
+                client.set_attr(*inode, size_only(*size)).await.map(|_| Answer::Done)
             }
             Operation::Fallocate {
                 inode,
@@ -614,14 +623,7 @@ impl Actor {
             }
             Operation::ReadDir { dir } => self.read_dir(*dir).await,
             Operation::GetAttr { inode } => self.get_attr(*inode).await,
-            Operation::SetMode { inode, mode } => {
-                let mode = Some(*mode);
-                let set = SetAttr {
-                    mode,
-                    ..SetAttr::default()
-                };
-                client.set_attr(*inode, set).await.map(|_| Answer::Done)
-            }
+            Operation::SetMode { inode, mode } => client.set_attr(*inode, mode_only(*mode)).await.map(|_| Answer::Done),
             Operation::SetXattr {
                 inode,
                 name,

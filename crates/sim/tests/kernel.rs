@@ -45,7 +45,7 @@ fn a_mount_that_takes_an_unknown_inode_for_a_forgotten_one() {
         replicas: Some(1),
         ..Limits::default()
     };
-    is_found_within(Plant::UnknownIsForgotten, 5100..5200, limits);
+    is_found_within(Plant::UnknownIsForgotten, 7200..7250, limits);
 }
 
 #[test]

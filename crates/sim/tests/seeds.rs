@@ -75,7 +75,7 @@ fn what_is_compared_takes_no_segment_that_has_gone() {
 /// The lanes of copies were full of decisions for which their nodes' redo logs had no room, and what retired others could not come.
 #[test]
 fn a_copy_follows_again_that_had_no_room_for_what_is_decided() {
-    follows_again(89_700_001_628);
+    follows_again(89_700_001_525);
 }
 
 /// A copy out of the set had no room for segments that its region had given back by then, and kept others that it had given back, too.

@@ -45,15 +45,18 @@ impl LocalClient {
         Err(FsError::NoSpace)
     }
 
-    /// Gives back what we have in hand at the node that serves `region`, and what we hold there for no use. What is in
-    /// hand of region `keep` stays. False when there was nothing to give.
+    /// Gives back what we have in hand where `region` and its copies are (that of a region takes room where its copies are, too), and
+    /// what we hold there for no use. What is in hand of region `keep` stays. False when there was nothing to give.
     pub(crate) async fn give_back_at(&self, region: RegionId, keep: Option<RegionId>) -> bool {
         let map = self.client.map();
-        let node = map.primary(region);
-        let drained = self
-            .client
-            .extent_pool
-            .drain_where(|r| map.primary(r) == node && Some(r) != keep);
+        let nodes_of = |r| {
+            map.region(r)
+                .into_iter()
+                .flat_map(|info| &info.replicas)
+                .map(|replica| replica.node)
+        };
+        let is_there = |r| nodes_of(r).any(|node| nodes_of(region).any(|other| other == node));
+        let drained = self.client.extent_pool.drain_where(|r| is_there(r) && Some(r) != keep);
         self.give_back(drained).await
     }
 

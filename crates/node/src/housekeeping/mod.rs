@@ -3,6 +3,7 @@
 
 pub(crate) mod check_pages;
 pub(crate) mod pool_past;
+pub(crate) mod room;
 pub(crate) mod scrub;
 pub(crate) mod status;
 pub(crate) mod utilization;
@@ -24,7 +25,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 /// How often a node does its housekeeping. It does nothing in between.
 pub(crate) const PERIOD: Duration = Duration::from_millis(500);
 /// Every so many periods nodes show each other what their pools are, and ask for each other's usage (which they do every period in
-/// which inodes were placed or pools fill up, too).
+/// which inodes were placed, segments taken, or pools fill up, too).
 const EXCHANGE_EVERY: u64 = 20;
 /// An inode locked by a transaction for so long makes us ask its coordinator.
 const OPEN_TOO_LONG: Duration = Duration::from_millis(700);
@@ -58,6 +59,7 @@ pub(crate) async fn meet_others(node: Arc<Node>, links: Rc<Links>) {
     let mut last_renewal = Instant::now();
     let mut reached = map::Reached::default();
     let mut replacing = JoinSet::new();
+    let mut free_before = node.space.usage().free_segments;
     let mut period = every_period();
     for round in 0u64.. {
         period.tick().await;
@@ -67,7 +69,10 @@ pub(crate) async fn meet_others(node: Arc<Node>, links: Rc<Links>) {
             node.follow_map(&links, &renewed).await;
             reached.note(&node.map(), &renewed);
         }
-        if node.utilization.take_used() || node.utilization.is_crowded() || round % EXCHANGE_EVERY == 0 {
+        let free = node.space.usage().free_segments;
+        let has_grown = std::mem::replace(&mut free_before, free) > free;
+        let is_wanted = has_grown || node.utilization.take_used() || node.utilization.is_crowded();
+        if is_wanted || round % EXCHANGE_EVERY == 0 {
             exchange_usage(&node, &links).await;
         }
         if round % EXCHANGE_EVERY == 0
@@ -172,7 +177,8 @@ async fn resolve(node: &Arc<Node>, links: &Rc<Links>, open_since: &mut BTreeMap<
 }
 
 async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
-    node.utilization.learn(node.id(), node.usage());
+    let ours = node.usage();
+    node.utilization.learn(node.id(), ours);
     let others: Vec<NodeId> = node
         .map()
         .nodes
@@ -181,7 +187,7 @@ async fn exchange_usage(node: &Arc<Node>, links: &Rc<Links>) {
         .filter(|id| *id != node.id())
         .collect();
     join_all(others.into_iter().map(|other| async move {
-        let asked = links.call_node_within(other, Cred::Kernel, ask::Usage, Timeouts::ASIDE);
+        let asked = links.call_node_within(other, Cred::Kernel, ask::ShareUsage(ours), Timeouts::ASIDE);
         if let Ok(usage) = asked.await {
             node.utilization.learn(other, usage);
         }
@@ -200,14 +206,10 @@ async fn collect_garbage(node: &Arc<Node>) {
             }
             tokio::task::yield_now().await;
         }
-        let map = node.map();
-        let has_room = map
-            .region(service.id)
-            .is_none_or(|info| node.utilization.has_room_for_copies(info));
-        service.enter(|region| region.set_may_grow(has_room));
         let given_back = service.shrink(crowded);
         if given_back > 0 {
             tracing::debug!(region = service.id.0, given_back, "segments that are not needed");
         }
     }
+    node.let_regions_grow();
 }

@@ -258,10 +258,15 @@ impl RequestContext<'_> {
         let mut full = Vec::new();
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
+        let mut room_sought = false;
         loop {
             let parent = lookup().await?;
             let placement = parent.placement;
             let Some(region) = self.choose_region(dir, seed, file.kind, placement, &full) else {
+                if !full.is_empty() && self.room_may_have_come(&mut room_sought).await {
+                    full.clear();
+                    continue;
+                }
                 return Err(match placement.set.filter(|_| full.is_empty()) {
                     Some(set) => FsError::Io(format!(
                         "the cluster has no regions with {set}, as this directory's are to be"

@@ -4,6 +4,7 @@ use crate::error::to_fs;
 use crate::replication::fill::Pages;
 use crate::request::context::RequestContext;
 use parking_lot::{Mutex, MutexGuard};
+use polvo_cluster::Timeouts;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
 use polvo_format::{Lsn, PAGE, RegionId, RegionOffset};
 use polvo_pmem::Pmem;
@@ -12,7 +13,7 @@ use polvo_region::planted::{Planted, planted};
 use polvo_region::{Lane, PoolSpace, RegionError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 /// One copy.
 struct Copy {
@@ -290,16 +291,16 @@ impl RequestContext<'_> {
     }
 
     /// See [`polvo_proto::Request::MirrorSegments`].
-    pub fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, FsError> {
+    pub async fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, FsError> {
         let copy = self.copy(region)?;
         let take = || {
             let taken = copy.lock().lane().and_then(|lane| lane.take_segments(segments));
             taken.map_err(to_fs)
         };
         match take() {
+            // regions here and elsewhere may have some that hold nothing
             Err(FsError::NoSpace) => {
-                // regions here may have some that hold nothing
-                self.node.collect_segments();
+                let _ = timeout(2 * Timeouts::RELEASE, Box::pin(self.node.seek_room(self.links))).await;
                 take()
             }
             taken => taken,

@@ -85,6 +85,18 @@ impl Feed {
         self.followers.iter().any(|follower| follower.in_sync)
     }
 
+    /// Whose lanes hold what is not put in place yet, as far as is known, and up to where.
+    pub fn unapplied(&self) -> Vec<(NodeId, Lsn)> {
+        let lanes = self
+            .followers
+            .iter()
+            .filter_map(|follower| Some((follower.node, follower.lane.as_ref()?)));
+        lanes
+            .filter(|(_, lane)| !lane.is_empty())
+            .map(|(node, lane)| (node, lane.sent()))
+            .collect()
+    }
+
     /// Is a mirror in the set away?
     pub fn lacks_mirror(&self) -> bool {
         let is_away = |follower: &Follower| follower.in_sync && follower.away_since.is_some();

@@ -15,7 +15,7 @@ use crate::replication::follower::{Follower, Standing, attach};
 use crate::replication::lane_feed::{self, LaneFeed};
 use crate::replication::leases::{LEASE, STOOD_STILL};
 use crate::replication::replace::replace;
-use polvo_cluster::Links;
+use polvo_cluster::{Links, Timeouts, join_all};
 use polvo_fabric::Sparing;
 use polvo_format::{Epoch, Lsn, NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole};
@@ -426,6 +426,21 @@ async fn apply(
             follower.lane = None;
             applied.map(drop)
         }
+    }
+}
+
+/// Has all mirrors put in place what was done by now, as far as they can: segments that the region has given back are then in their pools.
+pub(crate) async fn apply_all(service: &Arc<RegionService>, links: &Rc<Links>) {
+    let deadline = || Instant::now() + Timeouts::MIRROR;
+    let (Some(replication), Ok(())) = (service.replication(), service.mirrored(links, deadline).await) else {
+        return;
+    };
+    let unapplied = replication.feed().lock().await.unapplied();
+    let applied = unapplied
+        .into_iter()
+        .map(|(copy, sent)| apply(service, links, replication, copy, sent));
+    for error in join_all(applied).await.into_iter().filter_map(Result::err) {
+        tracing::debug!(region = service.id.0, %error, "a mirror does not put in place what has come");
     }
 }
 

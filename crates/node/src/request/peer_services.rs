@@ -6,7 +6,7 @@ use crate::request::context::RequestContext;
 use crate::request::sessions::Party;
 use polvo_consensus::register::{Answer, Ask};
 use polvo_format::{NodeId, PoolPast, RegionId, SessionId, TxnId};
-use polvo_proto::{ClusterMap, Collected, FsError, InodeRef, Intent, TxnState};
+use polvo_proto::{ClusterMap, Collected, FsError, InodeRef, Intent, TxnState, Usage};
 use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,6 +18,13 @@ impl RequestContext<'_> {
             Party::Node(node) if self.node.map().node(node).is_some() => Ok(node),
             Party::Node(_) | Party::Client => Err(FsError::NotPermitted),
         }
+    }
+
+    /// Space and inodes of the node that asks, and ours.
+    pub fn share_usage(&self, theirs: Usage) -> Result<Usage, FsError> {
+        let node = self.asking_node()?;
+        self.node.utilization.learn(node, theirs);
+        Ok(self.node.usage())
     }
 
     /// The pool of the node that asks, and ours.

@@ -162,7 +162,7 @@ impl RequestContext<'_> {
             AttachMirror { region, segment_shift, fill_from, locks } => {
                 self.attach_mirror(region, segment_shift, fill_from, locks)
             },
-            MirrorSegments { region, segments } => self.mirror_segments(region, &segments),
+            MirrorSegments { region, segments } => self.mirror_segments(region, &segments).await,
             KeepSegments { region, key, range, segments } => self.keep_segments(region, key, range, &segments),
             PageSums { region, key, segment, first, count, checksums } => {
                 Box::pin(self.page_sums(region, key, (segment, first, count), checksums)).await
@@ -172,6 +172,8 @@ impl RequestContext<'_> {
             Register(ask) => self.register(*ask),
             NewMap(map) => self.new_map(&map),
             RemoveNode { node, force } => Box::pin(self.remove_node(node, force)).await,
+            ShareUsage(usage) => self.share_usage(usage),
+            ReleaseSegments => Box::pin(self.release_segments()).await,
         )
     }
 

@@ -187,7 +187,24 @@ pub(crate) async fn transact(
         [] => Err(Failure::Fs(FsError::Invalid("a plan without a part".into()))),
         [(own, intents)] => local(ctx, *own, intents, open, lease).await,
         // what is done for one region only, which is most, is small
-        [own, others @ ..] => Box::pin(distributed(ctx, own, others, open, lease)).await,
+        [own, others @ ..] => Box::pin(distributed_in_room(ctx, own, others, open, lease)).await,
+    }
+}
+
+/// As [`distributed`], and once more where there was no room and some may have come.
+async fn distributed_in_room(
+    ctx: &RequestContext<'_>,
+    own: &Part,
+    others: &[Part],
+    open: bool,
+    lease: Option<&RenameLease>,
+) -> Result<Outcomes, Failure> {
+    let mut room_sought = false;
+    loop {
+        match distributed(ctx, own, others, open, lease).await {
+            Err(Failure::Fs(FsError::NoSpace)) if ctx.room_may_have_come(&mut room_sought).await => {}
+            done => return done,
+        }
     }
 }
 

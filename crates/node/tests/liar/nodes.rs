@@ -37,6 +37,8 @@ fn requests_that_are_for_nodes_only() {
             },
             Request::Fence,
             Request::LockWaits,
+            Request::ReleaseSegments,
+            Request::ShareUsage(Usage::default()),
         ];
         for node in 0..3 {
             for request in &requests {

@@ -402,8 +402,8 @@ fn who_comes_too_late_with_a_name_is_told_so_when_mirrors_have_it() {
             cluster.sleep(Duration::from_millis(ms)).await;
             let (node, copy) = (format!("node-{primary}"), format!("node-{mirror}"));
             cluster.network().partition(&node, &copy);
-            // what has been said by now is on its way; the mirror has that
-            cluster.sleep(Duration::from_millis(31)).await;
+            // what the mirror has is told by then: it is put in place elsewhere, and the answer is on its way
+            cluster.sleep(Duration::from_millis(91)).await;
             let told = || made.iter().filter(|made| made.is_finished()).count();
             let before_that = told();
             cluster.sleep(Duration::from_millis(700)).await;

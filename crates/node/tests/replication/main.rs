@@ -7,5 +7,6 @@ mod fills;
 mod mirrors;
 mod removed;
 mod replaced;
+mod room;
 mod scrubs;
 mod sets;

@@ -93,14 +93,8 @@ impl State {
         Ok((state, records))
     }
 
-    /// Puts a record's local part in place; what it has for elsewhere remains.
-    fn put_in_place(
-        &mut self,
-        pmem: &Pmem,
-        layout: &PoolLayout,
-        table: &SegmentTable,
-        found: InSlot,
-    ) -> Result<(), String> {
+    /// A record was found: its local part is put in place; what it has for elsewhere remains.
+    fn recover(&mut self, pmem: &Pmem, layout: &PoolLayout, table: &SegmentTable, found: InSlot) -> Result<(), String> {
         let (at, number) = (found.at, found.number);
         let (_, bytes) = found.record.expect("slots without a record were free");
         match put_in_place(pmem, table, &bytes, found.logged)? {
@@ -466,7 +460,7 @@ impl RedoLog {
         let (mut state, records) = State::read(pmem, layout, &mut damage)?;
         for found in records.into_values() {
             let InSlot { at, number, .. } = found;
-            if let Err(why) = state.put_in_place(pmem, layout, table, found) {
+            if let Err(why) = state.recover(pmem, layout, table, found) {
                 state.slots[at as usize].number = number;
                 damage(layout.slot_offset(at), format!("slot {at}: {why}"))?;
             }

@@ -87,11 +87,10 @@ impl LocalClient {
                 Ok(way) => way,
                 Err(error) => {
                     self.client.extent_pool.put_back(region, session, runs);
-                    // the space was not ours any more, or the connection was lost
-                    if error == FsError::SessionExpired {
-                        continue;
+                    match error {
+                        FsError::SessionExpired => continue, // the space was not ours any more, or the connection was lost
+                        error => return Err(error),
                     }
-                    return Err(error);
                 }
             };
             if is_over()? {
