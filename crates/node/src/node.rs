@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::config::{NodeConfig, OneSided};
 use crate::housekeeping::check_pages::CheckPages;
 use crate::housekeeping::pool_past;
+use crate::housekeeping::room::Sought;
 use crate::housekeeping::scrub::ScrubCounters;
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
@@ -81,7 +82,7 @@ pub struct Node {
     /// Pages that were free at the start are not given out yet.
     held_back: AtomicBool,
     /// When all nodes were last asked to give back segments that hold nothing.
-    pub(crate) room_sought: tokio::sync::Mutex<Option<Instant>>,
+    pub(crate) room_sought: tokio::sync::Mutex<Option<Sought>>,
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
     /// Regions whose files without a name wait for those that had them open ([`CLAIMS`]), and until when.

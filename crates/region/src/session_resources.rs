@@ -231,6 +231,16 @@ impl Region {
         }
     }
 
+    /// Will pages of data be free as soon as mirrors know that they are?
+    pub fn frees_when_mirrored(&self) -> bool {
+        self.store.space.waits_for_mirrors(SegmentClass::Data)
+    }
+
+    /// Are inodes without a name kept for those only who may have had them open when another node served the region?
+    pub fn keeps_for_claims(&self) -> bool {
+        self.dead.iter().any(|slot| self.sessions.is_only_claimed(*slot))
+    }
+
     /// Recovered while processes may still have the pool mapped that had space of an earlier incarnation: the data pages that
     /// are free now are not given out until [`Region::give_out_held_back`]. New data goes to fresh segments meanwhile.
     pub fn hold_back_free_data(&mut self) {

@@ -68,6 +68,11 @@ impl Sessions {
         self.holders.contains_key(&slot) || is_claimed && !planted(Planted::ClaimsForgotten)
     }
 
+    /// May somebody hold the inode of a slot open, and nobody is known to?
+    pub fn is_only_claimed(&self, slot: u64) -> bool {
+        self.is_held(slot) && !self.holders.contains_key(&slot)
+    }
+
     /// Takes the pages of write runs out of what is delegated to a session: all or, on error, none.
     pub fn consume<'a>(&'a mut self, session: SessionId, runs: &'a [WriteRun]) -> Result<Consumed<'a>, RegionError> {
         let held = self.sessions.get_mut(&session).ok_or_else(|| not_delegated(&runs[0]))?;

@@ -103,10 +103,14 @@ impl Links {
         waits
     }
 
-    /// There is no room but for what a node holds back that was started anew ([`FsError::HeldBack`]): waits a moment, unless that
-    /// has been so (`since`; none: not yet) for as long as this session waits for a node that is away. Then false, at once.
+    /// There is no room but for what a node holds back ([`FsError::HeldBack`]), which is no longer than a lease: waits a moment, unless that
+    /// has been so (`since`; none: not yet) for longer, or this session waits for nobody. Then false, at once.
     pub async fn room_may_come(&self, since: &mut Option<Instant>) -> bool {
-        let waits = since.get_or_insert_with(Instant::now).elapsed() < self.patience();
+        let patience = match self.patience() {
+            Duration::ZERO => Duration::ZERO,
+            patience => patience.max(self.context.timeouts.lease + Timeouts::ASIDE),
+        };
+        let waits = since.get_or_insert_with(Instant::now).elapsed() < patience;
         if waits {
             tokio::time::sleep(ROOM_POLL).await;
         }

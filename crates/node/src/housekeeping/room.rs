@@ -9,6 +9,7 @@
 
 use crate::housekeeping::exchange_usage;
 use crate::node::Node;
+use crate::region_service::RegionService;
 use crate::replication::keeper;
 use crate::request::context::RequestContext;
 use polvo_cluster::{Links, Timeouts, join_all};
@@ -16,39 +17,66 @@ use polvo_format::NodeId;
 use polvo_proto::{Cred, FsError, ask};
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::time::{Instant, timeout};
+use std::time::Duration;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// What one search for room has found counts for so long for those who come meanwhile, where some may come by itself.
+const SOUGHT_LATELY: Duration = Duration::from_millis(100);
+
+/// The last time all nodes were asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Sought {
+    begun: Instant,
+    may_come: bool,
+}
 
 impl Node {
     /// Has all nodes give back segments that hold nothing, and looks at what their pools have then. Those who come while that is under way
-    /// share the next time. Nodes that are away are not waited for.
-    pub(crate) async fn seek_room(self: &Arc<Node>, links: &Rc<Links>) {
+    /// share the next time. Nodes that are away are not waited for. True: more may come by itself, since somewhere removed files are kept
+    /// for who may have had them open when another node served them.
+    pub(crate) async fn seek_room(self: &Arc<Node>, links: &Rc<Links>) -> bool {
         let came = Instant::now();
-        let mut sought = self.room_sought.lock().await;
-        if sought.is_some_and(|begun| begun > came) {
-            return;
+        let mut last = self.room_sought.lock().await;
+        if let Some(Sought { begun, may_come }) = *last
+            && (begun > came || may_come && begun.elapsed() < SOUGHT_LATELY)
+        {
+            return may_come;
         }
         let begun = Instant::now();
         let map = self.map();
         let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != self.id());
         let ask = async |other: NodeId| {
             let asked = links.call_node_at_once_within(other, Cred::Kernel, ask::ReleaseSegments, Timeouts::ASIDE);
-            if let Err(error) = asked.await {
-                tracing::debug!(node = other.0, %error, "gives nothing back");
-            }
+            asked.await
         };
-        tokio::join!(self.release_segments(links), join_all(others.map(ask)));
+        let (ours, theirs) = tokio::join!(self.release_segments(links), join_all(others.map(ask)));
         exchange_usage(self, links).await;
         self.let_regions_grow();
-        *sought = Some(begun);
+        let may_come = ours == Err(FsError::HeldBack) || theirs.contains(&Err(FsError::HeldBack));
+        *last = Some(Sought { begun, may_come });
+        may_come
     }
 
     /// All regions here give back segments that hold nothing, and their mirrors, as far as they can be reached.
-    async fn release_segments(&self, links: &Rc<Links>) {
+    ///
+    /// # Errors
+    /// [`FsError::HeldBack`]: done; and more may come by itself.
+    async fn release_segments(&self, links: &Rc<Links>) -> Result<(), FsError> {
+        // what was freed is of use when mirrors know it
+        let behind = self.regions.all();
+        let behind = behind.filter(|service| service.enter(|region| region.frees_when_mirrored()));
+        let deadline = || Instant::now() + Timeouts::RELEASE;
+        join_all(behind.map(|service| service.mirrored(links, deadline))).await;
         self.collect_segments();
         let replicated = self.regions.all().filter(|service| service.has_given_back());
         // a mirror that has no room is one of those that are asked for some here, and takes nothing else meanwhile
         let applied = replicated.map(|service| timeout(Timeouts::RELEASE, keeper::apply_all(service, links)));
         join_all(applied).await;
+        let awaits_claims = |service: &Arc<RegionService>| service.enter(|region| region.keeps_for_claims());
+        match self.regions.all().any(awaits_claims) {
+            true => Err(FsError::HeldBack),
+            false => Ok(()),
+        }
     }
 
     /// Regions take segments for data as long as the nodes of their mirrors have some, by what these have said.
@@ -67,18 +95,24 @@ impl RequestContext<'_> {
     /// See [`polvo_proto::Request::ReleaseSegments`].
     pub async fn release_segments(&self) -> Result<(), FsError> {
         self.asking_node()?;
-        self.node.release_segments(self.links).await;
-        Ok(())
+        self.node.release_segments(self.links).await
     }
 
-    /// There was no room: true, once, where there may be some now, since others have been asked to give some back.
-    pub async fn room_may_have_come(&self, sought: &mut bool) -> bool {
-        if std::mem::replace(sought, true) || !self.node.map().is_replicated() {
-            return false;
+    /// There was no room. The first time (`sought`: none) others are asked to give some back: there may be some now.
+    ///
+    /// # Errors
+    /// [`FsError::HeldBack`]: there is none, but some may come by itself; else `no_room`.
+    pub async fn find_room(&self, sought: &mut Option<bool>, no_room: &FsError) -> Result<(), FsError> {
+        if let Some(may_come) = *sought {
+            return Err(if may_come { FsError::HeldBack } else { no_room.clone() });
         }
-        let deadline = self.deadline();
-        tokio::time::timeout_at(deadline, self.node.seek_room(self.links))
-            .await
-            .is_ok()
+        if !self.node.map().is_replicated() {
+            return Err(no_room.clone());
+        }
+        match timeout_at(self.deadline(), self.node.seek_room(self.links)).await {
+            Ok(may_come) => *sought = Some(may_come),
+            Err(_) => return Err(no_room.clone()),
+        }
+        Ok(())
     }
 }

@@ -258,12 +258,13 @@ impl RequestContext<'_> {
         let mut full = Vec::new();
         let mut no_room = FsError::NoSpace;
         let mut backoff = self.backoff();
-        let mut room_sought = false;
+        let mut room_sought = None;
         loop {
             let parent = lookup().await?;
             let placement = parent.placement;
             let Some(region) = self.choose_region(dir, seed, file.kind, placement, &full) else {
-                if !full.is_empty() && self.room_may_have_come(&mut room_sought).await {
+                if !full.is_empty() {
+                    self.find_room(&mut room_sought, &no_room).await?;
                     full.clear();
                     continue;
                 }

@@ -33,7 +33,7 @@ enum Obstacle {
     /// A full redo log.
     Moment,
     /// There is no room here.
-    NoRoom,
+    NoRoom(FsError),
     /// Tokens of other sessions.
     Tokens(Ino),
 }
@@ -43,7 +43,7 @@ fn obstacle(error: RegionError) -> Result<Obstacle, FsError> {
     match error {
         RegionError::Locked { txn, .. } => Ok(Obstacle::Transaction(txn)),
         RegionError::Fs(FsError::Retry) => Ok(Obstacle::Moment),
-        RegionError::Fs(FsError::NoSpace) => Ok(Obstacle::NoRoom),
+        RegionError::Fs(error @ (FsError::NoSpace | FsError::HeldBack)) => Ok(Obstacle::NoRoom(error)),
         RegionError::Watched(ino) => Ok(Obstacle::Tokens(ino)),
         error => Err(to_fs(error)),
     }
@@ -272,11 +272,10 @@ impl<'a> RequestContext<'a> {
         let mut in_the_way = obstacle(error)?;
         let mut backoff = Backoff::short(self.node.next_jitter(), self.deadline());
         let mut ask_at = Instant::now() + ASK_AFTER;
-        let (mut quieted, mut room_sought) = (Vec::new(), false);
+        let (mut quieted, mut room_sought) = (Vec::new(), None);
         loop {
             match in_the_way {
-                Obstacle::NoRoom if self.room_may_have_come(&mut room_sought).await => {}
-                Obstacle::NoRoom => return Err(FsError::NoSpace),
+                Obstacle::NoRoom(ref error) => self.find_room(&mut room_sought, error).await?,
                 Obstacle::Tokens(ino) => {
                     let quiet = self.node.quiet(service, ino, self.session.id, self.deadline());
                     quieted.push(quiet.await?);

@@ -199,10 +199,12 @@ async fn distributed_in_room(
     open: bool,
     lease: Option<&RenameLease>,
 ) -> Result<Outcomes, Failure> {
-    let mut room_sought = false;
+    let mut room_sought = None;
     loop {
         match distributed(ctx, own, others, open, lease).await {
-            Err(Failure::Fs(FsError::NoSpace)) if ctx.room_may_have_come(&mut room_sought).await => {}
+            Err(Failure::Fs(error @ (FsError::NoSpace | FsError::HeldBack))) => {
+                ctx.find_room(&mut room_sought, &error).await?;
+            }
             done => return done,
         }
     }

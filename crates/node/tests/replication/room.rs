@@ -5,7 +5,8 @@ use polvo_format::{NodeId, RegionId};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep};
 
 fn options(seed: u64) -> ClusterOptions {
     ClusterOptions {
@@ -93,5 +94,51 @@ fn a_mirror_asks_for_room_before_it_refuses_what_comes() {
         c.write_active(file, 0, &pattern(4 << 20, 1)).await.unwrap();
         assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
         assert_eq!(cluster.newest_map().unwrap().epoch, before.epoch);
+    });
+}
+
+/// Files that are removed after another node has taken their node's place are kept for a while for who may have had them open. Who needs
+/// their room waits for that, and is not told that there is none.
+#[test]
+fn what_is_kept_for_who_may_have_it_open_is_waited_for() {
+    run(options(3), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let links = c.links.clone();
+        spawn_local(async move {
+            loop {
+                links.renew().await;
+                sleep(Duration::from_secs(5)).await;
+            }
+        });
+        let contents = pattern(400_000, 1);
+        let (mut names, mut n) = (Vec::new(), 0);
+        let full = loop {
+            let name = format!("f{n}");
+            n += 1;
+            let file = match c.create(ROOT, &name).await {
+                Ok(file) => file,
+                Err(error) => break error,
+            };
+            names.push(name);
+            if let Err(error) = c.write_active(file, 0, &contents).await {
+                break error;
+            }
+        };
+        assert_eq!(full, FsError::NoSpace);
+        cluster.crash(0).await;
+        cluster.sleep(Duration::from_secs(4)).await;
+        cluster.restart(0).await.unwrap();
+        cluster.sleep(Duration::from_secs(1)).await;
+        for name in &names {
+            c.unlink(ROOT, name).await.unwrap();
+        }
+        for i in 0..names.len() * 4 / 5 {
+            let began = Instant::now();
+            let file = c.create(ROOT, &format!("g{i}")).await.unwrap();
+            c.write_active(file, 0, &contents)
+                .await
+                .unwrap_or_else(|error| panic!("file {i} of {}: {error} after {:?}", names.len(), began.elapsed()));
+        }
     });
 }
