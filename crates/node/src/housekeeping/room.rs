@@ -18,7 +18,7 @@ use polvo_proto::{Cred, FsError, ask};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 /// What one search for room has found counts for so long for those who come meanwhile, where some may come by itself.
 const SOUGHT_LATELY: Duration = Duration::from_millis(100);
@@ -32,11 +32,15 @@ pub(crate) struct Sought {
 
 impl Node {
     /// Has all nodes give back segments that hold nothing, and looks at what their pools have then. Those who come while that is under way
-    /// share the next time. Nodes that are away are not waited for. True: more may come by itself, since somewhere removed files are kept
-    /// for who may have had them open when another node served them.
-    pub(crate) async fn seek_room(self: &Arc<Node>, links: &Rc<Links>) -> bool {
+    /// share the next time, if that begins within `patience`. Nodes that are away are not waited for, the others for so long. True: more may
+    /// come by itself, since somewhere removed files are kept for who may have had them open when another node served them.
+    ///
+    /// Not to be dropped half-way: it sends records to mirrors.
+    pub(crate) async fn seek_room(self: &Arc<Node>, links: &Rc<Links>, patience: Duration) -> bool {
         let came = Instant::now();
-        let mut last = self.room_sought.lock().await;
+        let Ok(mut last) = timeout(patience, self.room_sought.lock()).await else {
+            return false;
+        };
         if let Some(Sought { begun, may_come }) = *last
             && (begun > came || may_come && begun.elapsed() < SOUGHT_LATELY)
         {
@@ -46,7 +50,7 @@ impl Node {
         let map = self.map();
         let others = map.nodes.iter().map(|info| info.id).filter(|id| *id != self.id());
         let ask = async |other: NodeId| {
-            let asked = links.call_node_at_once_within(other, Cred::Kernel, ask::ReleaseSegments, Timeouts::ASIDE);
+            let asked = links.call_node_at_once_within(other, Cred::Kernel, ask::ReleaseSegments, patience);
             asked.await
         };
         let (ours, theirs) = tokio::join!(self.release_segments(links), join_all(others.map(ask)));
@@ -69,9 +73,7 @@ impl Node {
         join_all(behind.map(|service| service.mirrored(links, deadline))).await;
         self.collect_segments();
         let replicated = self.regions.all().filter(|service| service.has_given_back());
-        // a mirror that has no room is one of those that are asked for some here, and takes nothing else meanwhile
-        let applied = replicated.map(|service| timeout(Timeouts::RELEASE, keeper::apply_all(service, links)));
-        join_all(applied).await;
+        join_all(replicated.map(|service| keeper::apply_all(service, links))).await;
         let awaits_claims = |service: &Arc<RegionService>| service.enter(|region| region.keeps_for_claims());
         match self.regions.all().any(awaits_claims) {
             true => Err(FsError::HeldBack),
@@ -109,10 +111,7 @@ impl RequestContext<'_> {
         if !self.node.map().is_replicated() {
             return Err(no_room.clone());
         }
-        match timeout_at(self.deadline(), self.node.seek_room(self.links)).await {
-            Ok(may_come) => *sought = Some(may_come),
-            Err(_) => return Err(no_room.clone()),
-        }
+        *sought = Some(self.node.seek_room(self.links, Timeouts::ASIDE).await);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use polvo_region::planted::{Planted, planted};
 use polvo_region::{Lane, PoolSpace, RegionError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 /// One copy.
 struct Copy {
@@ -300,7 +300,7 @@ impl RequestContext<'_> {
         match take() {
             // regions here and elsewhere may have some that hold nothing
             Err(FsError::NoSpace) => {
-                let _ = timeout(2 * Timeouts::RELEASE, Box::pin(self.node.seek_room(self.links))).await;
+                Box::pin(self.node.seek_room(self.links, 2 * Timeouts::RELEASE)).await;
                 take()
             }
             taken => taken,

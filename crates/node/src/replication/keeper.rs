@@ -429,17 +429,22 @@ async fn apply(
     }
 }
 
-/// Has all mirrors put in place what was done by now, as far as they can: segments that the region has given back are then in their pools.
+/// Has all mirrors put in place what was done by now, as far as they can in a moment ([`Timeouts::RELEASE`]): segments that the region has
+/// given back are then in their pools. (Who is asked for room by a mirror may be waiting for that mirror to have some.)
 pub(crate) async fn apply_all(service: &Arc<RegionService>, links: &Rc<Links>) {
-    let deadline = || Instant::now() + Timeouts::MIRROR;
+    let deadline = || Instant::now() + Timeouts::RELEASE;
     let (Some(replication), Ok(())) = (service.replication(), service.mirrored(links, deadline).await) else {
         return;
     };
-    let unapplied = replication.feed().lock().await.unapplied();
+    let Ok(feed) = timeout(Timeouts::RELEASE, replication.feed().lock()).await else {
+        return;
+    };
+    let unapplied = feed.unapplied();
+    drop(feed);
     let applied = unapplied
         .into_iter()
-        .map(|(copy, sent)| apply(service, links, replication, copy, sent));
-    for error in join_all(applied).await.into_iter().filter_map(Result::err) {
+        .map(|(copy, sent)| timeout(Timeouts::RELEASE, apply(service, links, replication, copy, sent)));
+    for error in join_all(applied).await.into_iter().flatten().filter_map(Result::err) {
         tracing::debug!(region = service.id.0, %error, "a mirror does not put in place what has come");
     }
 }
