@@ -180,15 +180,9 @@ fn what_was_dispatched_ends_although_its_segment_is_gone() {
                 break file.ino.region();
             }
         };
-        let mut tries = 0..;
-        let (doomed, file) = loop {
-            let name = format!("doomed{}", tries.next().unwrap());
-            let file = c.create(dir, &name).await.unwrap();
-            if file.ino.region() == region && file.ino.slot() >= slots {
-                break (name, file);
-            }
-            c.unlink(dir, &name).await.unwrap();
-        };
+        let (name, file) = others.pop().unwrap();
+        let doomed = "doomed".to_string();
+        c.rename(crowd, &name, dir, &doomed).await.unwrap();
         cluster.rest().await;
         cluster.node(0).stop_coordinator_at(Phase::Dispatched);
         let asking = {
