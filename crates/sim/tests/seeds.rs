@@ -91,6 +91,13 @@ fn nobody_waits_for_a_copy_that_catches_up() {
     assert_eq!(simulate(&schedule).failure, None);
 }
 
+/// A mirror that looked for room took a segment late, when its primary had given up waiting and the segment was gone.
+#[test]
+fn a_mirror_takes_no_segment_for_who_has_given_up() {
+    let schedule = Schedule::of(1_904_982_998_016, &Limits::default());
+    assert_eq!(simulate(&schedule).failure, None);
+}
+
 fn follows_again(seed: u64) {
     let schedule = Schedule::of(seed, &Limits::default());
     assert_eq!(simulate(&schedule).failure, None);

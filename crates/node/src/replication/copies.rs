@@ -293,9 +293,13 @@ impl RequestContext<'_> {
     /// See [`polvo_proto::Request::MirrorSegments`].
     pub async fn mirror_segments(&self, region: RegionId, segments: &[(u32, u8)]) -> Result<Vec<(u64, bool)>, FsError> {
         let copy = self.copy(region)?;
+        let attached = copy.lock().key;
         let take = || {
-            let taken = copy.lock().lane().and_then(|lane| lane.take_segments(segments));
-            taken.map_err(to_fs)
+            let mut copy = copy.lock();
+            if copy.key != attached {
+                return Err(FsError::NotPermitted); // who asked has given up since, and the copy may be beyond these segments
+            }
+            copy.lane().and_then(|lane| lane.take_segments(segments)).map_err(to_fs)
         };
         match take() {
             // regions here and elsewhere may have some that hold nothing
