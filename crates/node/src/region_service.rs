@@ -390,7 +390,7 @@ impl RegionService {
     }
 
     /// Have segments been given back since this was last asked, which mirrors may still have?
-    pub fn has_given_back(&self) -> bool {
+    pub fn take_given_back(&self) -> bool {
         self.replication.is_some() && self.gave_back.swap(false, AcqRel)
     }
 

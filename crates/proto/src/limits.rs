@@ -121,25 +121,15 @@ impl Call {
 impl Usage {
     /// Refuses numbers of which those of all nodes could not be added up.
     fn check(&self) -> Result<(), DecodeError> {
-        let Usage {
-            total_bytes,
-            free_bytes,
-            free_segment_bytes,
-            inodes,
-            free_inodes,
-            data_bytes,
-        } = *self;
-        let all = [
-            total_bytes,
-            free_bytes,
-            free_segment_bytes,
-            inodes,
-            free_inodes,
-            data_bytes,
-        ];
+        let bytes = self
+            .total_bytes
+            .max(self.free_bytes)
+            .max(self.free_segment_bytes)
+            .max(self.data_bytes);
+        let largest = bytes.max(self.inodes).max(self.free_inodes);
         at_most(
             "bytes or inodes of a node",
-            all.into_iter().max().unwrap_or(0) as usize,
+            usize::try_from(largest).unwrap_or(usize::MAX),
             USAGE_MAX,
         )
     }

@@ -753,6 +753,7 @@ requests! {
     } -> ScrubbedCopies(ScrubbedCopies),
     /// Node to node: where we are out of room there may be segments of the other's regions that hold nothing any more. It gives them
     /// back, and so do the mirrors of these regions, as far as they can be reached, before it is answered.
+    /// [`crate::FsError::HeldBack`]: done, and more may come by itself, when removed files are not kept any longer for who may have them open.
     ReleaseSegments -> Done,
     /// Node to node: space and inodes of the node that asks. Answered with ours.
     ShareUsage(crate::Usage) -> Usage(Usage),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// What one search for room has found counts for so long for those who come meanwhile, where some may come by itself.
+/// Where some room may come by itself, those who find none ask again and again: all nodes are asked no more often than this.
 const SOUGHT_LATELY: Duration = Duration::from_millis(100);
 
 /// The last time all nodes were asked.
@@ -42,7 +42,7 @@ impl Node {
             return false;
         };
         if let Some(Sought { begun, may_come }) = *last
-            && (begun > came || may_come && begun.elapsed() < SOUGHT_LATELY)
+            && (begun > came || (may_come || self.holds_back()) && begun.elapsed() < SOUGHT_LATELY)
         {
             return may_come;
         }
@@ -72,7 +72,7 @@ impl Node {
         let deadline = || Instant::now() + Timeouts::RELEASE;
         join_all(behind.map(|service| service.mirrored(links, deadline))).await;
         self.collect_segments();
-        let replicated = self.regions.all().filter(|service| service.has_given_back());
+        let replicated = self.regions.all().filter(|service| service.take_given_back());
         join_all(replicated.map(|service| keeper::apply_all(service, links))).await;
         let awaits_claims = |service: &Arc<RegionService>| service.enter(|region| region.keeps_for_claims());
         match self.regions.all().any(awaits_claims) {
