@@ -26,6 +26,7 @@ E2E := \
 	locks:ROUNDS=100 \
 	node-gone \
 	replaced \
+	handed-over:LEAVE=1 \
 	region-sets \
 	partition:ROUNDS=3 \
 	failover:ROUNDS=1 \
@@ -48,7 +49,7 @@ E2E := \
 	stale-hunter:OBSERVATIONS=20000,TIME=6,FAULTS=kill+pause \
 	real-programs:PARTS=trees+sqlite \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance crossed cut-off disjoint-writers failover kill9 limits make-run partition real-programs rename-storm two-mounts \
+E2E_LONG := balance conformance crossed cut-off disjoint-writers failover handed-over kill9 limits make-run partition real-programs rename-storm two-mounts \
 	stale-hunter stale-primary
 
 .PHONY: help

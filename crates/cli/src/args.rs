@@ -63,6 +63,9 @@ pub enum Command {
     /// Compare all file data of a running cluster with its checksums
     #[command(after_long_help = SCRUB_HELP)]
     Scrub(ScrubArgs),
+    /// Have all nodes serve equally much, after nodes were away, or one of them nothing
+    #[command(after_long_help = BALANCE_HELP)]
+    Balance(BalanceArgs),
     /// Change which nodes the cluster has
     #[command(subcommand, disable_help_subcommand = true)]
     Node(NodeCommand),
@@ -418,6 +421,44 @@ pub enum NodeCommand {
     /// Take a node out of the cluster for good
     #[command(after_long_help = REMOVE_HELP)]
     Remove(RemoveNodeArgs),
+}
+
+const BALANCE_HELP: &str = "\
+When a node dies others serve what it has served, and go on to when it is back. This has regions handed over, one after the other, until
+nodes serve equally many. Only a node that has all of a region can get it, and the one that has served it keeps its copy, so no region has
+fewer copies meanwhile. Operations on a region wait while it is handed over, for some hundredths of a second; no program sees an error.
+Regions without copies stay where they are.
+
+A region stays for `timeouts.lease_ms` where it has come to, or its node has been started, before it can be handed over; the command waits
+for that, and for copies that are being made, up to --wait.
+
+With --away-from a node serves nothing afterwards but what nobody else has, and can be stopped without anybody waiting for others to take
+its place. Its copies stay. When it is back, `polvo balance` gives it its share again.
+
+Exit codes: 0 done; 1 it could not be done, or not all of it, and why.
+
+Examples:
+  polvo balance --dry-run                  what would be handed over
+  polvo balance                            after a node has come back
+  polvo balance --away-from 2              before node 2 is stopped, for an upgrade, say";
+
+/// `polvo balance`
+#[derive(Args, Debug, Clone)]
+pub struct BalanceArgs {
+    /// polvo://HOST:PORT of a node
+    pub url: Option<OsString>,
+    /// Leave this node without anything to serve
+    #[arg(long, value_name = "NODE")]
+    pub away_from: Option<u16>,
+    /// Say what would be handed over, and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Longest wait, in seconds
+    #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub wait: u64,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 const REMOVE_HELP: &str = "\

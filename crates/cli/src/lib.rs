@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod balance;
 pub mod bench;
 pub mod cluster_dir;
 pub mod cluster_id;

@@ -1,6 +1,7 @@
 //! `polvo status`: what a cluster looks like right now.
 
 use crate::args::{ClusterArgs, StatusArgs};
+use crate::balance;
 use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::replica_sets::{ReplicaSets, region_json, sets_said, sets_table};
@@ -166,6 +167,7 @@ fn as_json(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> Va
         "next_voters": numbers(map.voters.next()), "nodes": nodes, "regions": regions,
     });
     all["replicas"] = ReplicaSets::of(map, answers).as_json();
+    all["uneven"] = balance::is_uneven(map).into();
     if let Some(mount) = mount {
         all["mount"] = mount;
     }
@@ -187,7 +189,11 @@ fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> St
             text += &format!("node {}: {why}\n", id.0);
         }
     }
-    text += &ReplicaSets::of(map, answers).summary();
+    let replicas = ReplicaSets::of(map, answers);
+    text += &replicas.summary();
+    if !replicas.are_degraded() && balance::is_uneven(map) {
+        text += &format!("uneven: {}; `polvo balance` evens this out\n", balance::spread(map));
+    }
     text += &sets_said(map);
     if let Some(sets) = sets_table(map) {
         text += &format!("\n{sets}");

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use polvo_cluster::{Colocated, MapCell, SessionContext, Timeouts, fetch_map};
 use polvo_fabric::{Address, Identity};
 use polvo_format::{Attr, Ino, NodeId, RegionId, SessionId};
-use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, RegionInfo};
+use polvo_proto::{ClusterMap, Cred, FsError, InodeRef, RegionInfo, ReplicaRole};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
@@ -100,11 +100,18 @@ pub(crate) fn is_at_same_node(a: u64, b: u64) -> bool {
     a >> LOST_BITS == b >> LOST_BITS
 }
 
-/// How often the session was lost at each node. What was obtained in an earlier incarnation (holds, space) is gone.
+/// How often the session was lost at each node, and regions were handed over by nodes that know it still. What was obtained in an earlier
+/// incarnation (holds, space) is gone.
 #[derive(Default)]
 struct Incarnations {
-    of_node: RwLock<HashMap<NodeId, u64>>,
+    each: RwLock<Losses>,
     all: AtomicU64,
+}
+
+#[derive(Default)]
+struct Losses {
+    of_node: HashMap<NodeId, u64>,
+    of_region: HashMap<RegionId, u64>,
 }
 
 /// Tells the maintenance to end.
@@ -376,9 +383,14 @@ impl Client {
         a == b || map.primary(a).is_some_and(|node| map.primary(b) == Some(node))
     }
 
-    /// Number of the session at a node: grows when the node forgets it.
-    pub(crate) fn incarnation(&self, node: NodeId) -> u64 {
-        let lost = self.incarnations.of_node.read().get(&node).copied().unwrap_or(0);
+    /// Number of the session at a node, as far as a region is concerned that it serves: grows when the node forgets it, or hands the
+    /// region over.
+    pub(crate) fn incarnation(&self, node: NodeId, region: RegionId) -> u64 {
+        let losses = self.incarnations.each.read();
+        let mut lost = losses.of_node.get(&node).copied().unwrap_or(0);
+        if !losses.of_region.is_empty() {
+            lost += losses.of_region.get(&region).copied().unwrap_or(0);
+        }
         // no two nodes have the same: a region may move from one to another
         u64::from(node.0) << LOST_BITS | lost
     }
@@ -399,7 +411,7 @@ impl Client {
     /// A node did not know the session (any more, or yet): what was held there is gone. What was cached goes too: a node
     /// that has lost power may have gone back behind a tail that we have seen.
     fn lost(&self, node: NodeId) {
-        *self.incarnations.of_node.write().entry(node).or_default() += 1;
+        *self.incarnations.each.write().of_node.entry(node).or_default() += 1;
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
         tracing::debug!(session = %self.session(), %node, "a new session at a node");
         // it has been attached as long as it took to say so, at the most
@@ -435,20 +447,41 @@ impl Client {
     /// Regions have other primaries than before: what was had of those before is gone.
     fn moved(&self, before: &ClusterMap, now: &ClusterMap) {
         let has_moved = |region: RegionId| before.primary(region) != now.primary(region);
+        // who has handed one over has all of it, and knows us as before; who was dead has not until some maps later
+        let has_left = |region: RegionId| {
+            let from = before.primary(region).filter(|_| has_moved(region));
+            let role = from.and_then(|node| now.region(region)?.role(node));
+            role == Some(ReplicaRole::Mirror)
+        };
+        let is_next = now.epoch.0 == before.epoch.0 + 1;
         let moved = before.regions.iter().filter(|region| has_moved(region.id));
-        let lost: BTreeSet<NodeId> = moved.filter_map(|region| region.primary()).collect();
+        let (left, lost): (Vec<&RegionInfo>, Vec<&RegionInfo>) = moved.partition(|region| has_left(region.id));
+        let lost: BTreeSet<NodeId> = lost.into_iter().filter_map(RegionInfo::primary).collect();
         // who serves it now may lack what was done last
-        let may_lack = |region: RegionId| has_moved(region) && now.region(region).is_some_and(RegionInfo::is_async);
+        let may_lack = |region: RegionId| {
+            let is_async = has_moved(region) && now.region(region).is_some_and(RegionInfo::is_async);
+            is_async && !(is_next && has_left(region))
+        };
+        if self.colocated.is_some() {
+            self.open_table.moved(&has_moved);
+        }
         self.open_table.primary_lost(|ino| may_lack(ino.region()));
         if now.regions.iter().any(|region| may_lack(region.id)) {
             self.unsynced.primary_lost();
             self.tokens.may_go_back(&|ino| may_lack(ino.region()));
         }
         for node in lost {
-            *self.incarnations.of_node.write().entry(node).or_default() += 1;
+            *self.incarnations.each.write().of_node.entry(node).or_default() += 1;
             tracing::debug!(%node, "regions have moved from a node");
             self.forget(node, has_moved);
         }
+        for info in left {
+            *self.incarnations.each.write().of_region.entry(info.id).or_default() += 1;
+            tracing::debug!(region = info.id.0, "was handed over");
+        }
+        self.extent_pool.forget_where(has_left);
+        self.names.forget_where(|dir| has_left(dir.ino.region()));
+        self.listings.forget();
         self.locks.lose_where(|inode| has_moved(inode.ino.region()));
         self.incarnations.all.fetch_add(1, Ordering::AcqRel);
     }

@@ -107,7 +107,7 @@ impl LocalClient {
             }
             None => self.links.to_primary(region).await?.node,
         };
-        Ok((node, self.client.incarnation(node)))
+        Ok((node, self.client.incarnation(node, region)))
     }
 
     /// Tells this thread's links about the segments that space in hand lies in.
@@ -131,6 +131,19 @@ impl LocalClient {
         let Some(here) = self.colocated(region) else {
             return self.links.read(region, ops).await;
         };
+        match self.read_here(here, region, ops).await {
+            // another node serves it now
+            Err(FsError::WrongEpoch) if self.links.has_copies(region) => self.links.read(region, ops).await,
+            read => read,
+        }
+    }
+
+    async fn read_here(
+        &self,
+        here: &ColocatedNode,
+        region: RegionId,
+        ops: &mut [RegionVerb<'_>],
+    ) -> Result<(), FsError> {
         for op in ops {
             let RegionVerb::Read { at, into } = op else {
                 return Err(FsError::NotPermitted);

@@ -248,7 +248,7 @@ impl LocalClient {
         let primary = self.client.primary(region)?;
         // its lease there is to be renewed, although nothing of ours may have talked to it yet
         self.client.context.note_attached(primary);
-        let holder = (primary, self.client.incarnation(primary));
+        let holder = (primary, self.client.incarnation(primary, region));
         let fresh = kind == FileKind::File && size == 0 && self.colocated(region).is_none();
         let (index, tail) = (fresh.then(|| FileIndex::empty(cursor)), cursor.tail);
         let open_inode = self.client.open_table.enter(inode, kind, holder, index);
@@ -263,7 +263,7 @@ impl LocalClient {
             return Ok(());
         }
         let (node, incarnation) = open_inode.holder();
-        if self.client.incarnation(node) != incarnation {
+        if self.client.incarnation(node, open_inode.inode.ino.region()) != incarnation {
             // seldom, and large
             let (holder, map) = Box::pin(self.claim_again(open_inode)).await?;
             open_inode.set_holder(holder);

@@ -13,7 +13,7 @@ use crate::io::sync::Unsynced;
 use crate::io::writers::Writing;
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock};
-use polvo_format::{FileKind, Ino, NodeId, Tail};
+use polvo_format::{FileKind, Ino, NodeId, RegionId, Tail};
 use polvo_proto::InodeRef;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -37,7 +37,9 @@ pub(crate) struct OpenInode {
     /// The file's mapping; `None` until loaded, and after it was found outdated beyond repair.
     pub(crate) index: RwLock<Option<FileIndex>>,
     /// The mapping as the region itself has it, where that is in the node around us; got by the first read.
-    pub(crate) mapped: OnceLock<MappedFile>,
+    mapped: OnceLock<MappedFile>,
+    /// Its region has moved since it was opened: a mapping from before is of no use, if the region is in the node around us again.
+    has_moved: AtomicBool,
     opens: AtomicUsize,
     used: AtomicU64,
     doomed: AtomicBool,
@@ -62,9 +64,24 @@ impl OpenInode {
         self.kept.store(losses, Ordering::Release);
     }
 
+    /// The mapping that the region has, if it is known here.
+    #[inline]
+    pub(crate) fn mapped(&self) -> Option<&MappedFile> {
+        let known = self.mapped.get()?;
+        (!self.has_moved.load(Ordering::Acquire)).then_some(known)
+    }
+
+    /// As [`Self::mapped`], which this may be from now on.
+    pub(crate) fn mapped_or(&self, found: impl FnOnce() -> MappedFile) -> Option<&MappedFile> {
+        if !self.has_moved.load(Ordering::Acquire) {
+            self.mapped.get_or_init(found);
+        }
+        self.mapped()
+    }
+
     /// Tail of the file's log when its mapping was last validated.
     pub(crate) fn tail(&self) -> Option<Tail> {
-        match self.mapped.get() {
+        match self.mapped() {
             Some(mapped) => Some(mapped.tail()),
             None => Some(self.index.read().as_ref()?.cursor().tail),
         }
@@ -205,6 +222,7 @@ impl OpenTable {
             holder: AtomicU64::new(pack(holder)),
             index: RwLock::new(index),
             mapped: OnceLock::new(),
+            has_moved: AtomicBool::new(false),
             opens: AtomicUsize::new(0),
             used: AtomicU64::new(0),
             doomed: AtomicBool::new(false),
@@ -366,6 +384,21 @@ impl OpenTable {
             for (_, slot) in shard.lock().iter().filter(|(ino, _)| of(**ino)) {
                 if let Slot::Open(open_inode) = slot {
                     open_inode.unsynced.primary_lost();
+                }
+            }
+        }
+    }
+
+    /// Regions have moved, perhaps to the node around us or from it: where their files lie in a pool is known no more, nor by a mapping that
+    /// has not followed what was written there.
+    pub(crate) fn moved(&self, has_moved: &dyn Fn(RegionId) -> bool) {
+        for shard in &self.shards {
+            for (inode, slot) in shard.lock().iter() {
+                if let Slot::Open(open_inode) = slot
+                    && has_moved(inode.region())
+                {
+                    open_inode.has_moved.store(true, Ordering::Release);
+                    *open_inode.index.write() = None;
                 }
             }
         }

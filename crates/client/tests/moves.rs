@@ -2,8 +2,9 @@
 
 use crate::common::*;
 use polvo_client::AccessTimeRule;
+use polvo_format::{NodeId, RegionId};
 use polvo_node::sim::{Cluster, ClusterOptions};
-use polvo_proto::{Durability, SetAttr};
+use polvo_proto::{Durability, FsError, Replica, ReplicaRole, SetAttr, ask};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -387,5 +388,99 @@ fn an_idle_client_keeps_a_file_without_a_name_through_a_move() {
         cluster.sleep(short_leases().lease * 2).await;
         cluster.mirrored().await;
         assert!(client.get_attr(made).await.is_err(), "nobody has it open");
+    });
+}
+
+/// Has one of its mirrors serve a region, as soon as it may.
+async fn hand_over(cluster: &Cluster, region: RegionId) -> NodeId {
+    let operator = external(cluster, "operator");
+    let map = cluster.newest_map().expect("nodes run");
+    let info = map.region(region).expect("it is there");
+    let from = info.primary().expect("it is served");
+    let is_mirror = |replica: &&Replica| replica.role == ReplicaRole::Mirror;
+    let to = info.replicas.iter().find(is_mirror).expect("it has a mirror").node;
+    while let Err(error) = operator.ask(from, ask::HandOver { region, to }).await {
+        assert_eq!(error, FsError::Retry);
+        cluster.sleep(Duration::from_millis(50)).await;
+    }
+    to
+}
+
+/// A client inside a node remembers where files lie in its pool: not beyond the time when their region is elsewhere, though it comes back.
+#[test]
+pub fn what_lies_in_the_node_around_a_client_goes_and_comes_back() {
+    const LEN: usize = 3 << 20;
+    with_options(replicated(87), async |cluster| {
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 1).await;
+        let (inside, other) = (internal(cluster, 1), external(cluster, "other"));
+        let (open, theirs) = (
+            inside.open(made).await.expect("open"),
+            other.open(made).await.expect("open"),
+        );
+        for round in 0..6 {
+            let bytes = pattern(round, LEN);
+            match round % 3 {
+                0 => other.write(&theirs, 0, &bytes).await,
+                _ => inside.write(&open, 0, &bytes).await,
+            }
+            .expect("write");
+            for _ in 0..3 {
+                assert!(content(&inside, &open).await == bytes, "round {round}, inside");
+                assert!(content(&other, &theirs).await == bytes, "round {round}");
+            }
+            let before = inside.client().map().primary(made.ino.region());
+            let now = hand_over(cluster, made.ino.region()).await;
+            assert_ne!(before, Some(now));
+            for _ in 0..3 {
+                assert!(
+                    content(&inside, &open).await == bytes,
+                    "round {round}, inside, handed over"
+                );
+                assert!(content(&other, &theirs).await == bytes, "round {round}, handed over");
+            }
+            cluster.mirrored().await;
+        }
+    });
+}
+
+/// A node has handed one region over, and knows its sessions as before: what they have in hand of its other regions is theirs yet.
+#[test]
+pub fn what_sessions_have_of_other_regions_of_a_node_stays() {
+    let options = ClusterOptions {
+        regions_per_node: 2,
+        ..replicated(88)
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let client = external(cluster, "client");
+        let map = cluster.map().clone();
+        let at_node_1 = map.regions.iter().filter(|info| info.primary() == Some(NodeId(1)));
+        let [goes, stays] = at_node_1.map(|info| info.id).collect::<Vec<_>>()[..] else {
+            panic!("two of each node")
+        };
+        let mut i = 0;
+        let open = loop {
+            i += 1;
+            let name = format!("f{i}");
+            let (attr, open) = client.create_open(ROOT, name.as_bytes(), file()).await.expect("create");
+            if attr.ino.region() == stays {
+                break open;
+            }
+        };
+        let free = async || client.ask(NodeId(1), ask::Usage).await.expect("usage").free_bytes;
+        let mut before = None;
+        for round in 0..8 {
+            client.write(&open, 0, &pattern(round, 100_000)).await.expect("write");
+            hand_over(cluster, goes).await;
+            client
+                .write(&open, 0, &pattern(round + 1, 100_000))
+                .await
+                .expect("write");
+            cluster.sleep(Duration::from_secs(31)).await;
+            before.get_or_insert(free().await);
+        }
+        let (before, after) = (before.expect("there were rounds"), free().await);
+        assert!(after + (1 << 20) >= before, "{before} bytes were free, and {after} are");
     });
 }

@@ -32,6 +32,17 @@ pub trait Colocated: Send + Sync {
     /// A mirror does not answer, or the region is served elsewhere.
     fn until_may_tell<'a>(&'a self, links: &'a Rc<Links>, region: RegionId) -> LocalFuture<'a, Result<(), FsError>>;
 
+    /// As [`Colocated::until_may_tell`], of what was written here ([`ColocatedSession::write_at_once`]): also once another node serves the
+    /// region, if this one has handed it over with the write.
+    ///
+    /// # Errors
+    /// A mirror does not answer, or the region was taken over.
+    fn until_write_may_be_told<'a>(
+        &'a self,
+        links: &'a Rc<Links>,
+        region: RegionId,
+    ) -> LocalFuture<'a, Result<(), FsError>>;
+
     /// What the threads of a client in this process share: a session of its own, at home here. Its own node is called through
     /// [`Colocated::caller`], beginning with `Attach`.
     fn client_context(&self, session: SessionId, name: String) -> Arc<SessionContext>;

@@ -15,6 +15,8 @@ pub struct MapCell {
     /// Any region has copies, so that threads need not look where none has.
     replicated: AtomicBool,
     link_sets: AtomicU64,
+    /// How often regions have moved.
+    moves: AtomicU64,
     hooks: Mutex<Vec<Hook>>,
     /// Told the epoch of each newer map.
     changes: watch::Sender<Epoch>,
@@ -31,6 +33,7 @@ impl MapCell {
             replicated: AtomicBool::new(map.is_replicated()),
             newest: RwLock::new(Arc::new(map)),
             link_sets: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
             hooks: Mutex::default(),
             changes: watch::Sender::new(Epoch(0)),
         })
@@ -44,6 +47,13 @@ impl MapCell {
     /// Epoch of the newest.
     pub fn epoch(&self) -> Epoch {
         Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// How often any region has got another primary: what is known of where a region lies is void once that has changed, though it may be
+    /// served by the same node again.
+    #[inline]
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
     }
 
     /// Has this region copies, one of which may take its primary's place?
@@ -71,6 +81,7 @@ impl MapCell {
         let mut regions = map.regions.iter();
         let has_moved = regions.any(|region| newest.primary(region.id) != region.primary());
         if has_moved {
+            self.moves.fetch_add(1, Ordering::AcqRel);
             // before anybody goes by the new map: what was had of the old primaries is gone
             hooks.iter().for_each(|hook| hook(&newest, &map));
         }

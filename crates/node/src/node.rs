@@ -79,14 +79,18 @@ pub struct Node {
     pub(crate) started: Instant,
     /// Number of this incarnation; grows from one to the next of the pool.
     incarnation: u64,
-    /// Pages that were free at the start are not given out yet.
+    /// Pages that were free when a region came to be served here are not given out yet: at the start,
     held_back: AtomicBool,
+    /// or later, until then, when another node had handed it over.
+    held_back_until: Mutex<Option<Instant>>,
     /// When all nodes were last asked to give back segments that hold nothing.
     pub(crate) room_sought: tokio::sync::Mutex<Option<Sought>>,
     /// Grace tick (quarantine of freed space).
     pub(crate) tick: AtomicU64,
     /// Regions whose files without a name wait for those that had them open ([`CLAIMS`]), and until when.
     pub(crate) claims: Mutex<BTreeMap<RegionId, Instant>>,
+    /// Who hands a region over: one at a time.
+    pub(crate) handing_over: tokio::sync::Mutex<()>,
     /// Who changes the cluster map.
     pub(crate) changing_map: tokio::sync::Mutex<()>,
     pub(crate) stopping: watch::Sender<bool>,
@@ -96,7 +100,7 @@ pub struct Node {
     pub(crate) dispatching: AtomicU64,
     /// Where `serve` listens.
     pub(crate) bound: Mutex<Vec<Address>>,
-    rename_lock: RenameLock,
+    pub(crate) rename_lock: RenameLock,
     pub(crate) context: Arc<SessionContext>,
     /// That of [`Node::watch_links`].
     watch_context: Arc<SessionContext>,
@@ -182,9 +186,11 @@ impl Node {
             started: Instant::now(),
             incarnation,
             held_back: AtomicBool::new(held_back),
+            held_back_until: Mutex::default(),
             room_sought: tokio::sync::Mutex::default(),
             tick: AtomicU64::new(1),
             claims: Mutex::new(claims),
+            handing_over: tokio::sync::Mutex::default(),
             changing_map: tokio::sync::Mutex::default(),
             stopping: watch::channel(false).0,
             refused: Mutex::default(),
@@ -308,14 +314,17 @@ impl Node {
                 self.give_out_held_back();
                 self.collect_segments();
                 match f() {
-                    Err(RegionError::Fs(FsError::NoSpace)) if self.held_back.load(Relaxed) => {
-                        Err(FsError::HeldBack.into())
-                    }
+                    Err(RegionError::Fs(FsError::NoSpace)) if self.has_held_back() => Err(FsError::HeldBack.into()),
                     result => result,
                 }
             }
             result => result,
         }
+    }
+
+    /// Are there pages that are not given out yet?
+    fn has_held_back(&self) -> bool {
+        self.held_back.load(Relaxed) || self.held_back_until.lock().is_some()
     }
 
     /// May others still be storing to what an earlier incarnation has given them?
@@ -324,19 +333,31 @@ impl Node {
         self.held_back.load(Relaxed)
     }
 
-    /// Gives out pages that were free at the start, once nobody can still be storing to them: nobody has the pool mapped
-    /// any more who was given it by an earlier incarnation, or so much time has passed that all leases of that one have ended.
+    /// A region that is about to be served here was handed over by another node: clients may still be storing to what that has given them.
+    pub(crate) fn hold_back_free_data(&self, region: &mut Region) {
+        let mut until = self.held_back_until.lock();
+        region.hold_back_free_data();
+        *until = Some(Instant::now() + self.config.timeouts.lease);
+    }
+
+    /// Gives out pages that were free when their regions came here, once nobody can still be storing to them: nobody has the pool mapped
+    /// any more who was given it by an earlier incarnation, or so much time has passed that all leases of who has served them before have
+    /// ended.
     pub(crate) fn give_out_held_back(&self) {
-        if !self.held_back.load(Relaxed) {
+        let mut until = self.held_back_until.lock();
+        let is_over = |until: Instant| Instant::now() >= until;
+        if !self.held_back.load(Relaxed) && until.is_none_or(|until| !is_over(until)) {
             return;
         }
         let late = self.started.elapsed() >= self.config.timeouts.lease;
-        if late || !self.pmem.is_mapped_since_before(self.incarnation).unwrap_or(true) {
+        let is_free = late || !self.pmem.is_mapped_since_before(self.incarnation).unwrap_or(true);
+        if is_free && until.is_none_or(is_over) {
+            *until = None;
             for service in self.regions.all() {
                 service.enter(|region| region.give_out_held_back());
             }
             self.held_back.store(false, Relaxed);
-            tracing::info!(after = ?self.started.elapsed(), "space of the previous incarnation is given out again");
+            tracing::info!(after = ?self.started.elapsed(), "space that was held back is given out again");
         }
     }
 

@@ -236,10 +236,11 @@ fn session_of(node: NodeId, start_number: u64, purpose: Purpose) -> SessionId {
     SessionId((h ^ (h >> 31)).max(1))
 }
 
-/// Until when locks of which nobody knows any more may be claimed back, by region: where there are copies, another node may have given
-/// them.
+/// Until when files without a name may be claimed that are open, by region: where there are copies, and the region was there before.
 pub(crate) fn claims(regions: &Regions, lease: Duration) -> BTreeMap<RegionId, Instant> {
     let until = Instant::now() + lease;
-    let replicated = regions.all().filter(|service| service.replication().is_some());
+    let was_there =
+        |service: &&Arc<RegionService>| service.replication().is_some_and(|replication| !replication.is_new());
+    let replicated = regions.all().filter(was_there);
     replicated.map(|service| (service.id, until)).collect()
 }

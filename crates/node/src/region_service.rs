@@ -7,7 +7,7 @@ use crate::request::sessions::Session;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::Links;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
-use polvo_format::{Epoch, Gpa, PAGE, PAGE_CHECKSUM_SIZE, PoolLayout, RegionId, SessionId, TxnId};
+use polvo_format::{Epoch, Gpa, Lsn, PAGE, PAGE_CHECKSUM_SIZE, PoolLayout, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{
     Collected, FsError, InodeRef, Intent, LockTerm, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap,
@@ -18,7 +18,7 @@ use polvo_region::{CollectedPart, Demand, Region, RegionError};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
 use tokio::time::Instant;
@@ -106,6 +106,54 @@ pub(crate) struct RegionService {
     gave_back: AtomicBool,
     /// It is served elsewhere since.
     ended: AtomicBool,
+    /// It is about to be handed over: no tokens are given.
+    leaving: AtomicBool,
+    /// Who is in the middle of something here.
+    holds: Holds,
+}
+
+/// How many requests, and other work that waits in between, are in the middle of something in a region: until they are through it is not
+/// handed over.
+#[derive(Default)]
+struct Holds(AtomicU32);
+
+impl Holds {
+    /// Nobody begins a request; what has begun goes on.
+    const CLOSED: u32 = 1 << 30;
+    /// Nobody begins anything.
+    const ENDED: u32 = 1 << 31;
+
+    /// One more, unless one of these is so.
+    fn begin(&self, unless: u32) -> bool {
+        let before = self.0.fetch_add(1, AcqRel);
+        debug_assert!(
+            before & !(Holds::CLOSED | Holds::ENDED) < Holds::CLOSED - 1,
+            "they are few"
+        );
+        let is_refused = before & unless != 0;
+        if is_refused {
+            self.end();
+        }
+        !is_refused
+    }
+
+    fn end(&self) {
+        let before = self.0.fetch_sub(1, AcqRel);
+        debug_assert!(before & !(Holds::CLOSED | Holds::ENDED) > 0, "who holds is counted");
+    }
+
+    fn is(&self, state: u32) -> bool {
+        self.0.load(Acquire) & state != 0
+    }
+}
+
+/// Keeps a region from being handed over, until it is dropped.
+pub(crate) struct Held(Arc<RegionService>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.holds.end();
+    }
 }
 
 impl RegionService {
@@ -134,6 +182,8 @@ impl RegionService {
             replication,
             gave_back: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            holds: Holds::default(),
             region: Mutex::new(region),
             places: RwLock::default(),
             segment_shift: layout.segment_shift,
@@ -183,6 +233,82 @@ impl RegionService {
     /// It is not served here any more.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
+    }
+
+    /// It is not, and will not be after all (see [`Self::reopen`]).
+    pub fn is_over(&self) -> bool {
+        self.has_ended() && !self.is_leaving()
+    }
+
+    /// A request begins something here: until [`Self::end_request`] the region is not handed over. False: it is about to be, or was.
+    #[inline]
+    pub fn begin_request(&self) -> bool {
+        self.holds.begin(Holds::CLOSED | Holds::ENDED)
+    }
+
+    /// See [`Self::begin_request`].
+    #[inline]
+    pub fn end_request(&self) {
+        self.holds.end();
+    }
+
+    /// What goes on behind requests begins something here. None: the region was handed over.
+    pub fn hold(self: &Arc<Self>) -> Option<Held> {
+        self.holds.begin(Holds::ENDED).then(|| Held(self.clone()))
+    }
+
+    /// It is about to be handed over, or is not after all: no tokens are given meanwhile.
+    pub fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Release);
+    }
+
+    /// See [`Self::set_leaving`]. To be asked with the region entered.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Acquire)
+    }
+
+    /// Requests are refused from here on, but those that have begun.
+    pub fn close_to_requests(&self) {
+        self.holds.0.fetch_or(Holds::CLOSED, AcqRel);
+    }
+
+    /// See [`Self::close_to_requests`].
+    pub fn is_closed(&self) -> bool {
+        self.holds.is(Holds::CLOSED)
+    }
+
+    /// Is nobody in the middle of anything?
+    pub fn is_idle(&self) -> bool {
+        !self.holds.is(!(Holds::CLOSED | Holds::ENDED))
+    }
+
+    /// Was it ended to be handed over? All that was done here is at its mirrors then.
+    pub fn was_given_up(&self) -> bool {
+        self.holds.is(Holds::ENDED)
+    }
+
+    /// Ends the service of a region that is closed to requests, if nobody is in the middle of anything, and nothing was recorded behind
+    /// that record, which its mirrors have. The region: nobody else can reach it any more.
+    pub fn give_up(&self, mirrored: Lsn) -> Option<Region> {
+        let mut region = self.region.lock();
+        if region.captured() != Some(mirrored) {
+            return None;
+        }
+        let (closed, ended) = (Holds::CLOSED, Holds::CLOSED | Holds::ENDED);
+        self.holds.0.compare_exchange(closed, ended, AcqRel, Acquire).ok()?;
+        // before who waits for the region finds it empty
+        self.end();
+        Some(std::mem::replace(&mut region, Region::placeholder(self.id)))
+    }
+
+    /// A region that was given up is served here as before, if it is given, or was not given up yet.
+    pub fn reopen(&self, given_up: Option<Region>) {
+        if let Some(given_up) = given_up {
+            let mut region = self.region.lock();
+            *region = given_up;
+            self.ended.store(false, Release);
+        }
+        self.holds.0.fetch_and(!(Holds::CLOSED | Holds::ENDED), AcqRel);
     }
 
     /// Its copies elsewhere, if it is to have any.
@@ -311,6 +437,9 @@ impl RegionService {
 
     fn take_over_segments(&self, region: &Region) {
         let mut places = self.places.write();
+        if self.has_ended() {
+            return;
+        }
         for (index, pool_offset, class) in region.segments() {
             if index < places.next {
                 continue;
@@ -530,12 +659,11 @@ impl RegionService {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polvo_format::NodeId;
+    use polvo_format::{NodeId, RegionOffset};
     use polvo_proto::RegionSet;
     use polvo_region::{FormatParams, PoolIdentity, PoolSpace};
 
-    #[test]
-    fn a_segment_that_goes_hides_none_that_came_before_it() {
+    fn service() -> (Arc<PoolSpace>, RegionService) {
         let pmem = Pmem::simulated(8 << 20);
         let params = FormatParams {
             identity: PoolIdentity {
@@ -556,16 +684,53 @@ mod tests {
             epoch: Epoch(1),
             replicas: vec![],
         };
-        let service = RegionService::new(
-            region,
-            &info,
-            None,
-            space.layout(),
-            &pmem,
-            &memory,
-            OneSided::All,
-            LockTerm(1),
+        let (layout, term) = (space.layout(), LockTerm(1));
+        let service = RegionService::new(region, &info, None, layout, &pmem, &memory, OneSided::All, term);
+        (space, service)
+    }
+
+    #[test]
+    fn a_region_is_given_up_when_nobody_is_in_the_middle_of_anything_and_all_of_it_is_mirrored() {
+        let (_space, service) = service();
+        let service = Arc::new(service);
+        service.enter(|region| region.capture(Lsn(7)));
+        assert!(service.begin_request());
+        assert!(service.give_up(Lsn(7)).is_none(), "it is not closed");
+        service.close_to_requests();
+        assert!(!service.begin_request(), "it is closed");
+        assert!(
+            !service.is_idle() && service.give_up(Lsn(7)).is_none(),
+            "a request is under way"
         );
+        let held = service.hold();
+        service.end_request();
+        assert!(held.is_some() && service.give_up(Lsn(7)).is_none(), "something goes on");
+        drop(held);
+        assert!(
+            service.is_idle() && service.give_up(Lsn(6)).is_none(),
+            "mirrors lack the last record"
+        );
+        let usage = service.enter(|region| region.usage());
+        let region = service.give_up(Lsn(7)).expect("nobody is there");
+        assert!(service.has_ended() && service.was_given_up());
+        assert!(!service.begin_request() && service.hold().is_none());
+        assert!(
+            service.locate(Gpa::new(RegionId(0), RegionOffset(0)), 8).is_err(),
+            "nobody reaches it"
+        );
+        assert_eq!(region.usage(), usage);
+        service.reopen(Some(region));
+        assert!(!service.has_ended() && service.begin_request() && service.hold().is_some());
+        assert!(
+            service.locate(Gpa::new(RegionId(0), RegionOffset(0)), 8).is_ok(),
+            "as before"
+        );
+        assert_eq!(service.enter(|region| region.usage()), usage);
+    }
+
+    #[test]
+    fn a_segment_that_goes_hides_none_that_came_before_it() {
+        let (_space, service) = service();
         let delegate = |session| service.enter(|region| region.delegate(SessionId(session), 64).unwrap());
         let index = |run: &PageRun| (run.gpa.offset().0 >> 18) as u32;
         let (kept, given_up) = (delegate(7), delegate(8));

@@ -8,6 +8,7 @@ use crate::region_service::RegionService;
 use parking_lot::Mutex;
 use polvo_format::RegionId;
 use std::sync::{Arc, OnceLock};
+use tokio::sync::Notify;
 
 /// One after the other, the services of a region in this incarnation of the node.
 #[derive(Default)]
@@ -46,6 +47,8 @@ pub(crate) struct Regions {
     /// By number: all regions of the cluster.
     terms: Vec<Terms>,
     adding: Mutex<()>,
+    /// One more is served since.
+    pub begun: Notify,
 }
 
 impl Regions {
@@ -54,14 +57,19 @@ impl Regions {
         Regions {
             terms: (0..count).map(|_| Terms::default()).collect(),
             adding: Mutex::new(()),
+            begun: Notify::new(),
         }
     }
 
     /// The service of a region that is served here now.
     #[inline]
     pub fn get(&self, region: RegionId) -> Option<&Arc<RegionService>> {
-        let service = self.terms.get(usize::from(region.0))?.last()?;
-        (!service.has_ended()).then_some(service)
+        self.last(region).filter(|service| !service.has_ended())
+    }
+
+    /// The service of a region that is served here now, or was the last one.
+    pub fn last(&self, region: RegionId) -> Option<&Arc<RegionService>> {
+        self.terms.get(usize::from(region.0))?.last()
     }
 
     /// A region is served here from now on.
@@ -72,6 +80,7 @@ impl Regions {
         let _alone = self.adding.lock();
         assert!(self.get(service.id).is_none(), "region {} is served once", service.id.0);
         self.terms[usize::from(service.id.0)].add(service);
+        self.begun.notify_waiters();
     }
 
     /// All that are served now, in order.

@@ -248,6 +248,8 @@ impl Request {
             | Request::ReadBytes { .. }
             | Request::FenceOff { .. }
             | Request::RemoveNode { .. }
+            | Request::HandOver { .. }
+            | Request::TakeOver { .. }
             | Request::ReleaseSegments
             | Request::ShareUsage(_) => false,
         }

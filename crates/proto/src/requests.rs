@@ -744,6 +744,23 @@ requests! {
         /// it is gone for good: nothing is waited for, and where no majority of the voters is left the node that is asked votes alone
         force: bool,
     } -> Remaining(Option<Vec<RegionId>>),
+    /// Has one of its mirrors serve a region from now on: for administrators, of the region's primary, which becomes a mirror. Asking again
+    /// changes nothing. EINVAL: that node is no mirror in the set; `Retry`: requests of which the end is to be waited for take too long, or a
+    /// copy is being made, or what is in use there may be claimed yet; ENOSPC: the pool has no room to be that of a mirror; `WrongEpoch`:
+    /// the region is served elsewhere.
+    HandOver {
+        /// which
+        region: RegionId,
+        /// the mirror
+        to: NodeId,
+    } -> Done,
+    /// Node to node: the map gives a region to the node that is asked, since who asks has handed it over and serves it no more.
+    TakeOver {
+        /// which
+        region: RegionId,
+        /// by this map, or a later one
+        epoch: Epoch,
+    } -> Done,
     /// Compares some of a region with its mirrors, and puts right what differs.
     ScrubCopies {
         /// which

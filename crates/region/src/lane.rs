@@ -42,7 +42,25 @@ impl Lane {
             }
             taken => taken?,
         };
-        let mut lane = Lane {
+        let mut lane = Lane::at(space, region, at);
+        lane.restart(Lsn(0));
+        Ok(lane)
+    }
+
+    /// The pool serves the region no more, and another one that has all of it does: what is here is a copy from now on, whole up to that
+    /// record of the region's. Nothing that it has decided is undispatched.
+    ///
+    /// # Errors
+    /// ENOSPC when the pool has no free segment for the lane; what is here stays as it is.
+    pub fn of_region(space: &Arc<PoolSpace>, region: RegionId, last: Lsn) -> Result<Lane, RegionError> {
+        let mut lane = Lane::at(space, region, space.take_lane(region)?);
+        lane.restart(last);
+        lane.finish();
+        Ok(lane)
+    }
+
+    fn at(space: &Arc<PoolSpace>, region: RegionId, at: u64) -> Lane {
+        Lane {
             space: space.clone(),
             at,
             head: LaneHead {
@@ -53,9 +71,7 @@ impl Lane {
                 whole: false,
             },
             replica: Replica::new(space, region, Lsn(0)),
-        };
-        lane.restart(Lsn(0));
-        Ok(lane)
+        }
     }
 
     /// What the pool has of a region that is not served here is given up, be it a copy or not: all segments go back, and the lane last, so

@@ -64,6 +64,8 @@ pub enum Planted {
     SyncNotAwaited,
     /// Who takes an asynchronous primary's place gives new inodes generations that others may have had.
     LostGenerationsGiven,
+    /// A region is handed over though sessions believe in tokens that they have of it.
+    HandedOverTokensBelieved,
     /// A primary goes on answering without a lease of its mirrors.
     LeaseForgotten,
     /// A primary's gate says that mirrors have all there is, whatever they have.

@@ -28,12 +28,13 @@ use crate::store::{Store, Urgency};
 use crate::tokens::Tokens;
 use crate::txn_locks::TxnLocks;
 use crate::writes::Writes;
-use crate::{PoolSpace, RedoId, RegionError, RemotePart};
+use crate::{FormatParams, PoolIdentity, PoolSpace, RedoId, RegionError, RemotePart};
 use polvo_format::{
     Change, Entry, FileKind, Generation, Gpa, INODE_ATTRIBUTES, INODE_HEAD_SIZE, INODE_SIZE, INODE_TAIL, Init, Ino,
-    InodeHead, LINE, Origin, PAGE, REGION_SEQUENCE, RegionHeader, RegionId, RegionOffset, SequenceLimit, Tail, TxnId,
-    encode_attributes,
+    InodeHead, LINE, NodeId, Origin, PAGE, REGION_SEQUENCE, RegionHeader, RegionId, RegionOffset, SEGMENT_SHIFT_MIN,
+    SequenceLimit, Tail, TxnId, encode_attributes,
 };
+use polvo_pmem::Pmem;
 use polvo_proto::{FsError, InodeRef, SegmentClass, Usage};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,6 +47,9 @@ const TXN_STRIDE: u64 = 1 << 20;
 
 /// Pieces of garbage collection done at once when space is short.
 const COLLECTIONS_FOR_SPACE: u32 = 64;
+
+/// Memory of a [placeholder](Region::placeholder); of it is used what is written.
+const PLACEHOLDER_BYTES: u64 = 8 << 20;
 
 /// A region served here. Guard it with one short lock.
 pub struct Region {
@@ -75,6 +79,25 @@ impl Region {
         }
         store.add_segment(SegmentClass::Inodes)?;
         Region::found(store, now_ns)
+    }
+
+    /// An empty region in memory of its own, kept nowhere: in the place of one that is served elsewhere since, so that who still has hold
+    /// of it changes nothing that counts.
+    pub fn placeholder(id: RegionId) -> Region {
+        let pmem = Pmem::simulated(PLACEHOLDER_BYTES);
+        let params = FormatParams {
+            identity: PoolIdentity {
+                cluster: [0; 16],
+                pool: [0; 16],
+                node: NodeId(0),
+            },
+            segment_shift: Some(SEGMENT_SHIFT_MIN),
+            checksums: false,
+        };
+        let made = PoolSpace::format(&pmem, &params)
+            .and_then(|()| PoolSpace::open(pmem))
+            .and_then(|space| Region::create(&space, id, 0));
+        made.expect("an empty region fits into fresh memory")
     }
 
     /// Writes what every region begins with, the header last.

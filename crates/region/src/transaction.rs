@@ -143,6 +143,11 @@ impl Region {
 
     // ---- the end
 
+    /// Do transactions hold inodes here, as far as is known without looking ([`Region::reap`])?
+    pub fn is_held(&self) -> bool {
+        !self.locked.is_empty()
+    }
+
     /// Looks at the lock words of what was collected here: takes over what was dispatched, drops what was given up.
     /// (Also done whenever such an inode is touched.) Returns transactions that are still open.
     pub fn reap(&mut self) -> Vec<TxnId> {

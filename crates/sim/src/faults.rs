@@ -5,16 +5,21 @@ use crate::actor::Shared;
 use crate::rng::Rng;
 use crate::schedule::{Fault, Home, USUAL_DELAY};
 use crate::workload::Workload;
+use polvo_cluster::Links;
 use polvo_format::NodeId;
 use polvo_node::sim::Cluster;
-use polvo_proto::FsError;
+use polvo_proto::{Cred, FsError, RegionInfo, Replica, ReplicaRole, ask};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// How often the faults poll whether the work is done.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How often a node is asked to hand a region over that is in the middle of something.
+const HAND_OVERS_TRIED: u32 = 200;
 
 /// What a fault has led to has come about when nothing has been wrong for so long.
 const AFTERMATH: Duration = Duration::from_secs(10);
@@ -69,6 +74,11 @@ struct Faults<'a> {
     stilling: Rng,
     /// Of faults that others take a node's place for.
     failing: Rng,
+    /// Of regions that are handed over.
+    handing: Rng,
+    /// Who has nodes hand regions over.
+    operator: Option<Rc<Links>>,
+    under_way: JoinSet<()>,
     /// This node is to be lost for good, as soon as nothing else is wrong.
     to_lose: Option<u16>,
     remedies: Vec<(Instant, Remedy)>,
@@ -89,6 +99,9 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         cutting: Rng::new(schedule.seed, 10),
         stilling: Rng::new(schedule.seed, 12),
         failing: Rng::new(schedule.seed, 17),
+        handing: Rng::new(schedule.seed, 49),
+        operator: None,
+        under_way: JoinSet::new(),
         to_lose: schedule.loses,
         remedies: Vec::new(),
         suspects: Suspects::default(),
@@ -107,6 +120,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         (Kind::CutOff, schedule.cuts),
         (Kind::StandStill, schedule.stills),
         (Kind::FailOver, schedule.failovers),
+        (Kind::HandOver, schedule.hand_overs),
     ]
     .map(|(kind, left)| Turns {
         kind,
@@ -133,6 +147,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
                     Kind::CutOff => faults.cut_reader_off(),
                     Kind::StandStill => faults.mount_stands_still(),
                     Kind::FailOver => faults.fail_over().await,
+                    Kind::HandOver => faults.hand_over(),
                 }
                 turns.next = later(faults.numbers(turns.kind), span_us / 3);
             }
@@ -160,6 +175,8 @@ enum Kind {
     StandStill,
     /// Others take a node's place.
     FailOver,
+    /// A region is handed over.
+    HandOver,
 }
 
 /// When faults of a kind come about.
@@ -184,6 +201,7 @@ impl Faults<'_> {
             Kind::CutOff => &mut self.cutting,
             Kind::StandStill => &mut self.stilling,
             Kind::FailOver => &mut self.failing,
+            Kind::HandOver => &mut self.handing,
         }
     }
 
@@ -373,6 +391,56 @@ impl Faults<'_> {
             73..88 => self.second_death(node).await,
             _ => self.to_lose = Some(node),
         }
+    }
+
+    /// One of the mirrors of a region is to serve it from now on, whatever else is wrong.
+    fn hand_over(&mut self) {
+        let Some(map) = self.cluster.newest_map() else { return };
+        let is_mirror = |replica: &&Replica| replica.role == ReplicaRole::Mirror;
+        let mirrors = |info: &RegionInfo| {
+            info.replicas
+                .iter()
+                .filter(is_mirror)
+                .map(|replica| replica.node)
+                .collect()
+        };
+        let all = map.regions.iter().map(|info| (info, mirrors(info)));
+        let all: Vec<(&RegionInfo, Vec<NodeId>)> = all
+            .filter(|(_, mirrors): &(_, Vec<NodeId>)| !mirrors.is_empty())
+            .collect();
+        let Some((info, mirrors)) = (!all.is_empty()).then(|| &all[self.handing.below(all.len() as u64) as usize])
+        else {
+            return;
+        };
+        let (region, to) = (info.id, self.handing.pick(mirrors));
+        let Some(from) = info.primary() else { return };
+        self.note(&format!(
+            "region {} is to go from node {} to node {}",
+            region.0, from.0, to.0
+        ));
+        let operator = self
+            .operator
+            .get_or_insert_with(|| self.cluster.client("operator"))
+            .clone();
+        let shared = self.shared.clone();
+        self.under_way.spawn_local(async move {
+            for _ in 0..HAND_OVERS_TRIED {
+                match operator
+                    .call_node(from, Cred::Kernel, ask::HandOver { region, to })
+                    .await
+                {
+                    Ok(()) => {
+                        shared
+                            .history
+                            .note(&format!("*** region {} has gone to node {}", region.0, to.0));
+                        shared.count(Fault::HandOver);
+                        return;
+                    }
+                    Err(FsError::Retry) => tokio::time::sleep(LOOK).await,
+                    Err(_) => return,
+                }
+            }
+        });
     }
 
     /// How long a node is away: mostly longer than it takes until others take its place.

@@ -91,6 +91,9 @@ pub enum Fault {
     /// Nodes measure leases by clocks that run up to 1 % too fast or too slow.
     #[strum(to_string = "clocks that drift")]
     Drift,
+    /// A region is handed over to one of its mirrors.
+    #[strum(to_string = "regions handed over")]
+    HandOver,
 }
 
 impl Fault {
@@ -106,6 +109,7 @@ impl Fault {
                 | Fault::Lost
                 | Fault::Replaced
                 | Fault::Drift
+                | Fault::HandOver
         )
     }
 }
@@ -188,6 +192,8 @@ pub struct Schedule {
     pub stills: u32,
     /// Faults of nodes whose regions have copies elsewhere, which others may take the place of.
     pub failovers: u32,
+    /// How often a region is to be handed over to one of its mirrors.
+    pub hand_overs: u32,
     /// All that goes wrong is that this node falls silent, once it has copies elsewhere: others take its place, and nobody waits for long.
     pub falls_silent: Option<u16>,
     /// Bytes that the lanes of mirrors take, if less than fit.
@@ -369,6 +375,15 @@ fn failovers(seed: u64, replicas: u8, faults: bool) -> u32 {
     }
 }
 
+/// In half of the runs in which regions have mirrors.
+fn hand_overs(seed: u64, replicas: u8, faults: bool) -> u32 {
+    let mut rng = Rng::new(seed, 48);
+    match replicas > 1 && faults && rng.percent(50) {
+        true => rng.between(1, 6) as u32,
+        false => 0,
+    }
+}
+
 /// A node, in some of the runs in which others can take the place of whichever node, and something is to go wrong.
 fn falls_silent(seed: u64, nodes: u16, all: &[RegionSet], goes_wrong: bool, loses: Option<u16>) -> Option<u16> {
     let mut rng = Rng::new(seed, 43);
@@ -536,6 +551,7 @@ impl Schedule {
             mounted: believers.mounted,
             stills: unless_silent(believers.stills),
             failovers: if falls_silent.is_some() { 1 } else { failovers },
+            hand_overs: unless_silent(hand_overs(seed, replicas, limits.faults != Some(0))),
             falls_silent,
             lane_max: lane_max(seed).filter(|_| falls_silent.is_none()),
             backlog_max: backlog_max(seed),
@@ -636,7 +652,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}, slots {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers, {} hand-overs; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}, slots {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -651,6 +667,7 @@ impl fmt::Display for Schedule {
             self.cuts,
             self.stills,
             self.failovers,
+            self.hand_overs,
             self.falls_silent,
             self.replace_after,
             self.loses,

@@ -63,6 +63,7 @@ fn a_renamed_name_that_the_kernel_believes_in_although_nobody_would_wait_for_it(
     let mut schedule = Schedule::of(90_013_011, &limits);
     schedule.by_pages.fill(false);
     schedule.failovers = 0;
+    schedule.hand_overs = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
     schedule.redo_slots = None;

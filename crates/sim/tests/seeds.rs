@@ -120,6 +120,7 @@ fn as_promised(seed: u64) {
     schedule.is_crowded = false;
     schedule.stills = 0;
     schedule.failovers = 0;
+    schedule.hand_overs = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
     schedule.redo_slots = None;

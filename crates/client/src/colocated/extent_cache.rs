@@ -47,6 +47,11 @@ impl ExtentCache {
         open_table.then(|| (entry.at + (offset - entry.range.start), entry.tail))
     }
 
+    /// Nothing is known any more.
+    pub(crate) fn forget(&self) {
+        self.0.borrow_mut().fill(None);
+    }
+
     /// Remembers where a range of a file lies, as of a tail of its log; to be found by reads that begin where this one did.
     pub(crate) fn keep(&self, inode: InodeRef, tail: Tail, offset: u64, range: Range<u64>, at: u64) {
         let mut entries = self.0.borrow_mut();

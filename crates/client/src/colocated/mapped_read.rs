@@ -63,7 +63,7 @@ impl LocalClient {
     /// As [`LocalClient::read_mapped`], by the mapping in hand and without a future. `None`: there is none, or a writer has
     /// spoilt the copy.
     pub(crate) fn read_at_once(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Option<(usize, bool)> {
-        let file = open_inode.mapped.get()?;
+        let file = open_inode.mapped()?;
         if !self.client.verifies() && self.copy_known(open_inode, file, offset, into) {
             return Some((into.len(), false));
         }
@@ -105,12 +105,12 @@ impl LocalClient {
             view: self.file_view(here, open_inode.inode).await?,
             tail_at: self.pool_offset(here, at)?,
         };
-        let known = open_inode.mapped.get_or_init(|| MappedFile {
+        let known = open_inode.mapped_or(|| MappedFile {
             view: file.view.clone(),
             ..file
         });
         debug_assert!(
-            Arc::ptr_eq(&known.view, &file.view),
+            known.is_none_or(|known| Arc::ptr_eq(&known.view, &file.view)),
             "a region keeps a view that is shared"
         );
         Ok(file)
@@ -118,6 +118,7 @@ impl LocalClient {
 
     /// Copies what lies in an extent that this thread knows. False: it does not, or no longer.
     fn copy_known(&self, open_inode: &OpenInode, file: &MappedFile, offset: u64, into: &mut [u8]) -> bool {
+        self.nearby.follow(self.client.losses());
         let Some((at, tail)) = self.nearby.extents.find(open_inode.inode, offset, into.len()) else {
             return false;
         };
@@ -179,12 +180,13 @@ impl LocalClient {
     }
 
     /// Where an address in the node around us lies in its pool. Remembered by this thread, so that threads do not meet at
-    /// a lock: what a region's offsets stand for never changes while the node runs.
+    /// a lock: what a region's offsets stand for never changes while the node serves it.
     pub(crate) fn pool_offset(&self, here: &ColocatedNode, at: Gpa) -> Result<u64, FsError> {
         let (unit, within) = (
             at.offset().0 >> SEGMENT_SHIFT_MIN,
             at.offset().0 & ((1 << SEGMENT_SHIFT_MIN) - 1),
         );
+        self.nearby.follow(self.client.losses());
         let mut bases = self.nearby.bases.borrow_mut();
         let of_region = match bases.iter().position(|(region, _)| *region == at.region()) {
             Some(known) => known,

@@ -34,6 +34,8 @@ pub(crate) struct ColocatedNode {
 /// What one thread knows of that node.
 #[derive(Default)]
 pub(crate) struct Nearby {
+    /// As of so many losses: where things lie is another matter once a region has gone elsewhere and come back.
+    losses: Cell<u64>,
     /// Where each 2 MiB of its regions (of which there are few) begin in its pool.
     pub(crate) bases: RefCell<Vec<(RegionId, Vec<Option<u64>>)>>,
     /// Ways to call it that are not in use.
@@ -64,6 +66,23 @@ impl Future for Calling<'_> {
             false => self.caller = Some(caller),
         }
         polled
+    }
+}
+
+impl Nearby {
+    /// Forgets where things lie if anything was lost since.
+    #[inline]
+    pub(crate) fn follow(&self, losses: u64) {
+        if self.losses.get() != losses {
+            self.forget(losses);
+        }
+    }
+
+    #[cold]
+    fn forget(&self, losses: u64) {
+        self.losses.set(losses);
+        self.bases.borrow_mut().clear();
+        self.extents.forget();
     }
 }
 

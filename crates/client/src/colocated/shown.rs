@@ -65,8 +65,8 @@ impl LocalClient {
                 bytes,
                 pool: here.pool.clone(),
             })),
-            // there is a new one
-            Err(FsError::SessionExpired) => Ok(None),
+            // there is a new one, or another node serves it now
+            Err(FsError::SessionExpired | FsError::WrongEpoch) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -23,7 +23,7 @@ impl LocalClient {
                 Taken::Short { missing, want } => (missing, want),
                 Taken::Unconfirmed => {
                     self.renew().await;
-                    if self.client.incarnation(self.client.primary(region)?) != session {
+                    if self.client.incarnation(self.client.primary(region)?, region) != session {
                         return Err(FsError::SessionExpired);
                     }
                     continue;
@@ -90,7 +90,7 @@ impl LocalClient {
         let node = self.client.primary(region)?;
         let link = self.links.to(node).await?;
         // over this connection alone: one made later may belong to another session
-        match self.client.incarnation(node) == session {
+        match self.client.incarnation(node, region) == session {
             true => {
                 let request = ask::ReturnSpace { runs: runs.to_vec() };
                 let call = self.links.make_call(self.client.cred.clone(), request);

@@ -53,10 +53,11 @@ impl LocalClient {
             None
         };
         match read {
-            Some((read, false)) => {
-                self.may_tell(data_region(open_inode)).await?;
-                Ok(read)
-            }
+            Some((read, false)) => match self.may_tell(data_region(open_inode)).await {
+                // another node serves it now
+                Err(FsError::WrongEpoch) => self.read_waiting(open_inode, offset, into).await,
+                told => told.map(|()| read),
+            },
             read => {
                 let done = read.map_or(0, |(done, _)| done);
                 let rest = offset.saturating_add(done as u64);
@@ -133,7 +134,11 @@ impl LocalClient {
     /// Reads as many bytes as fit one batch. Says whether there may be more before the end of the file.
     async fn read_batch(&self, open_inode: &OpenInode, offset: u64, into: &mut [u8]) -> Result<(usize, bool), FsError> {
         if let Some(here) = self.colocated(data_region(open_inode)) {
-            return self.read_mapped(here, open_inode, offset, into).await;
+            match self.read_mapped(here, open_inode, offset, into).await {
+                // another node serves it now
+                Err(FsError::WrongEpoch) => {}
+                read => return read,
+            }
         }
         let (mut tries, mut loads) = (0, 0);
         let mut deadline = None;

@@ -6,9 +6,10 @@ use polvo_format::RegionId;
 use polvo_proto::{Cred, FsError, SEGMENTS_PAGE, SegmentMap, SegmentPlace, ask};
 use std::rc::Rc;
 
-/// A region's segment map as fetched over one connection.
+/// A region's segment map as fetched over one connection, before regions have moved again.
 pub(super) struct CachedSegments {
     serial: u64,
+    moves: u64,
     map: Rc<SegmentMap>,
 }
 
@@ -51,7 +52,7 @@ impl Links {
         let cache = self.segments.borrow();
         cache
             .get(&region)
-            .filter(|cached| cached.serial == link.serial)
+            .filter(|cached| cached.serial == link.serial && cached.moves == self.context.map.moves())
             .map(|cached| cached.map.clone())
     }
 
@@ -62,6 +63,7 @@ impl Links {
         link: &Rc<Link>,
         known: Option<Rc<SegmentMap>>,
     ) -> Result<Rc<SegmentMap>, FsError> {
+        let moves = self.context.map.moves();
         // what was learnt by the way may lie beyond a gap
         let mut from = known.as_ref().map_or(0, |map| contiguous(map));
         let mut map: Option<SegmentMap> = known.map(|known| (*known).clone());
@@ -92,6 +94,7 @@ impl Links {
         let map = Rc::new(map.expect("the loop fetched at least one page"));
         let cached = CachedSegments {
             serial: link.serial,
+            moves,
             map: map.clone(),
         };
         self.segments.borrow_mut().insert(region, cached);

@@ -91,7 +91,7 @@ impl Links {
 
     /// A region's primary is away: waits a moment, unless that has been so for longer than a copy needs to take its place, and
     /// than this session waits.
-    pub(crate) async fn may_move(&self, since: &mut Option<Instant>) -> bool {
+    pub async fn may_move(&self, since: &mut Option<Instant>) -> bool {
         let patience = match self.hasty.get() {
             true => Duration::ZERO,
             false => self.patience().max(Timeouts::SUCCESSION),

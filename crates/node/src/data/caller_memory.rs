@@ -15,8 +15,8 @@ pub(crate) const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_VERBS: usize = 256;
 
 /// Verbs on a caller's memory, in batches.
-pub(crate) struct Batches<'t, 'v> {
-    ctx: &'t RequestContext<'t>,
+pub(crate) struct Batches<'t, 'r, 'v> {
+    ctx: &'t RequestContext<'r>,
     pair: &'t QueuePair,
     signaled: bool,
     verbs: Vec<Verb<'v>>,
@@ -24,8 +24,8 @@ pub(crate) struct Batches<'t, 'v> {
     executed: bool,
 }
 
-impl<'t, 'v> Batches<'t, 'v> {
-    pub(crate) fn new(ctx: &'t RequestContext<'t>, signaled: bool) -> Result<Self, FsError> {
+impl<'t, 'r, 'v> Batches<'t, 'r, 'v> {
+    pub(crate) fn new(ctx: &'t RequestContext<'r>, signaled: bool) -> Result<Self, FsError> {
         let pair = ctx
             .pair
             .ok_or_else(|| FsError::Invalid("a transfer without a connection".into()))?;

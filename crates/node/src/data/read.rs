@@ -4,7 +4,7 @@
 
 use crate::data::caller_memory::{BATCH_BYTES, Batches, parts};
 use crate::names::permission::{self, READ};
-use crate::region_service::RegionService;
+use crate::region_service::{Held, RegionService};
 use crate::replication::Replication;
 use crate::request::context::RequestContext;
 use polvo_cluster::ShownBytes;
@@ -27,6 +27,8 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub(crate) struct Shown {
     service: Arc<RegionService>,
     snapshot: Snapshot,
+    /// What is shown lies where it is as long as the region is served here.
+    _held: Option<Held>,
 }
 
 impl ShownBytes for Shown {
@@ -89,7 +91,12 @@ impl RequestContext<'_> {
                 region.begin_read(inode, offset, len)
             })
             .await?;
-        let shown = Shown { service, snapshot };
+        let _held = service.hold();
+        let shown = Shown {
+            service,
+            snapshot,
+            _held,
+        };
         self.answerable(&shown.service).await?;
         Ok(shown)
     }

@@ -197,6 +197,12 @@ impl InodeLocks {
 }
 
 impl Table {
+    /// Inodes of a region of which somebody has locks, or wants some.
+    fn inodes_of(&self, region: RegionId) -> Vec<InodeRef> {
+        let all = self.inodes.keys().copied();
+        all.filter(|inode| inode.ino.region() == region).collect()
+    }
+
     /// How much a session has locked.
     pub(super) fn locks_of(&self, session: SessionId) -> usize {
         self.shares.get(&session).map_or(0, |share| share.locks)
@@ -519,6 +525,31 @@ impl Locks {
             table.waits.keys().all(|holder| holder.session != session),
             "a session that has ended waits for nothing"
         );
+    }
+
+    /// A region is about to be served elsewhere: who waits for locks there is to ask again.
+    pub fn send_away(&self, region: RegionId) {
+        let mut table = self.table.lock();
+        for inode in table.inodes_of(region) {
+            table.dequeue(inode, |_| true, &Err(FsError::WrongEpoch));
+            table.advance(inode);
+        }
+    }
+
+    /// A region is served elsewhere: locks there are claimed from who serves it now.
+    pub fn forget_region(&self, region: RegionId) {
+        let mut table = self.table.lock();
+        for inode in table.inodes_of(region) {
+            table.dequeue(inode, |_| true, &Err(FsError::WrongEpoch));
+            let locks = table.inodes.get(&inode);
+            let holders = locks.map(|locks| locks.ranges.keys().chain(locks.whole.keys()).copied());
+            let holders: Vec<LockHolder> = holders.into_iter().flatten().collect();
+            for holder in holders {
+                table.change(inode, holder, |locks| locks.clear(holder, LockRange::ALL));
+            }
+            table.advance(inode);
+        }
+        table.successions.remove(&region);
     }
 
     /// Forgets waits that nobody asks after.

@@ -94,6 +94,14 @@ impl Locks {
         (grace > Instant::now() && !planted(Planted::LockGraceForgotten)).then_some(grace)
     }
 
+    /// May locks of a region be claimed back yet?
+    pub fn is_claimed(&self, region: RegionId) -> bool {
+        let now = Instant::now();
+        let table = self.table.lock();
+        let succession = table.successions.get(&region);
+        succession.is_some_and(|succession| now < succession.ends.max(succession.grace))
+    }
+
     /// Gives back what the owner had under an earlier term, or says that it is still there. Answered with the term of now; none: somebody
     /// else may have had it.
     ///

@@ -1,12 +1,14 @@
 //! The cluster-wide lock under which directories change parents, as its grantor (the primary of region 0) keeps it.
 //!
 //! A grant ends when it is given back, by itself after a while, and when another node serves the region of its holder: the one before
-//! decides nothing any more that counts, and what it had decided holds what it is about locked until it is done.
+//! decides nothing any more that counts, and what it had decided holds what it is about locked until it is done. Before region 0 is handed
+//! over it is granted to nobody, and who has it gives it back: what he sees under it he decides here.
 
 use parking_lot::Mutex;
 use polvo_cluster::Timeouts;
 use polvo_format::{Epoch, NodeId, TxnId};
 use polvo_proto::{ClusterMap, FsError};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -42,6 +44,8 @@ impl Grant {
 pub(crate) struct RenameLock {
     grant: Mutex<Option<Grant>>,
     quiet_until: Instant,
+    /// It is granted to nobody who has not got it.
+    closed: AtomicBool,
 }
 
 impl RenameLock {
@@ -49,7 +53,20 @@ impl RenameLock {
         RenameLock {
             grant: Mutex::new(None),
             quiet_until: Instant::now() + Timeouts::RENAME_QUIET,
+            closed: AtomicBool::new(false),
         }
+    }
+
+    /// It is granted to nobody from here on who has not got it, or (not `closed`) is again.
+    pub fn set_closed(&self, closed: bool) {
+        let _grant = self.grant.lock();
+        self.closed.store(closed, Relaxed);
+    }
+
+    /// Nobody has it.
+    pub fn is_free(&self, map: &ClusterMap) -> bool {
+        let now = Instant::now();
+        !self.grant.lock().as_ref().is_some_and(|grant| grant.holds(now, map))
     }
 
     /// Takes the lock for at most `hold_for`, or says under which number `holder` has it. `number` makes a number that
@@ -66,7 +83,7 @@ impl RenameLock {
         match &*grant {
             Some(held) if held.holds(now, map) && held.holder.txn == holder.txn => return Ok(held.number),
             Some(held) if held.holds(now, map) => return Err(FsError::Retry),
-            _ if now < self.quiet_until => return Err(FsError::Retry),
+            _ if now < self.quiet_until || self.closed.load(Relaxed) => return Err(FsError::Retry),
             _ => {}
         }
         let number = number();
@@ -127,6 +144,24 @@ mod tests {
             node: NodeId(node),
             epoch: Epoch(epoch),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_it_keeps_it_when_it_is_closed_and_nobody_else_gets_it() {
+        let lock = RenameLock::new();
+        tokio::time::advance(Timeouts::RENAME_QUIET).await;
+        let (a, b) = (holder(1, 1, 5), holder(2, 2, 5));
+        let take = |holder, number| lock.take(holder, SECOND, &map(5, &[]), || number);
+        assert!(lock.is_free(&map(5, &[])));
+        assert_eq!(take(a, 1), Ok(1));
+        lock.set_closed(true);
+        assert_eq!((take(a, 2), take(b, 2)), (Ok(1), Err(FsError::Retry)));
+        assert!(!lock.is_free(&map(5, &[])));
+        lock.release(a.txn);
+        assert!(lock.is_free(&map(5, &[])));
+        assert_eq!(take(a, 2), Err(FsError::Retry));
+        lock.set_closed(false);
+        assert_eq!(take(b, 2), Ok(2));
     }
 
     #[tokio::test(start_paused = true)]

@@ -70,6 +70,20 @@ impl Copies {
         Ok(copy)
     }
 
+    /// What the pool has of a region that was served here until now is a copy, whole up to that record.
+    ///
+    /// # Errors
+    /// ENOSPC: there is no room for its lane.
+    pub fn take_in(&self, space: &Arc<PoolSpace>, region: RegionId, last: Lsn) -> Result<(), FsError> {
+        let mut by_region = self.by_region.lock();
+        if by_region.contains_key(&region) {
+            return Ok(()); // who serves it now has begun one
+        }
+        let lane = Lane::of_region(space, region, last).map_err(to_fs)?;
+        by_region.insert(region, Arc::new(Mutex::new(Copy::new(lane))));
+        Ok(())
+    }
+
     /// Which.
     pub fn regions(&self) -> Vec<RegionId> {
         self.by_region.lock().keys().copied().collect()
@@ -112,12 +126,12 @@ impl Copies {
         }
     }
 
-    /// A copy becomes the region itself: what has come is put in place, and it is a copy no more. Says under which term its primary gave
-    /// locks, if it is known.
+    /// A copy becomes the region itself: what has come is put in place, and it is a copy no more. Says what the last record was, and under
+    /// which term its primary gave locks, if it is known.
     ///
     /// # Errors
     /// There is none, it is not whole, or what has come makes no sense: then it stays what it is.
-    pub fn promote(&self, region: RegionId) -> Result<Option<LockTerm>, FsError> {
+    pub fn promote(&self, region: RegionId) -> Result<(Lsn, Option<LockTerm>), FsError> {
         let copy = self.get(region).ok_or(FsError::NotFound)?;
         self.follow(region, &mut copy.lock())?;
         let mut by_region = self.by_region.lock();
@@ -126,7 +140,7 @@ impl Copies {
         promoted.lane = None;
         by_region.remove(&region);
         tracing::info!(region = region.0, last = last.0, "a copy takes its region's place");
-        Ok(promoted.locks)
+        Ok((last, promoted.locks))
     }
 
     /// Gives what the pool has of a region back to it, unless somebody is at it, or has attached `since` then, or it `is_strange` no more;

@@ -80,6 +80,14 @@ impl Feed {
         }
     }
 
+    /// As [`Self::new`], of a region that was handed over: mirrors in the set have all up to that record.
+    pub fn go_on_behind(&mut self, last: Lsn) {
+        self.taken = last;
+        for mirror in self.followers.iter_mut().filter(|follower| follower.in_sync) {
+            mirror.has_all(last);
+        }
+    }
+
     /// Is any mirror in the set?
     pub fn has_mirror(&self) -> bool {
         self.followers.iter().any(|follower| follower.in_sync)

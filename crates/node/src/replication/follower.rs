@@ -62,6 +62,11 @@ impl Follower {
         }
     }
 
+    /// It has a copy that is whole, up to that record.
+    pub(super) fn has_all(&mut self, last: Lsn) {
+        (self.standing, self.has) = (Standing::Whole, last);
+    }
+
     /// What it has is good for nothing.
     pub fn lose(&mut self) {
         self.standing = Standing::Lost;

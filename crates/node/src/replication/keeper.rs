@@ -46,7 +46,12 @@ pub(crate) async fn run(node: Arc<Node>, links: Rc<Links>) {
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        period.tick().await;
+        let begun = node.regions.begun.notified();
+        tokio::select! {
+            biased;
+            () = begun => {}
+            _ = period.tick() => {}
+        }
         for service in node.regions.all().filter(|service| service.replication().is_some()) {
             let before = known.insert(service.id, service.clone());
             if before.is_none_or(|before| !Arc::ptr_eq(&before, service)) {
@@ -110,7 +115,7 @@ async fn keep(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionService>)
     let mut by_node: BTreeMap<NodeId, AbortHandle> = BTreeMap::new();
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while !service.has_ended() {
+    while !service.is_over() {
         period.tick().await;
         if replication.is_confirmed() {
             let mut feed = replication.feed().lock().await;
@@ -192,7 +197,7 @@ async fn keep_copy(node: &Arc<Node>, links: &Rc<Links>, service: &Arc<RegionServ
         fails_since: None,
         said: Sparing::default(),
     };
-    while !service.has_ended() && replication.nodes().contains(&copy) {
+    while !service.is_over() && replication.nodes().contains(&copy) {
         let wanted = replication.wanted();
         let mut next = PERIOD;
         let end = look_after(node, links, service, replication, copy, &mut looks).await;

@@ -17,6 +17,8 @@ use crate::clock::{Clock, outlasting};
 use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::Replication;
+use crate::replication::promotion::Before;
+use crate::request::context::RequestContext;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, Timeouts};
 use polvo_format::{Epoch, NodeId, RegionId};
@@ -26,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -74,6 +77,10 @@ pub(crate) struct Leases {
     watched: Mutex<BTreeMap<NodeId, Watch>>,
     /// Regions that the map gives to this node, which has a copy and does not serve them yet, and since when.
     waiting: Mutex<BTreeMap<RegionId, Instant>>,
+    /// Those of them that who served them before has handed over.
+    handed_over: Mutex<BTreeSet<RegionId>>,
+    /// There are more of those.
+    handed: Notify,
     /// A node that goes by a newer map than this one.
     newer_at: Mutex<Option<NodeId>>,
 }
@@ -91,6 +98,8 @@ impl Leases {
             answered: Mutex::default(),
             watched: Mutex::default(),
             waiting: Mutex::default(),
+            handed_over: Mutex::default(),
+            handed: Notify::new(),
             newer_at: Mutex::default(),
         }
     }
@@ -202,6 +211,26 @@ impl Node {
     }
 }
 
+impl RequestContext<'_> {
+    /// See [`polvo_proto::Request::TakeOver`].
+    pub(crate) fn take_over(&self, region: RegionId, epoch: Epoch) -> Result<(), FsError> {
+        let (before, map) = (self.asking_node()?, self.node.map());
+        if map.epoch < epoch {
+            return Err(FsError::WrongEpoch);
+        }
+        let info = map.region(region).ok_or(FsError::WrongEpoch)?;
+        if info.primary() != Some(self.node.id()) || info.role(before).is_none() {
+            return Err(FsError::NotPermitted);
+        }
+        // served meanwhile: it has waited long enough
+        if !self.node.serves(region) {
+            self.node.leases.handed_over.lock().insert(region);
+            self.node.leases.handed.notify_one();
+        }
+        Ok(())
+    }
+}
+
 /// Sends beacons to all that have copies of regions here, so that one which becomes a mirror has heard of us. Runs until it is dropped.
 pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
     let mut renewing: JoinSet<()> = JoinSet::new();
@@ -210,7 +239,13 @@ pub(crate) async fn send_beacons(node: Arc<Node>, links: Rc<Links>) {
     let mut period = interval(BEACON_EVERY);
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        period.tick().await;
+        let begun = node.regions.begun.notified();
+        tokio::select! {
+            biased;
+            // whose mirrors may not have heard of us for long
+            () = begun => {}
+            _ = period.tick() => {}
+        }
         let mut copies = BTreeSet::new();
         let replicated = || node.regions.all().filter_map(|service| service.replication());
         // one that may not have what it should be does not keep others from taking its place
@@ -300,7 +335,11 @@ pub(crate) async fn watch(node: Arc<Node>, links: Rc<Links>) {
     period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let waits_since = Instant::now();
-        period.tick().await;
+        tokio::select! {
+            biased;
+            _ = period.tick() => {}
+            () = node.leases.handed.notified() => {}
+        }
         if node.is_stopping() && !planted(Planted::PlaceTakenWhileEnding) {
             return;
         }
@@ -330,17 +369,21 @@ pub(crate) async fn watch(node: Arc<Node>, links: Rc<Links>) {
 /// or the change came about later than it has waited for. Whoever has served it before may have a lease of ours for a while.
 fn succeed_by_map(node: &Arc<Node>, map: &ClusterMap) {
     let mut waiting = node.leases.waiting.lock();
+    let mut handed_over = node.leases.handed_over.lock();
     let is_ours = |region: &RegionId| map.primary(*region) == Some(node.id()) && !node.serves(*region);
     waiting.retain(|region, _| is_ours(region));
+    handed_over.retain(is_ours);
     for region in node.copies.regions().into_iter().filter(is_ours) {
         let since = waiting.entry(region).or_insert_with(|| {
             node.copies.seal(region, &node.memory);
             Instant::now()
         });
-        if since.elapsed() < node.leases.grace() {
-            continue;
-        }
-        if let Err(error) = node.promote(region, map, *since) {
+        let before = match handed_over.contains(&region) {
+            true => Before::GaveUp,
+            false if since.elapsed() < node.leases.grace() => continue,
+            false => Before::Heard(*since),
+        };
+        if let Err(error) = node.promote(region, map, before) {
             tracing::error!(region = region.0, %error, "a copy could not take its region's place");
             *since = Instant::now();
         }
@@ -373,7 +416,7 @@ async fn take_over(node: &Arc<Node>, links: &Rc<Links>, gone: NodeId, heard: Ins
         if map.primary(region) != Some(us) || node.serves(region) {
             continue;
         }
-        match node.promote(region, &map, heard) {
+        match node.promote(region, &map, Before::Heard(heard)) {
             Ok(()) => {
                 let after_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
                 tracing::warn!(region = region.0, from = gone.0, after_us, "served here now");

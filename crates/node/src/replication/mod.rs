@@ -27,6 +27,7 @@ pub(crate) mod feed;
 pub(crate) mod fill;
 pub(crate) mod follower;
 pub(crate) mod gate;
+pub(crate) mod hand_over;
 pub(crate) mod keeper;
 pub(crate) mod lane_feed;
 pub(crate) mod leases;

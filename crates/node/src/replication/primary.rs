@@ -424,7 +424,7 @@ impl Replication {
     /// Sends what an asynchronous region has recorded, a moment later, until the region is served elsewhere.
     pub async fn follow_up(&self, service: &RegionService, links: &Rc<Links>, period: Duration) {
         let Some(behind) = &self.behind else { return };
-        while !service.has_ended() {
+        while !service.is_over() {
             // it may have been told of what could not be sent then
             let _ = tokio::time::timeout(period, behind.told.notified()).await;
             tokio::time::sleep(GATHER).await;
@@ -483,6 +483,24 @@ impl Replication {
             self.look_after_all();
         }
         result
+    }
+
+    /// Who has served the region before has handed it over: all its mirrors, and it is one itself, have what it had recorded, up to that
+    /// record. What is recorded here follows behind it.
+    pub fn go_on_behind(&self, last: Lsn, leases: &Leases) {
+        let mut feed = self.feed.try_lock().expect("nobody knows of it yet");
+        feed.go_on_behind(last);
+        self.captured.store(last.0, Release);
+        self.mirrored.store(last.0, Release);
+        self.gate.ended(last);
+        self.set_changed(&feed, leases);
+    }
+
+    /// The region is served here again, after it was given up for a moment.
+    pub fn go_on(&self, leases: &Leases) {
+        self.gate.ended(Lsn(self.captured.load(Acquire)));
+        self.show_mirrored();
+        self.renew(leases);
     }
 
     /// Something is to be seen to at any of the copies.

@@ -8,7 +8,7 @@ use crate::region_service::RegionService;
 use crate::replication::leases::LEASE;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::Timeouts;
-use polvo_format::{NodeId, RegionId};
+use polvo_format::{Ino, NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError};
 use polvo_region::Region;
 use polvo_region::planted::{Planted, planted};
@@ -16,14 +16,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// What became of who has served a region before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// It was last heard of then.
+    Heard(Instant),
+    /// It has handed the region over, and nobody believes in what it has told any more.
+    GaveUp,
+}
+
 impl Node {
-    /// Serves a region from its copy here. `map` says so, and its former primary was last `heard` of then.
+    /// Serves a region from its copy here. `map` says so.
     ///
     /// # Errors
     /// There is no copy, or it cannot be recovered.
-    pub(crate) fn promote(&self, region: RegionId, map: &ClusterMap, heard: Instant) -> Result<(), FsError> {
+    pub(crate) fn promote(&self, region: RegionId, map: &ClusterMap, before: Before) -> Result<(), FsError> {
         let info = map.region(region).ok_or(FsError::WrongEpoch)?;
-        let locks_before = self.copies.promote(region)?;
+        let (last, locks_before) = self.copies.promote(region)?;
         let recovered = Region::recover_to_claim(&self.space, region, CLAIMS, &mut |_, _| {});
         let (mut recovered, found) = recovered.map_err(to_fs)?;
         tracing::info!(
@@ -33,7 +42,7 @@ impl Node {
             damaged = ?found.damaged,
             "copy recovered"
         );
-        if info.is_async() {
+        if info.is_async() && before != Before::GaveUp {
             recovered.outgrow_lost(found.highest);
         }
         let lease = match planted(Planted::DeadLeaseByOwnClock) {
@@ -41,8 +50,15 @@ impl Node {
             false => outlasting(LEASE),
         };
         // what the one before has given and said is believed for so long at the most
-        let believed_until = |what: Duration| heard + self.clock.lasts(lease + what);
-        self.mistrust_tokens_until(believed_until(self.config.timeouts.token), &mut recovered);
+        let believed_until = |what: Duration| match before {
+            Before::Heard(heard) => heard + self.clock.lasts(lease + what),
+            Before::GaveUp => Instant::now() + self.clock.lasts(what),
+        };
+        match before {
+            Before::Heard(_) => self.mistrust_tokens_until(believed_until(self.config.timeouts.token), &mut recovered),
+            // its pool, which is that of a mirror now, may be stored to where pages were free
+            Before::GaveUp => self.hold_back_free_data(&mut recovered),
+        }
         let grace = believed_until(outlasting(Timeouts::LOCK_GRACE));
         let ends = Instant::now() + self.config.timeouts.lease;
         self.locks.succeed(region, Succession::new(locks_before, grace, ends));
@@ -51,7 +67,14 @@ impl Node {
         let gate = self.gates.gate(region);
         let service = RegionService::new(recovered, info, gate, layout, &self.pmem, &self.memory, one_sided, term);
         if let Some(replication) = service.replication() {
+            if let Before::GaveUp = before {
+                service.enter(|region| region.capture(last));
+                replication.go_on_behind(last, &self.leases);
+            }
             replication.confirm_new();
+        }
+        if region == Ino::ROOT.region() {
+            self.rename_lock.set_closed(false);
         }
         self.regions.begin(Arc::new(service));
         self.claims

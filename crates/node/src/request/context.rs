@@ -12,7 +12,7 @@ use polvo_format::{Attr, Epoch, Ino, Origin, RegionId, SessionId, Tail, TxnId};
 use polvo_proto::{Ask, Cred, DirEntry, FsError, InodeRef, ask, reply};
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{Region, RegionError};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +49,51 @@ fn obstacle(error: RegionError) -> Result<Obstacle, FsError> {
     }
 }
 
+/// The regions that a request is in the middle of something in: they are not handed over before it is through.
+#[derive(Default)]
+struct Holding<'a> {
+    /// The first one: most requests have no more.
+    first: Cell<Option<&'a RegionService>>,
+    more: RefCell<Vec<&'a RegionService>>,
+}
+
+impl<'a> Holding<'a> {
+    /// Holds on to it. False: it is about to be handed over, or was.
+    #[inline]
+    fn hold(&self, service: &'a RegionService) -> bool {
+        match self.first.get() {
+            Some(first) if std::ptr::eq(first, service) => true,
+            None => {
+                let may_begin = service.begin_request();
+                self.first.set(may_begin.then_some(service));
+                may_begin
+            }
+            Some(_) => self.hold_another(service),
+        }
+    }
+
+    #[cold]
+    fn hold_another(&self, service: &'a RegionService) -> bool {
+        let mut more = self.more.borrow_mut();
+        if more.iter().any(|held| std::ptr::eq(*held, service)) {
+            return true;
+        }
+        let may_begin = service.begin_request();
+        more.extend(may_begin.then_some(service));
+        may_begin
+    }
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        // where there is no first one there are no more
+        if let Some(first) = self.first.get() {
+            first.end_request();
+            self.more.get_mut().drain(..).for_each(RegionService::end_request);
+        }
+    }
+}
+
 /// One request being served.
 pub(crate) struct RequestContext<'a> {
     pub node: &'a Arc<Node>,
@@ -64,6 +109,7 @@ pub(crate) struct RequestContext<'a> {
     origin: Option<Origin>,
     /// When waiting ends; fixed by the first wait, so that a request that never waits reads no clock.
     deadline: Cell<Option<Instant>>,
+    holding: Holding<'a>,
 }
 
 impl<'a> RequestContext<'a> {
@@ -83,6 +129,7 @@ impl<'a> RequestContext<'a> {
             pair: None,
             origin: None,
             deadline: Cell::new(None),
+            holding: Holding::default(),
         }
     }
 
@@ -144,12 +191,27 @@ impl<'a> RequestContext<'a> {
         Backoff::new(self.node.next_jitter(), self.deadline())
     }
 
-    /// A region served here; `WrongEpoch` tells the caller to ask for the map again: the region is elsewhere, or has
-    /// changed since the map that the caller goes by.
+    /// A region served here; `WrongEpoch` tells the caller to ask for the map again: the region is elsewhere, or about to be, or has
+    /// changed since the map that the caller goes by. It is not handed over before this request is through.
     pub fn service(&self, region: RegionId) -> Result<&'a Arc<RegionService>, FsError> {
         let is_known = |service: &&Arc<RegionService>| service.epoch <= self.epoch || planted(Planted::OldEpochServed);
         let service = self.node.service(region).filter(is_known);
-        service.ok_or(FsError::WrongEpoch)
+        service.filter(|service| self.holds(service)).ok_or(FsError::WrongEpoch)
+    }
+
+    /// As [`Self::service`], where a transaction coordinated here takes part in a region of this node. None: it is elsewhere. `Retry`: it is
+    /// about to be.
+    pub fn participant_here(&self, region: RegionId) -> Result<Option<&'a Arc<RegionService>>, FsError> {
+        match self.node.service(region) {
+            Some(service) if !self.holds(service) => Err(FsError::Retry),
+            service => Ok(service),
+        }
+    }
+
+    /// Only a region that has copies can be handed over.
+    #[inline]
+    fn holds(&self, service: &'a RegionService) -> bool {
+        service.replication().is_none() || self.holding.hold(service)
     }
 
     /// Does something in a region served here. While an inode it needs is locked by a transaction, or watched by another session,
@@ -282,7 +344,7 @@ impl<'a> RequestContext<'a> {
                 }
                 Obstacle::Transaction(_) | Obstacle::Moment => backoff.wait().await?,
             }
-            if service.has_ended() {
+            if service.has_ended() || service.is_closed() {
                 return Err(FsError::WrongEpoch); // and nothing was done
             }
             if let Obstacle::Transaction(txn) = in_the_way

@@ -172,6 +172,8 @@ impl RequestContext<'_> {
             Register(ask) => self.register(*ask),
             NewMap(map) => self.new_map(&map),
             RemoveNode { node, force } => Box::pin(self.remove_node(node, force)).await,
+            HandOver { region, to } => Box::pin(self.hand_over(region, to)).await,
+            TakeOver { region, epoch } => self.take_over(region, epoch),
             ShareUsage(usage) => self.share_usage(usage),
             ReleaseSegments => Box::pin(self.release_segments()).await,
         )
@@ -292,6 +294,11 @@ impl RequestContext<'_> {
         self.must_be_administrator()?;
         tracing::warn!(by = %self.session.id, node = node.0, force, "asked to remove a node");
         self.node.remove_node(self.links, node, force).await
+    }
+
+    async fn hand_over(&self, region: RegionId, to: NodeId) -> Result<(), FsError> {
+        self.must_be_administrator()?;
+        self.node.hand_over(self.links, region, to).await
     }
 
     fn must_be_administrator(&self) -> Result<(), FsError> {

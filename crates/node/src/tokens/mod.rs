@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::region_service::RegionService;
 use crate::replication::gate::TOLD;
 use parking_lot::Mutex;
-use polvo_format::SessionId;
+use polvo_format::{RegionId, SessionId};
 use polvo_proto::{InodeRef, TOKENS_MAX, TOKENS_PAGE};
 use polvo_region::{Region, TokenId};
 use std::collections::BTreeMap;
@@ -182,6 +182,35 @@ impl Node {
         let mut believed_until = self.tokens.believed_until.lock();
         *believed_until = Some(believed_until.map_or(until, |before| before.max(until)));
         region.close_to_changes();
+    }
+
+    /// Asks for all tokens of a region of which no more are given. Are there any yet? Those of who does not answer end with his lease.
+    pub(crate) fn recall_tokens_of(&self, region: RegionId) -> bool {
+        let now = Instant::now();
+        if self.tokens.believed_until.lock().is_some_and(|until| now < until) {
+            return true; // in those that were given before us
+        }
+        let all: Vec<Arc<Holder>> = self.tokens.holders.lock().values().cloned().collect();
+        let mut are_any = false;
+        for holder in all {
+            let mut state = holder.state.lock();
+            let of_region = state.held.iter().filter(|(_, inode)| inode.ino.region() == region);
+            let numbers: Vec<u64> = of_region.map(|(number, _)| *number).collect();
+            if numbers.is_empty() {
+                continue;
+            }
+            let mut is_news = false;
+            for number in numbers {
+                is_news |= state.ask(number, now);
+            }
+            drop(state);
+            if is_news {
+                holder.asked.notify_waiters();
+            }
+            self.lapse_late(&holder, now);
+            are_any = true;
+        }
+        are_any
     }
 
     /// Takes tokens out of the regions; whoever waits for one of them goes on.

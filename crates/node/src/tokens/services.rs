@@ -80,7 +80,7 @@ impl RequestContext<'_> {
         let service = self.service(inode.ino.region()).ok()?;
         service.enter(|region| {
             let mut state = holder.state.lock();
-            if state.is_ended || !tokens.is_noted.load(Relaxed) || !tokens.has_room(&state) {
+            if state.is_ended || service.is_leaving() || !tokens.is_noted.load(Relaxed) || !tokens.has_room(&state) {
                 return None;
             }
             let number = tokens.next_number();

@@ -375,7 +375,7 @@ async fn collect(
     open: bool,
 ) -> Result<(RemotePart, Vec<Outcome>), FsError> {
     let open = open && intents.iter().any(Intent::makes_inode);
-    if let Some(service) = ctx.node.service(region) {
+    if let Some(service) = ctx.participant_here(region)? {
         let on_behalf = OnBehalf {
             session: ctx.session.id,
             opens: open.then(|| ctx.session.clone()),

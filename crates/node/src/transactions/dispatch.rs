@@ -8,6 +8,7 @@
 use crate::backoff::Backoff;
 use crate::housekeeping::every_period;
 use crate::node::Node;
+use crate::region_service::{Held, RegionService};
 use crate::request::context::{self, RequestContext};
 use crate::transactions::commit_protocol::{self, CommitProtocol};
 use crate::transactions::probe::Phase;
@@ -130,6 +131,8 @@ fn waits_for(node: &Node, links: &Links, dispatch: &Dispatch) -> NodeId {
 pub(crate) struct Dispatching {
     node: Arc<Node>,
     dispatch: Option<Dispatch>,
+    /// The coordinator's region is not handed over meanwhile.
+    _held: Option<Held>,
 }
 
 impl Dispatching {
@@ -137,6 +140,7 @@ impl Dispatching {
         node.dispatching.fetch_add(1, Relaxed);
         Dispatching {
             node: node.clone(),
+            _held: node.service(dispatch.txn.region()).and_then(RegionService::hold),
             dispatch: Some(dispatch),
         }
     }
@@ -414,6 +418,12 @@ impl Node {
         undispatched.iter().any(|dispatch| self.serves(dispatch.txn.region()))
     }
 
+    /// Are there any of this region?
+    pub(crate) fn has_undispatched_of(&self, region: RegionId) -> bool {
+        let undispatched = self.undispatched.lock();
+        undispatched.iter().any(|dispatch| dispatch.txn.region() == region)
+    }
+
     /// Decided transactions of which it is not even known that they are on their way.
     pub(crate) fn in_doubt(&self) -> usize {
         let undispatched = self.undispatched.lock();
@@ -498,7 +508,9 @@ impl CommitProtocol for CollectDispatch {
         in_doubt: bool,
     ) -> Result<Arrival, FsError> {
         debug_assert!(!part.locks.is_empty(), "a part without locks cannot be seen to arrive");
-        if let Some(service) = node.service(part.region) {
+        if let Some(service) = node.service(part.region)
+            && let Some(_held) = service.hold()
+        {
             service.dispatch(txn, part)?;
             if service.replication().is_some() {
                 service.enter(|region| drop(region.reap()));
@@ -532,7 +544,9 @@ impl CommitProtocol for CollectDispatch {
     }
 
     async fn abort(ctx: &RequestContext<'_>, txn: TxnId, part: &CollectedPart) -> Result<(), FsError> {
-        if let Some(service) = ctx.node.service(part.region) {
+        if let Some(service) = ctx.node.service(part.region)
+            && let Some(_held) = service.hold()
+        {
             service.unlock(txn, &part.locks);
             return Ok(());
         }

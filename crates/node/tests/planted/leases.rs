@@ -319,14 +319,6 @@ fn tokens_of_a_slow_primary_after(phase: Duration) {
     });
 }
 
-/// The node that has a copy of the region of a file at node 0.
-fn mirror_of(cluster: &Cluster, file: InodeRef) -> u16 {
-    let map = cluster.node(0).map();
-    let mut replicas = map.region(file.ino.region()).unwrap().replicas.iter();
-    let mirror = replicas.find(|replica| replica.role == ReplicaRole::Mirror);
-    mirror.expect("it is mirrored").node.0
-}
-
 /// Waits until the node around a caller serves a file.
 async fn serves(colocated: &Caller, file: InodeRef) {
     let before = colocated.links.primary(file.ino.region());

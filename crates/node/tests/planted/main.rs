@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod copies;
+mod hand_overs;
 mod leases;
 mod locks;
 mod map;
@@ -106,4 +107,12 @@ async fn set_xattr(c: &Caller, inode: InodeRef, name: &str, value: &[u8]) {
         mode: XattrMode::Any,
     };
     c.ask(inode.ino.region(), set).await.unwrap();
+}
+
+/// The node that has a copy of the region of a file at node 0.
+fn mirror_of(cluster: &Cluster, file: InodeRef) -> u16 {
+    let map = cluster.node(0).map();
+    let mut replicas = map.region(file.ino.region()).unwrap().replicas.iter();
+    let mirror = replicas.find(|replica| replica.role == ReplicaRole::Mirror);
+    mirror.expect("it is mirrored").node.0
 }

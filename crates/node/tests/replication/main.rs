@@ -4,6 +4,7 @@
 mod common;
 mod failover;
 mod fills;
+mod handed_over;
 mod mirrors;
 mod removed;
 mod replaced;

@@ -133,7 +133,8 @@ fn what_is_kept_for_who_may_have_it_open_is_waited_for() {
         for name in &names {
             c.unlink(ROOT, name).await.unwrap();
         }
-        for i in 0..names.len() * 4 / 5 {
+        // by the seed 70 to 100 % fit: what segments are left for is decided by who comes first
+        for i in 0..names.len() * 2 / 3 {
             let began = Instant::now();
             let file = c.create(ROOT, &format!("g{i}")).await.unwrap();
             c.write_active(file, 0, &contents)

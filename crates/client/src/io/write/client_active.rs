@@ -72,7 +72,7 @@ impl LocalClient {
             }
             self.keep_to_write(open_inode, new).await?;
             let (_, session) = self.session_at(region).await?;
-            let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?) != session);
+            let is_over = || Ok::<_, FsError>(self.client.incarnation(self.client.primary(region)?, region) != session);
             let runs = match self.obtain_runs(region, session, bytes.len()).await {
                 Err(FsError::SessionExpired) => continue,
                 runs => runs?,
@@ -281,7 +281,7 @@ impl LocalClient {
             .iter()
             .map(|(at, bytes)| RegionVerb::WriteData { at: *at, bytes })
             .collect();
-        let ours = || self.client.incarnation(node) == session;
+        let ours = || self.client.incarnation(node, region) == session;
         match ahead {
             true => self.links.write_ahead(region, &mut ops, ours).await,
             false => self.links.one_sided_while(region, &mut ops, ours).await.map(|()| None),

@@ -184,16 +184,16 @@ impl LocalClient {
             return Ok((first.unwrap_or(0), 0));
         }
         let region = data_region(open_inode);
-        let transfers = self.transfers(region).await?;
-        let whole = match transfers {
-            _ if self.colocated(region).is_some() => COMMIT_BYTES,
-            Transfers::Client => EAGER_MAX,
-            Transfers::Server(sizes) => sizes.eager_write.min(EAGER_MAX),
-        };
         let mut done = 0;
         let mut most = COMMIT_BYTES;
-        let mut short_since = None;
+        let (mut short_since, mut moves_since) = (None, None);
         while done < new.len() {
+            let transfers = self.transfers(region).await?;
+            let whole = match transfers {
+                _ if self.colocated(region).is_some() => COMMIT_BYTES,
+                Transfers::Client => EAGER_MAX,
+                Transfers::Server(sizes) => sizes.eager_write.min(EAGER_MAX),
+            };
             let part = new.part(done, most);
             let result = if part.len() <= whole || most == EAGER_MAX {
                 self.write_placed_by_node(open_inode, part).await
@@ -213,6 +213,8 @@ impl LocalClient {
                     }
                 }
                 Err(FsError::HeldBack) if self.links.room_may_come(&mut short_since).await => {}
+                // the node around us serves the region no more, or not just now
+                Err(FsError::WrongEpoch) if self.links.may_move(&mut moves_since).await => {}
                 Err(FsError::NoSpace) if most > SCATTERED_BYTES => most = SCATTERED_BYTES,
                 // so many pages are not to be had: what the region has left is handed out piece by piece
                 Err(FsError::NoSpace) if most > EAGER_MAX => most = EAGER_MAX,

@@ -12,7 +12,8 @@ use polvo_proto::{EAGER_MAX, FsError, InodeRef, WriteAnswer, WriteAt, ask};
 use std::sync::atomic::Ordering;
 
 impl LocalClient {
-    /// Writes all of it, colocated or eager.
+    /// Writes all of it, colocated or eager. `WrongEpoch`: the node around us serves the region no more, or not just now, and nothing was
+    /// done here.
     pub(super) async fn write_placed_by_node(
         &self,
         open_inode: &OpenInode,
@@ -25,12 +26,13 @@ impl LocalClient {
             let region = data_region(open_inode);
             let written = match self.colocated(region) {
                 Some(here) => self.write_colocated(here, open_inode.inode, new.at, bytes).await,
+                // it was in the node around us a moment ago
+                None if bytes.len() > EAGER_MAX => Err(FsError::WrongEpoch),
                 None => self.write_eager(open_inode, new.at, bytes).await,
             };
             match written {
                 Ok(first) => return Ok((first, bytes.len())),
-                // or another node serves the region now, and nothing was done here
-                Err(FsError::SessionExpired | FsError::WrongEpoch) => {}
+                Err(FsError::SessionExpired) => {}
                 Err(error @ (FsError::NoSpace | FsError::HeldBack)) if !std::mem::replace(&mut reclaimed, true) => {
                     if !self.give_back_at(region, None).await {
                         return Err(error);
@@ -73,7 +75,7 @@ impl LocalClient {
             .colocated
             .as_ref()
             .expect("it was written at the node around us");
-        match here.node.until_may_tell(&self.links, region).await {
+        match here.node.until_write_may_be_told(&self.links, region).await {
             // nobody knows whether the one that serves the region now has it: it is not to be repeated
             Err(FsError::WrongEpoch) => Err(FsError::Unreachable {
                 node: here.node.id().0,

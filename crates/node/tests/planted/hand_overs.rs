@@ -1,0 +1,42 @@
+//! Regions that are handed over to a mirror.
+
+use super::*;
+
+#[test]
+fn tokens_that_are_believed_in_when_a_region_is_handed_over() {
+    caught(
+        Planted::HandedOverTokensBelieved,
+        a_region_goes_of_which_a_session_has_a_token,
+    );
+}
+
+async fn hand_over(c: &Caller, region: RegionId, from: u16, to: u16) {
+    while let Err(error) = c.ask_node(from, ask::HandOver { region, to: NodeId(to) }).await {
+        assert_eq!(error, FsError::Retry);
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Its holder does not answer: it may believe in it until its lease is over, so nothing changes before.
+fn a_region_goes_of_which_a_session_has_a_token() {
+    run(replicated(61), async |cluster| {
+        let (c, holder) = (Caller::new(cluster, "client"), Caller::new(cluster, "holder"));
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, b"before").await;
+        let (mirror, region) = (mirror_of(cluster, file), file.ino.region());
+        let begun = Instant::now();
+        let taken = holder
+            .ask_node(0, ask::TakeTokens { inodes: vec![file] })
+            .await
+            .unwrap();
+        assert!(taken.tokens[0].is_some());
+        hand_over(&c, region, 0, mirror).await;
+        c.write(file, 0, b"after!").await.unwrap();
+        assert!(
+            begun.elapsed() >= Duration::from_millis(taken.lease_ms),
+            "changed after {:?}",
+            begun.elapsed()
+        );
+        assert_eq!(cluster.newest_map().unwrap().primary(region), Some(NodeId(mirror)));
+    });
+}
