@@ -468,7 +468,13 @@ pub fn what_sessions_have_of_other_regions_of_a_node_stays() {
                 break open;
             }
         };
-        let free = async || client.ask(NodeId(1), ask::Usage).await.expect("usage").free_bytes;
+        // of all sessions there, which is ours alone
+        let in_hand = async || {
+            let status = client.ask(NodeId(1), ask::Status).await.expect("status");
+            let counts = status.split("\"delegated_pages\":").skip(1);
+            let number = |count: &str| count.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok();
+            counts.filter_map(number).sum::<u64>()
+        };
         let mut before = None;
         for round in 0..8 {
             client.write(&open, 0, &pattern(round, 100_000)).await.expect("write");
@@ -477,10 +483,12 @@ pub fn what_sessions_have_of_other_regions_of_a_node_stays() {
                 .write(&open, 0, &pattern(round + 1, 100_000))
                 .await
                 .expect("write");
-            cluster.sleep(Duration::from_secs(31)).await;
-            before.get_or_insert(free().await);
+            before.get_or_insert(in_hand().await);
         }
-        let (before, after) = (before.expect("there were rounds"), free().await);
-        assert!(after + (1 << 20) >= before, "{before} bytes were free, and {after} are");
+        let (before, after) = (before.expect("there were rounds"), in_hand().await);
+        assert!(
+            before > 0 && after <= 2 * before,
+            "{before} pages were in hand, and {after} are"
+        );
     });
 }
