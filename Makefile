@@ -119,8 +119,11 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 	@$(MAKE) --no-print-directory power-cuts
 	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
-	@$(MAKE) --no-print-directory e2e
-	@$(MAKE) --no-print-directory instructions
+	@$(MAKE) --no-print-directory build
+	@# end-to-end tests wait most of the time: two at once, and instructions are counted meanwhile
+	@failed=; $(MAKE) --no-print-directory instructions >"$(TARGET)/instructions.txt" 2>&1 & counting=$$!; \
+	$(MAKE) --no-print-directory e2e JOBS=2 || failed=1; \
+	wait $$counting || failed=1; cat "$(TARGET)/instructions.txt"; exit $${failed:-0}
 
 # Bugs can be planted in what is tested by power cuts and simulation: all of it is built once.
 SIMULATED := --profile sim -p polvo-region -p polvo-node -p polvo-client -p polvo-sim --features planted
@@ -138,9 +141,10 @@ sim: ## Simulate whole clusters under faults (SEEDS=20000 FROM=0; see docs/testi
 	@"$(TARGET)/sim/polvo-sim" --seeds $(SEEDS) --from $(FROM) $(SIM_ARGS)
 
 .PHONY: e2e
-e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them)
+JOBS ?= 1
+e2e: build ## The end-to-end tests alone, short (RUN="kill9:ROUNDS=50" for some of them; JOBS=2 for two at once)
 	@scripts/deps test
-	@POLVO="$(POLVO)" scripts/e2e $(if $(RUN),$(RUN),$(E2E))
+	@POLVO="$(POLVO)" JOBS=$(JOBS) scripts/e2e $(if $(RUN),$(RUN),$(E2E))
 
 .PHONY: e2e-long
 e2e-long: ## The end-to-end tests that take long: conformance and kill -9 in full, a fresh clone

@@ -77,6 +77,15 @@ pub(crate) fn errno_of_inode(error: &FsError) -> Errno {
     }
 }
 
+/// An error of an operation addressed by a name in a directory: one that is gone has none. (The kernel believes in no directory after it
+/// has been removed elsewhere, so who comes here has it open, or works in it.)
+pub(crate) fn no_name(error: FsError) -> FsError {
+    match error {
+        FsError::Stale => FsError::NotFound,
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

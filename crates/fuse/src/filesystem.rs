@@ -7,7 +7,7 @@ use crate::attr::file_attr;
 use crate::caller::Caller;
 use crate::complaints::Complaints;
 use crate::directory::{FETCH, ListError, Listed, OpenDirectory, Taken};
-use crate::error::errno;
+use crate::error::{errno, no_name};
 use crate::flags::{Access, access, owner_may_open, without_privileges};
 use crate::handles::Handles;
 use crate::inodes::{Inodes, ino_of, node_id};
@@ -439,7 +439,7 @@ impl PolvoFilesystem {
         reply: Reply<EntryOut>,
     ) {
         let made = self.changing_inode(operation, parent, |client, dir| async move {
-            client.create(dir, name.as_bytes(), file).await
+            client.create(dir, name.as_bytes(), file).await.map_err(no_name)
         });
         self.reply_entry(parent, name.as_bytes(), made, reply);
     }
@@ -525,7 +525,7 @@ impl PolvoFilesystem {
     ) -> Result<(Attr, Arc<OpenFile>), FsError> {
         match client.create_open(dir, name, file).await {
             Err(FsError::Exists) if flags & libc::O_EXCL == 0 => {}
-            result => return result,
+            result => return result.map_err(no_name),
         }
         // The kernel has checked nothing of this file. Where the answer is not plain, ESTALE makes it look again
         // and open, and truncate, the file by itself.

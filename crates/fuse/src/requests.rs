@@ -3,7 +3,7 @@
 use crate::attr::{file_attr, kind_of_mode, statx, time_change};
 use crate::caller::Caller;
 use crate::directory::{Listed, OpenDirectory, Taken};
-use crate::error::{errno, errno_of_inode};
+use crate::error::{errno, errno_of_inode, no_name};
 use crate::filesystem::{NO_CACHING, PolvoFilesystem, Shown, ShownAs, entry, known, valid_for};
 use crate::flags::{SGID, fallocate_mode, rename_mode, without_privileges};
 use crate::inodes::{node_id, node_id_of};
@@ -192,7 +192,10 @@ impl FileSystem for PolvoFilesystem {
         let name = name.as_bytes();
         self.kernel.moved.wait(req.node, name);
         let found = self.with_inode("lookup", req.node, |client, dir| async move {
-            let attr = client.lookup(dir, name).await?;
+            let attr = match name {
+                b"." | b".." => client.lookup(dir, name).await?,
+                name => client.lookup(dir, name).await.map_err(no_name)?,
+            };
             // how the kernel finds what a file handle names: by number, then from a directory upwards
             let parent = match (name, attr.kind) {
                 (b"." | b"..", FileKind::Directory) => {
@@ -292,14 +295,14 @@ impl FileSystem for PolvoFilesystem {
 
     fn unlink(&self, req: &Header, name: &OsStr, reply: Reply<()>) {
         let done = self.changing_inode("unlink", req.node, |client, dir| async move {
-            client.unlink(dir, name.as_bytes()).await
+            client.unlink(dir, name.as_bytes()).await.map_err(no_name)
         });
         reply.give(done.map_err(|error| errno(&error)));
     }
 
     fn rmdir(&self, req: &Header, name: &OsStr, reply: Reply<()>) {
         let done = self.changing_inode("rmdir", req.node, |client, dir| async move {
-            client.rmdir(dir, name.as_bytes()).await
+            client.rmdir(dir, name.as_bytes()).await.map_err(no_name)
         });
         reply.give(done.map_err(|error| errno(&error)));
     }
@@ -322,7 +325,7 @@ impl FileSystem for PolvoFilesystem {
                 RenameMode::Exchange => self.name_will_move(&client, new_dir, old_dir).await,
                 _ => None,
             };
-            client.rename(old_dir, old, new_dir, new, mode).await?;
+            client.rename(old_dir, old, new_dir, new, mode).await.map_err(no_name)?;
             self.name_moves(old_dir, new_dir, new_since).await;
             if mode == RenameMode::Exchange {
                 self.name_moves(new_dir, old_dir, old_since).await;
@@ -342,13 +345,15 @@ impl FileSystem for PolvoFilesystem {
     fn link(&self, req: &Header, node: INodeNo, name: &OsStr, reply: Reply<EntryOut>) {
         let linked = self.with_inode("link", node, |client, inode| async move {
             let dir = known(&self.kernel.inodes, &client, req.node).await?;
-            client.link(inode, dir, name.as_bytes()).await
+            match client.link(inode, dir, name.as_bytes()).await {
+                // what is gone, the inode or the directory?
+                Err(FsError::Stale) if client.get_attr(inode).await.is_ok() => Err(FsError::NotFound),
+                Err(FsError::NotFound) => Err(FsError::Stale),
+                linked => linked,
+            }
         });
         self.changed_here(req.node);
-        match linked {
-            Err(FsError::NotFound) => reply.error(Errno::STALE),
-            linked => self.reply_entry(req.node, name.as_bytes(), linked, reply),
-        }
+        self.reply_entry(req.node, name.as_bytes(), linked, reply);
     }
 
     fn open(&self, req: &Header, asked: &OpenIn, reply: Reply<OpenOut>) {

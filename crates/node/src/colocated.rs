@@ -28,9 +28,9 @@ impl Node {
         Arc::new(ThisNode(self.clone()))
     }
 
-    /// One request of a caller in this process. `links`: the calling thread's links to the other nodes.
-    pub async fn handle(self: &Arc<Self>, links: &Rc<Links>, call: Call) -> Answer {
-        self.handle_boxed(links, Box::new(call)).await
+    /// One request of a caller in this process. `links`: the calling thread's links to the other nodes. (Boxed: see [`Node::serve`].)
+    pub fn handle<'a>(self: &'a Arc<Self>, links: &'a Rc<Links>, call: Call) -> LocalFuture<'a, Answer> {
+        Box::pin(self.handle_boxed(links, Box::new(call)))
     }
 
     async fn handle_boxed(self: &Arc<Self>, links: &Rc<Links>, call: Box<Call>) -> Answer {

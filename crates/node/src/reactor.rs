@@ -21,7 +21,7 @@ use crate::request::replay::Running;
 use crate::request::sessions::Party;
 use crate::transactions::dispatch;
 use parking_lot::Mutex;
-use polvo_cluster::{LinkTotals, Links, Timeouts, join_all};
+use polvo_cluster::{LinkTotals, Links, LocalFuture, Timeouts, join_all};
 use polvo_fabric::{Accepted, Address, FabricError, Listener, QueuePair, Role, Sparing};
 use polvo_format::NodeId;
 use polvo_proto::{Answer, Ask, Call, FsError, Reply, Request, ask, encode_answer, reply};
@@ -169,8 +169,12 @@ impl Reactor {
             .map_err(|error| FsError::Io(format!("starting a reactor: {error}")))
     }
 
-    /// Serves connections until the node ends. Runs on the current LocalSet.
-    pub async fn run(self) {
+    /// Serves connections until the node ends. Runs on the current LocalSet. (Boxed: see [`Node::serve`].)
+    pub fn run(self) -> LocalFuture<'static, ()> {
+        Box::pin(self.run_alone())
+    }
+
+    async fn run_alone(self) {
         let mut poller = JoinSet::new();
         poller.spawn_local(polvo_fabric::poller());
         // the session that they share ends with the node
@@ -219,6 +223,11 @@ impl Reactor {
     }
 }
 
+/// Has a reactor run.
+type Begin<'a> = Box<dyn FnMut(Reactor) -> Result<(), FsError> + 'a>;
+/// Is told where the node listens.
+type Ready<'a> = Box<dyn FnOnce(&[Address]) + 'a>;
+
 impl Node {
     /// Serves until `Shutdown` or `stop()`: listens, accepts, housekeeping (leases, ticks, transactions left over, re-dispatch, log GC).
     /// Runs on the current LocalSet, the first reactor with it. `begin` has the others run ([`Reactor::run`]). `ready` is called once
@@ -227,11 +236,21 @@ impl Node {
     /// # Errors
     /// An address that is malformed or in use; [`FsError::SetBack`] when another node has seen a later copy of the pool; what `begin`
     /// says.
-    pub async fn serve(
+    ///
+    /// Boxed, since the code of a future is otherwise made anew in every program and test that awaits it: all of the node, that is.
+    pub fn serve<'a>(
         self: Arc<Self>,
-        mut begin: impl FnMut(Reactor) -> Result<(), FsError>,
-        ready: impl FnOnce(&[Address]),
-    ) -> Result<(), FsError> {
+        begin: impl FnMut(Reactor) -> Result<(), FsError> + 'a,
+        ready: impl FnOnce(&[Address]) + 'a,
+    ) -> LocalFuture<'a, Result<(), FsError>> {
+        self.serve_with(Box::new(begin), Box::new(ready))
+    }
+
+    fn serve_with<'a>(self: Arc<Self>, begin: Begin<'a>, ready: Ready<'a>) -> LocalFuture<'a, Result<(), FsError>> {
+        Box::pin(self.serve_all(begin, ready))
+    }
+
+    async fn serve_all(self: Arc<Self>, mut begin: Begin<'_>, ready: Ready<'_>) -> Result<(), FsError> {
         let mut stopping = self.stopping.subscribe();
         let mut tasks = JoinSet::new();
         tasks.spawn_local(polvo_fabric::poller());

@@ -14,6 +14,7 @@ use crate::rng::Rng;
 use crate::schedule::{Fault, Schedule};
 use crate::space_hog::{Grown, SpaceHog};
 use polvo_client::{LocalClient, OpenFile};
+use polvo_cluster::LocalFuture;
 use polvo_format::{Attr, FileKind, Generation, Ino};
 use polvo_node::sim::Cluster;
 use polvo_proto::{
@@ -548,7 +549,7 @@ impl Actor {
             return self.ask(operation).await;
         };
         match operation {
-            Operation::Sync { .. } => mount.served(Box::pin(self.ask(operation))).await,
+            Operation::Sync { .. } => mount.served(self.ask(operation)).await,
             Operation::Lookup { dir, name } => mount.lookup(*dir, *name).await,
             Operation::GetAttr { inode } => mount.get_attr(*inode).await,
             Operation::Read { inode, offset, len } if self.by_pages.is_some() && is_of_one_page(*offset, *len) => {
@@ -562,15 +563,20 @@ impl Actor {
                 mount.before(operation).await?;
                 self.made = None;
                 // boxed: a test's thread has little stack, and unoptimized futures are large
-                let outcome = Box::pin(mount.asks(operation, Box::pin(self.ask(operation)))).await;
+                let outcome = Box::pin(mount.asks(operation, self.ask(operation))).await;
                 mount.after(operation, self.made.as_ref(), &outcome).await;
                 outcome
             }
         }
     }
 
-    /// Asks the client, which has told of an inode that it has made when this returns.
-    async fn ask(&mut self, operation: &Operation) -> Outcome {
+    /// Asks the client, which has told of an inode that it has made when this returns. (Boxed: else all that a client does is compiled
+    /// once more for each of those who call this.)
+    fn ask<'a>(&'a mut self, operation: &'a Operation) -> LocalFuture<'a, Outcome> {
+        Box::pin(self.ask_client(operation))
+    }
+
+    async fn ask_client(&mut self, operation: &Operation) -> Outcome {
         let client = self.client.clone();
         let done = |()| Answer::Done;
         match operation {

@@ -8,6 +8,8 @@
 //! - where there are others, kernels of mounts, until they no longer believe in names of directories that change;
 //! - its own mount's kernel, until that has taken in what it was told on the way; where it reads a page that others change, again and
 //!   again;
+//! - where the pools are full and another node has become silent, for files that were removed since, which are kept for as long as a lease
+//!   for who may have had them open;
 //! - a rename, for the rename lock, which nobody gets right after the nodes have started, and on a mount where there
 //!   are others until the kernel does not believe any more in the names that it takes along to another directory: it gets no token of
 //!   that one right after somebody else has changed it.
@@ -18,6 +20,7 @@ use crate::kernel::mount::{FILLED_MAX, TAKING_IN, TICK_MAX};
 use crate::operation::Operation;
 use crate::schedule::{Home, Schedule};
 use polvo_cluster::Timeouts;
+use polvo_proto::FsError;
 use std::time::Duration;
 
 /// Messages that an operation waits for, one after the other,
@@ -52,7 +55,14 @@ pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
     let silent = schedule.falls_silent.map(Home::Colocated);
     let is_heard = |record: &&Record| silent.is_none() || home(record, schedule) != silent;
     let slow = records.iter().filter(is_heard);
-    let slow = slow.map(|record| (record, allowed(record, schedule)));
+    let is_full = records
+        .iter()
+        .any(|record| matches!(record.outcome, Some(Err(FsError::NoSpace))));
+    let for_room = match silent.is_some() && is_full {
+        true => schedule.lease,
+        false => Duration::ZERO,
+    };
+    let slow = slow.map(|record| (record, allowed(record, schedule) + for_room));
     let (record, allowed) = slow.max_by_key(|(record, allowed)| record.took.saturating_sub(*allowed))?;
     (record.took > allowed).then(|| format!("took {:?}, and {allowed:?} is explained: {record}", record.took))
 }

@@ -715,6 +715,48 @@ def a_file_handle_names_the_later_file_of_a_slot_too():
     os.rmdir(path(A, "again"))
 
 
+@check
+def a_directory_that_is_gone_has_no_names():
+    for n, other in enumerate([B, C, A]):  # A itself last: its kernel knows of it
+        gone = path(A, f"gone{n}")
+        os.mkdir(gone)
+        make(A, f"gone{n}/file")
+        make(A, f"gone{n}/unseen")
+        os.mkdir(path(gone, "dir"))
+        stays = make(A, f"stays{n}")
+        fd = os.open(gone, os.O_RDONLY | os.O_DIRECTORY)
+        assert sorted(os.listdir(fd)) == ["dir", "file", "unseen"]
+        os.stat("file", dir_fd=fd)
+        os.stat("dir", dir_fd=fd)
+        elsewhere = path(other, f"gone{n}")
+        os.unlink(path(elsewhere, "file"))
+        os.unlink(path(elsewhere, "unseen"))
+        os.rmdir(path(elsewhere, "dir"))
+        os.rmdir(elsewhere)
+        for _ in range(2):
+            fails(errno.ENOENT, os.unlink, "file", dir_fd=fd)
+            fails(errno.ENOENT, os.unlink, "unseen", dir_fd=fd)
+            fails(errno.ENOENT, os.rmdir, "dir", dir_fd=fd)
+            fails(errno.ENOENT, os.stat, "file", dir_fd=fd)
+            fails(errno.ENOENT, os.stat, "never", dir_fd=fd)
+            fails(errno.ENOENT, os.open, "unseen", os.O_RDONLY, dir_fd=fd)
+            fails(errno.ENOENT, os.open, "new", os.O_RDWR | os.O_CREAT, 0o644, dir_fd=fd)
+            fails(errno.ENOENT, os.open, "new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_TRUNC, 0o644, dir_fd=fd)
+            fails(errno.ENOENT, os.mkdir, "new", dir_fd=fd)
+            fails(errno.ENOENT, os.mkfifo, "new", dir_fd=fd)
+            fails(errno.ENOENT, os.symlink, "target", "new", dir_fd=fd)
+            fails(errno.ENOENT, os.link, stays, "new", dst_dir_fd=fd)
+            fails(errno.ENOENT, os.rename, stays, "new", dst_dir_fd=fd)
+            fails(errno.ENOENT, os.rename, "file", path(A, "new"), src_dir_fd=fd)
+            fails(errno.ENOENT, os.rename, "file", "new", src_dir_fd=fd, dst_dir_fd=fd)
+        assert os.listdir(fd) == []
+        assert os.stat(fd).st_nlink == 0
+        os.fsync(fd)
+        os.close(fd)
+        assert os.stat(stays).st_nlink == 1
+        os.unlink(stays)
+
+
 def main():
     failed = 0
     for function in CHECKS:
