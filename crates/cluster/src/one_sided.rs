@@ -378,8 +378,12 @@ impl Links {
                 self.context().give_up(node);
             }
             // a copy may take its place; what was to be written only once is for the caller to look at
-            let is_gone =
-                matches!(done, Err(FsError::Unreachable { .. } | FsError::WrongEpoch)) && self.has_copies(region);
+            let is_gone = match &done {
+                Err(FsError::Unreachable { .. }) => self.has_copies(region),
+                // another region that it touches may be the one that has moved
+                Err(FsError::WrongEpoch) => batch.ops.iter().any(|op| self.has_copies(op.at().region())),
+                _ => false,
+            };
             if !is_gone || !batch.is_repeatable() {
                 return done;
             }
