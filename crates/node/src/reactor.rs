@@ -246,6 +246,7 @@ impl Node {
         self.serve_with(Box::new(begin), Box::new(ready))
     }
 
+    /// Not generic, and so compiled here.
     fn serve_with<'a>(self: Arc<Self>, begin: Begin<'a>, ready: Ready<'a>) -> LocalFuture<'a, Result<(), FsError>> {
         Box::pin(self.serve_all(begin, ready))
     }
