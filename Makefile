@@ -27,6 +27,7 @@ E2E := \
 	node-gone \
 	replaced \
 	handed-over:LEAVE=1 \
+	grown:KILL=none \
 	region-sets \
 	partition:ROUNDS=3 \
 	failover:ROUNDS=1 \
@@ -49,7 +50,7 @@ E2E := \
 	stale-hunter:OBSERVATIONS=20000,TIME=6,FAULTS=kill+pause \
 	real-programs:PARTS=trees+sqlite \
 	conformance:OPERATIONS=5000
-E2E_LONG := balance conformance crossed cut-off disjoint-writers failover handed-over kill9 limits make-run partition real-programs rename-storm two-mounts \
+E2E_LONG := balance conformance crossed cut-off disjoint-writers failover grown handed-over kill9 limits make-run partition real-programs rename-storm two-mounts \
 	stale-hunter stale-primary
 
 .PHONY: help

@@ -5,7 +5,7 @@ use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use polvo_client::{Thresholds, Transfers};
-use polvo_fabric::Security;
+use polvo_fabric::{Address, Security};
 use polvo_proto::{Durability, SetWish};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ pub enum Command {
     /// Compare all file data of a running cluster with its checksums
     #[command(after_long_help = SCRUB_HELP)]
     Scrub(ScrubArgs),
-    /// Have all nodes serve equally much, after nodes were away, or one of them nothing
+    /// Have all nodes keep and serve equally much, after nodes were away or added, or one of them serve nothing
     #[command(after_long_help = BALANCE_HELP)]
     Balance(BalanceArgs),
     /// Change which nodes the cluster has
@@ -162,7 +162,7 @@ pub struct ClusterArgs {
 const UP_HELP: &str = "\
 Any number of clusters may run side by side, each in a directory of its own with its configuration files, logs,
 secret and process ids. `up` in the directory of a cluster that was stopped (or whose nodes died) starts the missing
-nodes on the same pools.
+nodes on the same pools. With a larger number of --nodes it adds some to the cluster, while that runs.
 
 Examples:
   polvo up --dir .polvo --mount ./mnt                  three nodes of 1 GiB over shm
@@ -171,6 +171,7 @@ Examples:
   polvo up --durability async --dir /tmp/ahead         copies follow within a second, nobody waits for them
   polvo up --set replicas=1 --dir /tmp/both            files at two nodes, and at one in directories of `polvo set DIR replicas=1`
   polvo up --dir .polvo                                again, after a kill or `down --keep`
+  polvo up --nodes 4 --dir .polvo                      a node more; then `polvo balance` gives it its share
   polvo down --dir .polvo";
 
 /// `polvo up`
@@ -418,13 +419,20 @@ pub struct DfArgs {
 /// `polvo node`
 #[derive(Subcommand, Debug, Clone)]
 pub enum NodeCommand {
+    /// Take a node into the cluster
+    #[command(after_long_help = ADD_HELP)]
+    Add(AddNodeArgs),
     /// Take a node out of the cluster for good
     #[command(after_long_help = REMOVE_HELP)]
     Remove(RemoveNodeArgs),
 }
 
 const BALANCE_HELP: &str = "\
-When a node dies others serve what it has served, and go on to when it is back. This has regions handed over, one after the other, until
+First all nodes get equally many regions to keep: those that lack a copy get one, and copies go from nodes with many to nodes with few, such
+as one that was added. Each is made while the region is served, and the other one goes when that has all of it. That takes as long as copying
+the data.
+
+When a node dies others serve what it has served, and go on to when it is back. So then regions are handed over, one after the other, until
 nodes serve equally many. Only a node that has all of a region can get it, and the one that has served it keeps its copy, so no region has
 fewer copies meanwhile. Operations on a region wait while it is handed over, for some hundredths of a second; no program sees an error.
 Regions without copies stay where they are.
@@ -432,14 +440,14 @@ Regions without copies stay where they are.
 A region stays for `timeouts.lease_ms` where it has come to, or its node has been started, before it can be handed over; the command waits
 for that, and for copies that are being made, up to --wait.
 
-With --away-from a node serves nothing afterwards but what nobody else has, and can be stopped without anybody waiting for others to take
+With --away-from no copy is made or moved, and a node serves nothing afterwards but what nobody else has, and can be stopped without anybody waiting for others to take
 its place. Its copies stay. When it is back, `polvo balance` gives it its share again.
 
 Exit codes: 0 done; 1 it could not be done, or not all of it, and why.
 
 Examples:
   polvo balance --dry-run                  what would be handed over
-  polvo balance                            after a node has come back
+  polvo balance                            after a node has come back, or was added
   polvo balance --away-from 2              before node 2 is stopped, for an upgrade, say";
 
 /// `polvo balance`
@@ -453,9 +461,57 @@ pub struct BalanceArgs {
     /// Say what would be handed over, and do nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Longest wait, in seconds
-    #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// Longest wait for one region, in seconds
+    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub wait: u64,
+    /// Which cluster
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+const ADD_HELP: &str = "\
+In order, on the machine of the new node:
+1. Write its configuration: that of another node, with an entry more in cluster.nodes, which says `added = true`, and with its own
+   node.id, pool and mount. (The other nodes' files get the entry, too, when they are next changed; it is not needed there.)
+2. polvo format --config FILE
+3. polvo node add --config FILE
+4. Start polvod. It has nothing yet.
+5. polvo balance: regions are copied to it, with nobody waiting for that, and it serves its share of them.
+A node that is started before it is added waits for that. Where a cluster of so many nodes has more of them vote on the cluster map,
+the new one comes to vote within a minute.
+
+Without --config say where the others reach the node: polvo node add 3 --address tcp://HOST:PORT. `polvo up --nodes N` does all this but the
+last step in a development cluster.
+
+Regions without copies stay where they are: of those a new node gets nothing. The number
+of a node that was removed is not used again. Giving the command again changes nothing.
+
+Exit codes: 0 the node is in the cluster; 1 it is not, and why; 2 the command line or the configuration is wrong.
+
+Examples:
+  polvo node add --config /etc/polvo/polvod.toml
+  polvo node add 3 --address tcp://10.0.0.4:7400 --cluster-dir /etc/polvo";
+
+/// `polvo node add`
+#[derive(Args, Debug, Clone)]
+pub struct AddNodeArgs {
+    /// Number of the node; left out with --config
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    pub node: Option<u16>,
+    /// The new node's configuration, which names it and the others
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the others reach it, in order of preference: tcp://HOST:PORT or shm:///PATH/OF/SOCKET
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        conflicts_with = "config",
+        required_unless_present = "config"
+    )]
+    pub address: Vec<Address>,
+    /// Name of its machine: nodes with the same one use shm with each other
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    pub host: Option<String>,
     /// Which cluster
     #[command(flatten)]
     pub cluster: ClusterArgs,

@@ -1,19 +1,25 @@
-//! `polvo balance`: has regions served where there is the least to do, by nodes that have them.
+//! `polvo balance`: has regions kept, and served, where there is the least to do.
 
 use crate::args::BalanceArgs;
 use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::{CliError, Exit, progress};
 use polvo_client::LocalClient;
+use polvo_cluster::{MovedCopy, spread_copies, with_moved};
 use polvo_format::{NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole, ask};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Between two attempts at a region that is in the middle of something.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// Copies are made and regions handed over in turn, until there is nothing to do, or so often.
+const ROUNDS_MAX: u32 = 8;
+/// Nodes may take each other to be away for so long when one has just been started.
+const NOTICED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A region that another node is to serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,62 +34,198 @@ pub fn balance(args: &BalanceArgs) -> Result<Exit, CliError> {
     let place = args.url.as_ref().map(|url| Location::parse(url)).transpose()?;
     let authority = place.and_then(|place| place.authority);
     let away = args.away_from.map(NodeId);
-    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let wait = Duration::from_secs(args.wait);
     with_client(&args.cluster, authority, "balance", |client, local| async move {
-        let failed = |what: String, source| CliError::Fs { what, source };
-        let map = newest(&local, &client.map())
-            .await
-            .map_err(|error| failed("asking for the cluster map".into(), error))?;
+        let asking = |error| failed("asking for the cluster map".into(), error);
+        let (mut map, mut there) = newest(&local, &client.map()).await.map_err(asking)?;
         if let Some(node) = away.filter(|node| map.node(*node).is_none()) {
             return Err(CliError::Usage(format!("the cluster has no node {}", node.0)));
         }
-        let moves = plan(&map, away);
-        if args.dry_run {
-            print(moves.iter().fold(String::new(), |mut lines, one| {
-                let _ = writeln!(
-                    lines,
-                    "region {}: from node {} to node {}",
-                    one.region.0, one.from.0, one.to.0
-                );
-                lines
-            }))?;
-        } else {
-            let bar = progress::count("regions handed over", moves.len() as u64, false);
-            for one in &moves {
-                bar.set_message(format!("region {} to node {}", one.region.0, one.to.0));
-                let done = hand_over(&local, *one, deadline).await;
-                done.map_err(|error| {
-                    let Move { region, from, to } = one;
-                    failed(
-                        format!("handing region {} over from node {} to node {}", region.0, from.0, to.0),
-                        error,
-                    )
-                })?;
-                bar.inc(1);
+        let mut done = Steps::default();
+        for _ in 0..ROUNDS_MAX {
+            let next = Steps::next(&map, &there, away);
+            if next.is_empty() {
+                break;
             }
-            bar.finish_and_clear();
+            if args.dry_run {
+                print(next.said())?;
+                map = next.after(&map);
+            } else {
+                if make_copies(&local, &mut map, &next.copies, wait).await? {
+                    hand_over_all(&local, &next.moves, wait).await?;
+                }
+                (map, there) = newest(&local, &map).await.map_err(asking)?;
+            }
+            done.add(next);
         }
-        let after = with_moves(&map, &moves);
-        let mut said = match (moves.len(), args.dry_run) {
-            (0, _) => "nothing to do: ".to_string(),
-            (n, true) => format!("{n} regions would be handed over: "),
-            (n, false) => format!("{n} regions were handed over: "),
-        };
-        let _ = writeln!(said, "{}", spread(&after));
-        print(said)?;
-        let stays: Vec<String> = (after.regions.iter())
-            .filter(|info| away.is_some() && info.primary() == away)
-            .map(|info| info.id.0.to_string())
-            .collect();
-        if stays.is_empty() {
-            return Ok(Exit::Success);
-        }
-        eprintln!(
-            "polvo: no other node has all of regions {}, which stay",
-            stays.join(" ")
-        );
-        Ok(Exit::Failure)
+        summary(&map, &done, away, args.dry_run)
     })
+}
+
+/// What is done, in this order: copies that are made elsewhere, and regions that are handed over then.
+#[derive(Default)]
+struct Steps {
+    copies: Vec<MovedCopy>,
+    moves: Vec<Move>,
+}
+
+impl Steps {
+    /// The next ones. Regions that a node serves stay where they are as long as it does: after they are handed over there may be more.
+    fn next(map: &ClusterMap, there: &BTreeSet<NodeId>, away: Option<NodeId>) -> Steps {
+        let copies = match away {
+            Some(_) => Vec::new(),
+            None => spread_copies(map, there),
+        };
+        let copied = copies.iter().fold(map.clone(), |map, one| with_moved(&map, *one));
+        let moves = plan(&copied, away);
+        Steps { copies, moves }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.copies.is_empty() && self.moves.is_empty()
+    }
+
+    fn add(&mut self, more: Steps) {
+        self.copies.extend(more.copies);
+        self.moves.extend(more.moves);
+    }
+
+    fn after(&self, map: &ClusterMap) -> ClusterMap {
+        let copied = self.copies.iter().fold(map.clone(), |map, one| with_moved(&map, *one));
+        with_moves(&copied, &self.moves)
+    }
+
+    fn said(&self) -> String {
+        let copies = self.copies.iter().map(|one| said_of_copy(*one));
+        copies.chain(self.moves.iter().map(|one| said_of_move(*one))).collect()
+    }
+}
+
+/// Has copies made elsewhere. False: others have changed the map so that the plan does not hold any more.
+async fn make_copies(
+    local: &Rc<LocalClient>,
+    map: &mut ClusterMap,
+    copies: &[MovedCopy],
+    wait: Duration,
+) -> Result<bool, CliError> {
+    let bar = progress::count("copies made", copies.len() as u64, copies.is_empty());
+    for one in copies {
+        bar.set_message(format!("region {} to node {}", one.region.0, one.to.0));
+        let epoch = map.epoch;
+        match move_copy(local, map, *one, wait).await {
+            Ok(()) => bar.inc(1),
+            Err(FsError::Invalid(why)) => {
+                let (newer, _) = newest(local, map).await.unwrap_or((map.clone(), BTreeSet::new()));
+                if newer.epoch == epoch {
+                    return Err(failed("making a copy".into(), FsError::Invalid(why)));
+                }
+                *map = newer;
+                return Ok(false);
+            }
+            Err(error) => {
+                let what = format!("making a copy of region {} for node {}", one.region.0, one.to.0);
+                return Err(failed(what, error));
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(true)
+}
+
+/// Has regions handed over, one after the other.
+async fn hand_over_all(local: &Rc<LocalClient>, moves: &[Move], wait: Duration) -> Result<(), CliError> {
+    let bar = progress::count("regions handed over", moves.len() as u64, moves.is_empty());
+    for one in moves {
+        let Move { region, from, to } = one;
+        bar.set_message(format!("region {} to node {}", region.0, to.0));
+        let what = || format!("handing region {} over from node {} to node {}", region.0, from.0, to.0);
+        let done = hand_over(local, *one, Instant::now() + wait).await;
+        done.map_err(|error| failed(what(), error))?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn failed(what: String, source: FsError) -> CliError {
+    CliError::Fs { what, source }
+}
+
+fn said_of_copy(one: MovedCopy) -> String {
+    let (region, to) = (one.region.0, one.to.0);
+    match one.from {
+        Some(from) => format!("region {region}: a copy from node {} to node {to}\n", from.0),
+        None => format!("region {region}: a copy more at node {to}\n"),
+    }
+}
+
+fn said_of_move(one: Move) -> String {
+    format!(
+        "region {}: served by node {} instead of node {}\n",
+        one.region.0, one.to.0, one.from.0
+    )
+}
+
+/// Says what was done, or would be, and how the map is afterwards.
+fn summary(map: &ClusterMap, done: &Steps, away: Option<NodeId>, is_dry: bool) -> Result<Exit, CliError> {
+    let verb = if is_dry { "would be" } else { "were" };
+    let mut said = String::new();
+    if !done.copies.is_empty() {
+        let _ = writeln!(
+            said,
+            "{} copies {verb} made elsewhere: {}",
+            done.copies.len(),
+            kept_where(map)
+        );
+    }
+    match done.moves.len() {
+        0 if done.copies.is_empty() => said += "nothing to do: ",
+        n => {
+            let _ = write!(said, "{n} regions {verb} handed over: ");
+        }
+    }
+    let _ = writeln!(said, "{}", spread(map));
+    print(said)?;
+    let stays: Vec<String> = (map.regions.iter())
+        .filter(|info| away.is_some() && info.primary() == away)
+        .map(|info| info.id.0.to_string())
+        .collect();
+    if stays.is_empty() {
+        return Ok(Exit::Success);
+    }
+    eprintln!(
+        "polvo: no other node has all of regions {}, which stay",
+        stays.join(" ")
+    );
+    Ok(Exit::Failure)
+}
+
+/// Has a copy made where it is to be, while its region is served, whoever does that meanwhile.
+async fn move_copy(
+    local: &Rc<LocalClient>,
+    map: &mut ClusterMap,
+    one: MovedCopy,
+    wait: Duration,
+) -> Result<(), FsError> {
+    let MovedCopy { region, from, to } = one;
+    let begun = Instant::now();
+    loop {
+        let primary = map.primary(region).ok_or(FsError::NotFound)?;
+        match local.ask(primary, ask::MoveCopy { region, from, to }).await {
+            Err(FsError::Retry) if begun.elapsed() < wait => {}
+            Err(FsError::Retry) => {
+                let why = "it is not whole yet; nodes go on making it, give the command again to go on";
+                return Err(FsError::Io(why.into()));
+            }
+            Err(FsError::Unreachable { .. } | FsError::WrongEpoch) if begun.elapsed() < NOTICED_WITHIN => {
+                if let Ok((newer, _)) = newest(local, map).await {
+                    *map = newer;
+                }
+            }
+            done => return done,
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 /// Has a node hand a region over, once it may. One that has come to its node less than a lease ago stays for as long.
@@ -104,18 +246,25 @@ async fn hand_over(local: &Rc<LocalClient>, one: Move, deadline: Instant) -> Res
     }
 }
 
-/// The newest map that any node has.
-async fn newest(local: &Rc<LocalClient>, known: &ClusterMap) -> Result<ClusterMap, FsError> {
+/// The newest map that any node has, and which of them answer.
+async fn newest(local: &Rc<LocalClient>, known: &ClusterMap) -> Result<(ClusterMap, BTreeSet<NodeId>), FsError> {
     let mut newest: Option<ClusterMap> = None;
+    let mut there = BTreeSet::new();
     let mut error = FsError::Io("there is no node".into());
     for node in known.nodes.iter().map(|node| node.id) {
         match local.ask(node, ask::Map).await {
-            Ok(map) if newest.as_ref().is_none_or(|known| map.epoch > known.epoch) => newest = Some(map),
-            Ok(_) => {}
+            Ok(map) => {
+                there.insert(node);
+                if newest.as_ref().is_none_or(|known| map.epoch > known.epoch) {
+                    newest = Some(map);
+                }
+            }
             Err(why) => error = why,
         }
     }
-    newest.ok_or(error)
+    let newest = newest.ok_or(error)?;
+    there.retain(|node| newest.node(*node).is_some());
+    Ok((newest, there))
 }
 
 /// How many regions each node serves of those that have copies, but for those of which that is all of a set (they cannot be moved).
@@ -128,9 +277,27 @@ pub(crate) fn served(map: &ClusterMap) -> BTreeMap<NodeId, usize> {
     served
 }
 
-/// Would it help to hand regions over?
-pub(crate) fn is_uneven(map: &ClusterMap) -> bool {
-    !plan(map, None).is_empty()
+/// Why it would help to have copies made elsewhere, or regions handed over; `there`: the nodes that answer.
+pub(crate) fn unevenness(map: &ClusterMap, there: &BTreeSet<NodeId>) -> Option<String> {
+    match (spread_copies(map, there).is_empty(), plan(map, None).is_empty()) {
+        (true, true) => None,
+        (true, false) => Some(spread(map)),
+        (false, true) => Some(kept_where(map)),
+        (false, false) => Some(format!("{}; {}", kept_where(map), spread(map))),
+    }
+}
+
+/// How many regions, of those with copies, each node has: for people.
+fn kept_where(map: &ClusterMap) -> String {
+    let mut kept: BTreeMap<NodeId, usize> = map.nodes.iter().map(|node| (node.id, 0)).collect();
+    let replicated = map.regions.iter().filter(|info| info.replicas.len() > 1);
+    for replica in replicated.flat_map(|info| &info.replicas) {
+        *kept.entry(replica.node).or_default() += 1;
+    }
+    let each = kept
+        .into_iter()
+        .map(|(node, count)| format!("node {} keeps {count}", node.0));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// For people.
@@ -294,7 +461,32 @@ mod tests {
         assert_eq!(counts(&map), [0, 3, 3]);
         let (moves, after) = planned(&map, None);
         assert_eq!((moves, counts(&after)), (2, vec![2, 2, 2]));
-        assert!(is_uneven(&map) && !is_uneven(&after));
+        let there = map.nodes.iter().map(|node| node.id).collect();
+        let said = unevenness(&map, &there).unwrap();
+        assert!(said.contains("node 0 serves 0"), "{said}");
+        assert_eq!(unevenness(&after, &there), None);
+    }
+
+    /// What nodes keep is what they serve: only when that is handed over copies can go.
+    #[test]
+    fn copies_and_what_is_served_are_evened_out_in_turn() {
+        let [one, other]: [&[u16]; 2] = [&[0, 1], &[1, 0]];
+        for regions in [[one, one, one, one, other, other, other, other], [one; 8]] {
+            let mut map = map(4, &regions);
+            let there = map.nodes.iter().map(|node| node.id).collect();
+            let mut rounds = 0;
+            loop {
+                let next = Steps::next(&map, &there, None);
+                if next.is_empty() {
+                    break;
+                }
+                map = next.after(&map);
+                rounds += 1;
+            }
+            assert!(rounds < ROUNDS_MAX, "{rounds}");
+            assert_eq!(counts(&map), [2; 4]);
+            assert!(kept_where(&map).matches("keeps 4").count() == 4, "{}", kept_where(&map));
+        }
     }
 
     #[test]
@@ -350,7 +542,7 @@ mod tests {
             let (_, after) = planned(&map, None);
             let most = |map: &ClusterMap| counts(map).into_iter().max().unwrap_or(0);
             assert!(most(&after) <= most(&map));
-            assert!(!is_uneven(&after));
+            assert!(plan(&after, None).is_empty());
             // what cannot be better has a set of nodes that share their regions with each other alone
             let top = most(&after);
             let least = after.regions.len().div_ceil(usize::from(nodes));

@@ -1,7 +1,7 @@
 //! From the configuration's list of nodes to the static cluster map.
 
 use crate::ClusterId;
-use crate::config::Config;
+use crate::config::{Config, ConfigNode};
 use polvo_cluster::{host_identity, initial_map};
 use polvo_fabric::Address;
 use polvo_proto::{ClusterMap, NodeInfo};
@@ -19,7 +19,8 @@ fn is_local(address: &Address) -> bool {
 }
 
 /// The map that every node of the cluster makes from its configuration: they agree because the lists agree. A node's
-/// host is what the configuration says; left out, it is this machine for this node and for nodes at loopback addresses.
+/// host is what the configuration says; left out, it is this machine for this node and for nodes at loopback addresses. Nodes that were
+/// added have none of the regions in it, and do not vote.
 pub fn cluster_map(config: &Config, cluster: ClusterId) -> ClusterMap {
     assert!(
         config.nodes.iter().any(|node| node.id == config.node),
@@ -27,7 +28,7 @@ pub fn cluster_map(config: &Config, cluster: ClusterId) -> ClusterMap {
         config.node.0
     );
     let here = host_identity();
-    let nodes = config.nodes.iter().map(|node| {
+    let info = |node: &ConfigNode| {
         let local = node.id == config.node || node.addresses.iter().any(is_local);
         let host = node
             .host
@@ -38,8 +39,13 @@ pub fn cluster_map(config: &Config, cluster: ClusterId) -> ClusterMap {
             host,
             addresses: node.addresses.iter().map(Address::to_string).collect(),
         }
-    });
-    initial_map(cluster.0, nodes.collect(), config.regions_per_node, &config.sets)
+    };
+    let (added, first): (Vec<&ConfigNode>, Vec<&ConfigNode>) = config.nodes.iter().partition(|node| node.added);
+    let first = first.into_iter().map(info).collect();
+    let mut map = initial_map(cluster.0, first, config.regions_per_node, &config.sets);
+    map.nodes.extend(added.into_iter().map(info));
+    map.nodes.sort_by_key(|node| node.id);
+    map
 }
 
 #[cfg(test)]
@@ -65,5 +71,25 @@ mod tests {
                 assert_eq!(found, expected[..replicas]);
             }
         }
+    }
+
+    #[test]
+    fn a_node_that_was_added_has_none_of_the_first_regions() {
+        let template = TEMPLATE.replacen("id = 1\naddresses", "id = 1\nadded = true\naddresses", 1);
+        let grown = Config::parse(&template, Path::new("/etc/p.toml")).unwrap();
+        let map = cluster_map(&grown, ClusterId([7; 16]));
+        assert_eq!(map.check(), Ok(()));
+        assert_eq!((map.nodes.len(), map.regions.len()), (2, 4));
+        assert!(
+            map.regions
+                .iter()
+                .all(|info| info.primary() == Some(NodeId(0)) && info.replicas.len() == 1)
+        );
+        assert!(map.voters.all().eq([NodeId(0)]));
+        let nobody = template.replacen("# added = false", "added = true", 1);
+        let why = Config::parse(&nobody, Path::new("/etc/p.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(why.contains("all nodes are added"), "{why}");
     }
 }

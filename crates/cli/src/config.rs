@@ -46,6 +46,8 @@ pub struct ConfigNode {
     pub addresses: Vec<Address>,
     /// Name of its machine, when given.
     pub host: Option<String>,
+    /// It came to the cluster after that was made.
+    pub added: bool,
 }
 
 /// A mount inside the daemon.
@@ -192,6 +194,7 @@ struct RawClusterNode {
     id: Spanned<u16>,
     addresses: Spanned<Vec<Spanned<String>>>,
     host: Option<String>,
+    added: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -414,8 +417,10 @@ impl Config {
         let regions_per_node = source.optional(&raw.cluster.regions_per_node, within(1..=REGIONS_PER_NODE_MAX, ""))?;
         let regions_per_node = regions_per_node.unwrap_or(REGIONS_PER_NODE);
         let nodes = Self::nodes(&source, &raw.cluster.nodes)?;
-        let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, nodes.len()))?;
-        let replicas = replicas.unwrap_or_else(|| default_replicas(nodes.len()));
+        // what a cluster is made of, also when it has grown
+        let first = nodes.iter().filter(|node| !node.added).count();
+        let replicas = source.optional(&raw.cluster.replicas, |wanted| check_replicas(*wanted, first))?;
+        let replicas = replicas.unwrap_or_else(|| default_replicas(first));
         let replace_after_s = source.optional(
             &raw.cluster.replace_after_s,
             within(0..=REPLACE_AFTER_MAX_S, " seconds"),
@@ -426,8 +431,8 @@ impl Config {
             replicas,
             durability: durability.unwrap_or_default(),
         };
-        let sets = Self::sets(&source, &raw.cluster.sets, default, nodes.len())?;
-        if nodes.len() * usize::from(regions_per_node) * sets.len() > REGIONS_MAX {
+        let sets = Self::sets(&source, &raw.cluster.sets, default, first)?;
+        if first * usize::from(regions_per_node) * sets.len() > REGIONS_MAX {
             let what = format!("nodes times regions_per_node, times sets, is more than {REGIONS_MAX} regions");
             return Err(source.problem(&raw.cluster.nodes, what));
         }
@@ -543,10 +548,17 @@ impl Config {
                 id: NodeId(*raw.id.as_ref()),
                 addresses: source.addresses(&raw.addresses)?,
                 host: raw.host.clone().filter(|h| !h.is_empty()),
+                added: raw.added.unwrap_or_default(),
             });
         }
         if nodes.is_empty() {
             return Err(source.problem(list, "no node; name all nodes of the cluster"));
+        }
+        if nodes.iter().all(|node| node.added) {
+            return Err(source.problem(
+                list,
+                "all nodes are added; name those of which the cluster was made, too",
+            ));
         }
         nodes.sort_by_key(|n| n.id);
         Ok(nodes)

@@ -47,10 +47,12 @@ secret_file = "secret"
 #   addresses  where the others reach it, in order of preference: tcp://HOST:PORT, shm:///PATH/OF/SOCKET
 #   host       which machine it is on: nodes and clients on the same one use shm with each other, if they have shm
 #              addresses. Left out: this machine for this node and for loopback addresses, else unknown (tcp)
+#   added      true: it came to the cluster after that was made (polvo node add); the regions of a cluster are dealt out to the others
 [[cluster.nodes]]
 id = 0
 addresses = ["tcp://10.0.0.1:7400"]
 # host = ""
+# added = false
 
 [[cluster.nodes]]
 id = 1

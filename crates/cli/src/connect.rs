@@ -2,7 +2,7 @@
 
 use crate::args::{ClusterArgs, Mover, Provider};
 use crate::cluster_dir::{ClusterDir, DEFAULT_DIRS};
-use crate::config::ConfigTimeouts;
+use crate::config::{Config, ConfigTimeouts};
 use crate::secret::Secret;
 use crate::url::{SCHEME, Url};
 use crate::{CliError, Context};
@@ -144,6 +144,26 @@ impl Reach {
         })
     }
 
+    /// By which a node's configuration says that the others are reached.
+    pub fn of_others(config: &Config) -> Result<Reach, CliError> {
+        let (cluster, secret) = config.cluster_and_secret()?;
+        let others = config.nodes.iter().filter(|node| node.id != config.node);
+        Ok(Reach {
+            addresses: others.flat_map(|node| node.addresses.clone()).collect(),
+            identity: Identity {
+                cluster: cluster.0,
+                secret: secret.secret,
+                role: Role::Client,
+                security: config.security,
+            },
+            provider: None,
+            transfers: Transfers::default(),
+            verify: false,
+            timeouts: config.timeouts,
+            dir: None,
+        })
+    }
+
     /// Limits of the waits of a command: whoever typed it can type it again, so it waits for a node that is away no longer
     /// than for a connection.
     pub fn command_timeouts(&self) -> Timeouts {
@@ -221,7 +241,19 @@ pub fn with_client_as<T, F>(
 where
     F: Future<Output = Result<T, CliError>>,
 {
-    let reach = Reach::resolve(args, authority.as_deref())?;
+    with_reach(cred, &Reach::resolve(args, authority.as_deref())?, command, work)
+}
+
+/// The same where it is known how the cluster is reached.
+pub fn with_reach<T, F>(
+    cred: Cred,
+    reach: &Reach,
+    command: &str,
+    work: impl FnOnce(Arc<Client>, Rc<LocalClient>) -> F,
+) -> Result<T, CliError>
+where
+    F: Future<Output = Result<T, CliError>>,
+{
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

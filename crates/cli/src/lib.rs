@@ -45,6 +45,7 @@ pub mod man;
 pub mod mount;
 pub mod mount_files;
 pub mod mount_helper;
+pub mod node_add;
 pub mod node_remove;
 mod on_thread;
 pub mod output;

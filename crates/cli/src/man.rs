@@ -86,7 +86,16 @@ mod tests {
             .get_subcommands()
             .map(|command| format!("polvo-{}.1", command.get_name()))
             .collect();
-        expected.extend(["polvo.1", "polvod.8", "mount.polvo.8", "polvo-node-remove.1"].map(String::from));
+        expected.extend(
+            [
+                "polvo.1",
+                "polvod.8",
+                "mount.polvo.8",
+                "polvo-node-add.1",
+                "polvo-node-remove.1",
+            ]
+            .map(String::from),
+        );
         expected.sort();
         let mut files: Vec<String> = pages().unwrap().into_iter().map(|page| page.file).collect();
         files.sort();

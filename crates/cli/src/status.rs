@@ -12,7 +12,7 @@ use polvo_client::{Client, LocalClient};
 use polvo_format::NodeId;
 use polvo_proto::{ClusterMap, FsError, ask};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
@@ -97,6 +97,12 @@ async fn newest_map(client: &Arc<Client>, local: &Rc<LocalClient>, answers: &[No
 
 type NodeAnswer = (NodeId, Result<Value, FsError>);
 
+/// Who answers.
+fn there(answers: &[NodeAnswer]) -> BTreeSet<NodeId> {
+    let there = answers.iter().filter(|(_, answer)| answer.is_ok());
+    there.map(|(node, _)| *node).collect()
+}
+
 /// Asks every node for its status, all at once: a missing one costs one wait.
 async fn ask_all(client: &Arc<Client>, local: &Rc<LocalClient>) -> Vec<NodeAnswer> {
     let asked: Vec<_> = client
@@ -167,7 +173,7 @@ fn as_json(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> Va
         "next_voters": numbers(map.voters.next()), "nodes": nodes, "regions": regions,
     });
     all["replicas"] = ReplicaSets::of(map, answers).as_json();
-    all["uneven"] = balance::is_uneven(map).into();
+    all["uneven"] = balance::unevenness(map, &there(answers)).is_some().into();
     if let Some(mount) = mount {
         all["mount"] = mount;
     }
@@ -191,8 +197,8 @@ fn as_text(map: &ClusterMap, answers: &[NodeAnswer], mount: Option<Value>) -> St
     }
     let replicas = ReplicaSets::of(map, answers);
     text += &replicas.summary();
-    if !replicas.are_degraded() && balance::is_uneven(map) {
-        text += &format!("uneven: {}; `polvo balance` evens this out\n", balance::spread(map));
+    if let Some(why) = balance::unevenness(map, &there(answers)).filter(|_| !replicas.are_degraded()) {
+        text += &format!("uneven: {why}; `polvo balance` evens this out\n");
     }
     text += &sets_said(map);
     if let Some(sets) = sets_table(map) {

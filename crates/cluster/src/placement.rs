@@ -52,6 +52,8 @@ fn voters_of(nodes: usize) -> usize {
 /// region 0 to the first node. A region has as many replicas as its set says, or as there are nodes where they are fewer. The copies of
 /// one node's regions are dealt out to all others in turn, so that they share its work when it dies. The nodes with the lowest numbers
 /// vote: one of up to two, three of three or four, five of more.
+///
+/// A cluster that has grown was made with fewer nodes: those that were added have none of these regions.
 pub fn initial_map(cluster: [u8; 16], nodes: Vec<NodeInfo>, per_node: u16, sets: &[RegionSet]) -> ClusterMap {
     let of_set = nodes.len() * usize::from(per_node);
     let count = of_set * sets.len();
@@ -228,8 +230,9 @@ pub fn replace_copies(
     (changed.regions != map.regions).then_some(changed)
 }
 
-/// The next step in replacing a voter that is not `alive` by a node that is: it comes to vote beside the others, or, where that is
-/// under way, the new voters come to stand alone. `None`: there is nothing to do, or nobody to take the place.
+/// The next step in replacing a voter that is not `alive` by a node that is, and where all are in having as many vote as a cluster of so
+/// many nodes is to have: others come to vote beside them, or, where that is under way, the new voters come to stand alone. `None`: there
+/// is nothing to do, or nobody to take the place.
 ///
 /// Where nodes do not agree on who is alive each may take its own step; the register orders them.
 pub fn next_voters(map: &ClusterMap, alive: impl Fn(NodeId) -> bool) -> Option<Voters> {
@@ -237,14 +240,29 @@ pub fn next_voters(map: &ClusterMap, alive: impl Fn(NodeId) -> bool) -> Option<V
     if voters.is_joint() {
         return voters.finished();
     }
-    let gone = voters.now().find(|node| !alive(*node))?;
-    let mut ids: Vec<NodeId> = map.nodes.iter().map(|node| node.id).collect();
-    ids.sort();
-    let taker = ids
-        .into_iter()
-        .find(|node| alive(*node) && voters.now().all(|voter| voter != *node))?;
-    let others = voters.now().filter(|node| *node != gone);
-    voters.with_next(others.chain([taker]))
+    let gone = voters.now().find(|node| !alive(*node));
+    let missing = match gone {
+        Some(_) => 1,
+        None => voters_of(map.nodes.len()).saturating_sub(voters.now().count()),
+    };
+    let mut takers: Vec<NodeId> = map.nodes.iter().map(|node| node.id).collect();
+    takers.retain(|node| alive(*node) && voters.now().all(|voter| voter != *node));
+    takers.sort();
+    // an even number of voters would bear no more deaths than one less
+    let takers = takers.get(..missing)?.iter().copied();
+    let others = voters.now().filter(|node| Some(*node) != gone);
+    voters.with_next(others.chain(takers))
+}
+
+/// The map with one more node, which has no region, and does not vote ([`next_voters`] sees to that when it is there). `None`: it is in
+/// it already.
+pub fn with_node(map: &ClusterMap, node: &NodeInfo) -> Option<ClusterMap> {
+    let is_new = map.node(node.id).is_none();
+    let mut changed = map.clone();
+    changed.epoch = Epoch(map.epoch.0 + 1);
+    changed.nodes.push(node.clone());
+    changed.nodes.sort_by_key(|node| node.id);
+    is_new.then_some(changed)
 }
 
 #[cfg(test)]
@@ -310,8 +328,41 @@ mod tests {
     }
 
     #[test]
+    fn a_cluster_that_has_grown_has_as_many_that_vote_as_one_that_was_made_so_large() {
+        let grown = |map: &ClusterMap, to: u16| {
+            (map.nodes.len() as u16..to).fold(map.clone(), |map, id| with_node(&map, &node(id)).unwrap())
+        };
+        let alive = |gone: &'static [u16]| move |node: NodeId| !gone.contains(&node.0);
+        let three = grown(&cluster(2, 1), 3);
+        assert_eq!(next_voters(&cluster(2, 1), alive(&[])), None, "of two nodes one votes");
+        assert_eq!(
+            next_voters(&three, alive(&[2])),
+            None,
+            "it is not there yet, and two are no better than one"
+        );
+        let joint = next_voters(&three, alive(&[])).unwrap();
+        assert_eq!(Some(&joint), three.voters.with_next([0, 1, 2].map(NodeId)).as_ref());
+        assert!(joint.may_follow(&three.voters));
+        let mut five = grown(&cluster(3, 1), 5);
+        assert_eq!(next_voters(&grown(&cluster(3, 1), 4), alive(&[])), None);
+        assert_eq!(next_voters(&five, alive(&[4])), None);
+        assert_eq!(next_voters(&five, alive(&[])).unwrap().next().count(), 5);
+        // who is gone is replaced first
+        five.voters = next_voters(&five, alive(&[1])).unwrap().finished().unwrap();
+        assert_eq!(five.voters, voters(&[0, 2, 3]));
+        assert_eq!(next_voters(&five, alive(&[1])), None);
+        assert!(
+            next_voters(&five, alive(&[]))
+                .unwrap()
+                .next()
+                .eq([0, 1, 2, 3, 4].map(NodeId))
+        );
+    }
+
+    #[test]
     fn a_voter_that_is_gone_is_replaced_in_two_steps_by_a_node_that_is_there() {
         let mut map = cluster(5, 1);
+        map.nodes.retain(|node| node.id != NodeId(3));
         map.voters = voters(&[0, 1, 2]);
         let alive = |gone: &'static [u16]| move |node: NodeId| !gone.contains(&node.0);
         assert_eq!(next_voters(&map, alive(&[])), None, "all are there");

@@ -8,7 +8,7 @@ use crate::housekeeping::room::Sought;
 use crate::housekeeping::scrub::ScrubCounters;
 use crate::housekeeping::utilization::Utilization;
 use crate::locks::lock_table::Locks;
-use crate::map::MapRegister;
+use crate::map::{MapRegister, belongs};
 use crate::names::rename_lock::{Holder, RenameLock};
 use crate::opening::{self, Opening};
 use crate::reactor::Reactors;
@@ -52,6 +52,8 @@ pub struct Node {
     pub(crate) map: Arc<MapCell>,
     /// What the pool keeps of it.
     pub(crate) register: MapRegister,
+    /// It has been in a map that the nodes have made: out of it again it was removed.
+    pub(crate) has_belonged: AtomicBool,
     pub(crate) regions: Regions,
     /// What peers may reach of ours.
     pub(crate) memory: Arc<MemoryRegions>,
@@ -133,6 +135,7 @@ impl Node {
     ) -> Result<Arc<Node>, FsError> {
         opening::check_owner(&space, &config)?;
         let (register, map) = opening::kept_map(&space, &config)?;
+        let has_belonged = belongs(&map.get(), config.id);
         if map.get().is_replicated() {
             config.timeouts = config.timeouts.with_copies();
         }
@@ -163,6 +166,7 @@ impl Node {
             clock,
             pmem,
             map,
+            has_belonged: AtomicBool::new(has_belonged),
             register,
             regions,
             memory,

@@ -197,6 +197,14 @@ fn host_name(node: u16) -> String {
     format!("node-{node}")
 }
 
+fn info_of(node: u16) -> NodeInfo {
+    NodeInfo {
+        id: NodeId(node),
+        host: host_name(node),
+        addresses: vec![Address::Sim(host_name(node)).to_string()],
+    }
+}
+
 fn identity(role: Role) -> Identity {
     Identity {
         cluster: CLUSTER,
@@ -216,14 +224,9 @@ impl Cluster {
         let network = Network::new(options.seed);
         let entered = network.enter();
         network.deliver_here(); // a node's LocalSet ends with it
-        let info = |node: u16| NodeInfo {
-            id: NodeId(node),
-            host: host_name(node),
-            addresses: vec![Address::Sim(host_name(node)).to_string()],
-        };
         let map = initial_map(
             CLUSTER,
-            (0..options.nodes).map(info).collect(),
+            (0..options.nodes).map(info_of).collect(),
             options.regions_per_node,
             &options.all_sets(),
         );
@@ -268,6 +271,18 @@ impl Cluster {
         let host = &mut self.hosts[usize::from(node)];
         assert!(host.running.is_none(), "node {node} runs");
         host.pmem = pmem;
+    }
+
+    /// A host more, with a pool of its own, whose node does not run yet; all nodes that are started from here on are configured with it. It
+    /// is to be added to the cluster.
+    pub fn new_host(&mut self) -> NodeInfo {
+        let node = self.options.nodes;
+        self.options.nodes += 1;
+        let pmem = self.format_pool(node, 0xcc);
+        self.hosts.push(Host { pmem, running: None });
+        let info = info_of(node);
+        self.map.nodes.push(info.clone());
+        info
     }
 
     /// The network, for delays, partitions and disconnections. Nodes are the hosts `node-N`; a client's host is its name.

@@ -248,6 +248,8 @@ impl Request {
             | Request::ReadBytes { .. }
             | Request::FenceOff { .. }
             | Request::RemoveNode { .. }
+            | Request::AddNode(_)
+            | Request::MoveCopy { .. }
             | Request::HandOver { .. }
             | Request::TakeOver { .. }
             | Request::ReleaseSegments

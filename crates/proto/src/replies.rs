@@ -112,7 +112,7 @@ replies! {
         /// nobody can have taken the node's place in a region that it serves
         serves: bool,
     },
-    /// To `Map`.
+    /// To `Map`, `AddNode`.
     Map(ClusterMap),
     /// To `Segments`.
     Segments(SegmentMap),

@@ -24,8 +24,8 @@
 use crate::{
     Answer, CheckFacts, ClusterMap, Collected, CopyPlace, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef,
     Intent, LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
-    NewFile, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentMap, TxnState, Usage,
-    Window, WriteRun, XattrMode, reply,
+    NewFile, NodeInfo, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentMap, TxnState,
+    Usage, Window, WriteRun, XattrMode, reply,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Generation, Ino, Lsn, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId};
@@ -744,6 +744,20 @@ requests! {
         /// it is gone for good: nothing is waited for, and where no majority of the voters is left the node that is asked votes alone
         force: bool,
     } -> Remaining(Option<Vec<RegionId>>),
+    /// Takes a node into the cluster: for administrators. It has no region, and does not vote, until others give it some and have it do so.
+    /// Asking again changes nothing. Answered with a map that names it. EINVAL: it may not be, and why.
+    AddNode(Box<NodeInfo>) -> Map(ClusterMap),
+    /// Has another node keep a copy of a region, one step further: for administrators, of the region's primary. To be asked until it is so;
+    /// `Retry`: it is not yet, the copy is being made. EINVAL: that cannot be, and why; ENOSPC: the node has no room; `WrongEpoch`: the
+    /// region is served elsewhere.
+    MoveCopy {
+        /// which
+        region: RegionId,
+        /// who has a copy, and is to have none then; `None`: the region has fewer than it is to have
+        from: Option<NodeId>,
+        /// who is to have it
+        to: NodeId,
+    } -> Done,
     /// Has one of its mirrors serve a region from now on: for administrators, of the region's primary, which becomes a mirror. Asking again
     /// changes nothing. EINVAL: that node is no mirror in the set; `Retry`: requests of which the end is to be waited for take too long, or a
     /// copy is being made, or what is in use there may be claimed yet; ENOSPC: the pool has no room to be that of a mirror; `WrongEpoch`:

@@ -5,7 +5,7 @@ use crate::actor::Shared;
 use crate::rng::Rng;
 use crate::schedule::{Fault, Home, USUAL_DELAY};
 use crate::workload::Workload;
-use polvo_cluster::Links;
+use polvo_cluster::{Links, MovedCopy};
 use polvo_format::NodeId;
 use polvo_node::sim::Cluster;
 use polvo_proto::{Cred, FsError, RegionInfo, Replica, ReplicaRole, ask};
@@ -76,7 +76,9 @@ struct Faults<'a> {
     failing: Rng,
     /// Of regions that are handed over.
     handing: Rng,
-    /// Who has nodes hand regions over.
+    /// Of copies that are moved.
+    moving: Rng,
+    /// Who has nodes hand regions over, and copies made elsewhere.
     operator: Option<Rc<Links>>,
     under_way: JoinSet<()>,
     /// This node is to be lost for good, as soon as nothing else is wrong.
@@ -100,6 +102,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         stilling: Rng::new(schedule.seed, 12),
         failing: Rng::new(schedule.seed, 17),
         handing: Rng::new(schedule.seed, 49),
+        moving: Rng::new(schedule.seed, 51),
         operator: None,
         under_way: JoinSet::new(),
         to_lose: schedule.loses,
@@ -121,6 +124,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
         (Kind::StandStill, schedule.stills),
         (Kind::FailOver, schedule.failovers),
         (Kind::HandOver, schedule.hand_overs),
+        (Kind::MoveCopy, schedule.moved_copies),
     ]
     .map(|(kind, left)| Turns {
         kind,
@@ -148,6 +152,7 @@ pub async fn run(cluster: &mut Cluster, workload: &mut Workload, shared: &Rc<Sha
                     Kind::StandStill => faults.mount_stands_still(),
                     Kind::FailOver => faults.fail_over().await,
                     Kind::HandOver => faults.hand_over(),
+                    Kind::MoveCopy => faults.move_copy().await?,
                 }
                 turns.next = later(faults.numbers(turns.kind), span_us / 3);
             }
@@ -177,6 +182,8 @@ enum Kind {
     FailOver,
     /// A region is handed over.
     HandOver,
+    /// A region's copy is made elsewhere.
+    MoveCopy,
 }
 
 /// When faults of a kind come about.
@@ -202,6 +209,7 @@ impl Faults<'_> {
             Kind::StandStill => &mut self.stilling,
             Kind::FailOver => &mut self.failing,
             Kind::HandOver => &mut self.handing,
+            Kind::MoveCopy => &mut self.moving,
         }
     }
 
@@ -418,10 +426,7 @@ impl Faults<'_> {
             "region {} is to go from node {} to node {}",
             region.0, from.0, to.0
         ));
-        let operator = self
-            .operator
-            .get_or_insert_with(|| self.cluster.client("operator"))
-            .clone();
+        let operator = self.operator();
         let shared = self.shared.clone();
         self.under_way.spawn_local(async move {
             for _ in 0..HAND_OVERS_TRIED {
@@ -441,6 +446,111 @@ impl Faults<'_> {
                 }
             }
         });
+    }
+
+    fn operator(&mut self) -> Rc<Links> {
+        let operator = self.operator.get_or_insert_with(|| self.cluster.client("operator"));
+        operator.clone()
+    }
+
+    /// Another node is to have a copy in the stead of one that has it, whatever else is wrong; the cluster grows first, if it is to.
+    async fn move_copy(&mut self) -> Result<(), String> {
+        if self.shared.schedule.grows && self.cluster.nodes() == self.shared.schedule.nodes {
+            self.add_node().await?;
+        }
+        let Some(map) = self.cluster.newest_map() else {
+            return Ok(());
+        };
+        let is_copy = |replica: &&Replica| replica.role != ReplicaRole::Primary;
+        let mut all: Vec<MovedCopy> = Vec::new();
+        for info in &map.regions {
+            let without = map
+                .nodes
+                .iter()
+                .map(|node| node.id)
+                .filter(|node| info.role(*node).is_none());
+            let copies = info.replicas.iter().filter(is_copy).map(|replica| replica.node);
+            all.extend(without.flat_map(|to| {
+                let region = info.id;
+                copies.clone().map(move |from| MovedCopy {
+                    region,
+                    from: Some(from),
+                    to,
+                })
+            }));
+        }
+        if all.is_empty() {
+            return Ok(());
+        }
+        let MovedCopy { region, from, to } = self.moving.pick(&all);
+        self.note(&format!(
+            "a copy of region {} is to go from {from:?} to node {}",
+            region.0, to.0
+        ));
+        let (operator, shared) = (self.operator(), self.shared.clone());
+        let others: Vec<NodeId> = map.nodes.iter().map(|node| node.id).collect();
+        self.under_way.spawn_local(async move {
+            for _ in 0..HAND_OVERS_TRIED {
+                let Some(primary) = operator.context().map().get().primary(region) else {
+                    return;
+                };
+                match operator
+                    .call_node(primary, Cred::Kernel, ask::MoveCopy { region, from, to })
+                    .await
+                {
+                    Ok(()) => {
+                        let said = format!("*** the copy of region {} is at node {}", region.0, to.0);
+                        shared.history.note(&said);
+                        shared.count(Fault::MoveCopy);
+                        return;
+                    }
+                    // the copy is being made; or others serve the region, and some node knows who
+                    Err(FsError::Retry) => {}
+                    Err(FsError::WrongEpoch | FsError::Unreachable { .. }) => {
+                        for other in &others {
+                            if let Ok(map) = operator.call_node_at_once(*other, Cred::Kernel, ask::Map).await {
+                                operator.context().map().offer(map);
+                            }
+                        }
+                    }
+                    Err(_) => return,
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+        Ok(())
+    }
+
+    /// A node comes, and is added: or the other way round.
+    async fn add_node(&mut self) -> Result<(), String> {
+        let operator = self.operator();
+        let at = NodeId(self.moving.below(u64::from(self.shared.schedule.nodes)) as u16);
+        let comes_first = self.moving.percent(30);
+        let info = self.cluster.new_host();
+        self.note(&format!(
+            "node {} is to be added, by node {}; comes first: {comes_first}",
+            info.id.0, at.0
+        ));
+        let node = info.id.0;
+        if comes_first {
+            self.restart_added(node).await?;
+        }
+        let added = operator
+            .call_node_at_once(at, Cred::Kernel, ask::AddNode(Box::new(info)))
+            .await;
+        if !self.cluster.is_running(node) {
+            self.restart_added(node).await?;
+        }
+        match added {
+            Ok(_) => self.shared.count(Fault::NodeAdded),
+            Err(error) => self.note(&format!("node {node} may not be added: {error}")),
+        }
+        Ok(())
+    }
+
+    async fn restart_added(&mut self, node: u16) -> Result<(), String> {
+        let started = self.cluster.restart(node).await;
+        started.map_err(|error| format!("node {node}, which is new, does not start: {error}"))
     }
 
     /// How long a node is away: mostly longer than it takes until others take its place.

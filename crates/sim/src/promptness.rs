@@ -43,7 +43,8 @@ const SUCCEEDED: Duration = Duration::from_secs(3);
 
 /// What an operation that took longer than the schedule explains was allowed; `None`: all were in time, or there were faults.
 pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
-    let faults = schedule.faults + schedule.cuts + schedule.stills + schedule.failovers + schedule.hand_overs;
+    let operators = schedule.hand_overs + schedule.moved_copies;
+    let faults = schedule.faults + schedule.cuts + schedule.stills + schedule.failovers + operators;
     if faults > u32::from(schedule.falls_silent.is_some()) || schedule.loses.is_some() {
         return None;
     }

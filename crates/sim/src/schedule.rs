@@ -94,6 +94,12 @@ pub enum Fault {
     /// A region is handed over to one of its mirrors.
     #[strum(to_string = "regions handed over")]
     HandOver,
+    /// A region's copy is made at another node, in the stead of one that has one.
+    #[strum(to_string = "copies moved")]
+    MoveCopy,
+    /// A node is added to the cluster.
+    #[strum(to_string = "nodes added")]
+    NodeAdded,
 }
 
 impl Fault {
@@ -110,6 +116,8 @@ impl Fault {
                 | Fault::Replaced
                 | Fault::Drift
                 | Fault::HandOver
+                | Fault::MoveCopy
+                | Fault::NodeAdded
         )
     }
 }
@@ -194,6 +202,10 @@ pub struct Schedule {
     pub failovers: u32,
     /// How often a region is to be handed over to one of its mirrors.
     pub hand_overs: u32,
+    /// How often a region's copy is to be at another node.
+    pub moved_copies: u32,
+    /// A node is added before the first of them.
+    pub grows: bool,
     /// All that goes wrong is that this node falls silent, once it has copies elsewhere: others take its place, and nobody waits for long.
     pub falls_silent: Option<u16>,
     /// Bytes that the lanes of mirrors take, if less than fit.
@@ -305,6 +317,8 @@ fn transfers(rng: &mut Rng) -> Transfers {
     })
 }
 
+/// Of messages that are slow: a delay beyond this.
+const SLOW: Duration = Duration::from_millis(5);
 /// So many runs of a hundred have crowds of files.
 const CROWDED: u64 = 4;
 /// And so many have locks,
@@ -381,6 +395,15 @@ fn hand_overs(seed: u64, replicas: u8, faults: bool) -> u32 {
     match replicas > 1 && faults && rng.percent(50) {
         true => rng.between(1, 6) as u32,
         false => 0,
+    }
+}
+
+/// In half of the runs in which regions have mirrors: copies that move, and whether a node is added for them.
+fn moved_copies(seed: u64, replicas: u8, faults: bool) -> (u32, bool) {
+    let mut rng = Rng::new(seed, 50);
+    match replicas > 1 && faults && rng.percent(50) {
+        true => (rng.between(1, 6) as u32, rng.percent(67)),
+        false => (0, false),
     }
 }
 
@@ -516,6 +539,11 @@ impl Schedule {
         let falls_silent = falls_silent(seed, nodes, &all, goes_wrong, loses);
         // no power is lost there
         let needs_sync = falls_silent.is_some() && Rng::new(seed, 46).percent(50);
+        // a copy out of the set that gets each record by itself, over such a network, is behind for as long as there are some
+        let is_slow =
+            lane_max(seed).is_some_and(|max| max < 3_000) && delay.as_ref().is_some_and(|delay| *delay.end() > SLOW);
+        let goes_wrong_there = limits.faults != Some(0) && !is_slow;
+        let (moved_copies, grows) = moved_copies(seed, replicas, goes_wrong_there);
         let unless_silent = |count: u32| if falls_silent.is_some() { 0 } else { count };
         Schedule {
             seed,
@@ -552,6 +580,8 @@ impl Schedule {
             stills: unless_silent(believers.stills),
             failovers: if falls_silent.is_some() { 1 } else { failovers },
             hand_overs: unless_silent(hand_overs(seed, replicas, limits.faults != Some(0))),
+            moved_copies: unless_silent(moved_copies),
+            grows,
             falls_silent,
             lane_max: lane_max(seed).filter(|_| falls_silent.is_none()),
             backlog_max: backlog_max(seed),
@@ -652,7 +682,7 @@ impl fmt::Display for Schedule {
             .collect();
         write!(
             f,
-            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers, {} hand-overs; falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}, slots {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
+            "seed {}: {} nodes of {} MiB, {} regions (of {} replicas, {}, others: {:?}) and {} reactors each; clients {}; {} operations each; {} faults, {} cuts, {} stills, {} failovers, {} hand-overs, {} moved copies (grows: {}); falls silent: {:?}; replaced after {:?}, lost {:?}; lanes {:?}, backlogs {:?}, slots {:?}; drift {:?}; lease {} s; delays {:?}; one-sided access: {:?}; checksums: {}; made durable: {}, as it has to be: {}",
             self.seed,
             self.nodes,
             self.pool_bytes >> 20,
@@ -668,6 +698,8 @@ impl fmt::Display for Schedule {
             self.stills,
             self.failovers,
             self.hand_overs,
+            self.moved_copies,
+            self.grows,
             self.falls_silent,
             self.replace_after,
             self.loses,

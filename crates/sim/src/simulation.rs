@@ -11,8 +11,9 @@ use crate::rng::Rng;
 use crate::schedule::{Fault, Schedule};
 use crate::workload::{Workload, remote};
 use polvo_client::Transfers;
+use polvo_cluster::{MovedCopy, spread_copies};
 use polvo_node::sim::{Cluster, run};
-use polvo_proto::FsError;
+use polvo_proto::{Cred, FsError, ask};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,6 +21,10 @@ use tokio::time::Instant;
 
 /// Simulated time after which a run is called hung.
 const HANG: Duration = Duration::from_secs(3 * 3600);
+/// Copies that were to move have moved, where nothing is wrong any more, within
+const FINISHED_WITHIN: Duration = Duration::from_secs(60);
+/// when this is asked for again after
+const FINISH_AGAIN: Duration = Duration::from_millis(200);
 
 /// Runs a schedule to its end, in this thread, and judges it.
 pub fn simulate(schedule: &Schedule) -> Report {
@@ -83,6 +88,31 @@ async fn live(cluster: &mut Cluster, schedule: &Schedule) -> End {
     }
 }
 
+/// Whatever has become of copies that were to move: what was begun is finished, as an operator would who asks for it once more.
+async fn finish_moves(cluster: &Cluster) -> Result<(), String> {
+    let operator = cluster.client("operator, once more");
+    for _ in 0..FINISHED_WITHIN.as_millis() / FINISH_AGAIN.as_millis() {
+        let Some(map) = cluster.newest_map() else { return Ok(()) };
+        let there = map
+            .nodes
+            .iter()
+            .map(|node| node.id)
+            .filter(|node| cluster.is_running(node.0));
+        let mut begun = spread_copies(&map, &there.collect()).into_iter();
+        let is_begun = |one: &MovedCopy| map.region(one.region).is_some_and(|info| info.role(one.to).is_some());
+        let Some(MovedCopy { region, from, to }) = begun.next().filter(is_begun) else {
+            return Ok(());
+        };
+        let primary = map.primary(region).ok_or("a region without a primary")?;
+        // an error is found again, or not
+        let _ = operator
+            .call_node(primary, Cred::Kernel, ask::MoveCopy { region, from, to })
+            .await;
+        cluster.sleep(FINISH_AGAIN).await;
+    }
+    Err("a copy that was to move has not after a minute".into())
+}
+
 async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), String> {
     if shared.schedule.needs_sync {
         let nodes = 0..shared.schedule.nodes;
@@ -106,6 +136,7 @@ async fn all_of_it(cluster: &mut Cluster, shared: &Rc<Shared>) -> Result<(), Str
         restarted.map_err(|error| format!("node {node} does not start again: {error}"))?;
         cluster.sleep(Duration::from_secs(20)).await;
     }
+    finish_moves(cluster).await?;
     cluster.rest().await;
     audit::check(cluster, "after all faults have ended")?;
 

@@ -64,6 +64,7 @@ fn a_renamed_name_that_the_kernel_believes_in_although_nobody_would_wait_for_it(
     schedule.by_pages.fill(false);
     schedule.failovers = 0;
     schedule.hand_overs = 0;
+    schedule.moved_copies = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
     schedule.redo_slots = None;

@@ -121,6 +121,7 @@ fn as_promised(seed: u64) {
     schedule.stills = 0;
     schedule.failovers = 0;
     schedule.hand_overs = 0;
+    schedule.moved_copies = 0;
     schedule.lane_max = None;
     schedule.backlog_max = None;
     schedule.redo_slots = None;

@@ -22,6 +22,9 @@ pub struct DevCluster {
     pub id: String,
     /// Number of nodes.
     pub nodes: u16,
+    /// Of how many of them it was made; `None`: of all. The others were added.
+    #[serde(default)]
+    pub first_nodes: Option<u16>,
     /// Bytes of each pool.
     pub size: u64,
     /// Regions a node.
@@ -111,7 +114,10 @@ impl DevCluster {
             return Err(problem("there must be a port for each node"));
         }
         cluster.durability.parse::<Durability>().map_err(|why| problem(&why))?;
-        check_replicas(cluster.replicas, usize::from(cluster.nodes)).map_err(|why| problem(&why))?;
+        if cluster.first() == 0 || cluster.first() > cluster.nodes {
+            return Err(problem("first_nodes must be 1 to nodes"));
+        }
+        check_replicas(cluster.replicas, usize::from(cluster.first())).map_err(|why| problem(&why))?;
         Ok(Some(cluster))
     }
 
@@ -134,6 +140,11 @@ impl DevCluster {
     /// The identity.
     pub fn cluster_id(&self) -> ClusterId {
         self.id.parse().expect("checked when it was read, or made by us")
+    }
+
+    /// Of how many nodes it was made: those with the lowest numbers.
+    pub fn first(&self) -> u16 {
+        self.first_nodes.unwrap_or(self.nodes)
     }
 
     /// Numbers of the nodes.

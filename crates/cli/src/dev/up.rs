@@ -5,12 +5,14 @@ use super::layout::{DevCluster, DirLock, config_file, log_file, node_dir, pid_fi
 use super::ports::free_ports;
 use crate::args::{ClusterArgs, DevMedium, Provider, UpArgs};
 use crate::cluster_dir::ClusterDir;
-use crate::config::{check_replicas, check_sets, default_replicas, parse_persistence, reactors_of};
-use crate::connect::with_client_as;
+use crate::cluster_map::cluster_map;
+use crate::config::{Config, check_replicas, check_sets, default_replicas, parse_persistence, reactors_of};
+use crate::connect::{Reach, own_cred, with_client_as};
 use crate::daemon::READY;
 use crate::daemon_args::DAEMON;
 use crate::detached::{Detached, this_program};
 use crate::format::{FormatJob, format};
+use crate::node_add::add_node;
 use crate::output::say;
 use crate::process::ProcessId;
 use crate::secret::Secret;
@@ -169,6 +171,7 @@ fn plan(args: &UpArgs, dir: &Path) -> Result<DevCluster, CliError> {
     Ok(DevCluster {
         id: id.to_string(),
         nodes,
+        first_nodes: None,
         size: size.0,
         regions_per_node: args.regions_per_node.unwrap_or_else(|| default_regions(size, &sets)),
         replicas,
@@ -214,10 +217,10 @@ fn build(args: &UpArgs, dir: &Path, cluster: &mut DevCluster) -> Result<Running,
     make_dirs(&cluster.pool_dir.clone(), &mut cluster.made)?;
     cluster.write(dir)?;
     Secret::random(cluster.cluster_id()).write_new(&dir.join("secret"))?;
-    format_pools(cluster, !args.no_checksums)?;
+    let all: Vec<u16> = cluster.node_ids().collect();
+    format_pools(cluster, &all, !args.no_checksums)?;
     for attempt in 1.. {
         write_configs(dir, cluster)?;
-        let all: Vec<u16> = cluster.node_ids().collect();
         match start_nodes(args, dir, cluster, &all) {
             Err(e) if e.exit == Some(Exit::Address) && attempt < PORT_TRIES => {
                 stop_nodes(dir, cluster, GIVEN_UP_WITHIN);
@@ -304,7 +307,7 @@ fn check_mount_point(mount: &Path) -> Result<(), CliError> {
     }
 }
 
-fn format_pools(cluster: &DevCluster, checksums: bool) -> Result<(), CliError> {
+fn format_pools(cluster: &DevCluster, nodes: &[u16], checksums: bool) -> Result<(), CliError> {
     let persistence = parse_persistence(&cluster.persistence).map_err(CliError::Usage)?;
     let job = |node: u16| FormatJob {
         pool: cluster.pool(node),
@@ -317,9 +320,9 @@ fn format_pools(cluster: &DevCluster, checksums: bool) -> Result<(), CliError> {
     };
     // Side by side: most of the time goes into making the pages.
     std::thread::scope(|scope| {
-        let making: Vec<_> = cluster
-            .node_ids()
-            .map(|n| scope.spawn(move || format(&job(n)).map(drop)))
+        let making: Vec<_> = nodes
+            .iter()
+            .map(|n| scope.spawn(move || format(&job(*n)).map(drop)))
             .collect();
         making
             .into_iter()
@@ -391,6 +394,9 @@ fn config_text(cluster: &DevCluster, node: u16, addresses: &[Vec<Address>]) -> S
             "\n[[cluster.nodes]]\nid = {id}\naddresses = [{}]\n",
             list.join(", ")
         );
+        if id >= usize::from(cluster.first()) {
+            text += "added = true\n";
+        }
         if tcp {
             let _ = writeln!(
                 text,
@@ -424,24 +430,56 @@ fn restart(args: &UpArgs, dir: &Path, mut cluster: DevCluster) -> Result<Started
             id.wait_if_ending(ENDED_WITHIN);
         }
     }
-    let missing: Vec<u16> = cluster.node_ids().filter(|n| running(dir, *n).is_none()).collect();
-    adopt(args, dir, &mut cluster, missing.contains(&0))?;
+    let node0_down = running(dir, 0).is_none();
+    adopt(args, dir, &mut cluster, node0_down)?;
+    // those that have no pool yet come to a cluster that runs
+    let missing = cluster.node_ids().filter(|n| running(dir, *n).is_none());
+    let is_new = |node: &u16| *node >= cluster.first() && !cluster.pool(*node).exists();
+    let (new, missing): (Vec<u16>, Vec<u16>) = missing.partition(is_new);
+    let mut started = start_missing(args, dir, &mut cluster, &missing)?;
+    if !new.is_empty() {
+        let more = add_nodes(args, dir, &cluster, &new)?;
+        started.nodes.extend(more.nodes);
+        started.took += more.took;
+    }
+    let running = started;
+    Ok(Started { cluster, running })
+}
+
+/// Starts nodes that have pools.
+fn start_missing(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, missing: &[u16]) -> Result<Running, CliError> {
     if missing.is_empty() {
-        return Ok(Started {
-            cluster,
-            running: Running::default(),
-        });
+        return Ok(Running::default());
     }
     if let Some(mount) = cluster.mount.clone().filter(|_| missing.contains(&0)) {
         check_mount_point(&mount)?;
         make_dirs(&mount, &mut cluster.made)?;
         cluster.write(dir)?;
     }
-    write_configs(dir, &cluster)?;
-    match start_nodes(args, dir, &cluster, &missing) {
-        Ok(running) => Ok(Started { cluster, running }),
-        Err(e) => Err(e.error),
+    write_configs(dir, cluster)?;
+    start_nodes(args, dir, cluster, missing).map_err(|e| e.error)
+}
+
+/// Has the cluster take nodes in, and starts them. One that was taken in and did not start is found by the next `up`.
+fn add_nodes(args: &UpArgs, dir: &Path, cluster: &DevCluster, new: &[u16]) -> Result<Running, CliError> {
+    if !has_room(&cluster.pool_dir, cluster.size.saturating_mul(new.len() as u64)) {
+        return Err(CliError::Usage(format!(
+            "{} has no room for {} pools more of {}",
+            cluster.pool_dir.display(),
+            new.len(),
+            Size(cluster.size)
+        )));
     }
+    write_configs(dir, cluster)?;
+    for node in new {
+        let config = Config::read(&config_file(dir, *node))?;
+        let map = cluster_map(&config, cluster.cluster_id());
+        let info = map.node(NodeId(*node)).expect("its configuration names it");
+        let reach = Reach::resolve(&cluster_args(dir), None)?;
+        add_node(own_cred(), &reach, info.clone())?;
+    }
+    format_pools(cluster, new, !args.no_checksums)?;
+    start_nodes(args, dir, cluster, new).map_err(|e| e.error)
 }
 
 /// Takes over what the command line says of a cluster that is there already, as far as it can still be changed.
@@ -454,7 +492,7 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
             dir.display()
         ))),
     };
-    if let Some(nodes) = args.nodes {
+    if let Some(nodes) = args.nodes.filter(|nodes| *nodes <= cluster.nodes) {
         fixed("--nodes", cluster.nodes.to_string(), nodes.to_string())?;
     }
     if let Some(size) = args.size {
@@ -474,7 +512,7 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
         fixed("--durability", cluster.durability.clone(), durability.to_string())?;
     }
     if !args.sets.is_empty() {
-        let asked = further(&sets_of_new(args, cluster.replicas, cluster.nodes)?);
+        let asked = further(&sets_of_new(args, cluster.replicas, cluster.first())?);
         fixed("--set", cluster.sets.join(" --set "), asked.join(" --set "))?;
     }
     if let Some(provider) = args.provider {
@@ -512,6 +550,11 @@ fn adopt(args: &UpArgs, dir: &Path, cluster: &mut DevCluster, node0_down: bool) 
             )));
         }
         cluster.mount = Some(mount);
+    }
+    if let Some(more) = args.nodes.and_then(|nodes| nodes.checked_sub(cluster.nodes)) {
+        cluster.first_nodes = Some(cluster.first()).filter(|first| *first < cluster.nodes + more);
+        cluster.ports.extend(free_ports(usize::from(more))?);
+        cluster.nodes += more;
     }
     cluster.write(dir)
 }
@@ -572,7 +615,15 @@ fn start_nodes(args: &UpArgs, dir: &Path, cluster: &DevCluster, nodes: &[u16]) -
         }),
         Err(failure) => {
             // In good order where that is possible: node 0 takes its mount away.
-            stop_nodes(dir, cluster, GIVEN_UP_WITHIN);
+            match nodes.len() == usize::from(cluster.nodes) {
+                true => drop(stop_nodes(dir, cluster, GIVEN_UP_WITHIN)),
+                false => {
+                    let begun = nodes.iter().filter_map(|node| running(dir, *node));
+                    for (_, process) in begun {
+                        process.end(GIVEN_UP_WITHIN);
+                    }
+                }
+            }
             children.iter_mut().for_each(|(_, child)| child.kill());
             Err(failure)
         }
@@ -637,6 +688,9 @@ fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
     }
     if let Some(said) = replicas_said(c) {
         let _ = writeln!(text, "{said}");
+    }
+    if begun.nodes.iter().any(|(node, _)| *node >= c.first()) {
+        let _ = writeln!(text, "`polvo balance` gives a node that was added its share.");
     }
     if !begun.nodes.is_empty() {
         let _ = writeln!(text, "Ready after {:.1} s.", begun.took.as_secs_f64());

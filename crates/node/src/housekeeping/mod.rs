@@ -96,12 +96,14 @@ pub(crate) fn every_period() -> Interval {
     period
 }
 
-/// A voter has been away for long: it is replaced, beside the rounds, which wait for nobody.
+/// A voter has been away for long, or there are to be more: others come to vote, beside the rounds, which wait for nobody.
 async fn replace_voter(node: Arc<Node>, links: Rc<Links>, reached: map::Reached) {
     let map = node.map();
     match node.replace_voter(&links, reached.alive(node.id(), &map)).await {
-        Ok(map) => tracing::warn!(voters = ?map.voters, "a voter of the cluster map was away and is replaced"),
-        Err(error) => tracing::warn!(%error, "a voter of the cluster map is away and cannot be replaced"),
+        Ok(map) => {
+            tracing::warn!(voters = ?map.voters, "others vote on the cluster map: one was away, or more are to vote")
+        }
+        Err(error) => tracing::warn!(%error, "those who are to vote on the cluster map cannot come to do so"),
     }
 }
 

@@ -9,6 +9,7 @@
 //!   NewMap ------->  learn      a map that was chosen: kept, and offered to the cell that all links go by
 //!                     ^
 //!   housekeeping -- following   after the start, and when another node names a later epoch; voters that are gone are replaced
+//!   AddNode ------ addition     a node is taken into the map
 //!   RemoveNode --- removal      a node is taken out of the map
 //! ```
 //!
@@ -20,11 +21,12 @@
 //! - each change raises the epoch by one; nobody but [`Node::change_map`](crate::Node::change_map) makes one, unless an operator says that
 //!   a majority of the voters is gone for good ([`removal`]).
 
+mod addition;
 mod change;
 mod following;
 mod removal;
 mod voting;
 
 pub(crate) use following::{Reached, confirm_at_start};
-pub(crate) use removal::follow_removals;
+pub(crate) use removal::{belongs, follow_removals};
 pub(crate) use voting::MapRegister;

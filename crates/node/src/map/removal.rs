@@ -20,6 +20,7 @@ use polvo_proto::{ClusterMap, Cred, FsError, RegionInfo, Replica, ReplicaRole, a
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::timeout;
 
 /// Changes of the map that one step may take: copies, voters twice, the node.
@@ -116,11 +117,20 @@ impl Node {
         answered.chain([self.id()]).collect()
     }
 
-    /// Is this node none of the cluster any more, by a map that the nodes have made?
+    /// Is this node none of the cluster any more, by a map that the nodes have made? (One that is new is in none yet.)
     pub(crate) fn is_removed(&self) -> bool {
-        let map = self.map();
-        map.epoch > Epoch(1) && map.node(self.id()).is_none()
+        self.has_belonged.load(Relaxed) && is_without(&self.map(), self.id())
     }
+}
+
+/// Is a node in none of this map, which the nodes have made?
+fn is_without(map: &ClusterMap, node: NodeId) -> bool {
+    map.epoch > Epoch(1) && map.node(node).is_none()
+}
+
+/// Has a node been in a map that the nodes have made, when this one is such a map?
+pub(crate) fn belongs(map: &ClusterMap, node: NodeId) -> bool {
+    map.epoch > Epoch(1) && map.node(node).is_some()
 }
 
 /// Regions of which a node has a copy yet; `None`: it is removed.
@@ -135,12 +145,20 @@ fn named(regions: &[RegionId]) -> String {
     ids.join(" ")
 }
 
-/// Ends the node once the map does not name it any more, and fences off others of which that is so. Runs until it is dropped.
+/// Ends the node once the map that has named it does so no more, and fences off others of which that is so. Runs until it is dropped.
 pub(crate) async fn follow_removals(node: Arc<Node>) {
     let ids = |map: &ClusterMap| -> BTreeSet<NodeId> { map.nodes.iter().map(|node| node.id).collect() };
     let mut before = ids(&node.map());
+    let mut has_said = false;
     loop {
         let map = node.map();
+        if belongs(&map, node.id()) {
+            node.has_belonged.store(true, Relaxed);
+        }
+        if is_without(&map, node.id()) && !node.is_removed() && !has_said {
+            has_said = true;
+            tracing::warn!("this node is not in the cluster yet: `polvo node add` takes it in");
+        }
         if node.is_removed() {
             // it is not started again by itself
             node.learn_map(&map);

@@ -10,6 +10,7 @@ use polvo_proto::{ClusterMap, FsError, KeptMap, ROUNDS_MAX};
 use polvo_region::PoolSpace;
 use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A map that an operator has forced is so many changes above the newest one that is known: others may have made that many.
 const EPOCHS_ABOVE: u64 = 1 << 20;
@@ -201,6 +202,11 @@ impl Node {
         if map.cluster != kept.known.cluster || map.epoch <= kept.known.epoch {
             return;
         }
+        let is_named = map.node(self.id()).is_some();
+        if !is_named && !self.has_belonged.load(Relaxed) {
+            return; // it was not removed by that, but is to be added yet
+        }
+        self.has_belonged.fetch_or(is_named, Relaxed);
         let next = KeptMap {
             known: map.clone(),
             ..kept.clone()

@@ -32,6 +32,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 const PERIOD: Duration = Duration::from_millis(500);
 /// A mirror that has not been reached for so long is taken out of the set.
 pub(crate) const MIRROR_AWAY: Duration = Duration::from_millis(1500);
+/// A mirror that this node has not heard yet counts as away when the region has been served for so long.
+const FIRST_ANSWER: Duration = Duration::from_millis(500);
 /// After a copy could not be made it is tried again so much later, and twice as much later each time up to [`FILL_AGAIN_MAX`]: nodes
 /// of a cluster that starts are there one after the other.
 const FILL_AGAIN_MIN: Duration = Duration::from_millis(50);
@@ -264,8 +266,9 @@ async fn look_after(
         // it may come back with another pool: where nothing is to be sent nobody would notice
         follower.lane = None;
     }
-    let late = follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY)
-        || node.leases.is_silent(copy, MIRROR_AWAY);
+    // one that was never asked before, as when the region has just come here, has a moment to answer
+    let is_silent = node.leases.is_silent(copy, MIRROR_AWAY) && replication.has_served_for(FIRST_ANSWER);
+    let late = is_silent || follower.away_since.is_some_and(|since| since.elapsed() >= MIRROR_AWAY);
     if follower.in_sync && (follower.standing == Standing::Lost || late) {
         return go_on_without(node, links, service, replication, feed, copy).await;
     }
@@ -530,7 +533,13 @@ fn role(map: &ClusterMap, region: RegionId, node: NodeId) -> Option<ReplicaRole>
 }
 
 /// Has a change come about?
-fn must_be(map: &ClusterMap, region: RegionId, us: NodeId, copy: NodeId, role: ReplicaRole) -> Result<(), FsError> {
+pub(super) fn must_be(
+    map: &ClusterMap,
+    region: RegionId,
+    us: NodeId,
+    copy: NodeId,
+    role: ReplicaRole,
+) -> Result<(), FsError> {
     let now = map.region(region).filter(|info| info.primary() == Some(us));
     match now.and_then(|info| info.role(copy)) == Some(role) {
         true => Ok(()),
@@ -539,7 +548,7 @@ fn must_be(map: &ClusterMap, region: RegionId, us: NodeId, copy: NodeId, role: R
 }
 
 /// The map in which a copy has another role in these regions, as far as `us` serves them; `None` where nothing is to be changed.
-fn with_role(
+pub(super) fn with_role(
     map: &ClusterMap,
     us: NodeId,
     copy: NodeId,

@@ -31,6 +31,7 @@ pub(crate) mod hand_over;
 pub(crate) mod keeper;
 pub(crate) mod lane_feed;
 pub(crate) mod leases;
+pub(crate) mod move_copy;
 pub(crate) mod primary;
 pub(crate) mod promotion;
 pub(crate) mod replace;

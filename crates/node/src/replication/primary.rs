@@ -280,6 +280,11 @@ impl Replication {
         self.confirmed.load(Acquire) || planted(Planted::UnconfirmedServed)
     }
 
+    /// Is it that long since this service began?
+    pub fn has_served_for(&self, duration: Duration) -> bool {
+        self.begun.elapsed() >= duration
+    }
+
     /// This node had taken the place of another one when it died: that one may have a lease of ours.
     pub fn set_successor(&self) {
         self.successor.store(true, Release);

@@ -5,10 +5,11 @@ use crate::names::rename_plan::Rename;
 use crate::node::Node;
 use crate::request::context::RequestContext;
 use crate::request::sessions::{Party, Session};
-use polvo_cluster::join_all;
+use polvo_cluster::{MovedCopy, join_all};
 use polvo_format::{NodeId, RegionId, SessionId};
 use polvo_proto::{
-    Answer, Ask, FsError, InodeRef, Made, PROTOCOL_VERSION, PageRun, Reply, Request, SegmentMap, WriteAt, ask, reply,
+    Answer, Ask, ClusterMap, FsError, InodeRef, Made, NodeInfo, PROTOCOL_VERSION, PageRun, Reply, Request, SegmentMap,
+    WriteAt, ask, reply,
 };
 use polvo_region::Done;
 use polvo_region::planted::{Planted, planted};
@@ -172,6 +173,8 @@ impl RequestContext<'_> {
             Register(ask) => self.register(*ask),
             NewMap(map) => self.new_map(&map),
             RemoveNode { node, force } => Box::pin(self.remove_node(node, force)).await,
+            AddNode(node) => Box::pin(self.add_node(&node)).await,
+            MoveCopy { region, from, to } => Box::pin(self.move_copy(MovedCopy { region, from, to })).await,
             HandOver { region, to } => Box::pin(self.hand_over(region, to)).await,
             TakeOver { region, epoch } => self.take_over(region, epoch),
             ShareUsage(usage) => self.share_usage(usage),
@@ -294,6 +297,18 @@ impl RequestContext<'_> {
         self.must_be_administrator()?;
         tracing::warn!(by = %self.session.id, node = node.0, force, "asked to remove a node");
         self.node.remove_node(self.links, node, force).await
+    }
+
+    async fn add_node(&self, node: &NodeInfo) -> Result<ClusterMap, FsError> {
+        self.must_be_administrator()?;
+        tracing::warn!(by = %self.session.id, node = node.id.0, "asked to add a node");
+        let map = self.node.add_node(self.links, node).await?;
+        Ok((*map).clone())
+    }
+
+    async fn move_copy(&self, moved: MovedCopy) -> Result<(), FsError> {
+        self.must_be_administrator()?;
+        self.node.move_copy(self.links, moved).await
     }
 
     async fn hand_over(&self, region: RegionId, to: NodeId) -> Result<(), FsError> {

@@ -1,4 +1,4 @@
-//! Regions that are handed over to a mirror.
+//! Regions that are handed over to a mirror, and copies that are moved.
 
 use super::*;
 
@@ -38,5 +38,30 @@ fn a_region_goes_of_which_a_session_has_a_token() {
             begun.elapsed()
         );
         assert_eq!(cluster.newest_map().unwrap().primary(region), Some(NodeId(mirror)));
+    });
+}
+
+#[test]
+fn a_copy_that_goes_before_the_one_in_its_stead_is_whole() {
+    caught(Planted::CopyMovedEarly, a_primary_dies_when_a_copy_has_moved);
+}
+
+fn a_primary_dies_when_a_copy_has_moved() {
+    run(replicated(62), async |cluster| {
+        let c = Caller::new(cluster, "client");
+        cluster.mirrored().await;
+        let file = file_of_node_0(cluster, &c, &pattern(4_000, 1)).await;
+        let (mirror, region) = (mirror_of(cluster, file), file.ino.region());
+        let info = cluster.new_host();
+        let (from, to) = (Some(NodeId(mirror)), info.id);
+        c.ask_node(1, ask::AddNode(Box::new(info))).await.unwrap();
+        cluster.restart(to.0).await.unwrap();
+        sleep(Duration::from_secs(3)).await;
+        while let Err(error) = c.ask_node(0, ask::MoveCopy { region, from, to }).await {
+            assert_eq!(error, FsError::Retry);
+        }
+        cluster.crash(0).await;
+        assert_eq!(c.read(file).await, Ok(pattern(4_000, 1)));
+        assert_eq!(cluster.newest_map().unwrap().primary(region), Some(to));
     });
 }

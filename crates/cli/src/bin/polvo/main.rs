@@ -8,8 +8,8 @@ use polvo_cli::args::{Cli, Command, MountArgs, NodeCommand};
 use polvo_cli::daemon_args;
 use polvo_cli::mount_helper::{self, HelperCall};
 use polvo_cli::{
-    CliError, Exit, balance, bench, completions, dev, df, format, fsck, log_output, man, mount, node_remove, path,
-    scrub, status,
+    CliError, Exit, balance, bench, completions, dev, df, format, fsck, log_output, man, mount, node_add, node_remove,
+    path, scrub, status,
 };
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -66,6 +66,7 @@ fn run(command: &Command) -> Result<ExitCode, CliError> {
         Command::Df(args) => return df::df(args).map(ExitCode::from),
         Command::Scrub(args) => return scrub::scrub(args).map(ExitCode::from),
         Command::Balance(args) => return balance::balance(args).map(ExitCode::from),
+        Command::Node(NodeCommand::Add(args)) => return node_add::add(args).map(ExitCode::from),
         Command::Node(NodeCommand::Remove(args)) => return node_remove::remove(args).map(ExitCode::from),
         Command::Fsck(args) => return Ok(ExitCode::from(fsck::fsck(args) as u8)),
         Command::Ls(args) => path::ls(args)?,
