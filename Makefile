@@ -90,12 +90,15 @@ deb: build ## A Debian package of what `make install` installs, target/debian/po
 	@"$$(scripts/tool cargo-deb 3.8.0)" deb --no-build --strip --locked -p polvo-cli
 	@rm -rf packaging/staged
 
+# All tests are built once, with the bugs that can be planted: what is optimized by how much is in Cargo.toml.
+TESTED := --profile sim --workspace --features polvo-client/planted,polvo-sim/planted
+
 .PHONY: lint
 lint: ## Formatting, clippy without warnings, shellcheck
 	@scripts/deps lint
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p polvo-region -p polvo-node -p polvo-client -p polvo-bench --features planted,two-phase --all-targets -- -D warnings
+	@# in the profile of tests, so that macros and build scripts are built once
+	cargo clippy $(TESTED),polvo-bench/two-phase --all-targets -- -D warnings
 	@if cargo tree --quiet --locked --edges normal,features --invert polvo-node | grep -E 'feature "(testing|planted|two-phase)"'; then \
 		echo 'a plain cargo build would ship hooks for tests, or what is there for comparison'; exit 1; fi
 	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
@@ -109,36 +112,47 @@ policy: ## Dependencies: none unused, their licences and sources, known faults (
 .PHONY: check
 check: lint ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (unoptimized programs)
 	@scripts/deps test
-	cargo test --workspace --lib --quiet
+	cargo test $(TESTED) --lib --quiet
 	@$(MAKE) --no-print-directory sim SEEDS=100 FROM=$$(scripts/first-seed)
 	cargo build --quiet -p polvo-cli
 	@POLVO="$(TARGET)/debug/polvo" scripts/e2e three-mounts
 
+# Their clock is simulated, or they need none: it does not matter to them what else runs.
+TIMELESS := polvo-consensus polvo-node polvo-region polvo-sim
+# Of all tests those of these packages ($(call tests_of,in)), or the others ($(call tests_of,out)).
+tests_of = $(TESTED) --config 'target."cfg(all())".runner=["$(CURDIR)/scripts/tests-of","$(1)","$(TIMELESS)"]' --lib --bins --tests --examples
+
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
-	cargo test --workspace
-	@$(MAKE) --no-print-directory power-cuts
-	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
-	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
+	cargo test $(call tests_of,out)
+	cargo test $(TESTED) --doc
+	@# for two seconds each, optimizing takes longer than it saves
+	@CARGO_PROFILE_RELEASE_OPT_LEVEL=1 $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
 	@$(MAKE) --no-print-directory build
-	@# end-to-end tests wait most of the time: two at once, and instructions are counted meanwhile
-	@failed=; $(MAKE) --no-print-directory instructions >"$(TARGET)/instructions.txt" 2>&1 & counting=$$!; \
+	@# lint has seen the hooks for tests used: this build has none
+	@if cargo build --release -p polvo-cli -p polvo-bench 2>&1 | grep -A 8 '^warning'; then echo 'the build warns'; exit 1; fi
+	@# end-to-end tests wait most of the time: what only needs CPUs gets what they leave
+	@failed=; set -m; nice -n 19 $(MAKE) --no-print-directory beside >"$(TARGET)/beside.txt" 2>&1 & beside=$$!; set +m; \
+	trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
 	$(MAKE) --no-print-directory e2e JOBS=2 || failed=1; \
-	wait $$counting || failed=1; cat "$(TARGET)/instructions.txt"; exit $${failed:-0}
+	wait $$beside || failed=1; cat "$(TARGET)/beside.txt"; exit $${failed:-0}
 
-# Bugs can be planted in what is tested by power cuts and simulation: all of it is built once.
-SIMULATED := --profile sim -p polvo-region -p polvo-node -p polvo-client -p polvo-sim --features planted
+.PHONY: beside
+beside:
+	@$(MAKE) --no-print-directory instructions
+	cargo test $(call tests_of,in)
+	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
 
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)
-	cargo test $(SIMULATED) --test planted --test sequences --test kernel --test repeats --test replication --test seeds --test tokens
+	cargo test $(TESTED) --test planted --test sequences --test kernel --test repeats --test replication --test seeds --test tokens
 
 .PHONY: sim
 SEEDS ?= 20000
 FROM ?= 0
 sim: ## Simulate whole clusters under faults (SEEDS=20000 FROM=0; see docs/testing.md)
 	@# with the features that its tests have, so that `make power-cuts` has built it
-	cargo test --quiet $(SIMULATED) --test seeds --no-run
+	cargo test --quiet $(TESTED) --test seeds --no-run
 	@"$(TARGET)/sim/polvo-sim" --seeds $(SEEDS) --from $(FROM) $(SIM_ARGS)
 
 .PHONY: e2e

@@ -24,7 +24,7 @@ use crate::replication::feed::limit_backlogs;
 use crate::replication::fill::FillCounters;
 use crate::replication::lane_feed::limit_lanes;
 use crate::{Clock, Node, NodeConfig, OneSided, Reactor, ScrubPace, Transactions};
-use polvo_cluster::{Links, MapCell, SessionContext, Timeouts, initial_map};
+use polvo_cluster::{Links, LocalFuture, MapCell, SessionContext, Timeouts, initial_map};
 use polvo_fabric::sim::{Entered, Network};
 use polvo_fabric::{Address, Identity, Role, Security};
 use polvo_format::{Gpa, NodeId, RegionId, SessionId};
@@ -185,12 +185,14 @@ pub fn run<T>(options: ClusterOptions, test: impl AsyncFnOnce(&mut Cluster) -> T
         .start_paused(true)
         .build();
     let runtime = runtime.expect("a runtime needs no more than a few descriptors");
-    LocalSet::new().block_on(&runtime, async {
+    // what polls it is compiled once, not for each test
+    let all: LocalFuture<'_, T> = Box::pin(async {
         let mut cluster = Cluster::start(options).await;
         let result = test(&mut cluster).await;
         cluster.stop_all().await;
         result
-    })
+    });
+    LocalSet::new().block_on(&runtime, all)
 }
 
 fn host_name(node: u16) -> String {
@@ -364,7 +366,12 @@ impl Cluster {
         self.start_node(node, true).await
     }
 
-    async fn start_node(&mut self, node: u16, accept_older_pool: bool) -> Result<(), FsError> {
+    /// Boxed, so that a node's start is compiled here and not in every crate that has tests.
+    fn start_node(&mut self, node: u16, accept_older_pool: bool) -> LocalFuture<'_, Result<(), FsError>> {
+        Box::pin(self.start_as(node, accept_older_pool))
+    }
+
+    async fn start_as(&mut self, node: u16, accept_older_pool: bool) -> Result<(), FsError> {
         let host = &self.hosts[usize::from(node)];
         assert!(host.running.is_none(), "node {node} runs already");
         self.network.reconnect(&host_name(node));

@@ -139,6 +139,13 @@ pub fn collect_states<R>(world: &mut World, change: impl FnOnce(&mut World) -> R
 
 /// The same for these pools; fences in `others` are moments, too, at which they lose power.
 pub fn collect_from<R>(pools: &[Arc<Pmem>], others: &[Arc<Pmem>], change: impl FnOnce() -> R) -> (Vec<CrashState>, R) {
+    let (mut change, mut result) = (Some(change), None);
+    let states = collect(pools, others, &mut || result = change.take().map(|change| change()));
+    (states, result.expect("it was called"))
+}
+
+/// Compiled once for all changes.
+fn collect(pools: &[Arc<Pmem>], others: &[Arc<Pmem>], change: &mut dyn FnMut()) -> Vec<CrashState> {
     let found = Arc::new(Mutex::new(Found::default()));
     for pool in others {
         let (into, pools) = (found.clone(), pools.to_vec());
@@ -169,12 +176,11 @@ pub fn collect_from<R>(pools: &[Arc<Pmem>], others: &[Arc<Pmem>], change: impl F
             }
         }));
     }
-    let result = change();
+    change();
     for pool in pools.iter().chain(others) {
         pool.sim().unwrap().clear_fence_hook();
     }
-    let states = std::mem::take(&mut found.lock().states);
-    (states, result)
+    std::mem::take(&mut found.lock().states)
 }
 
 /// What was left, each state once.
@@ -220,7 +226,7 @@ pub fn recover_all(
     states: &[CrashState],
     verify: impl Fn(&mut World, usize) -> Result<(), String> + Sync,
 ) {
-    recover_with(cpus(), what, shape, now, states, verify);
+    recover_with(cpus(), what, shape, now, states, &verify);
 }
 
 /// The same, with so many threads; with one, on the caller's own.
@@ -230,7 +236,7 @@ fn recover_with(
     shape: &Shape,
     now: i64,
     states: &[CrashState],
-    verify: impl Fn(&mut World, usize) -> Result<(), String> + Sync,
+    verify: &(dyn Fn(&mut World, usize) -> Result<(), String> + Sync),
 ) {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
@@ -323,15 +329,24 @@ impl Scenario {
     }
 
     fn run<R>(&mut self, what: &str, change: impl FnOnce(&mut World) -> R, seen: fn(Snapshot) -> Snapshot) -> R {
+        let (mut change, mut result) = (Some(change), None);
+        self.run_any(
+            what,
+            &mut |world| result = change.take().map(|change| change(world)),
+            seen,
+        );
+        result.expect("it was called")
+    }
+
+    fn run_any(&mut self, what: &str, change: &mut dyn FnMut(&mut World), seen: fn(Snapshot) -> Snapshot) {
         self.steps += 1;
         let what = format!("{}, step {} ({what})", self.name, self.steps);
         let before = seen(snapshot(&mut self.world).unwrap());
         let mut replicas = self.replicas();
-        let (mut states, result) = collect_states(&mut self.world, |world| {
-            let result = change(world);
+        let (mut states, ()) = collect_states(&mut self.world, |world| {
+            change(world);
             // as at a tick: participants learn how transactions have ended
             world.regions.iter_mut().for_each(|region| drop(region.reap()));
-            result
         });
         let after = snapshot(&mut self.world).unwrap();
         let last = states.len();
@@ -340,7 +355,7 @@ impl Scenario {
         self.changed = before != after;
         self.states += states.iter().map(|state| state.times).sum::<u64>();
         let (full, threads, now) = (self.full, self.threads, self.world.now);
-        recover_with(threads, &what, &self.world.shape, now, &states, |world, number| {
+        recover_with(threads, &what, &self.world.shape, now, &states, &|world, number| {
             let now = seen(snapshot(world).map_err(|why| format!("reading: {why}"))?);
             compare(&now, &before, &after, number == last)?;
             no_findings(world)?;
@@ -359,7 +374,6 @@ impl Scenario {
             panic!("{what}: replicas differ: {why}");
         }
         self.replicas = Some(replicas);
-        result
     }
 }
 
