@@ -518,9 +518,10 @@ pub struct AddNodeArgs {
 }
 
 const REMOVE_HELP: &str = "\
-In order: stop the node's polvod, wait until `polvo status` shows that others serve its regions, then remove it. It is refused as long as
-the node serves regions, or is the only one that has all of one. The copies that it has are made at other nodes first, if there are nodes
-that have none yet; the command waits for that, and goes on where it was when it is given again. Nodes that vote on the cluster map are
+In order: `polvo balance --away-from NODE`, so that it has nothing to serve, then this. The copies that it has are made at other nodes first,
+if there are nodes that have none yet; the command waits for that, and goes on where it was when it is given again. So no region has a copy
+fewer, and no program waits. At the end its polvod ends by itself. It may also be stopped first: then its regions lack a copy until others
+are made. It is refused as long as the node serves regions, or is the only one that has all of one. Nodes that vote on the cluster map are
 replaced. `polvo status` lists the nodes that there are.
 
 With --force the node is declared dead, and nothing of it is waited for: its copies are given up, and others are made as far as there are
@@ -538,6 +539,7 @@ A node's number is not used again.
 Exit codes: 0 the node is removed; 1 it is not, and why; or its copies were not made elsewhere within --wait.
 
 Examples:
+  polvo balance --away-from 3 && polvo node remove 3
   polvo node remove 3                              node 3 is stopped, or has nothing but copies
   polvo node remove 0 --force                      node 0 is dead for good";
 

@@ -8,7 +8,7 @@ use crate::output::print;
 use crate::{CliError, Exit};
 use polvo_fabric::Address;
 use polvo_format::NodeId;
-use polvo_proto::{Cred, NodeInfo, ask};
+use polvo_proto::{ClusterMap, Cred, FsError, NodeInfo, ask};
 use std::path::Path;
 
 /// Runs the command.
@@ -29,15 +29,16 @@ pub fn add(args: &AddNodeArgs) -> Result<Exit, CliError> {
         }
     };
     let id = node.id.0;
-    add_node(own_cred(), &reach, node)?;
-    print(format!(
-        "node {id} is in the cluster; once its polvod runs, `polvo balance` gives it its share\n"
-    ))?;
+    let map = add_node(own_cred(), &reach, node)?;
+    print(match map.is_replicated() {
+        true => format!("node {id} is in the cluster; once its polvod runs, `polvo balance` gives it its share\n"),
+        false => format!("node {id} is in the cluster; no region has copies, so it gets none of what there is\n"),
+    })?;
     Ok(Exit::Success)
 }
 
-/// Asks the first node that answers.
-pub fn add_node(cred: Cred, reach: &Reach, node: NodeInfo) -> Result<(), CliError> {
+/// Asks the first node that answers; gives the map by which the node is in the cluster.
+pub fn add_node(cred: Cred, reach: &Reach, node: NodeInfo) -> Result<ClusterMap, CliError> {
     with_reach(cred, reach, "node add", |client, local| async move {
         let mut error = None;
         for at in client
@@ -48,8 +49,8 @@ pub fn add_node(cred: Cred, reach: &Reach, node: NodeInfo) -> Result<(), CliErro
             .filter(|id| *id != node.id)
         {
             match local.ask(at, ask::AddNode(Box::new(node.clone()))).await {
-                Ok(_) => return Ok(()),
-                Err(why @ polvo_proto::FsError::Unreachable { .. }) => error = Some(why),
+                Ok(map) => return Ok(map),
+                Err(why @ FsError::Unreachable { .. }) => error = Some(why),
                 Err(why) => {
                     error = Some(why);
                     break;
@@ -58,7 +59,7 @@ pub fn add_node(cred: Cred, reach: &Reach, node: NodeInfo) -> Result<(), CliErro
         }
         Err(CliError::Fs {
             what: format!("adding node {}", node.id.0),
-            source: error.unwrap_or_else(|| polvo_proto::FsError::Io("there is no other node".into())),
+            source: error.unwrap_or_else(|| FsError::Io("there is no other node".into())),
         })
     })
 }

@@ -56,9 +56,9 @@ pub fn too_slow(records: &[Record], schedule: &Schedule) -> Option<String> {
     let silent = schedule.falls_silent.map(Home::Colocated);
     let is_heard = |record: &&Record| silent.is_none() || home(record, schedule) != silent;
     let slow = records.iter().filter(is_heard);
-    let is_full = records
-        .iter()
-        .any(|record| matches!(record.outcome, Some(Err(FsError::NoSpace))));
+    // who waits for room need not be told in the end that there is none
+    let is_told = |record: &Record| matches!(record.outcome, Some(Err(FsError::NoSpace)));
+    let is_full = schedule.is_small || records.iter().any(is_told);
     let for_room = match silent.is_some() && is_full {
         true => schedule.lease,
         false => Duration::ZERO,

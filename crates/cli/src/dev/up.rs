@@ -689,7 +689,8 @@ fn summary(shown: &Path, dir: &Path, started: &Started) -> String {
     if let Some(said) = replicas_said(c) {
         let _ = writeln!(text, "{said}");
     }
-    if begun.nodes.iter().any(|(node, _)| *node >= c.first()) {
+    let has_copies = c.replicas > 1 || !c.sets.is_empty();
+    if has_copies && begun.nodes.iter().any(|(node, _)| *node >= c.first()) {
         let _ = writeln!(text, "`polvo balance` gives a node that was added its share.");
     }
     if !begun.nodes.is_empty() {
