@@ -42,8 +42,8 @@ pub fn balance(args: &BalanceArgs) -> Result<Exit, CliError> {
             return Err(CliError::Usage(format!("the cluster has no node {}", node.0)));
         }
         let mut done = Steps::default();
+        let mut next = Steps::next(&map, &there, away);
         for _ in 0..ROUNDS_MAX {
-            let next = Steps::next(&map, &there, away);
             if next.is_empty() {
                 break;
             }
@@ -51,14 +51,23 @@ pub fn balance(args: &BalanceArgs) -> Result<Exit, CliError> {
                 print(next.said())?;
                 map = next.after(&map);
             } else {
-                if make_copies(&local, &mut map, &next.copies, wait).await? {
-                    hand_over_all(&local, &next.moves, wait).await?;
+                let made = make_copies(&local, &mut map, &next.copies, wait).await?;
+                if made < next.copies.len() {
+                    next.copies.truncate(made);
+                    next.moves.clear();
                 }
+                hand_over_all(&local, &next.moves, wait).await?;
                 (map, there) = newest(&local, &map).await.map_err(asking)?;
             }
             done.add(next);
+            next = Steps::next(&map, &there, away);
         }
-        summary(&map, &done, away, args.dry_run)
+        let end = summary(&map, &done, away, args.dry_run)?;
+        if next.is_empty() {
+            return Ok(end);
+        }
+        eprintln!("polvo: nodes come and go, and change what was planned; give the command again to go on");
+        Ok(Exit::Failure)
     })
 }
 
@@ -101,26 +110,22 @@ impl Steps {
     }
 }
 
-/// Has copies made elsewhere. False: others have changed the map so that the plan does not hold any more.
+/// Has copies made elsewhere; gives how many. Where others have changed the map so that the plan does not hold any more it ends there.
 async fn make_copies(
     local: &Rc<LocalClient>,
     map: &mut ClusterMap,
     copies: &[MovedCopy],
     wait: Duration,
-) -> Result<bool, CliError> {
+) -> Result<usize, CliError> {
     let bar = progress::count("copies made", copies.len() as u64, copies.is_empty());
-    for one in copies {
+    for (made, one) in copies.iter().enumerate() {
         bar.set_message(format!("region {} to node {}", one.region.0, one.to.0));
-        let epoch = map.epoch;
         match move_copy(local, map, *one, wait).await {
             Ok(()) => bar.inc(1),
             Err(FsError::Invalid(why)) => {
-                let (newer, _) = newest(local, map).await.unwrap_or((map.clone(), BTreeSet::new()));
-                if newer.epoch == epoch {
-                    return Err(failed("making a copy".into(), FsError::Invalid(why)));
-                }
-                *map = newer;
-                return Ok(false);
+                tracing::debug!(%why, "planned anew");
+                bar.finish_and_clear();
+                return Ok(made);
             }
             Err(error) => {
                 let what = format!("making a copy of region {} for node {}", one.region.0, one.to.0);
@@ -129,7 +134,7 @@ async fn make_copies(
         }
     }
     bar.finish_and_clear();
-    Ok(true)
+    Ok(copies.len())
 }
 
 /// Has regions handed over, one after the other.
