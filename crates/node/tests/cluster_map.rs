@@ -274,30 +274,17 @@ fn a_node_that_does_not_vote_and_has_missed_changes_catches_up_at_its_start() {
 
 #[test]
 fn a_voter_that_is_away_for_long_is_replaced() {
-    with_nodes(5, 5, async |cluster| {
-        // of five nodes all vote: three of them from now on
-        let node = cluster.node(0).clone();
-        let links = node.new_links();
-        for now in [&[0, 1, 2][..]; 2] {
-            let fewer = |map: &ClusterMap| {
-                let next = match map.voters.is_joint() {
-                    true => map.voters.finished(),
-                    false => map.voters.with_next(now.iter().copied().map(NodeId)),
-                };
-                next.map(|voters| ClusterMap { voters, ..map.clone() })
-            };
-            node.change_map(&links, fewer).await.unwrap();
-        }
+    with_nodes(4, 5, async |cluster| {
         meet(cluster).await;
-        assert_eq!(cluster.node(4).map().voters, voters(&[0, 1, 2]));
+        assert_eq!(cluster.node(3).map().voters, voters(&[0, 1, 2]));
         cluster.crash(0).await;
         cluster.sleep(Duration::from_secs(40)).await;
         assert_eq!(cluster.node(1).map().voters, voters(&[0, 1, 2]), "it may come back");
         cluster.sleep(Duration::from_secs(60)).await;
-        for node in 1..5 {
+        for node in 1..4 {
             assert_eq!(cluster.node(node).map().voters, voters(&[1, 2, 3]), "node {node}");
         }
-        assert_eq!(cluster.node(1).map().epoch, Epoch(5));
+        assert_eq!(cluster.node(1).map().epoch, Epoch(3));
         // it hears of it, and is none any more: one of the others may go
         cluster.restart(0).await.unwrap();
         cluster.crash(2).await;
@@ -305,7 +292,7 @@ fn a_voter_that_is_away_for_long_is_replaced() {
         assert_eq!(cluster.node(0).map().voters, voters(&[1, 2, 3]));
         change(cluster, 0, "mark").await.unwrap();
         cluster.sleep(Duration::from_secs(100)).await;
-        for node in [0, 1, 3, 4] {
+        for node in [0, 1, 3] {
             assert_eq!(cluster.node(node).map().voters, voters(&[0, 1, 3]), "node {node}");
         }
     });
