@@ -440,8 +440,8 @@ Regions without copies stay where they are.
 A region stays for `timeouts.lease_ms` where it has come to, or its node has been started, before it can be handed over; the command waits
 for that, and for copies that are being made, up to --wait.
 
-With --away-from no copy is made or moved, and a node serves nothing afterwards but what nobody else has, and can be stopped without anybody waiting for others to take
-its place. Its copies stay. When it is back, `polvo balance` gives it its share again.
+With --away-from no copy is made or moved, and a node serves nothing afterwards but what nobody else has, and can be stopped without anybody
+waiting for others to take its place. Its copies stay. When it is back, `polvo balance` gives it its share again.
 
 Exit codes: 0 done; 1 it could not be done, or not all of it, and why.
 
@@ -483,8 +483,8 @@ the new one comes to vote within a minute.
 Without --config say where the others reach the node: polvo node add 3 --address tcp://HOST:PORT. `polvo up --nodes N` does all this but the
 last step in a development cluster.
 
-Regions without copies stay where they are: of those a new node gets nothing. The number
-of a node that was removed is not used again. Giving the command again changes nothing.
+Regions without copies stay where they are: of those a new node gets nothing. The number of a node that was removed is not used again. Giving
+the command again changes nothing.
 
 Exit codes: 0 the node is in the cluster; 1 it is not, and why; 2 the command line or the configuration is wrong.
 

@@ -5,7 +5,7 @@ use crate::connect::{Location, with_client};
 use crate::output::print;
 use crate::{CliError, Exit, progress};
 use polvo_client::LocalClient;
-use polvo_cluster::{MovedCopy, spread_copies, with_moved};
+use polvo_cluster::{MovedCopy, kept_by, spread_copies, with_moved};
 use polvo_format::{NodeId, RegionId};
 use polvo_proto::{ClusterMap, FsError, RegionInfo, ReplicaRole, ask};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -294,11 +294,7 @@ pub(crate) fn unevenness(map: &ClusterMap, there: &BTreeSet<NodeId>) -> Option<S
 
 /// How many regions, of those with copies, each node has: for people.
 fn kept_where(map: &ClusterMap) -> String {
-    let mut kept: BTreeMap<NodeId, usize> = map.nodes.iter().map(|node| (node.id, 0)).collect();
-    let replicated = map.regions.iter().filter(|info| info.replicas.len() > 1);
-    for replica in replicated.flat_map(|info| &info.replicas) {
-        *kept.entry(replica.node).or_default() += 1;
-    }
+    let kept = kept_by(map, &map.nodes.iter().map(|node| node.id).collect());
     let each = kept
         .into_iter()
         .map(|(node, count)| format!("node {} keeps {count}", node.0));

@@ -122,8 +122,8 @@ pub fn with_moved(map: &ClusterMap, moved: MovedCopy) -> ClusterMap {
     map
 }
 
-/// How many regions each of these nodes has, of those that have copies.
-fn loads(map: &ClusterMap, of: &BTreeSet<NodeId>) -> BTreeMap<NodeId, usize> {
+/// How many regions each of these nodes keeps, whether it serves them or has a copy; of those that have copies.
+pub fn kept_by(map: &ClusterMap, of: &BTreeSet<NodeId>) -> BTreeMap<NodeId, usize> {
     let mut loads: BTreeMap<NodeId, usize> = of.iter().map(|node| (*node, 0)).collect();
     let replicas = map.regions.iter().filter(|info| info.replicas.len() > 1);
     for replica in replicas.flat_map(|info| &info.replicas) {
@@ -133,7 +133,7 @@ fn loads(map: &ClusterMap, of: &BTreeSet<NodeId>) -> BTreeMap<NodeId, usize> {
 }
 
 fn next_to_spread(map: &ClusterMap, there: &BTreeSet<NodeId>) -> Option<MovedCopy> {
-    let loads = loads(map, there);
+    let loads = kept_by(map, there);
     let load = |node: NodeId| loads.get(&node).copied().unwrap_or(usize::MAX);
     let wanted = |info: &RegionInfo| usize::from(info.region_set().replicas).min(map.nodes.len());
     let replicated = || map.regions.iter().filter(|info| info.replicas.len() > 1);
@@ -165,7 +165,7 @@ fn next_to_spread(map: &ClusterMap, there: &BTreeSet<NodeId>) -> Option<MovedCop
                     from: Some(from),
                     to,
                 })
-                .filter(|_| from != to)
+                .filter(|one| from != to && there.contains(&one.to))
             })
     };
     let uneven = || {
@@ -258,7 +258,7 @@ mod tests {
             assert_eq!(spread(&map).0, 0, "a cluster is made even");
             let by: Vec<u16> = (nodes..nodes + new).collect();
             let (moved, after) = spread(&grown(&map, &by));
-            let loads = loads(&after, &all(&after));
+            let loads = kept_by(&after, &all(&after));
             let (least, most) = (loads.values().min().unwrap(), loads.values().max().unwrap());
             assert!(most - least <= 1, "{loads:?}");
             assert_eq!(moved, moves, "{nodes} and {new} nodes, {replicas} replicas");
@@ -327,6 +327,10 @@ mod tests {
         let next = spread_copies(&begun, &all(&begun));
         assert_eq!((next[0], next.len()), (first, 6));
         assert!(spread(&begun).1.regions.iter().all(|info| info.replicas.len() == 2));
+        // nobody waits for a copy at a node that is away
+        let info = begun.region(first.region).unwrap();
+        let there = all(&begun).into_iter().filter(|node| info.primary() == Some(*node));
+        assert_eq!(spread_copies(&begun, &there.collect()), []);
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod timeouts;
 pub use bootstrap::fetch_map;
 pub use check::check_cluster;
 pub use colocated::{Colocated, ColocatedCaller, ColocatedSession, LocalFuture, ShownBytes, WrittenAtOnce};
-pub use copy_moves::{CopyMove, MovedCopy, next_of_move, spread_copies, with_copy, with_moved, without_copy};
+pub use copy_moves::{CopyMove, MovedCopy, kept_by, next_of_move, spread_copies, with_copy, with_moved, without_copy};
 pub use counters::{CounterSet, LinkCounters, LinkTotals};
 pub use dial::host_identity;
 pub use join::{InFlight, join_all};
