@@ -124,6 +124,17 @@ tests_of = $(TESTED) --config 'target."cfg(all())".runner=["$(CURDIR)/scripts/te
 
 .PHONY: test
 test: lint ## Everything that has to pass: lint, unit and property tests, power cuts, simulation, fuzzing, end to end
+	cargo test $(TESTED) --lib --bins --tests --examples --no-run
+	@# what only needs CPUs gets what the others leave, which wait, or compile with one
+	@scripts/beside "$(TARGET)/simulated.txt" '$(MAKE) --no-print-directory simulated' $(MAKE) --no-print-directory in-real-time
+
+.PHONY: simulated
+simulated:
+	cargo test $(call tests_of,in)
+	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
+
+.PHONY: in-real-time
+in-real-time:
 	cargo test $(call tests_of,out)
 	cargo test $(TESTED) --doc
 	@# for two seconds each, optimizing takes longer than it saves
@@ -131,17 +142,7 @@ test: lint ## Everything that has to pass: lint, unit and property tests, power 
 	@$(MAKE) --no-print-directory build
 	@# lint has seen the hooks for tests used: this build has none
 	@if cargo build --release -p polvo-cli -p polvo-bench 2>&1 | grep -A 8 '^warning'; then echo 'the build warns'; exit 1; fi
-	@# end-to-end tests wait most of the time: what only needs CPUs gets what they leave
-	@failed=; set -m; nice -n 19 $(MAKE) --no-print-directory beside >"$(TARGET)/beside.txt" 2>&1 & beside=$$!; set +m; \
-	trap 'kill -- -$$beside 2>/dev/null || true' EXIT; \
-	$(MAKE) --no-print-directory e2e JOBS=2 || failed=1; \
-	wait $$beside || failed=1; cat "$(TARGET)/beside.txt"; exit $${failed:-0}
-
-.PHONY: beside
-beside:
-	@$(MAKE) --no-print-directory instructions
-	cargo test $(call tests_of,in)
-	@$(MAKE) --no-print-directory sim SEEDS=1000 FROM=$$(scripts/first-seed)
+	@scripts/beside "$(TARGET)/instructions.txt" '$(MAKE) --no-print-directory instructions' $(MAKE) --no-print-directory e2e JOBS=2
 
 .PHONY: power-cuts
 power-cuts: ## Power cuts at every fence of all short sequences of operations, and planted bugs (ROUNDS=n for more)

@@ -43,7 +43,7 @@ fn a_request_done_by_each_of_two_primaries() {
 
 #[test]
 fn a_transaction_that_is_not_awaited_by_who_waits_for_nothing_else() {
-    is_found_where(Durability::Async, Planted::TransactionNotAwaited, 700..1000);
+    is_found_where(Durability::Async, Planted::TransactionNotAwaited, 900..1200);
 }
 
 #[test]
