@@ -139,12 +139,11 @@ impl Node {
         if map.get().is_replicated() {
             config.timeouts = config.timeouts.with_copies();
         }
-        let pmem = space.pmem().clone();
         let memory = MemoryRegions::new();
-        let keys = PoolKeys::register(&memory, &pmem);
+        let keys = PoolKeys::register(&memory, space.pmem());
         let gates = Gates::of(&map.get(), &memory);
         let incarnation = space.next_sequence();
-        let held_back = opening::begin_incarnation(&pmem, incarnation);
+        let held_back = opening::begin_incarnation(space.pmem(), incarnation);
         let lock_term = pool_past::draw_lock_term();
         let opening = Opening {
             space: &space,
@@ -157,17 +156,17 @@ impl Node {
         };
         let regions = opening.regions(clock.now_ns(), progress)?;
         opening.set_register_aside();
-        let undispatched = opening.undispatched();
-        let context = opening.context(&map, incarnation);
-        let watch_context = opening.watch_context(&map, incarnation);
-        let claims = opening::claims(&regions, config.timeouts.lease);
         let node = Arc::new(Node {
             leases: Leases::new(&*clock),
             clock,
-            pmem,
+            pmem: space.pmem().clone(),
+            context: opening.context(&map, incarnation),
+            watch_context: opening.watch_context(&map, incarnation),
+            undispatched: Mutex::new(opening.undispatched()),
             map,
             has_belonged: AtomicBool::new(has_belonged),
             register,
+            claims: Mutex::new(opening::claims(&regions, config.timeouts.lease)),
             regions,
             memory,
             keys: Mutex::new(keys),
@@ -178,7 +177,6 @@ impl Node {
             tokens: Tokens::new(incarnation),
             utilization: Utilization::default(),
             undecided: Undecided::default(),
-            undispatched: Mutex::new(undispatched),
             #[cfg(feature = "two-phase")]
             prepared: Prepared::found(space.prepared()),
             copies: Copies::open(&space),
@@ -193,7 +191,6 @@ impl Node {
             held_back_until: Mutex::default(),
             room_sought: tokio::sync::Mutex::default(),
             tick: AtomicU64::new(1),
-            claims: Mutex::new(claims),
             handing_over: tokio::sync::Mutex::default(),
             changing_map: tokio::sync::Mutex::default(),
             stopping: watch::channel(false).0,
@@ -201,8 +198,6 @@ impl Node {
             dispatching: AtomicU64::new(0),
             bound: Mutex::default(),
             rename_lock: RenameLock::new(),
-            context,
-            watch_context,
             jitter: AtomicU64::new(u64::from(config.id.0) << 32),
             space,
             config,
@@ -459,7 +454,7 @@ impl Node {
             return;
         }
         // also what it writes without us, to memory that is shared
-        self.keys.lock().renew(&self.memory, &self.pmem);
+        self.keys.lock().fence_off(deposed, &self.memory);
         let closing = self.reactors.connections.close_all_of(deposed);
         self.reactors.close(closing).await;
     }

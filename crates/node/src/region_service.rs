@@ -7,7 +7,7 @@ use crate::request::sessions::Session;
 use parking_lot::{Mutex, RwLock};
 use polvo_cluster::Links;
 use polvo_fabric::{Access, Memory, MemoryRegions, RemoteKey};
-use polvo_format::{Epoch, Gpa, Lsn, PAGE, PAGE_CHECKSUM_SIZE, PoolLayout, RegionId, SessionId, TxnId};
+use polvo_format::{Epoch, Gpa, Lsn, NodeId, PAGE, PAGE_CHECKSUM_SIZE, PoolLayout, RegionId, SessionId, TxnId};
 use polvo_pmem::Pmem;
 use polvo_proto::{
     Collected, FsError, InodeRef, Intent, LockTerm, PageRun, RegionInfo, SEGMENTS_PAGE, SegmentClass, SegmentMap,
@@ -15,6 +15,7 @@ use polvo_proto::{
 };
 use polvo_region::planted::{Planted, planted};
 use polvo_region::{CollectedPart, Demand, Region, RegionError};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -24,38 +25,58 @@ use std::sync::atomic::{
 use tokio::time::Instant;
 
 /// Keys under which peers reach the whole pool.
-#[derive(Clone, Copy)]
 pub(crate) struct PoolKeys {
     /// Reads anywhere.
-    pub read: u64,
-    /// Writes and atomics anywhere, for nodes.
-    pub node: u64,
+    read: u64,
+    /// Writes and atomics anywhere: of each node that has asked for it. Nobody else is disturbed when one of them is fenced off.
+    nodes: BTreeMap<NodeId, u64>,
 }
 
 impl PoolKeys {
     pub fn register(memory: &MemoryRegions, pmem: &Arc<Pmem>) -> PoolKeys {
-        let key = |changes| {
-            let access = Access {
-                read: true,
-                write: changes,
-                atomic: changes,
-            };
-            memory.register(Memory::Pool(pmem.clone()), 0, pmem.len(), access).0
-        };
         PoolKeys {
-            read: key(false),
-            node: key(true),
+            read: register_pool(memory, pmem, false),
+            nodes: BTreeMap::new(),
         }
     }
 
-    /// Nodes need another key from here on.
-    pub fn renew(&mut self, memory: &MemoryRegions, pmem: &Arc<Pmem>) {
-        let keys = PoolKeys::register(memory, pmem);
-        for old in [self.read, self.node] {
-            memory.deregister(RemoteKey(old));
+    /// What a node is given, or anybody else.
+    pub fn of(&mut self, node: Option<NodeId>, memory: &MemoryRegions, pmem: &Arc<Pmem>) -> KeysGiven {
+        let key = node.map(|node| {
+            *self
+                .nodes
+                .entry(node)
+                .or_insert_with(|| register_pool(memory, pmem, true))
+        });
+        KeysGiven {
+            read: self.read,
+            node: key.unwrap_or(0),
         }
-        *self = keys;
     }
+
+    /// Nothing takes effect any more that a node writes under the key that it was given.
+    pub fn fence_off(&mut self, node: NodeId, memory: &MemoryRegions) {
+        if let Some(key) = self.nodes.remove(&node) {
+            memory.deregister(RemoteKey(key));
+        }
+    }
+}
+
+fn register_pool(memory: &MemoryRegions, pmem: &Arc<Pmem>, changes: bool) -> u64 {
+    let access = Access {
+        read: true,
+        write: changes,
+        atomic: changes,
+    };
+    memory.register(Memory::Pool(pmem.clone()), 0, pmem.len(), access).0
+}
+
+/// Those of [`PoolKeys`] that one peer is given.
+#[derive(Clone, Copy)]
+pub(crate) struct KeysGiven {
+    pub read: u64,
+    /// 0: none.
+    pub node: u64,
 }
 
 #[derive(Default)]
@@ -524,7 +545,7 @@ impl RegionService {
     }
 
     /// One page of the segment map, from segment `from` on.
-    pub fn segment_map(&self, from: u32, keys: PoolKeys) -> SegmentMap {
+    pub fn segment_map(&self, from: u32, keys: KeysGiven) -> SegmentMap {
         self.update_places();
         let places = &self.places.read().known;
         let start = places.partition_point(|place| place.index < from);
@@ -738,7 +759,7 @@ mod tests {
         assert!(kept_at < last, "segments of their own");
         service.enter(|region| region.return_space(SessionId(8), &given_up));
         assert!(service.release_segments() > 0);
-        let keys = PoolKeys { read: 1, node: 0 };
+        let keys = KeysGiven { read: 1, node: 0 };
         let known = service.segment_map(0, keys).segments;
         let known: Vec<u32> = known.iter().map(|place| place.index).collect();
         assert!(known.contains(&kept_at) && !known.contains(&last), "{known:?}");

@@ -263,10 +263,11 @@ impl RequestContext<'_> {
 
     fn segments(&self, region: RegionId, from: u32) -> Result<SegmentMap, FsError> {
         let service = self.service(region)?;
-        let mut keys = *self.node.keys.lock();
-        if self.session.party == Party::Client {
-            keys.node = 0;
-        }
+        let asking = match self.session.party {
+            Party::Node(node) => Some(node),
+            Party::Client => None,
+        };
+        let keys = self.node.keys.lock().of(asking, &self.node.memory, &self.node.pmem);
         let mut map = service.segment_map(from, keys);
         if !self.node.gives_one_sided(self.session.party) {
             map.read_key = 0;

@@ -5,7 +5,9 @@ use polvo_cluster::{MovedCopy, spread_copies};
 use polvo_format::{NodeId, RegionId};
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::*;
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep};
@@ -252,6 +254,127 @@ fn a_node_that_makes_no_sense_is_not_added() {
             Err(FsError::Removed { node: info.id.0 })
         );
     });
+}
+
+/// Names are made, moved to other directories and removed all the time, with everything in one region or in several; what took
+/// longest is told.
+fn rover(cluster: &Cluster, number: u64, dirs: Vec<InodeRef>, stop: Rc<Cell<bool>>) -> JoinHandle<(Duration, String)> {
+    let c = Caller::new(cluster, &format!("rover-{number}"));
+    let begun = Instant::now();
+    spawn_local(async move {
+        let mut rng = Rng::new(number);
+        let mut longest = (Duration::ZERO, String::new());
+        let mut i = 0;
+        while !stop.get() {
+            let (from, to) = (
+                rng.roll(dirs.len() as u64) as usize,
+                rng.roll(dirs.len() as u64) as usize,
+            );
+            let name = format!("{number}-{i}");
+            for step in 0..4 {
+                let since = Instant::now();
+                match step {
+                    0 => drop(c.create(dirs[from], &name).await.unwrap()),
+                    1 => c
+                        .rename(dirs[from], &name, dirs[to], &format!("{name}-moved"))
+                        .await
+                        .unwrap(),
+                    2 => drop(c.find(dirs[to], &format!("{name}-moved")).await.unwrap()),
+                    _ => c.unlink(dirs[to], &format!("{name}-moved")).await.unwrap(),
+                }
+                if since.elapsed() > longest.0 {
+                    let what = ["create", "rename", "lookup", "unlink"][step];
+                    longest = (since.elapsed(), format!("{what} at {:?}", since - begun));
+                }
+            }
+            i += 1;
+            sleep(Duration::from_millis(1)).await;
+        }
+        longest
+    })
+}
+
+/// Others serve all that a node has served, and have its copies.
+async fn leave(c: &Caller, cluster: &Cluster, node: NodeId) {
+    loop {
+        let map = cluster.newest_map().unwrap();
+        let Some(info) = map.regions.iter().find(|info| info.role(node).is_some()) else {
+            return;
+        };
+        let region = info.id;
+        let done = match info.primary() {
+            Some(primary) if primary == node => {
+                let mirror = info.replicas.iter().find(|replica| replica.role == ReplicaRole::Mirror);
+                match mirror {
+                    Some(mirror) => {
+                        c.ask_node(
+                            node.0,
+                            ask::HandOver {
+                                region,
+                                to: mirror.node,
+                            },
+                        )
+                        .await
+                    }
+                    None => Err(FsError::Retry),
+                }
+            }
+            _ => {
+                let without = map.nodes.iter().find(|other| info.role(other.id).is_none());
+                let (from, to) = (Some(node), without.unwrap().id);
+                move_copy(c, cluster, MovedCopy { region, from, to }).await
+            }
+        };
+        match done {
+            Ok(()) | Err(FsError::Retry | FsError::WrongEpoch) => sleep(Duration::from_millis(50)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_node_that_is_left_and_removed() {
+    for seed in 0..8 {
+        run(options(200 + seed, 4, 2), async move |cluster| {
+            let c = Caller::new(cluster, "client");
+            cluster.mirrored().await;
+            let mut dirs = Vec::new();
+            for node in 0..4 {
+                dirs.push(c.directory_at(cluster, node, "dir").await);
+            }
+            let stop = Rc::new(Cell::new(false));
+            let rovers: Vec<_> = (0..6)
+                .map(|number| rover(cluster, seed * 10 + number, dirs.clone(), stop.clone()))
+                .collect();
+            let victim = NodeId(1 + (seed % 3) as u16);
+            leave(&c, cluster, victim).await;
+            while c
+                .ask_node(
+                    0,
+                    ask::RemoveNode {
+                        node: victim,
+                        force: false,
+                    },
+                )
+                .await
+                .unwrap()
+                .is_some()
+            {
+                sleep(Duration::from_millis(500)).await;
+            }
+            cluster.sleep(Duration::from_secs(20)).await;
+            stop.set(true);
+            for rover in rovers {
+                // what they wait for each other takes up to half a second
+                let (longest, what) = rover.await.unwrap();
+                assert!(
+                    longest < Duration::from_millis(600),
+                    "seed {seed}: {longest:?} for a {what}"
+                );
+            }
+            assert_eq!(cluster.ended(victim.0).await, Err(FsError::Removed { node: victim.0 }));
+        });
+    }
 }
 
 /// Whoever dies in the middle of a move: the region goes on with a copy more or as many as before, and the move can be taken up.
