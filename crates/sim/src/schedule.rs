@@ -278,6 +278,38 @@ impl Data {
     }
 }
 
+/// How many copies there are, and what becomes of who has them.
+struct Copies {
+    replicas: u8,
+    durability: Durability,
+    sets: Vec<RegionSet>,
+    failovers: u32,
+    replace_after: Option<Duration>,
+    loses: Option<u16>,
+    falls_silent: Option<u16>,
+}
+
+impl Copies {
+    /// Draws them. `goes_wrong`: there are faults.
+    fn of(seed: u64, nodes: u16, is_small: bool, goes_wrong: bool, limits: &Limits) -> Copies {
+        let replicas = replicas(seed, nodes, is_small, limits);
+        let (replace_after, loses) = replacing(seed, nodes, replicas, goes_wrong);
+        let durability = durability(seed, limits);
+        let own = RegionSet { replicas, durability };
+        let sets = sets(seed, nodes, own, is_small, (replace_after, loses));
+        let all: Vec<RegionSet> = sets.iter().copied().chain([own]).collect();
+        Copies {
+            replicas,
+            durability,
+            failovers: failovers(seed, replicas, goes_wrong),
+            replace_after,
+            loses,
+            falls_silent: falls_silent(seed, nodes, &all, goes_wrong, loses),
+            sets,
+        }
+    }
+}
+
 fn homes(rng: &mut Rng, clients: u64, nodes: u16) -> Vec<Home> {
     let home = |_| match rng.percent(35) {
         true => Home::Colocated(rng.below(u64::from(nodes)) as u16),
@@ -527,16 +559,10 @@ impl Schedule {
         let operations = operations(&mut rng, alone, limits);
         let data = Data::of(seed, homes.len());
         let believers = Believers::of(seed, homes.len(), limits.faults != Some(0));
-        let replicas = replicas(seed, nodes, is_small, limits);
-        let failovers = failovers(seed, replicas, faults > 0 && limits.faults != Some(0));
         let goes_wrong = faults > 0 && limits.faults != Some(0);
-        let (replace_after, loses) = replacing(seed, nodes, replicas, goes_wrong);
-        let durability = durability(seed, limits);
+        let copies = Copies::of(seed, nodes, is_small, goes_wrong, limits);
+        let (replicas, failovers, falls_silent) = (copies.replicas, copies.failovers, copies.falls_silent);
         let kept = limits.clients.unwrap_or(homes.len()).clamp(1, homes.len());
-        let own = RegionSet { replicas, durability };
-        let sets = sets(seed, nodes, own, is_small, (replace_after, loses));
-        let all: Vec<RegionSet> = sets.iter().copied().chain([own]).collect();
-        let falls_silent = falls_silent(seed, nodes, &all, goes_wrong, loses);
         // no power is lost there
         let needs_sync = falls_silent.is_some() && Rng::new(seed, 46).percent(50);
         // a copy out of the set that gets each record by itself, over such a network, is behind for as long as there are some
@@ -551,8 +577,8 @@ impl Schedule {
             nodes,
             regions_per_node: rng.between(1, 3) as u16,
             replicas,
-            durability,
-            sets,
+            durability: copies.durability,
+            sets: copies.sets,
             reactors: NonZeroUsize::new(Rng::new(seed, 13).between(1, 3) as usize).unwrap_or(NonZeroUsize::MIN),
             // a pool has others' regions, too
             pool_bytes: match (is_small, replicas) {
@@ -586,8 +612,8 @@ impl Schedule {
             lane_max: lane_max(seed).filter(|_| falls_silent.is_none()),
             backlog_max: backlog_max(seed),
             redo_slots: redo_slots(seed),
-            replace_after,
-            loses,
+            replace_after: copies.replace_after,
+            loses: copies.loses,
             drift: drift(seed, nodes, failovers),
             operations,
             faults: unless_silent(faults.min(limits.faults.unwrap_or(u32::MAX))),
