@@ -138,7 +138,7 @@ in-real-time:
 	cargo test $(call tests_of,out)
 	cargo test $(TESTED) --doc
 	@# for two seconds each, optimizing takes longer than it saves
-	@CARGO_PROFILE_RELEASE_OPT_LEVEL=1 $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
+	@CARGO_PROFILE_RELEASE_OPT_LEVEL=0 $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
 	@$(MAKE) --no-print-directory build
 	@# lint has seen the hooks for tests used: this build has none
 	@if cargo build --release -p polvo-cli -p polvo-bench 2>&1 | grep -A 8 '^warning'; then echo 'the build warns'; exit 1; fi
