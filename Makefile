@@ -11,11 +11,6 @@ TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
 POLVO := $(BIN)/polvo
 
-# The first build takes a quarter longer if it keeps what would make the next one faster (1m40 instead of 2m16 for the tests of two crates).
-ifeq ($(wildcard $(TARGET)),)
-export CARGO_INCREMENTAL := 0
-endif
-
 # End-to-end tests of `make test`, with what makes them short there. Each is an executable of tests/e2e that can be run
 # by itself, and then takes its time; E2E_LONG are run by `make e2e-long`.
 E2E := \
