@@ -658,9 +658,9 @@ impl Schedule {
         }
     }
 
-    /// The command that repeats it.
+    /// The command that repeats it, by the program that `make sim` builds.
     pub fn command(&self) -> String {
-        let mut command = format!("cargo run --profile sim -p polvo-sim -- --seed {}", self.seed);
+        let mut command = format!("target/sim/polvo-sim --seed {}", self.seed);
         let limits = &self.limits;
         let mut add = |option: &str, value: Option<String>| {
             if let Some(value) = value {
