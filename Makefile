@@ -69,17 +69,22 @@ stop: ## Stop what `make run` has started; removes ./mnt, ./.polvo and the pools
 	"$(POLVO)" down --dir .polvo
 
 .PHONY: build
-build: ## Build polvo, polvod, mount.polvo and polvo-bench (release)
+build: ## Build polvo, polvod and mount.polvo (release)
 	@scripts/deps build
-	@cargo build --release -p polvo-cli -p polvo-bench
+	@cargo build --release -p polvo-cli
 	@for name in polvod mount.polvo; do ln -sfn polvo "$(BIN)/$$name"; done
 
+# Each program is optimized as a whole, for minutes: who needs another one builds it, with `polvo`, so that libraries keep their features.
+.PHONY: bench-program
+bench-program: build ## Build polvo-bench, too, which `polvo bench` hands over to
+	@cargo build --release -p polvo-cli -p polvo-bench
+
 .PHONY: install
-install: build ## Install programs, manual pages, completions and the systemd unit to $(DESTDIR)/usr/local (PREFIX=/usr)
+install: bench-program ## Install programs, manual pages, completions and the systemd unit to $(DESTDIR)/usr/local (PREFIX=/usr)
 	@scripts/install "$(BIN)" "$(DESTDIR)"
 
 .PHONY: deb
-deb: build ## A Debian package of what `make install` installs, target/debian/polvofs_*.deb
+deb: bench-program ## A Debian package of what `make install` installs, target/debian/polvofs_*.deb
 	@rm -rf packaging/staged
 	@PREFIX=/usr scripts/install "$(BIN)" "$(CURDIR)/packaging/staged" >/dev/null
 	@"$$(scripts/tool cargo-deb 3.8.0)" deb --no-build --strip --locked -p polvo-cli
@@ -105,12 +110,11 @@ policy: ## Dependencies: none unused, their licences and sources, known faults (
 	@"$$(scripts/tool cargo-deny 0.20.2)" --locked --workspace check licenses bans sources $(if $(OFFLINE),,advisories)
 
 .PHONY: check
-check: lint ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (unoptimized programs)
+check: lint ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (programs of the tests)
 	@scripts/deps test
-	cargo test $(TESTED) --lib --quiet
+	cargo test $(TESTED) --lib --bins --quiet
 	@$(MAKE) --no-print-directory sim SEEDS=100 FROM=$$(scripts/first-seed)
-	cargo build --quiet -p polvo-cli
-	@POLVO="$(TARGET)/debug/polvo" scripts/e2e three-mounts
+	@POLVO="$(TARGET)/sim/polvo" scripts/e2e three-mounts
 
 # Their clock is simulated, or they need none: it does not matter to them what else runs.
 TIMELESS := polvo-consensus polvo-node polvo-region polvo-sim
@@ -132,11 +136,12 @@ simulated:
 in-real-time:
 	cargo test $(call tests_of,out)
 	cargo test $(TESTED) --doc
-	@# for two seconds each, optimizing takes longer than it saves
-	@CARGO_PROFILE_RELEASE_OPT_LEVEL=0 $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
-	@$(MAKE) --no-print-directory build
+	@# for two seconds each: to optimize takes longer than it saves, and memory is looked at by `make fuzz` and `make sanitize`
+	@CARGO_PROFILE_RELEASE_OPT_LEVEL=0 SANITIZER=none $(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 WITHOUT=configuration
+	@scripts/deps build
+	cargo build --release -p polvo-cli -p polvo-testbed
 	@# lint has seen the hooks for tests used: this build has none
-	@if cargo build --release -p polvo-cli -p polvo-bench 2>&1 | grep -A 8 '^warning'; then echo 'the build warns'; exit 1; fi
+	@if cargo build --release -p polvo-cli -p polvo-testbed 2>&1 | grep -A 8 '^warning'; then echo 'the build warns'; exit 1; fi
 	@scripts/beside "$(TARGET)/instructions.txt" '$(MAKE) --no-print-directory instructions' $(MAKE) --no-print-directory e2e JOBS=2
 
 .PHONY: power-cuts
@@ -193,9 +198,7 @@ GLUSTERFS_AT := /dev/shm/polvo-glusterfs
 WITH_GLUSTERFS := scripts/with-glusterfs $(GLUSTERFS_AT)
 COMPARED := --compare $(GLUSTERFS_AT)/glusterfs --compare $(GLUSTERFS_AT)/glusterfs-coherent
 .PHONY: bench-compare
-bench-compare: ## Measure our mounts beside GlusterFS and nothing else; writes target/bench/compare.{json,md} (root; installs it)
-	@scripts/deps build
-	cargo build --release --quiet -p polvo-cli -p polvo-bench
+bench-compare: bench-program ## Measure our mounts beside GlusterFS and nothing else; writes target/bench/compare.{json,md} (root; installs it)
 	$(WITH_GLUSTERFS) "$(BIN)/polvo-bench" $(COMPARED) --report "$(TARGET)/bench/compare.json" $(if $(QUICK),--quick)
 
 .PHONY: performance-doc

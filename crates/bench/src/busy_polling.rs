@@ -3,8 +3,8 @@
 //! A thread that polls without a core of its own takes one from those that have work, so an experiment says how many
 //! threads it runs, and they poll only where there are as many cores.
 
-use crate::cores::cores;
 use polvo_fabric::{busy_poll_budget, serve_busy_poll_budget, set_busy_poll_budget, set_serve_busy_poll_budget};
+use polvo_testbed::cores::cores;
 use std::time::Duration;
 
 /// Busy-poll budget of servers: longer than anything that a client does between two requests.

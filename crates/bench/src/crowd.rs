@@ -2,14 +2,14 @@
 //! however many there are, and two processors are enough for them and the node.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file, root};
-use crate::cores::MEASURING;
-use crate::on_thread::OnThread;
 use crate::samples::{Samples, Timed};
 use crate::suite::Context;
 use polvo_client::{Buffer, Client, LocalClient, OpenFile, Transfers};
 use polvo_format::FileKind;
 use polvo_proto::{FsError, InodeRef, NewFile, XattrMode};
+use polvo_testbed::cluster::{BenchNode, new_file, root};
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

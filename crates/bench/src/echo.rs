@@ -1,12 +1,12 @@
 //! A server on a thread of its own: memory that its clients may reach, and RPC that answers with the request.
 
 use crate::BenchError;
-use crate::cores::SERVING;
-use crate::on_thread::OnThread;
 use crate::rpc_scheme::Scheme;
 use polvo_fabric::{
     Access, Address, Buffer, Identity, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, Security, connect,
 };
+use polvo_testbed::cores::SERVING;
+use polvo_testbed::on_thread::OnThread;
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, mpsc};

@@ -5,24 +5,18 @@
 //! JSON file whose rows are `name, value, unit, baseline, ratio, target, met`, and a document to be read. A further experiment
 //! is a file in `experiments` and a line in `suite`.
 //!
-//! `polvo-bench` is the suite's command line; what it does of this in processes of its own is a `part`, and so are the hot operations
-//! whose instructions are counted (`scripts/instructions`).
+//! `polvo-bench` is the suite's command line, and what it does of this in processes of its own. The clusters that it measures are those
+//! of `testbed`.
 #![forbid(unsafe_code)]
 
-pub mod cluster;
 pub mod experiments;
-pub mod hot_operations;
-pub mod limits;
 pub mod mounted;
-pub mod on_thread;
-pub mod part;
 pub mod report;
 pub mod rpc_scheme;
 pub mod suite;
 
 mod baseline;
 mod busy_polling;
-mod cores;
 mod crowd;
 mod echo;
 mod null_mount;

@@ -4,7 +4,7 @@
 use clap::Parser;
 use polvo_bench::report::Report;
 use polvo_bench::suite::{self, COMPARE, EXPERIMENTS, Effort, Experiment, Plan};
-use polvo_bench::{BenchError, experiments, hot_operations, limits, mounted};
+use polvo_bench::{BenchError, experiments, mounted};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,13 +37,13 @@ struct Args {
     quick: bool,
     /// Measure the files below this directory, of whatever file system, beside tmpfs and our mounts; nothing else, unless experiments
     /// are named. May be given several times
-    #[arg(long, value_name = "DIR", conflicts_with = "limits")]
+    #[arg(long, value_name = "DIR")]
     compare: Vec<PathBuf>,
     /// Where the report goes; the page and the plots lie beside it
     #[arg(long, value_name = "FILE", default_value = "target/bench/report.json")]
     report: PathBuf,
     /// Instead: write this document, and its plots, from the report of an earlier run; gaps are those of gaps.md in its folder
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["experiments", "compare", "limits", "list"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["experiments", "compare", "list"])]
     doc: Option<PathBuf>,
     /// Directory for pools and baselines; must be on tmpfs for the baselines to mean what they say
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
@@ -65,10 +65,6 @@ struct Args {
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_values_t = [16, 64, 256, 1024],
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     sizes: Vec<u16>,
-    /// Instead: reach the limits that are promised, with that many files in one directory, and say what each took
-    #[arg(long, value_name = "FILES", num_args = 0..=1, default_missing_value = "1000000",
-        conflicts_with = "experiments")]
-    limits: Option<usize>,
     /// What a part of this program does in a process of its own
     #[arg(long, hide = true, value_name = "WHAT", num_args = 1..)]
     part: Vec<String>,
@@ -96,8 +92,6 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
     let out = &mut io::stdout();
     if let Some((what, values)) = args.part.split_first() {
         return match what.as_str() {
-            hot_operations::PART => hot_operations::part(&args.scratch, values),
-            limits::PART => limits::fill(&args.scratch, values),
             mounted::PART => mounted::part(&args.scratch, values),
             experiments::memory::PART => experiments::memory::part(&args.scratch, values),
             _ => Err(format!("{what} is no part of this program").into()),
@@ -109,9 +103,6 @@ fn run(args: &Args) -> Result<ExitCode, BenchError> {
             writeln!(out, "{:<16} {}", experiment.name, experiment.title)?;
         }
         return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(files) = args.limits {
-        return limits::run(&args.scratch, files, out).map(|()| ExitCode::SUCCESS);
     }
     if let Some(doc) = &args.doc {
         Report::read(&args.report)?.write_document(doc)?;

@@ -4,15 +4,15 @@
 //! so, and serves them until its standard input ends: with the process that measures, however that ends.
 
 use crate::BenchError;
-use crate::cluster::{ClusterPlan, client_config, pool_len};
 use crate::crowd;
 use crate::null_mount::{Lasts, NullMount};
-use crate::on_thread::OnThread;
-use crate::part;
 use polvo_client::Client;
 use polvo_cluster::Timeouts;
 use polvo_fabric::Address;
 use polvo_fuse::{Mount, MountOptions};
+use polvo_testbed::cluster::{ClusterPlan, client_config, pool_len};
+use polvo_testbed::on_thread::OnThread;
+use polvo_testbed::part;
 use rustix::mount::{UnmountFlags, unmount};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -2,11 +2,11 @@
 //! library around it.
 
 use crate::BenchError;
-use crate::cluster::BenchNode;
 use polvo_cluster::{Links, MapCell, SessionContext};
 use polvo_format::{FileKind, NodeId, SessionId};
 use polvo_node::Node;
 use polvo_proto::{Ask, Cred, FsError, InodeRef, NewFile, PROTOCOL_VERSION, RenameMode, XattrMode, ask};
+use polvo_testbed::cluster::BenchNode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -77,7 +77,7 @@ impl Requester {
         let file = NewFile {
             kind,
             mode: 0o755,
-            ..crate::cluster::new_file()
+            ..polvo_testbed::cluster::new_file()
         };
         let name = name.into();
         let open = false;

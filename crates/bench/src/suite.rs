@@ -1,9 +1,9 @@
 //! The experiments, and how a run goes through them.
 
 use crate::BenchError;
-use crate::cluster::Scratch;
 use crate::experiments;
 use crate::report::{Findings, Machine, Report, outcomes};
+use polvo_testbed::cluster::Scratch;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

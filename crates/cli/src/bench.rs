@@ -20,7 +20,7 @@ pub fn bench(args: &BenchArgs) -> CliError {
     let source = Command::new(&program).args(&args.arguments).exec();
     match source.kind() {
         ErrorKind::NotFound => CliError::Other(format!(
-            "{PROGRAM} is neither beside polvo nor in the path; `make build` makes it"
+            "{PROGRAM} is neither beside polvo nor in the path: it is installed with polvo, and `make bench-program` builds it in a source tree"
         )),
         _ => CliError::Os {
             what: format!("starting {}", program.display()),

@@ -1,12 +1,10 @@
 //! Finding each other, and refusing each other.
 
-mod support;
-
+use crate::support::{Events, Provider, TIMEOUT, block_on, identity, place, runtime};
 use polvo_fabric::{Address, FabricError, Identity, Listener, MemoryRegions, Role, Verb, connect, sim::Network};
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
-use support::{Events, Provider, TIMEOUT, block_on, identity, place, runtime};
 
 /// Runs the body in a runtime that suits the provider.
 fn on_each(body: impl AsyncFn(Provider)) {
@@ -278,7 +276,7 @@ fn a_socket_left_behind_is_replaced_and_ours_is_removed() {
 #[test]
 fn dropping_a_queue_pair_ends_it_for_the_peer() {
     on_each(async |provider| {
-        let pair = support::pair(&provider).await;
+        let pair = crate::support::pair(&provider).await;
         drop(pair.client);
         assert_eq!(pair.events.next().await, None);
     });
@@ -287,7 +285,7 @@ fn dropping_a_queue_pair_ends_it_for_the_peer() {
 #[test]
 fn who_uses_a_queue_pair_for_nothing_hears_that_it_is_lost() {
     on_each(async |provider| {
-        let pair = support::pair(&provider).await;
+        let pair = crate::support::pair(&provider).await;
         // what has come meanwhile is still there for whoever is to take it
         pair.server
             .execute_unsignaled(&mut [Verb::Send { bytes: b"first" }])

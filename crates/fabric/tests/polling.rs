@@ -1,7 +1,6 @@
 //! Many queue pairs that are waited for on one thread, with a poller and without.
 
-mod support;
-
+use crate::support::{Place, Provider, TIMEOUT, block_on, identity, place, runtime};
 use polvo_fabric::{
     Address, Event, Listener, MemoryRegions, QueuePair, Remote, RemoteKey, Role, Verb, connect, poller,
 };
@@ -9,7 +8,6 @@ use std::future::poll_fn;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use support::{Place, Provider, TIMEOUT, block_on, identity, place, runtime};
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 

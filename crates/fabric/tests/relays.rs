@@ -1,8 +1,7 @@
 //! Somebody between two peers who does not know the secret: whatever he does to what passes through him is noticed, and nothing of
 //! it is done.
 
-mod support;
-
+use crate::support::{Events, TIMEOUT, at, block_on, bytes_of, identity, pattern};
 use polvo_fabric::{
     Access, Address, Buffer, Event, FabricError, Listener, Memory, MemoryRegions, QueuePair, Role, Security, Verb,
     connect,
@@ -10,7 +9,6 @@ use polvo_fabric::{
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use support::{Events, TIMEOUT, at, block_on, bytes_of, identity, pattern};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};

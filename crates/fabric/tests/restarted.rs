@@ -1,12 +1,10 @@
 //! What becomes of a node's pool in a process that has it mapped when the node is started anew.
 
-mod support;
-
+use crate::support::{Place, Provider, TIMEOUT, at, block_on, identity, place};
 use polvo_fabric::{Access, Listener, Memory, MemoryRegions, QueuePair, RemoteKey, Role, Verb, connect};
 use polvo_pmem::Pmem;
 use std::path::Path;
 use std::sync::Arc;
-use support::{Place, Provider, TIMEOUT, at, block_on, identity, place};
 
 /// One incarnation of a node, with a pool that clients may write to.
 struct Run {

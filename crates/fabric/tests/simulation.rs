@@ -1,13 +1,11 @@
 //! The simulated network: the same seed gives the same run, and faults do what they say.
 
-mod support;
-
+use crate::support::{Events, Pair, Provider, TIMEOUT, at, bytes_of, identity, pair, runtime};
 use polvo_fabric::sim::Network;
 use polvo_fabric::{Access, Event, FabricError, Listener, MemoryRegions, QueuePair, Role, Verb, connect};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
-use support::{Events, Pair, Provider, TIMEOUT, at, bytes_of, identity, pair, runtime};
 use tokio::time::Instant;
 
 fn simulate<T>(network: &Network, what: impl Future<Output = T>) -> T {

@@ -1,12 +1,10 @@
 //! A server on a thread of its own, clients on others, and what it costs when nothing happens.
 
-mod support;
-
+use crate::support::{Provider, TIMEOUT, at, block_on, bytes_of, identity, pattern, place};
 use polvo_fabric::{Access, Address, Buffer, Listener, Memory, MemoryRegions, Role, Verb, connect};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{Provider, TIMEOUT, at, block_on, bytes_of, identity, pattern, place};
 
 /// CPU time of this thread.
 fn cpu_time() -> Duration {
@@ -98,7 +96,7 @@ fn an_idle_pair_uses_no_cpu() {
     for provider in [Provider::Tcp, Provider::Shm] {
         println!("provider: {provider:?}");
         block_on(async {
-            let pair = support::pair(&provider).await;
+            let pair = crate::support::pair(&provider).await;
             let (_, key) = pair.buffer(4096, Access::ALL);
             let listener = pair.client.clone();
             let waiting = tokio::task::spawn_local(async move { listener.next_event().await });

@@ -1,7 +1,6 @@
 //! Every verb, its errors, and what a queue pair promises, the same over every provider.
 
-mod support;
-
+use crate::support::{Events, Pair, at, bytes_of, on_every_provider, pattern};
 use polvo_fabric::{Access, Buffer, Event, FabricError, Local, MAX_SEND, Memory, Remote, RemoteKey, Verb};
 use polvo_pmem::Pmem;
 use std::future::{Future, poll_fn};
@@ -9,7 +8,6 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
-use support::{Events, Pair, at, bytes_of, on_every_provider, pattern};
 
 #[test]
 fn what_is_written_is_there_and_is_read_back() {

@@ -1,9 +1,7 @@
 //! The cluster map that nodes keep together: changes take effect once and one after the other, whoever makes them and whatever dies;
 //! nobody forgets what it has promised; in the end all go by one map.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use polvo_cluster::Timeouts;
 use polvo_consensus::Voters;
 use polvo_consensus::register::{Answer, Ask, Ballot};

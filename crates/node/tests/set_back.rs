@@ -1,8 +1,6 @@
 //! Pools set back to older copies of themselves: somebody remembers more of the pool than the copy does.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use polvo_format::NodeId;
 use polvo_node::sim::{Cluster, ClusterOptions, run};
 use polvo_proto::{Cred, FsError, Request};

@@ -1,8 +1,8 @@
 //! Two threads that spin on shared memory: the fastest way there is to ask another thread and get an answer.
 
 use crate::BenchError;
-use crate::cores::{MEASURING, SERVING, keep_to};
 use crate::samples::Timed;
+use polvo_testbed::cores::{MEASURING, SERVING, keep_to};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of a message of 4 KiB.

@@ -1,8 +1,8 @@
 //! A raw TCP socket on the loopback: what any protocol over it could at best equal.
 
 use crate::BenchError;
-use crate::cores::{MEASURING, SERVING, keep_to};
 use crate::samples::{Timed, gbps};
+use polvo_testbed::cores::{MEASURING, SERVING, keep_to};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;

@@ -3,7 +3,6 @@
 use crate::BenchError;
 use crate::baseline::memory::{DurableMemory, Memory};
 use crate::baseline::socket;
-use crate::cluster::{BenchNode, pool_len};
 use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Table, Unit, figure};
@@ -11,6 +10,7 @@ use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Thresholds, Transfers};
 use polvo_proto::{EAGER_MAX, EAGER_READ_MAX};
+use polvo_testbed::cluster::{BenchNode, pool_len};
 
 /// Fig. 4.
 pub const BANDWIDTH: Experiment = Experiment {

@@ -1,13 +1,13 @@
 //! What checksums of file data cost: to make them with each write, and to verify them at each read.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file, root, tick};
 use crate::crowd::touch;
 use crate::report::{Findings, Unit};
 use crate::samples::in_turn;
 use crate::suite::{Context, Experiment};
 use polvo_client::Client;
 use polvo_proto::InodeRef;
+use polvo_testbed::cluster::{BenchNode, new_file, root, tick};
 use std::sync::Arc;
 use std::time::Instant;
 

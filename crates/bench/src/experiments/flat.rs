@@ -3,7 +3,6 @@
 use crate::BenchError;
 use crate::baseline::memory::NamesAndInodes;
 use crate::baseline::pages;
-use crate::cluster::{BenchNode, new_file, root, tick, used_bytes};
 use crate::crowd::touch;
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
@@ -12,6 +11,7 @@ use crate::suite::{Context, Experiment};
 use polvo_client::{Client, OpenFile};
 use polvo_format::FileKind;
 use polvo_proto::{FsError, InodeRef, NewFile};
+use polvo_testbed::cluster::{BenchNode, new_file, root, tick, used_bytes};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;

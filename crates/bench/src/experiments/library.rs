@@ -5,13 +5,13 @@ use crate::baseline::files::{self, BigFile};
 use crate::baseline::memory::{DurableMemory, Memory};
 use crate::baseline::pages;
 use crate::baseline::socket::{self, Waits};
-use crate::cluster::{BenchNode, new_file, pool_len, root};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, gbps, in_turn, rate};
 use crate::suite::{Context, Effort, Experiment};
 use polvo_client::{Client, OpenFile};
 use polvo_proto::FsError;
+use polvo_testbed::cluster::{BenchNode, new_file, pool_len, root};
 use std::sync::Arc;
 use std::time::Instant;
 

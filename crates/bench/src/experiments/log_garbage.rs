@@ -110,7 +110,7 @@ fn make_file(region: &mut Region, files: &mut u64) -> Result<InodeRef, BenchErro
     };
     let intents = [
         Intent::NewInode {
-            file: crate::cluster::new_file(),
+            file: polvo_testbed::cluster::new_file(),
             parent: dir,
             placement: Placement::default(),
             unnamed: false,

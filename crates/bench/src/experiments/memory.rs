@@ -2,8 +2,6 @@
 
 use super::log_commits::ROOT;
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file, root, used_bytes};
-use crate::part::{self, resident_bytes};
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
 use crate::samples::Samples;
@@ -12,6 +10,8 @@ use polvo_client::LocalClient;
 use polvo_pmem::Pmem;
 use polvo_proto::{FsError, InodeRef};
 use polvo_region::{PoolSpace, Region};
+use polvo_testbed::cluster::{BenchNode, new_file, root, used_bytes};
+use polvo_testbed::part::{self, resident_bytes};
 use std::path::Path;
 
 /// See the module.

@@ -2,10 +2,10 @@
 
 use super::system_calls::{self, Measured};
 use crate::BenchError;
-use crate::cluster::{BenchNode, pool_len};
 use crate::report::Findings;
 use crate::suite::{Context, Experiment};
 use polvo_fuse::{Mount, MountOptions};
+use polvo_testbed::cluster::{BenchNode, pool_len};
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {

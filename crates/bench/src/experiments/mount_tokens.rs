@@ -1,15 +1,15 @@
 //! What it costs that others keep something: whoever changes it has them forget it first.
 
 use crate::BenchError;
-use crate::cluster::{ClusterPlan, new_file, root};
 use crate::mounted::{Cache, Counters, Mounts, Server};
-use crate::on_thread::OnThread;
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Client, ClientConfig};
 use polvo_proto::{FsError, InodeRef};
+use polvo_testbed::cluster::{ClusterPlan, new_file, root};
+use polvo_testbed::on_thread::OnThread;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;

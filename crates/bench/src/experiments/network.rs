@@ -4,9 +4,7 @@ use crate::BenchError;
 use crate::baseline::socket::{self, Waits};
 use crate::baseline::{libfabric, ping_pong};
 use crate::busy_polling::BusyPolling;
-use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
-use crate::on_thread::OnThread;
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
 use crate::rpc_scheme::SelfIdentified;
@@ -14,6 +12,8 @@ use crate::samples::{Samples, Timed, gbps, in_turn, rate, repeated};
 use crate::suite::{Context, Effort, Experiment};
 use polvo_fabric::{QueuePair, Remote, RemoteKey, Security, Verb};
 use polvo_rpc::{RpcClient, SLOTS};
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::time::Instant;
 
 /// See the module.

@@ -1,7 +1,6 @@
 //! Octopus, Fig. 9 and Fig. 12: throughput of data operations over their size, client-active and server-active.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, pool_len};
 use crate::crowd::{Access, Bytes, Crowd, Taken, ops_of, shown, touch};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::plot::{Axis, Plot, Series};
@@ -10,6 +9,7 @@ use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Thresholds, Transfers};
 use polvo_proto::EAGER_MAX;
+use polvo_testbed::cluster::{BenchNode, pool_len};
 
 /// Fig. 9.
 pub const THROUGHPUT: Experiment = Experiment {

@@ -2,15 +2,15 @@
 
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
-use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast};
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Unit};
 use crate::rpc_scheme::{Caller, MessageBased, Polled, Scheme, SelfIdentified};
 use crate::samples::{Samples, Timed, rate, repeated};
 use crate::suite::{Context, Experiment};
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::time::Instant;
 
 /// See the module.

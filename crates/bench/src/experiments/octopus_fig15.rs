@@ -3,9 +3,6 @@
 use super::log_commits::ROOT;
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::{BenchNode, ClusterPlan, PATIENT};
-use crate::cores::{MEASURING, cores};
-use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtLeast, AtMost};
 use crate::report::{Findings, Table, Unit, figure};
 use crate::requester::Requester;
@@ -14,6 +11,9 @@ use crate::suite::{Context, Experiment};
 use polvo_format::FileKind;
 use polvo_node::Transactions;
 use polvo_proto::{FsError, InodeRef};
+use polvo_testbed::cluster::{BenchNode, ClusterPlan, PATIENT};
+use polvo_testbed::cores::{MEASURING, cores};
+use polvo_testbed::on_thread::OnThread;
 use std::rc::Rc;
 use std::time::Instant;
 

@@ -3,13 +3,13 @@
 use crate::BenchError;
 use crate::baseline::memory::{DurableMemory, Memory};
 use crate::baseline::socket;
-use crate::cluster::{BenchNode, pool_len};
 use crate::crowd::{Access, Bytes, Crowd, Taken, in_turn, ops_of, shown, touch};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Findings, Unit};
 use crate::samples::Samples;
 use crate::suite::{Context, Experiment};
 use polvo_client::{Thresholds, Transfers};
+use polvo_testbed::cluster::{BenchNode, pool_len};
 
 /// Fig. 7.
 pub const BANDWIDTH: Experiment = Experiment {

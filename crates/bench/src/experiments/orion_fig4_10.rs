@@ -3,9 +3,6 @@
 use super::log_commits::Committer;
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::BenchNode;
-use crate::cores::MEASURING;
-use crate::on_thread::OnThread;
 use crate::report::Target::AtLeast;
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Unit};
@@ -13,6 +10,9 @@ use crate::requester::Requester;
 use crate::samples::{Samples, rate, repeated};
 use crate::suite::{Context, Experiment};
 use polvo_proto::FsError;
+use polvo_testbed::cluster::BenchNode;
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::rc::Rc;
 use std::time::Instant;
 

@@ -3,16 +3,16 @@
 use super::log_commits::{Committer, ns_per_op};
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::BenchNode;
-use crate::cores::MEASURING;
 use crate::echo::{self, EchoServer, TIMEOUT};
-use crate::on_thread::OnThread;
 use crate::report::{Findings, Unit};
 use crate::requester::Requester;
 use crate::rpc_scheme::{Caller, MessageBased};
 use crate::samples::{Timed, in_turn};
 use crate::suite::{Context, Experiment};
 use polvo_format::PAGE;
+use polvo_testbed::cluster::BenchNode;
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -2,10 +2,7 @@
 
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::{BenchNode, ClusterPlan, PATIENT, new_file, root};
-use crate::cores::cores;
 use crate::crowd::touch;
-use crate::on_thread::OnThread;
 use crate::report::plot::{Axis, Plot, Series};
 use crate::report::{Findings, Table, Unit, figure};
 use crate::samples::Samples;
@@ -13,6 +10,9 @@ use crate::suite::{Context, Experiment};
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::{Attr, FileKind};
 use polvo_proto::{FsError, InodeRef, NewFile};
+use polvo_testbed::cluster::{BenchNode, ClusterPlan, PATIENT, new_file, root};
+use polvo_testbed::cores::cores;
+use polvo_testbed::on_thread::OnThread;
 use std::cell::Cell;
 use std::fmt;
 use std::num::NonZeroUsize;

@@ -3,10 +3,7 @@
 use super::log_commits::{Committer, ns_per_op};
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::{BenchNode, pool_len};
-use crate::cores::MEASURING;
 use crate::crowd::{Access, Bytes, Crowd, ops_of, shown, touch};
-use crate::on_thread::OnThread;
 use crate::report::{Findings, Table, Unit, figure};
 use crate::requester::Requester;
 use crate::samples::{Samples, in_turn};
@@ -14,6 +11,9 @@ use crate::suite::{Context, Experiment};
 use polvo_client::Transfers;
 use polvo_format::PAGE;
 use polvo_proto::EAGER_MAX;
+use polvo_testbed::cluster::{BenchNode, pool_len};
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 
 /// See the module.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -1,5 +1,5 @@
 //! Runs one test body over every provider.
-#![allow(dead_code)] // each test binary uses a part
+#![allow(dead_code)] // tests of `bench` use a part
 
 use polvo_fabric::sim::Network;
 use polvo_fabric::{

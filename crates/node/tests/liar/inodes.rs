@@ -1,7 +1,7 @@
 //! Requests about inodes that are of another kind, another generation, elsewhere or not there.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_format::{FileKind, Generation, Ino, NodeId, RegionId, Tail};
 use polvo_proto::*;
 

@@ -1,6 +1,6 @@
 //! One-sided operations with keys that were guessed, are for something else, or do not reach so far.
 
-use crate::scene::*;
+use super::scene::*;
 use polvo_fabric::{FabricError, Remote, RemoteKey, Verb};
 use polvo_format::{Gpa, NodeId};
 use polvo_proto::*;

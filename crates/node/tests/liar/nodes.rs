@@ -1,7 +1,7 @@
 //! What only nodes say to each other.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_format::{RegionId, TxnId};
 use polvo_proto::*;
 

@@ -1,7 +1,7 @@
 //! Requests of sessions that are somebody else's, over, or were never opened; of another epoch; that are no requests.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_fabric::{Address, MemoryRegions, connect};
 use polvo_format::{Epoch, FileKind, NodeId, SessionId, Tail};
 use polvo_node::sim::{Cluster, ClusterOptions, run};

@@ -1,7 +1,7 @@
 //! Commits and returns of space and inodes that the liar was not given.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_format::{Generation, Gpa, Ino, RegionId, RegionOffset};
 use polvo_proto::*;
 

@@ -1,7 +1,7 @@
 //! Tokens that are taken and not given back, by numbers and terms that never were; of what is not there.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_format::{Generation, Ino, RegionId};
 use polvo_node::sim::{ClusterOptions, run};
 use polvo_proto::*;

@@ -1,8 +1,8 @@
 //! Clients that lie about memory of theirs that the node is to read from or write to (server-directed transfers). As
 //! everywhere here: an error, nothing changed, and the node serves others meanwhile.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_fabric::{Access, Buffer, Memory, MemoryRegions, RemoteKey, Verb};
 use polvo_format::Tail;
 use polvo_node::OneSided;

@@ -1,7 +1,7 @@
 //! Names, attributes, offsets, lengths and counts that cannot be.
 
+use super::scene::*;
 use crate::common::*;
-use crate::scene::*;
 use polvo_format::{FileKind, NodeId, RegionId, Tail};
 use polvo_node::sim::{ClusterOptions, run};
 use polvo_proto::*;

@@ -1,7 +1,7 @@
 //! What is in files: their bytes and attributes, and who has them open.
 
+use super::with_cluster;
 use crate::common::*;
-use crate::with_cluster;
 use polvo_format::{FileKind, Tail};
 use polvo_proto::*;
 

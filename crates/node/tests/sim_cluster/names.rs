@@ -1,7 +1,7 @@
 //! Names: made, removed, linked, renamed, without one.
 
+use super::with_cluster;
 use crate::common::*;
-use crate::with_cluster;
 use polvo_format::FileKind;
 use polvo_proto::*;
 

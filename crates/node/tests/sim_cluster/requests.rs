@@ -1,7 +1,7 @@
 //! Sessions and their requests: who may ask, what is asked again, what is fenced off.
 
+use super::with_cluster;
 use crate::common::*;
-use crate::with_cluster;
 use polvo_cluster::{MapCell, RegionVerb, SessionContext};
 use polvo_format::{FileKind, Ino, NodeId, Tail};
 use polvo_node::sim::{ClusterOptions, run};

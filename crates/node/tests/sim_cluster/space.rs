@@ -1,7 +1,7 @@
 //! Where inodes and data go, and what is told of it.
 
+use super::with_cluster;
 use crate::common::*;
-use crate::with_cluster;
 use polvo_node::sim::{ClusterOptions, run};
 use polvo_proto::*;
 use std::time::Duration;

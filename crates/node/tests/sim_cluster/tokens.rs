@@ -1,7 +1,7 @@
 //! Tokens: how long a change waits for those who have some, and what is left of them.
 
+use super::with_cluster;
 use crate::common::*;
-use crate::with_cluster;
 use polvo_node::sim::Cluster;
 use polvo_proto::*;
 use std::cell::Cell;

@@ -1,7 +1,7 @@
 //! Clients that get into each other's way.
 
+use super::{healthy, options, run};
 use crate::common::*;
-use crate::{healthy, options, run};
 use polvo_proto::*;
 use tokio::task::spawn_local;
 

@@ -1,7 +1,7 @@
 //! Coordinators that die, or are slow, and what is left of their transactions.
 
+use super::{PHASES, coordinator_stops, healthy, options, renamed, run, stage, until};
 use crate::common::*;
-use crate::{PHASES, coordinator_stops, healthy, options, renamed, run, stage, until};
 use polvo_format::{INODE_HEAD_SIZE, INODE_LOCK, INODE_SIZE, InodeHead, RegionId, TxnId};
 use polvo_node::{Phase, Transactions};
 use polvo_pmem::Pmem;

@@ -1,7 +1,7 @@
 //! Nodes that are away, pools that are damaged, sessions that end.
 
+use super::{healthy, options, run, stage};
 use crate::common::*;
-use crate::{healthy, options, run, stage};
 use polvo_cluster::Timeouts;
 use polvo_format::{FileKind, NodeId};
 use polvo_node::Phase;

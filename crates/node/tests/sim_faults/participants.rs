@@ -1,7 +1,7 @@
 //! Participants that die or stay away; dispatches, and the records they leave in the redo log.
 
+use super::{healthy, options, renamed, run, stage};
 use crate::common::*;
-use crate::{healthy, options, renamed, run, stage};
 use polvo_node::{Phase, Transactions, sim};
 use polvo_proto::*;
 use std::time::Duration;

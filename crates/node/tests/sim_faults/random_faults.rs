@@ -1,7 +1,7 @@
 //! Clients at work, and faults at random: what was acknowledged is there.
 
+use super::{healthy, options, run};
 use crate::common::*;
-use crate::{healthy, options, run};
 use polvo_node::sim::Cluster;
 use polvo_proto::*;
 use std::collections::BTreeMap;

@@ -5,10 +5,8 @@ use crate::BenchError;
 use crate::baseline::memory::DurableMemory;
 use crate::baseline::pages;
 use crate::busy_polling::BusyPolling;
-use crate::cores::MEASURING;
 use crate::crowd::ops_of;
 use crate::experiments::log_commits::ns_per_op;
-use crate::on_thread::OnThread;
 use crate::report::Target::{self, AtMost};
 use crate::report::{Findings, Unit};
 use crate::requester::Requester;
@@ -18,6 +16,8 @@ use polvo_client::OpenFile;
 use polvo_cluster::RegionVerb;
 use polvo_format::{Gpa, PAGE, RegionId};
 use polvo_proto::{FsError, SetAttr, WriteAt, ask};
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -211,7 +211,7 @@ pub(super) async fn of_user(
         Overwrite | LargeWrite => ns_per_op(ops, async |n| local.write(file, at(n), &bytes).await.map(drop)).await,
         Append => {
             let (_, file) = local
-                .create_open(user.dir, b"longer", crate::cluster::new_file())
+                .create_open(user.dir, b"longer", polvo_testbed::cluster::new_file())
                 .await?;
             let append = async |_| local.write_at(&file, WriteAt::End, &bytes).await.map(drop);
             let ns = ns_per_op(ops, append).await?;

@@ -5,17 +5,17 @@ use super::data::of_user;
 use super::place::{FILE, User, places_in_modes, shown, top};
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::new_file;
-use crate::cores::MEASURING;
 use crate::crowd::ops_of;
 use crate::experiments::log_commits::ns_per_op;
-use crate::on_thread::OnThread;
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
 use crate::samples::each_in_turn;
 use crate::suite::Context;
 use polvo_client::OpenFile;
 use polvo_proto::{Durability, FsError};
+use polvo_testbed::cluster::new_file;
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::sync::Arc;
 
 /// In the order in which they are measured.

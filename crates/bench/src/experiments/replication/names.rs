@@ -3,15 +3,15 @@
 use super::place::{Place, REPLICAS, User, shown, top};
 use crate::BenchError;
 use crate::busy_polling::BusyPolling;
-use crate::cluster::new_file;
-use crate::cores::MEASURING;
-use crate::on_thread::OnThread;
 use crate::report::Target::AtLeast;
 use crate::report::{Findings, Unit};
 use crate::samples::{Samples, Timed, each_in_turn, rate};
 use crate::suite::Context;
 use polvo_client::OpenFile;
 use polvo_proto::{FsError, InodeRef, WriteAt};
+use polvo_testbed::cluster::new_file;
+use polvo_testbed::cores::MEASURING;
+use polvo_testbed::on_thread::OnThread;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;

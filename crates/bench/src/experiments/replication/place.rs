@@ -1,11 +1,11 @@
 //! Clusters whose only region is at the first node, and has copies at the others.
 
 use crate::BenchError;
-use crate::cluster::{BenchNode, new_file, root};
 use crate::suite::Context;
 use polvo_client::{Client, LocalClient, OpenFile};
 use polvo_format::FileKind;
 use polvo_proto::{Durability, FsError, InodeRef, NewFile};
+use polvo_testbed::cluster::{BenchNode, new_file, root};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -2,13 +2,13 @@
 
 use super::place::{User, top};
 use crate::BenchError;
-use crate::cluster::{BenchNode, ClusterPlan, PATIENT, new_file};
-use crate::on_thread::OnThread;
 use crate::report::Target::AtMost;
 use crate::report::{Findings, Unit};
 use crate::samples::Samples;
 use crate::suite::Context;
 use polvo_proto::FsError;
+use polvo_testbed::cluster::{BenchNode, ClusterPlan, PATIENT, new_file};
+use polvo_testbed::on_thread::OnThread;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};

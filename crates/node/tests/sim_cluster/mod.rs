@@ -1,8 +1,6 @@
 //! Three nodes and a client in one thread, without sockets, files or real time: the operations of a file system at the
 //! level of requests.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod files;
 mod names;
 mod requests;

@@ -1,7 +1,7 @@
 //! Clusters in the benchmark's own process, so that colocated and remote clients of the same pool are measured side
 //! by side, and nodes without the cost of processes.
 
-use crate::BenchError;
+use crate::Failure;
 use crate::cores::SERVING;
 use crate::on_thread::OnThread;
 use polvo_client::{Client, ClientConfig, LocalClient, Transfers};
@@ -161,7 +161,7 @@ pub const PATIENT: Timeouts = Timeouts {
 
 impl ClusterPlan<'_> {
     /// Formats the pools and serves them, each node over tcp (loopback) and shm.
-    pub fn start(&self) -> Result<Vec<BenchNode>, BenchError> {
+    pub fn start(&self) -> Result<Vec<BenchNode>, Failure> {
         // the map names the ports, so they are found before the nodes bind them
         let ports: Vec<_> = (0..self.nodes)
             .map(|_| std::net::TcpListener::bind("127.0.0.1:0"))
@@ -194,7 +194,7 @@ impl ClusterPlan<'_> {
         nodes.map(|(id, listen)| self.start_node(id, listen, &map)).collect()
     }
 
-    fn start_node(&self, id: u16, listen: [Address; 2], map: &ClusterMap) -> Result<BenchNode, BenchError> {
+    fn start_node(&self, id: u16, listen: [Address; 2], map: &ClusterMap) -> Result<BenchNode, Failure> {
         let identity = identity(Role::Node(id));
         let timeouts = self.timeouts;
         let pool = self.dir.join(match id {
@@ -289,12 +289,12 @@ fn is_of(address: &Address, provider: &str) -> bool {
 
 impl BenchNode {
     /// A cluster of one node, with a pool of `pool_len` bytes in `dir`.
-    pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, BenchError> {
+    pub fn start(dir: &Path, pool_len: u64) -> Result<BenchNode, Failure> {
         BenchNode::start_with(dir, pool_len, false)
     }
 
     /// As [`BenchNode::start`], with or without checksums of file data.
-    pub fn start_with(dir: &Path, pool_len: u64, checksums: bool) -> Result<BenchNode, BenchError> {
+    pub fn start_with(dir: &Path, pool_len: u64, checksums: bool) -> Result<BenchNode, Failure> {
         let plan = ClusterPlan {
             first_core: Some(SERVING),
             checksums,
@@ -311,7 +311,7 @@ impl BenchNode {
         replicas: u8,
         durability: Durability,
         provider: &str,
-    ) -> Result<Vec<BenchNode>, BenchError> {
+    ) -> Result<Vec<BenchNode>, Failure> {
         let plan = ClusterPlan {
             nodes: u16::from(replicas),
             replicas,
@@ -327,7 +327,7 @@ impl BenchNode {
     }
 
     /// Waits until all copies of the first region, which it serves, are mirrors.
-    pub fn mirrored(&self) -> Result<(), BenchError> {
+    pub fn mirrored(&self) -> Result<(), Failure> {
         let begun = Instant::now();
         let are_mirrors = || {
             let map = self.node.map();
@@ -350,13 +350,13 @@ impl BenchNode {
     }
 
     /// Where it is served over `tcp` or `shm`.
-    pub fn address(&self, provider: &str) -> Result<Address, BenchError> {
+    pub fn address(&self, provider: &str) -> Result<Address, Failure> {
         let found = self.addresses.iter().find(|address| is_of(address, provider));
         Ok(found.ok_or("the node does not listen with that provider")?.clone())
     }
 
     /// How a client over `tcp` or `shm` is made.
-    pub fn client_config(&self, provider: &str) -> Result<ClientConfig, BenchError> {
+    pub fn client_config(&self, provider: &str) -> Result<ClientConfig, Failure> {
         Ok(client_config(self.address(provider)?, self.timeouts))
     }
 
@@ -367,7 +367,7 @@ impl BenchNode {
 
     /// Time of a processor that the node's reactor has used so far. What it has used since it last went to sleep may be
     /// missing, up to a tick of the kernel.
-    pub fn processor_time(&self) -> Result<Duration, BenchError> {
+    pub fn processor_time(&self) -> Result<Duration, Failure> {
         let stat = std::fs::read_to_string(&self.schedstat)?;
         let ns = stat.split_whitespace().next().ok_or("an empty schedstat")?;
         Ok(Duration::from_nanos(ns.parse()?))
@@ -379,12 +379,12 @@ impl BenchNode {
     }
 
     /// An external client over `tcp` or `shm`.
-    pub fn external(&self, provider: &str) -> Result<Arc<Client>, BenchError> {
+    pub fn external(&self, provider: &str) -> Result<Arc<Client>, Failure> {
         self.external_by(provider, Transfers::default())
     }
 
     /// An external client whose data is moved so.
-    pub fn external_by(&self, provider: &str, transfers: Transfers) -> Result<Arc<Client>, BenchError> {
+    pub fn external_by(&self, provider: &str, transfers: Transfers) -> Result<Arc<Client>, Failure> {
         let config = ClientConfig {
             transfers,
             ..self.client_config(provider)?
@@ -393,14 +393,14 @@ impl BenchNode {
     }
 
     /// Ends it in good order, and removes the pool.
-    pub fn stop(self) -> Result<(), BenchError> {
+    pub fn stop(self) -> Result<(), Failure> {
         let pool = self.pool.clone();
         self.leave()?;
         Ok(std::fs::remove_file(pool)?)
     }
 
     /// Ends it in good order and leaves the pool.
-    pub fn leave(self) -> Result<(), BenchError> {
+    pub fn leave(self) -> Result<(), Failure> {
         self.node.stop();
         self.reactor.join().map_err(|_| "the reactor thread failed")??;
         Ok(())

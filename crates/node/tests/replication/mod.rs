@@ -1,8 +1,6 @@
 //! Regions with copies at other nodes: what they hold, and what requests wait for.
 
 mod added;
-#[path = "../common/mod.rs"]
-mod common;
 mod failover;
 mod fills;
 mod handed_over;

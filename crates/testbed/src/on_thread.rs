@@ -1,6 +1,6 @@
 //! A thread that runs futures of its own.
 
-use crate::BenchError;
+use crate::Failure;
 use crate::cores;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
@@ -14,12 +14,12 @@ pub struct OnThread {
 
 impl OnThread {
     /// For the calling thread, wherever it runs.
-    pub fn new() -> Result<OnThread, BenchError> {
+    pub fn new() -> Result<OnThread, Failure> {
         OnThread::on_core(None)
     }
 
     /// For the calling thread, which keeps to that core while it runs something here.
-    pub fn on_core(core: Option<usize>) -> Result<OnThread, BenchError> {
+    pub fn on_core(core: Option<usize>) -> Result<OnThread, Failure> {
         let tasks = LocalSet::new();
         tasks.spawn_local(polvo_fabric::poller());
         Ok(OnThread {

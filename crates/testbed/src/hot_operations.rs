@@ -1,7 +1,7 @@
 //! Carries out one of the hottest operations again and again through a colocated client, for profilers and instruction
 //! counters. Only [`measured`] is to be counted: `valgrind --tool=callgrind --toggle-collect='*hot_operations::measured*'`.
 
-use crate::BenchError;
+use crate::Failure;
 use crate::cluster::{BenchNode, Scratch, new_file, pool_len, tick};
 use clap::ValueEnum;
 use polvo_client::{LocalClient, OpenFile};
@@ -11,15 +11,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What this does in a process of its own: `--part hot-operation OPERATION TIMES [REPLICAS]`.
-pub const PART: &str = "hot-operation";
-
 /// Bytes of the file that is read and written.
 const FILE: u64 = 16 << 20;
 
 /// The ten hottest operations.
 #[derive(Clone, Copy, ValueEnum)]
-enum Operation {
+pub enum Operation {
     /// 4 KiB at a random place.
     Read,
     /// 4 KiB at a random place, durable.
@@ -121,21 +118,15 @@ async fn one(stage: &mut Stage, n: u64) -> Result<(), FsError> {
     Ok(())
 }
 
-/// Carries out one operation so often: `[OPERATION, TIMES]`, and in a region with how many replicas.
-pub fn part(scratch: &Path, values: &[String]) -> Result<(), BenchError> {
-    let [operation, times, replicas @ ..] = values else {
-        return Err("which operation, and how often?".into());
-    };
-    let operation = Operation::from_str(operation, false)?;
-    let times: u64 = times.parse()?;
-    let replicas = replicas.first().map_or(Ok(1), |replicas| replicas.parse())?;
+/// Carries out one operation so often, in a region with so many replicas.
+pub fn run(scratch: &Path, operation: Operation, times: u64, replicas: u8) -> Result<(), Failure> {
     let scratch = Scratch::new(scratch)?;
     let mut nodes = BenchNode::start_replicas(scratch.path(), pool_len(FILE), replicas, Durability::default(), "shm")?;
     let mirrors = nodes.split_off(1);
     let node = nodes.pop().ok_or("one node was asked for at least")?;
     let client = node.internal();
     let served = node.node();
-    let done: Result<(), BenchError> = client.run(|client| async move {
+    let done: Result<(), Failure> = client.run(|client| async move {
         let root = client.resolve(Ino::ROOT).await?;
         let (_, file) = client.create_open(root, b"file", new_file()).await?;
         let bytes = vec![7; 1 << 20];

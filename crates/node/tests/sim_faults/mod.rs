@@ -1,15 +1,13 @@
 //! Nodes die, come back, lose power or cannot be reached in the middle of transactions; sessions expire; clients get
 //! into each other's way.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod conflicts;
 mod coordinators;
 mod nodes_and_sessions;
 mod participants;
 mod random_faults;
 
-use common::*;
+use crate::common::*;
 use polvo_node::sim::{self, Cluster, ClusterOptions};
 use polvo_node::{Phase, Transactions};
 use polvo_proto::*;

@@ -6,8 +6,6 @@
 //! What is not refused, because nothing could tell it from honest work: whoever has the cluster's secret may write to any
 //! data segment, and may call itself a node (see *Trust* in docs/operations.md).
 
-#[path = "../common/mod.rs"]
-mod common;
 mod inodes;
 mod keys;
 mod nodes;

@@ -1,7 +1,7 @@
 //! The limits that are promised, reached: a million entries in a directory, a million inodes in a pool of 1 GiB, a file of
 //! 8 EiB, a thousand sessions; with what each took. Then the process that has done it is killed, and the pool recovered.
 
-use crate::BenchError;
+use crate::Failure;
 use crate::cluster::{BenchNode, Scratch, new_file, root, used_bytes};
 use crate::part::{self, resident_bytes};
 use polvo_client::{Client, LocalClient};
@@ -28,7 +28,7 @@ const GIVEN_BACK: Duration = Duration::from_secs(20);
 pub const PART: &str = "limits-fill";
 
 /// Fills a pool below `scratch` in a process of its own, kills that, and recovers the pool; says on `out` what each took.
-pub fn run(scratch: &Path, entries: usize, out: &mut dyn Write) -> Result<(), BenchError> {
+pub fn run(scratch: &Path, entries: usize, out: &mut dyn Write) -> Result<(), Failure> {
     let scratch = Scratch::new(scratch)?;
     let mut child = part::command(scratch.path(), PART, &[entries])?
         .stdin(Stdio::piped())
@@ -52,7 +52,7 @@ pub fn run(scratch: &Path, entries: usize, out: &mut dyn Write) -> Result<(), Be
     recover(scratch.path(), entries, out)
 }
 
-fn recover(dir: &Path, entries: usize, out: &mut dyn Write) -> Result<(), BenchError> {
+fn recover(dir: &Path, entries: usize, out: &mut dyn Write) -> Result<(), Failure> {
     let before = resident_bytes()?;
     let start = Instant::now();
     let space = PoolSpace::open(Pmem::open(&dir.join("pool"), None)?)?;
@@ -86,7 +86,7 @@ fn recover(dir: &Path, entries: usize, out: &mut dyn Write) -> Result<(), BenchE
 }
 
 /// The child's part: everything below `dir`, until it is killed.
-pub fn fill(dir: &Path, values: &[String]) -> Result<(), BenchError> {
+pub fn fill(dir: &Path, values: &[String]) -> Result<(), Failure> {
     let entries = part::number(values, 0)?;
     let node = BenchNode::start(dir, POOL_LEN)?;
     let client = node.internal();
@@ -102,7 +102,7 @@ pub fn fill(dir: &Path, values: &[String]) -> Result<(), BenchError> {
 }
 
 /// Makes a directory with so many files and removes them; the pool is as empty as before soon after.
-fn files_that_go(client: &Arc<Client>, entries: usize) -> Result<(), BenchError> {
+fn files_that_go(client: &Arc<Client>, entries: usize) -> Result<(), Failure> {
     let top = root(client)?;
     let fresh = used_bytes(client)?;
     let dir = client.run(|c| async move {
@@ -157,7 +157,7 @@ async fn make_dir(c: &LocalClient, parent: InodeRef, name: &[u8]) -> Result<Inod
     })
 }
 
-fn million_entries(client: &Arc<Client>, entries: usize) -> Result<(), BenchError> {
+fn million_entries(client: &Arc<Client>, entries: usize) -> Result<(), Failure> {
     let top = root(client)?;
     let (pool_before, memory_before) = (used_bytes(client)?, resident_bytes()?);
     let start = Instant::now();
@@ -209,7 +209,7 @@ fn million_entries(client: &Arc<Client>, entries: usize) -> Result<(), BenchErro
     Ok(())
 }
 
-fn large_file(client: &Arc<Client>) -> Result<(), BenchError> {
+fn large_file(client: &Arc<Client>) -> Result<(), Failure> {
     let top = root(client)?;
     client.run(|c| async move {
         let (_, file) = c.create_open(top, b"large", new_file()).await?;
@@ -232,7 +232,7 @@ fn large_file(client: &Arc<Client>) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn long_name(client: &Arc<Client>) -> Result<(), BenchError> {
+fn long_name(client: &Arc<Client>) -> Result<(), Failure> {
     let top = root(client)?;
     client.run(|c| async move {
         let name = vec![b'n'; NAME_MAX + 1];
@@ -247,7 +247,7 @@ fn long_name(client: &Arc<Client>) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn sessions(node: &BenchNode) -> Result<(), BenchError> {
+fn sessions(node: &BenchNode) -> Result<(), Failure> {
     let before = resident_bytes()?;
     let start = Instant::now();
     let mut clients = Vec::with_capacity(SESSIONS);
