@@ -33,4 +33,4 @@ pub use requests::{Ask, Request, RequestKind, ask};
 pub use scrubbed::{CopyPlace, DamagedData, ScrubPlace, Scrubbed, ScrubbedCopies};
 
 /// Version of the protocol; peers with another one are refused at attach.
-pub const PROTOCOL_VERSION: u32 = 23;
+pub const PROTOCOL_VERSION: u32 = 24;

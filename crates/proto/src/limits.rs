@@ -51,6 +51,8 @@ pub const USAGE_MAX: usize = 1 << 52;
 pub const LOCKS_MAX: usize = 1 << 16;
 /// Most ranges in one [`crate::Request::ClaimLocks`].
 pub const LOCK_CLAIMS_MAX: usize = 256;
+/// Most holders of locks in one [`crate::Request::TakeOver`].
+pub const LOCKED_BY_MAX: usize = 1000;
 /// Most waits for locks of a session at a node.
 pub const LOCK_WAITS_MAX: usize = 1 << 12;
 /// Most tokens in one `TakeTokens`, in one `Watch`, and in the answer to either.
@@ -111,6 +113,10 @@ impl Call {
                 register::Ask::Promise(_) => Ok(()),
                 register::Ask::Accept(_, map) => at_most("bytes of cluster map", map.encoded_len(), MAP_BYTES_MAX),
             },
+            Request::TakeOver { locked, .. } => {
+                let holders = locked.as_ref().map_or(0, Vec::len);
+                at_most("holders of locks", holders, LOCKED_BY_MAX)
+            }
             Request::ShareUsage(usage) => usage.check(),
             Request::NewMap(map) => at_most("bytes of cluster map", map.encoded_len(), MAP_BYTES_MAX),
             _ => Ok(()),

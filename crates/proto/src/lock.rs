@@ -1,5 +1,6 @@
 //! Advisory locks: what is asked for, by whom, and who waits for whom.
 
+use crate::InodeRef;
 use polvo_format::SessionId;
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +98,17 @@ pub struct LockHolder {
     pub session: SessionId,
     /// Owner in it.
     pub owner: u64,
+}
+
+/// Somebody has locks of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LockedBy {
+    /// Which.
+    pub inode: InodeRef,
+    /// Who.
+    pub holder: LockHolder,
+    /// Ranges, and the whole file as one more.
+    pub locks: u32,
 }
 
 /// A range that somebody has locked.

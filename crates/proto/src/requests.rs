@@ -23,9 +23,9 @@
 
 use crate::{
     Answer, CheckFacts, ClusterMap, Collected, CopyPlace, DirPage, FallocateMode, FileMap, Found, FsError, InodeRef,
-    Intent, LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LogSequel, Made, MapClaim,
-    NewFile, NodeInfo, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentMap, TxnState,
-    Usage, Window, WriteRun, XattrMode, reply,
+    Intent, LanePlace, LockAsk, LockRange, LockSeen, LockTerm, LockTicket, LockWait, Locked, LockedBy, LogSequel, Made,
+    MapClaim, NewFile, NodeInfo, Outcome, PageRun, RenameMode, Reply, ScrubPlace, Scrubbed, ScrubbedCopies, SegmentMap,
+    TxnState, Usage, Window, WriteRun, XattrMode, reply,
 };
 use polvo_consensus::register;
 use polvo_format::{Epoch, Generation, Ino, Lsn, NodeId, PoolPast, RegionId, RegionOffset, SessionId, Tail, TxnId};
@@ -774,6 +774,8 @@ requests! {
         region: RegionId,
         /// by this map, or a later one
         epoch: Epoch,
+        /// who has locks there, which are claimed now; `None`: too many to say
+        locked: Option<Vec<LockedBy>>,
     } -> Done,
     /// Compares some of a region with its mirrors, and puts right what differs.
     ScrubCopies {

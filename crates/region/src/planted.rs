@@ -66,6 +66,8 @@ pub enum Planted {
     LostGenerationsGiven,
     /// A region is handed over though sessions believe in tokens that they have of it.
     HandedOverTokensBelieved,
+    /// Who takes over a region that is handed over is told that nobody has locks there.
+    HandedOverLocksUntold,
     /// A copy that is moved leaves the set before the one that takes its place is whole.
     CopyMovedEarly,
     /// A primary goes on answering without a lease of its mirrors.

@@ -3,11 +3,11 @@
 use crate::locks::lock_table::Asked;
 use crate::names::permission::{self, READ, WRITE};
 use crate::request::context::RequestContext;
-use polvo_format::RegionId;
 use polvo_proto::{
     FsError, InodeRef, LOCK_CLAIMS_MAX, LOCK_WAIT_MAX_MS, LockAnswer, LockAsk, LockMode, LockRange, LockSeen, LockTerm,
     LockTicket, Locked,
 };
+use std::pin::pin;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -39,7 +39,7 @@ impl RequestContext<'_> {
         })
         .await?;
         let limit = wait.map(|ticket| Duration::from_millis(ticket.wait_ms.min(LOCK_WAIT_MAX_MS).into()));
-        if !self.grace_is_over(inode.ino.region(), limit).await? {
+        if !self.grace_is_over(inode, limit).await? {
             return Ok(LockAnswer::Queued);
         }
         if self.pair.is_some_and(|pair| pair.is_closed()) {
@@ -88,17 +88,25 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Waits until locks of a region may be given that nobody claims back; for so long at most. False: not yet.
-    async fn grace_is_over(&self, region: RegionId, limit: Option<Duration>) -> Result<bool, FsError> {
-        let Some(grace) = self.node.locks.grace(region) else {
-            return Ok(true);
-        };
-        let until = limit.map_or(grace, |limit| grace.min(Instant::now() + limit));
+    /// Waits until locks of an inode may be given that nobody claims back; for so long at most. False: not yet.
+    async fn grace_is_over(&self, inode: InodeRef, limit: Option<Duration>) -> Result<bool, FsError> {
+        let locks = &self.node.locks;
+        let deadline = limit.map(|limit| Instant::now() + limit);
         let mut stopping = self.node.stopping.subscribe();
-        tokio::select! {
-            () = tokio::time::sleep_until(until) => Ok(self.node.locks.grace(region).is_none()),
-            // an error means that the node is gone
-            _ = stopping.wait_for(|stop| *stop) => Err(self.node.stopping_error()),
+        loop {
+            let mut settled = pin!(locks.settled.notified());
+            settled.as_mut().enable();
+            let Some(grace) = locks.grace(inode) else {
+                return Ok(true);
+            };
+            let until = deadline.map_or(grace, |deadline| grace.min(deadline));
+            tokio::select! {
+                biased;
+                // an error means that the node is gone
+                _ = stopping.wait_for(|stop| *stop) => return Err(self.node.stopping_error()),
+                () = settled => {}
+                () = tokio::time::sleep_until(until) => return Ok(locks.grace(inode).is_none()),
+            }
         }
     }
 
@@ -128,7 +136,7 @@ impl RequestContext<'_> {
 
     pub async fn test_lock(&self, inode: InodeRef, ask: &LockAsk) -> Result<Option<LockSeen>, FsError> {
         sane(ask.range)?;
-        self.grace_is_over(inode.ino.region(), None).await?;
+        self.grace_is_over(inode, None).await?;
         self.service(inode.ino.region())?;
         let seen = self.node.locks.test(self.session.id, inode, ask);
         self.still_serves(inode).await?;

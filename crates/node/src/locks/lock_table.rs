@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use polvo_cluster::{RangeLocks, Timeouts};
 use polvo_format::{RegionId, SessionId};
 use polvo_proto::{
-    FsError, InodeRef, LOCK_WAITS_MAX, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockSeen, LockTerm,
-    LockWait, Locked,
+    FsError, InodeRef, LOCK_WAITS_MAX, LOCKED_BY_MAX, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockRange, LockSeen,
+    LockTerm, LockWait, Locked, LockedBy,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -125,6 +125,8 @@ pub(crate) struct Locks {
     pub(super) table: Mutex<Table>,
     /// A wait for a range has begun.
     pub began: Notify,
+    /// Of an inode whose region was handed over with locks, all of them are claimed, or let go of.
+    pub settled: Notify,
 }
 
 impl InodeLocks {
@@ -161,7 +163,7 @@ impl InodeLocks {
         (!ask.kind.on_ranges() || range()) && (!ask.kind.on_whole() || whole())
     }
 
-    fn locks_of(&self, holder: LockHolder) -> usize {
+    pub(super) fn locks_of(&self, holder: LockHolder) -> usize {
         self.ranges.get(&holder).map_or(0, RangeLocks::len) + usize::from(self.whole.contains_key(&holder))
     }
 
@@ -478,6 +480,9 @@ impl Locks {
         }
         table.change(inode, holder, |locks| locks.clear(holder, range));
         table.advance(inode);
+        if range == LockRange::ALL {
+            self.settle(&mut table, session, Some((inode, owner)));
+        }
     }
 
     /// The first lock that is in the way.
@@ -507,6 +512,7 @@ impl Locks {
     /// A session has ended, and with it all that it had.
     pub fn end_session(&self, session: SessionId) {
         let mut table = self.table.lock();
+        self.settle(&mut table, session, None);
         if !table.shares.contains_key(&session) {
             return;
         }
@@ -534,6 +540,27 @@ impl Locks {
             table.dequeue(inode, |_| true, &Err(FsError::WrongEpoch));
             table.advance(inode);
         }
+    }
+
+    /// Who has locks in a region; none: more than one message tells.
+    pub fn locked_by(&self, region: RegionId) -> Option<Vec<LockedBy>> {
+        let table = self.table.lock();
+        let mut all = Vec::new();
+        for inode in table.inodes_of(region) {
+            let Some(locks) = table.inodes.get(&inode) else {
+                continue;
+            };
+            let holders: BTreeSet<LockHolder> = locks.ranges.keys().chain(locks.whole.keys()).copied().collect();
+            all.extend(holders.into_iter().map(|holder| LockedBy {
+                inode,
+                holder,
+                locks: u32::try_from(locks.locks_of(holder)).unwrap_or(u32::MAX),
+            }));
+            if all.len() > LOCKED_BY_MAX {
+                return None;
+            }
+        }
+        Some(all)
     }
 
     /// A region is served elsewhere: locks there are claimed from who serves it now.

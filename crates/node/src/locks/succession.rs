@@ -1,7 +1,8 @@
 //! Locks of before: a node keeps locks in memory, so when it has been started anew, or has taken the place of another one, it does not
 //! know who has some. Their holders claim them back (`client/locks`).
 //!
-//! - Until a succession's *grace* is over, nobody is given a lock in the region that he does not claim back.
+//! - Until a succession's *grace* is over, nobody is given a lock in the region that he does not claim back. Where the region was handed
+//!   over, and it was said who has locks there, that is so for inodes of which somebody has some, until he has claimed or let go of all.
 //! - From then on until it *ends*, an inode of which somebody was given a lock is not claimed any more: locks of the one before may have
 //!   been taken and let go of by others. After the end nothing is claimed.
 //! - Only locks given under the term right before this one are claimed back. Under one before that, others may have had them
@@ -13,10 +14,10 @@ use crate::locks::lock_table::{Locks, Table};
 use crate::node::Node;
 use crate::replication::primary::Replication;
 use crate::request::sessions::Session;
-use foldhash::HashSet;
+use foldhash::{HashMap, HashSet};
 use polvo_cluster::Timeouts;
-use polvo_format::RegionId;
-use polvo_proto::{FsError, InodeRef, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockTerm, Locked};
+use polvo_format::{RegionId, SessionId};
+use polvo_proto::{FsError, InodeRef, LOCKS_MAX, LockAsk, LockHolder, LockKind, LockTerm, Locked, LockedBy};
 use polvo_region::planted::{Planted, planted};
 use tokio::time::Instant;
 
@@ -31,6 +32,8 @@ pub(crate) struct Succession {
     ends: Instant,
     /// Inodes of which locks were given since.
     anew: HashSet<InodeRef>,
+    /// Who had how many locks and has not claimed all of them yet, of each inode of which there is somebody; none: not known.
+    unclaimed: Option<HashMap<InodeRef, HashMap<LockHolder, u32>>>,
 }
 
 impl Succession {
@@ -41,7 +44,37 @@ impl Succession {
             grace,
             ends,
             anew: HashSet::default(),
+            unclaimed: None,
         }
+    }
+
+    /// These had locks, and nobody else.
+    pub fn of(mut self, locked: &[LockedBy]) -> Succession {
+        let mut unclaimed: HashMap<InodeRef, HashMap<LockHolder, u32>> = HashMap::default();
+        for by in locked.iter().filter(|by| by.locks > 0) {
+            unclaimed.entry(by.inode).or_default().insert(by.holder, by.locks);
+        }
+        self.unclaimed = Some(unclaimed);
+        self
+    }
+
+    /// Whoever had locks of the inode has claimed them back, or let go of them.
+    fn is_settled(&self, inode: InodeRef) -> bool {
+        let unclaimed = self.unclaimed.as_ref();
+        unclaimed.is_some_and(|unclaimed| !unclaimed.contains_key(&inode))
+    }
+
+    /// Those have claimed or let go of all that they had. True: of some inode nobody is left.
+    fn settle(&mut self, who: impl Fn(InodeRef, LockHolder, u32) -> bool) -> bool {
+        let Some(unclaimed) = &mut self.unclaimed else {
+            return false;
+        };
+        let before = unclaimed.len();
+        unclaimed.retain(|inode, holders| {
+            holders.retain(|holder, locks| !who(*inode, *holder, *locks));
+            !holders.is_empty()
+        });
+        unclaimed.len() < before
     }
 
     fn may_be_claimed(&self, inode: InodeRef, term: LockTerm) -> bool {
@@ -88,10 +121,26 @@ impl Locks {
         self.table.lock().successions.insert(region, succession);
     }
 
-    /// When locks of a region may be given that are not claimed back; none: now.
-    pub fn grace(&self, region: RegionId) -> Option<Instant> {
-        let grace = self.table.lock().successions.get(&region)?.grace;
-        (grace > Instant::now() && !planted(Planted::LockGraceForgotten)).then_some(grace)
+    /// When locks of an inode may be given that are not claimed back, if [`Locks::settled`] does not come before; none: now.
+    pub fn grace(&self, inode: InodeRef) -> Option<Instant> {
+        let table = self.table.lock();
+        let succession = table.successions.get(&inode.ino.region())?;
+        let is_over = succession.grace <= Instant::now() || succession.is_settled(inode);
+        (!is_over && !planted(Planted::LockGraceForgotten)).then_some(succession.grace)
+    }
+
+    /// A holder has let go of all that he had of an inode, or a session has ended (`inode`: none).
+    pub(super) fn settle(&self, table: &mut Table, session: SessionId, of: Option<(InodeRef, u64)>) {
+        let is_meant = |inode: InodeRef, holder: LockHolder, _: u32| {
+            holder.session == session && of.is_none_or(|(which, owner)| (which, owner) == (inode, holder.owner))
+        };
+        let regions = of.map_or(RegionId(0)..=RegionId(u16::MAX), |(inode, _)| {
+            inode.ino.region()..=inode.ino.region()
+        });
+        let successions = table.successions.range_mut(regions);
+        if successions.fold(false, |any, (_, succession)| succession.settle(is_meant) || any) {
+            self.settled.notify_waiters();
+        }
     }
 
     /// May locks of a region be claimed back yet?
@@ -155,6 +204,14 @@ impl Locks {
             table.change(inode, me, |locks| locks.take(me, ask));
         }
         table.advance(inode);
+        // in pages: not before the last one
+        let has = table.inodes.get(&inode).map_or(0, |locks| locks.locks_of(me));
+        let has_all =
+            |of: InodeRef, holder: LockHolder, locks: u32| of == inode && holder == me && has >= locks as usize;
+        let succession = table.successions.get_mut(&region);
+        if succession.is_some_and(|succession| succession.settle(has_all)) {
+            self.settled.notify_waiters();
+        }
         Ok(now)
     }
 }

@@ -18,7 +18,8 @@
 //!   writes none of them. All go on behind the last record, as if nothing had happened: nothing is compared, and there is no moment with a
 //!   copy fewer.
 //! - Nobody believes in a token that was given here: none are given any more, and those that there are were asked for, and have come back
-//!   or ended. So it is with the rename lock, which region 0 grants. Locks are claimed from the next primary; so a region stays where it is as long as some may be claimed here.
+//!   or ended. So it is with the rename lock, which region 0 grants. Locks are claimed from the next primary, which is told who has some; so a region
+//!   stays where it is as long as some may be claimed here.
 //! - Pages that were delegated here may be stored to for as long as a lease by who has this pool mapped, and stands still in the middle of
 //!   it: the next primary gives out no page that was free before.
 
@@ -242,6 +243,10 @@ impl Node {
     /// What is here of a region that was given up is a copy from now on; who serves it now is told so.
     async fn become_mirror(self: &Arc<Self>, links: &Rc<Links>, service: &RegionService, map: &ClusterMap, to: NodeId) {
         let region = service.id;
+        let locked = match planted(Planted::HandedOverLocksUntold) {
+            true => Some(Vec::new()),
+            false => self.locks.locked_by(region),
+        };
         self.locks.forget_region(region);
         self.claims.lock().remove(&region);
         let last = service.replication().map(Replication::mirrored).unwrap_or_default();
@@ -251,6 +256,7 @@ impl Node {
         let take_over = ask::TakeOver {
             region,
             epoch: map.epoch,
+            locked,
         };
         let told = async {
             links

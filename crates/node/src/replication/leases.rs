@@ -22,7 +22,7 @@ use crate::request::context::RequestContext;
 use parking_lot::Mutex;
 use polvo_cluster::{Links, Timeouts};
 use polvo_format::{Epoch, NodeId, RegionId};
-use polvo_proto::{ClusterMap, Cred, FsError, ReplicaRole, ask};
+use polvo_proto::{ClusterMap, Cred, FsError, LockedBy, ReplicaRole, ask};
 use polvo_region::planted::{Planted, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -77,8 +77,8 @@ pub(crate) struct Leases {
     watched: Mutex<BTreeMap<NodeId, Watch>>,
     /// Regions that the map gives to this node, which has a copy and does not serve them yet, and since when.
     waiting: Mutex<BTreeMap<RegionId, Instant>>,
-    /// Those of them that who served them before has handed over.
-    handed_over: Mutex<BTreeSet<RegionId>>,
+    /// Those of them that who served them before has handed over, and who has locks there.
+    handed_over: Mutex<BTreeMap<RegionId, Option<Vec<LockedBy>>>>,
     /// There are more of those.
     handed: Notify,
     /// A node that goes by a newer map than this one.
@@ -213,7 +213,12 @@ impl Node {
 
 impl RequestContext<'_> {
     /// See [`polvo_proto::Request::TakeOver`].
-    pub(crate) fn take_over(&self, region: RegionId, epoch: Epoch) -> Result<(), FsError> {
+    pub(crate) fn take_over(
+        &self,
+        region: RegionId,
+        epoch: Epoch,
+        locked: Option<Vec<LockedBy>>,
+    ) -> Result<(), FsError> {
         let (before, map) = (self.asking_node()?, self.node.map());
         if map.epoch < epoch {
             return Err(FsError::WrongEpoch);
@@ -224,7 +229,7 @@ impl RequestContext<'_> {
         }
         // served meanwhile: it has waited long enough
         if !self.node.serves(region) {
-            self.node.leases.handed_over.lock().insert(region);
+            self.node.leases.handed_over.lock().insert(region, locked);
             self.node.leases.handed.notify_one();
         }
         Ok(())
@@ -372,16 +377,16 @@ fn succeed_by_map(node: &Arc<Node>, map: &ClusterMap) {
     let mut handed_over = node.leases.handed_over.lock();
     let is_ours = |region: &RegionId| map.primary(*region) == Some(node.id()) && !node.serves(*region);
     waiting.retain(|region, _| is_ours(region));
-    handed_over.retain(is_ours);
+    handed_over.retain(|region, _| is_ours(region));
     for region in node.copies.regions().into_iter().filter(is_ours) {
         let since = waiting.entry(region).or_insert_with(|| {
             node.copies.seal(region, &node.memory);
             Instant::now()
         });
-        let before = match handed_over.contains(&region) {
-            true => Before::GaveUp,
-            false if since.elapsed() < node.leases.grace() => continue,
-            false => Before::Heard(*since),
+        let before = match handed_over.get(&region) {
+            Some(locked) => Before::GaveUp(locked.clone()),
+            None if since.elapsed() < node.leases.grace() => continue,
+            None => Before::Heard(*since),
         };
         if let Err(error) = node.promote(region, map, before) {
             tracing::error!(region = region.0, %error, "a copy could not take its region's place");

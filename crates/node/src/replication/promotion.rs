@@ -9,7 +9,7 @@ use crate::replication::leases::LEASE;
 use crate::transactions::dispatch::Dispatch;
 use polvo_cluster::Timeouts;
 use polvo_format::{Ino, NodeId, RegionId};
-use polvo_proto::{ClusterMap, FsError};
+use polvo_proto::{ClusterMap, FsError, LockedBy};
 use polvo_region::Region;
 use polvo_region::planted::{Planted, planted};
 use std::sync::Arc;
@@ -17,12 +17,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// What became of who has served a region before.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Before {
     /// It was last heard of then.
     Heard(Instant),
-    /// It has handed the region over, and nobody believes in what it has told any more.
-    GaveUp,
+    /// It has handed the region over, and nobody believes in what it has told any more, but for these locks (`None`: not known).
+    GaveUp(Option<Vec<LockedBy>>),
 }
 
 impl Node {
@@ -42,7 +41,7 @@ impl Node {
             damaged = ?found.damaged,
             "copy recovered"
         );
-        if info.is_async() && before != Before::GaveUp {
+        if info.is_async() && matches!(before, Before::Heard(_)) {
             recovered.outgrow_lost(found.highest);
         }
         let lease = match planted(Planted::DeadLeaseByOwnClock) {
@@ -52,22 +51,27 @@ impl Node {
         // what the one before has given and said is believed for so long at the most
         let believed_until = |what: Duration| match before {
             Before::Heard(heard) => heard + self.clock.lasts(lease + what),
-            Before::GaveUp => Instant::now() + self.clock.lasts(what),
+            Before::GaveUp(_) => Instant::now() + self.clock.lasts(what),
         };
         match before {
             Before::Heard(_) => self.mistrust_tokens_until(believed_until(self.config.timeouts.token), &mut recovered),
             // its pool, which is that of a mirror now, may be stored to where pages were free
-            Before::GaveUp => self.hold_back_free_data(&mut recovered),
+            Before::GaveUp(_) => self.hold_back_free_data(&mut recovered),
         }
         let grace = believed_until(outlasting(Timeouts::LOCK_GRACE));
         let ends = Instant::now() + self.config.timeouts.lease;
-        self.locks.succeed(region, Succession::new(locks_before, grace, ends));
+        let succession = Succession::new(locks_before, grace, ends);
+        let succession = match &before {
+            Before::GaveUp(Some(locked)) => succession.of(locked),
+            _ => succession,
+        };
+        self.locks.succeed(region, succession);
         let (layout, one_sided) = (self.space.layout(), self.config.one_sided);
         let term = self.locks.term();
         let gate = self.gates.gate(region);
         let service = RegionService::new(recovered, info, gate, layout, &self.pmem, &self.memory, one_sided, term);
         if let Some(replication) = service.replication() {
-            if let Before::GaveUp = before {
+            if let Before::GaveUp(_) = before {
                 service.enter(|region| region.capture(last));
                 replication.go_on_behind(last, &self.leases);
             }

@@ -176,7 +176,7 @@ impl RequestContext<'_> {
             AddNode(node) => Box::pin(self.add_node(&node)).await,
             MoveCopy { region, from, to } => Box::pin(self.move_copy(MovedCopy { region, from, to })).await,
             HandOver { region, to } => Box::pin(self.hand_over(region, to)).await,
-            TakeOver { region, epoch } => self.take_over(region, epoch),
+            TakeOver { region, epoch, locked } => self.take_over(region, epoch, locked),
             ShareUsage(usage) => self.share_usage(usage),
             ReleaseSegments => Box::pin(self.release_segments()).await,
         )

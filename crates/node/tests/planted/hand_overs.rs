@@ -1,5 +1,6 @@
 //! Regions that are handed over to a mirror, and copies that are moved.
 
+use super::locks::{claim, granted, lock};
 use super::*;
 
 #[test]
@@ -38,6 +39,28 @@ fn a_region_goes_of_which_a_session_has_a_token() {
             begun.elapsed()
         );
         assert_eq!(cluster.newest_map().unwrap().primary(region), Some(NodeId(mirror)));
+    });
+}
+
+#[test]
+fn locks_that_are_not_told_of_when_a_region_is_handed_over() {
+    caught(Planted::HandedOverLocksUntold, a_region_goes_where_somebody_has_a_lock);
+}
+
+/// It is claimed from who serves the region now, who gives it to nobody else before.
+fn a_region_goes_where_somebody_has_a_lock() {
+    run(replicated(63), async |cluster| {
+        cluster.mirrored().await;
+        let (a, b) = (Caller::new(cluster, "a"), Caller::new(cluster, "b"));
+        let file = file_of_node_0(cluster, &a, b"locked").await;
+        let region = file.ino.region();
+        let term = granted(&a, file).await;
+        hand_over(&a, region, 0, mirror_of(cluster, file)).await;
+        let other = spawn_local(async move { b.ask(region, lock(file)).await });
+        sleep(Duration::from_millis(300)).await;
+        let claimed = a.ask(region, claim(file, term)).await.unwrap();
+        assert!(claimed.is_some(), "nobody else may have had it");
+        assert_eq!(other.await.unwrap(), Err(FsError::WouldBlock));
     });
 }
 

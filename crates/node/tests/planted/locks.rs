@@ -35,7 +35,7 @@ fn a_file_is_unlinked_when_its_node_has_died() {
 }
 
 /// An exclusive lock of all of a file.
-fn lock(inode: InodeRef) -> ask::Lock {
+pub(super) fn lock(inode: InodeRef) -> ask::Lock {
     ask::Lock {
         inode,
         lock: LockAsk {
@@ -50,7 +50,7 @@ fn lock(inode: InodeRef) -> ask::Lock {
 }
 
 /// What is claimed back when that is gone.
-fn claim(inode: InodeRef, term: LockTerm) -> ask::ClaimLocks {
+pub(super) fn claim(inode: InodeRef, term: LockTerm) -> ask::ClaimLocks {
     ask::ClaimLocks {
         inode,
         owner: 1,
@@ -64,7 +64,7 @@ fn claim(inode: InodeRef, term: LockTerm) -> ask::ClaimLocks {
     }
 }
 
-async fn granted(c: &Caller, inode: InodeRef) -> LockTerm {
+pub(super) async fn granted(c: &Caller, inode: InodeRef) -> LockTerm {
     match c.ask(inode.ino.region(), lock(inode)).await.expect("a lock") {
         LockAnswer::Granted(term) => term,
         LockAnswer::Queued => panic!("queued, and nobody waits"),

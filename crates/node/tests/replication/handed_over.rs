@@ -193,6 +193,134 @@ fn locks_go_with_their_region() {
     });
 }
 
+/// Who had locks where a region was is known where it goes: nobody else waits for them any longer than they take to be claimed.
+#[test]
+fn locks_are_given_as_soon_as_those_of_before_are_claimed() {
+    const SOON: Duration = Duration::from_millis(50);
+    const GRACE: Duration = Duration::from_secs(2);
+    run(options(6, 2), async |cluster| {
+        let (a, b) = (Caller::new(cluster, "a"), Caller::new(cluster, "b"));
+        cluster.mirrored().await;
+        // one by one: claimed, let go of, claimed in parts, of who has gone, of nobody
+        let dir = a.mkdir(ROOT, "dir").await.unwrap();
+        let mut files = Vec::new();
+        for n in 0.. {
+            if files.len() == 5 {
+                break;
+            }
+            let file = a.create(dir, &format!("file {n}")).await.unwrap();
+            files.extend((file.ino.region() == dir.ino.region()).then_some(file));
+        }
+        let [claimed, let_go, in_parts, left, free] = files[..] else {
+            panic!("five files")
+        };
+        let region = dir.ino.region();
+        let lock = |inode, owner, mode, (first, last), wait| ask::Lock {
+            inode,
+            lock: LockAsk {
+                owner,
+                kind: LockKind::Range,
+                mode,
+                range: LockRange { first, last },
+                pid: 1,
+            },
+            wait,
+        };
+        let (shared, exclusive) = (LockMode::Shared, LockMode::Exclusive);
+        let mut term = None;
+        for (inode, range) in [
+            (claimed, (0, 9)),
+            (let_go, (0, 9)),
+            (in_parts, (0, 9)),
+            (in_parts, (20, 29)),
+            (left, (0, 9)),
+        ] {
+            let answer = a.ask(region, lock(inode, 1, shared, range, None)).await;
+            let Ok(LockAnswer::Granted(given)) = answer else {
+                panic!("nobody has it: {answer:?}");
+            };
+            term = Some(given);
+        }
+        hand_over(&a, cluster, region, mirror_of(cluster, region))
+            .await
+            .unwrap();
+        let since = Instant::now();
+        // none of them is in the way of another; who has not been heard of might be
+        let waits: Vec<_> = [
+            (claimed, shared),
+            (let_go, exclusive),
+            (in_parts, shared),
+            (left, exclusive),
+        ]
+        .into_iter()
+        .zip(1..)
+        .map(|((inode, mode), number)| {
+            let ticket = LockTicket { number, wait_ms: 1000 };
+            let (b, request) = (b.clone(), lock(inode, 2, mode, (0, 29), Some(ticket)));
+            spawn_local(async move {
+                while b.ask(region, request.clone()).await.unwrap() == LockAnswer::Queued {}
+                Instant::now()
+            })
+        })
+        .collect();
+        let answer = b.ask(region, lock(free, 2, exclusive, (0, 29), None)).await.unwrap();
+        assert!(matches!(answer, LockAnswer::Granted(_)), "{answer:?}");
+        assert!(since.elapsed() < SOON, "nobody had it: {:?}", since.elapsed());
+        let claim = |inode, first, last| ask::ClaimLocks {
+            inode,
+            owner: 1,
+            term: term.unwrap(),
+            ranges: vec![Locked {
+                range: LockRange { first, last },
+                mode: shared,
+                pid: 1,
+            }],
+            whole: None,
+        };
+        cluster.sleep(Duration::from_millis(300)).await;
+        assert!(
+            waits.iter().all(|wait| !wait.is_finished()),
+            "before anybody has claimed"
+        );
+        let at = Instant::now();
+        assert!(a.ask(region, claim(claimed, 0, 9)).await.unwrap().is_some());
+        let unlock = ask::Unlock {
+            inode: let_go,
+            owner: 1,
+            range: LockRange::ALL,
+        };
+        a.ask(region, unlock).await.unwrap();
+        assert!(a.ask(region, claim(in_parts, 0, 9)).await.unwrap().is_some());
+        cluster.sleep(Duration::from_millis(300)).await;
+        let finished: Vec<bool> = waits.iter().map(|wait| wait.is_finished()).collect();
+        assert_eq!(
+            finished,
+            [true, true, false, false],
+            "one has not claimed all of it, one nothing"
+        );
+        let rest = Instant::now();
+        assert!(a.ask(region, claim(in_parts, 20, 29)).await.unwrap().is_some());
+        let mut times = Vec::new();
+        for wait in waits {
+            times.push(wait.await.unwrap());
+        }
+        assert!(
+            times[0] - at < SOON && times[1] - at < SOON,
+            "{:?}",
+            (times[0] - at, times[1] - at)
+        );
+        assert!(times[2] - rest < SOON, "{:?}", times[2] - rest);
+        let waited = times[3] - since;
+        assert!(
+            (GRACE..GRACE + Duration::from_millis(200)).contains(&waited),
+            "{waited:?}"
+        );
+        let late = a.ask(region, claim(left, 0, 9)).await.unwrap();
+        assert_eq!(late, None, "somebody else has it by now");
+        settle(cluster).await;
+    });
+}
+
 /// What cannot be handed over stays, and is served; what makes no sense is refused.
 #[test]
 fn only_mirrors_get_regions_and_only_administrators_ask() {
@@ -218,6 +346,7 @@ fn only_mirrors_get_regions_and_only_administrators_ask() {
         let take = ask::TakeOver {
             region,
             epoch: polvo_format::Epoch(1),
+            locked: None,
         };
         assert_eq!(
             c.ask_node(mirror.0, take).await,
