@@ -112,8 +112,10 @@ policy: ## Dependencies: none unused, their licences and sources, known faults (
 .PHONY: check
 check: lint ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (programs of the tests)
 	@scripts/deps test
-	cargo test $(TESTED) --lib --bins --quiet
+	cargo test $(TESTED) --lib --quiet
 	@$(MAKE) --no-print-directory sim SEEDS=100 FROM=$$(scripts/first-seed)
+	@# a test of it, so that it is built with the features that all have here
+	@cargo test --quiet $(TESTED) --test commands --no-run
 	@POLVO="$(TARGET)/sim/polvo" scripts/e2e three-mounts
 
 # Their clock is simulated, or they need none: it does not matter to them what else runs.
