@@ -18,8 +18,8 @@
 //!   writes none of them. All go on behind the last record, as if nothing had happened: nothing is compared, and there is no moment with a
 //!   copy fewer.
 //! - Nobody believes in a token that was given here: none are given any more, and those that there are were asked for, and have come back
-//!   or ended. So it is with the rename lock, which region 0 grants. Locks are claimed from the next primary, which is told who has some; so a region
-//!   stays where it is as long as some may be claimed here.
+//!   or ended. So it is with the rename lock, which region 0 grants. Locks are claimed from the next primary, which is told who has some;
+//!   so a region stays where it is as long as some may be claimed here.
 //! - Pages that were delegated here may be stored to for as long as a lease by who has this pool mapped, and stands still in the middle of
 //!   it: the next primary gives out no page that was free before.
 
