@@ -3,8 +3,8 @@
 //! `polvo-bench` measures them.
 //!
 //! `polvo-testbed` does with them what every test run needs: it repeats the hottest operations, whose instructions are counted
-//! (`scripts/instructions`), and reaches the limits that are promised (`tests/e2e/limits`). It is small because it is optimized as a whole,
-//! as programs that are installed are.
+//! (`scripts/instructions`), and reaches the limits that are promised (`tests/e2e/limits`). It is kept small:
+//! like the programs that are installed it is optimized as a whole, which takes minutes for a large one.
 #![forbid(unsafe_code)]
 
 pub mod cluster;
