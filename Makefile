@@ -91,7 +91,8 @@ deb: bench-program ## A Debian package of what `make install` installs, target/d
 	@rm -rf packaging/staged
 
 # All tests are built once, with the bugs that can be planted: what is optimized by how much is in Cargo.toml.
-TESTED := --profile sim --workspace --features polvo-client/planted,polvo-sim/planted
+PLANTED := --workspace --features polvo-client/planted,polvo-sim/planted
+TESTED := --profile sim $(PLANTED)
 
 .PHONY: lint
 lint: ## Formatting, clippy without warnings, shellcheck
@@ -101,7 +102,7 @@ lint: ## Formatting, clippy without warnings, shellcheck
 	cargo clippy $(TESTED),polvo-bench/two-phase --all-targets -- -D warnings
 	@if cargo tree --quiet --locked --edges normal,features --invert polvo-node | grep -E 'feature "(testing|planted|two-phase)"'; then \
 		echo 'a plain cargo build would ship hooks for tests, or what is there for comparison'; exit 1; fi
-	shellcheck -x -P SCRIPTDIR -e SC2001,SC2012 $$(grep -lsE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/*)
+	{ grep -lsZE '^#!.*bash$$' scripts/* .ci/run tests/e2e/* tests/vm/* || true; } | xargs -0 -n 8 -P "$$(nproc)" shellcheck -x -P SCRIPTDIR -e SC2001,SC2012
 	@for script in $$(grep -lE '^#!.*busybox sh$$' tests/vm/*); do sh -n "$$script"; done
 
 .PHONY: policy
@@ -110,13 +111,13 @@ policy: ## Dependencies: none unused, their licences and sources, known faults (
 	@"$$(scripts/tool cargo-deny 0.20.2)" --locked --workspace check licenses bans sources $(if $(OFFLINE),,advisories)
 
 .PHONY: check
-check: lint ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (programs of the tests)
+check: ## In minutes, for every edit: lint, unit tests, 100 simulated clusters, three mounts (built incrementally, not optimized)
 	@scripts/deps test
-	cargo test $(TESTED) --lib --quiet
-	@$(MAKE) --no-print-directory sim SEEDS=100 FROM=$$(scripts/first-seed)
-	@# a test of it, so that it is built with the features that all have here
-	@cargo test --quiet $(TESTED) --test commands --no-run
-	@POLVO="$(TARGET)/sim/polvo" scripts/e2e three-mounts
+	@$(MAKE) --no-print-directory lint TESTED="$(PLANTED)"
+	cargo test $(PLANTED) --lib --test commands --test seeds --no-run
+	cargo test $(PLANTED) --lib --quiet
+	@"$(TARGET)/debug/polvo-sim" --seeds 100 --from $$(scripts/first-seed)
+	@POLVO="$(TARGET)/debug/polvo" scripts/e2e three-mounts
 
 # Their clock is simulated, or they need none: it does not matter to them what else runs.
 TIMELESS := polvo-consensus polvo-node polvo-region polvo-sim

@@ -230,3 +230,46 @@ fn nodes_scrub_unasked_and_count_what_they_find() {
         client.write(&open, 0, &bytes).await.expect("write");
     });
 }
+
+/// A region comes to the node around a client that reads of it elsewhere, and compares that with its checksums.
+#[test]
+fn a_verified_read_goes_on_where_the_region_comes_to_the_node_around_it() {
+    const LEN: usize = 50_000;
+    let options = ClusterOptions {
+        seed: 91,
+        replicas: 2,
+        regions_per_node: 1,
+        ..ClusterOptions::default()
+    };
+    with_options(options, async |cluster| {
+        cluster.mirrored().await;
+        let (_, made) = home_on(cluster, 1).await;
+        let region = made.ino.region();
+        let map = cluster.newest_map().expect("nodes run");
+        let copies = &map.region(region).expect("it is there").replicas;
+        let mirror = copies.iter().map(|copy| copy.node.0).find(|node| *node != 1);
+        let inside = internal(cluster, mirror.expect("it has a mirror"));
+        inside.client().verify_reads(true);
+        let writer = external(cluster, "writer");
+        let theirs = writer.open(made).await.expect("open");
+        writer.write(&theirs, 0, &pattern(1, LEN)).await.expect("write");
+        let open = inside.open(made).await.expect("open");
+        cluster.mirrored().await;
+        let delay = Duration::from_millis(1);
+        cluster.network().set_delay(delay..=delay);
+        let reading = tokio::task::spawn_local(async move {
+            let mut bytes = vec![0; LEN];
+            (inside.read(&open, 0, &mut bytes).await, bytes)
+        });
+        cluster.sleep(delay / 2).await;
+        cluster.crash(1).await;
+        let (read, bytes) = reading.await.expect("no panic");
+        assert_eq!(read, Ok(LEN));
+        assert!(bytes == pattern(1, LEN), "what was written");
+        assert!(
+            cluster.node(mirror.expect("it has a mirror")).serves(region),
+            "the read has waited for the move"
+        );
+        cluster.restart(1).await.expect("restart");
+    });
+}

@@ -658,9 +658,9 @@ impl Schedule {
         }
     }
 
-    /// The command that repeats it, by the program that `make sim` builds.
+    /// The command that repeats it.
     pub fn command(&self) -> String {
-        let mut command = format!("target/sim/polvo-sim --seed {}", self.seed);
+        let mut command = format!("{} --seed {}", program(), self.seed);
         let limits = &self.limits;
         let mut add = |option: &str, value: Option<String>| {
             if let Some(value) = value {
@@ -678,6 +678,17 @@ impl Schedule {
         }
         command + " --trace"
     }
+}
+
+/// `polvo-sim` as it runs, or as `make sim` builds it where a test does.
+fn program() -> String {
+    let running = std::env::current_exe().ok();
+    let running = running.filter(|path| path.file_name().is_some_and(|name| name == "polvo-sim"));
+    let Some(path) = running else {
+        return "target/sim/polvo-sim".into();
+    };
+    let here = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(here).unwrap_or(&path).display().to_string()
 }
 
 impl fmt::Display for Schedule {

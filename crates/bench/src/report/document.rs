@@ -234,6 +234,9 @@ mod tests {
             goals: outcomes(&rows),
             machine: Machine {
                 commit: Some("abc1234".into()),
+                // what differs from one call to the next
+                load: 0.25,
+                date: "2026-01-02 03:04 UTC".into(),
                 ..Machine::this(Path::new("/"))
             },
             command: "polvo bench".into(),

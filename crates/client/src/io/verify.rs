@@ -104,7 +104,8 @@ impl LocalClient {
             at: tail_at,
             into: &mut tail,
         });
-        self.one_sided(region, &mut ops).await?;
+        // over the network, even if the region has come to the node around us meanwhile: bytes and words are read as one batch there
+        self.links.read(region, &mut ops).await?;
         drop(ops);
         let mut damaged = None;
         let mut done = 0;
