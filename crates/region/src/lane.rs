@@ -55,8 +55,22 @@ impl Lane {
     pub fn of_region(space: &Arc<PoolSpace>, region: RegionId, last: Lsn) -> Result<Lane, RegionError> {
         let mut lane = Lane::at(space, region, space.take_lane(region)?);
         lane.restart(last);
+        lane.settle();
         lane.finish();
         Ok(lane)
+    }
+
+    /// All of the copy is durable before its head says that it is whole: attributes beside the logs are stored for readers, and not
+    /// flushed, while a region is served.
+    fn settle(&self) {
+        let pmem = self.space.pmem();
+        let len = self.space.usage().segment_size;
+        for (_, at, class) in self.space.segments_of(self.head.region) {
+            if class == SegmentClass::Inodes {
+                pmem.flush(at, len);
+            }
+        }
+        pmem.fence();
     }
 
     fn at(space: &Arc<PoolSpace>, region: RegionId, at: u64) -> Lane {

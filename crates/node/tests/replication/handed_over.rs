@@ -322,6 +322,38 @@ fn locks_are_given_as_soon_as_those_of_before_are_claimed() {
 }
 
 /// What cannot be handed over stays, and is served; what makes no sense is refused.
+/// What was stored while a region was served, and had not to be durable then, is so once that is a copy: it loses its power.
+#[test]
+fn a_copy_that_was_the_region_before_survives_a_power_cut() {
+    for seed in 61..65 {
+        run(options(seed, 2), async move |cluster| {
+            let c = Caller::new(cluster, "client");
+            cluster.mirrored().await;
+            let dir = c.mkdir(ROOT, "dir").await.unwrap();
+            for i in 0..40 {
+                let file = c.create(dir, &format!("f{i}")).await.unwrap();
+                write(&c, file, &pattern(700, i)).await;
+            }
+            cluster.rest().await;
+            let map = cluster.newest_map().unwrap();
+            let leaves = map.primary(ROOT.ino.region()).unwrap();
+            for region in map.regions.iter().map(|info| info.id) {
+                if map.primary(region) == Some(leaves) {
+                    hand_over(&c, cluster, region, mirror_of(cluster, region))
+                        .await
+                        .unwrap();
+                }
+            }
+            cluster.power_cut(leaves.0, seed).await;
+            cluster.restart(leaves.0).await.unwrap();
+            cluster.mirrored().await;
+            cluster.rest().await;
+            let compared = cluster.compare_mirrors().expect("copies are as their regions");
+            assert!(compared > 1, "{compared} compared");
+        });
+    }
+}
+
 #[test]
 fn only_mirrors_get_regions_and_only_administrators_ask() {
     run(options(5, 2), async |cluster| {
