@@ -90,7 +90,7 @@ deb: bench-program ## A Debian package of what `make install` installs, target/d
 	@"$$(scripts/tool cargo-deb 3.8.0)" deb --no-build --strip --locked -p polvo-cli
 	@rm -rf packaging/staged
 
-# All tests are built once, with the bugs that can be planted: what is optimized by how much is in Cargo.toml.
+# All tests are built once, with the bugs that can be planted (`make check`: in the dev profile): what is optimized by how much is in Cargo.toml.
 PLANTED := --workspace --features polvo-client/planted,polvo-sim/planted
 TESTED := --profile sim $(PLANTED)
 

@@ -55,14 +55,14 @@ impl Lane {
     pub fn of_region(space: &Arc<PoolSpace>, region: RegionId, last: Lsn) -> Result<Lane, RegionError> {
         let mut lane = Lane::at(space, region, space.take_lane(region)?);
         lane.restart(last);
-        lane.settle();
+        lane.make_durable();
         lane.finish();
         Ok(lane)
     }
 
     /// All of the copy is durable before its head says that it is whole: attributes beside the logs are stored for readers, and not
     /// flushed, while a region is served.
-    fn settle(&self) {
+    fn make_durable(&self) {
         let pmem = self.space.pmem();
         let len = self.space.usage().segment_size;
         for (_, at, class) in self.space.segments_of(self.head.region) {

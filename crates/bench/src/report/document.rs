@@ -236,7 +236,7 @@ mod tests {
                 commit: Some("abc1234".into()),
                 // what differs from one call to the next
                 load: 0.25,
-                date: "2026-01-02 03:04 UTC".into(),
+                date: "2026-01-02 03:04".into(),
                 ..Machine::this(Path::new("/"))
             },
             command: "polvo bench".into(),

@@ -104,7 +104,7 @@ impl LocalClient {
             at: tail_at,
             into: &mut tail,
         });
-        // over the network, even if the region has come to the node around us meanwhile: bytes and words are read as one batch there
+        // of whoever serves the region by now, be it the node around us: over a link, pages and words are one batch
         self.links.read(region, &mut ops).await?;
         drop(ops);
         let mut damaged = None;

@@ -15,8 +15,8 @@
 //! - It ends before the map is asked to change, and goes on only once it is known that the map has not changed: there is never more than
 //!   one who serves it. It is in nobody's reach meanwhile; late stores of this process would go to an empty region.
 //! - What is here is equal to what the mirrors have in every byte that recovery reads, and so is what the next primary recovers, which
-//!   writes none of them. All go on behind the last record, as if nothing had happened: nothing is compared, and there is no moment with a
-//!   copy fewer.
+//!   writes none of them; what was stored here and not flushed is durable before it counts as a copy. All go on behind the last record, as
+//!   if nothing had happened: nothing is compared, and there is no moment with a copy fewer.
 //! - Nobody believes in a token that was given here: none are given any more, and those that there are were asked for, and have come back
 //!   or ended. So it is with the rename lock, which region 0 grants. Locks are claimed from the next primary, which is told who has some;
 //!   so a region stays where it is as long as some may be claimed here.

@@ -321,7 +321,6 @@ fn locks_are_given_as_soon_as_those_of_before_are_claimed() {
     });
 }
 
-/// What cannot be handed over stays, and is served; what makes no sense is refused.
 /// What was stored while a region was served, and had not to be durable then, is so once that is a copy: it loses its power.
 #[test]
 fn a_copy_that_was_the_region_before_survives_a_power_cut() {
@@ -354,6 +353,7 @@ fn a_copy_that_was_the_region_before_survives_a_power_cut() {
     }
 }
 
+/// What cannot be handed over stays, and is served; what makes no sense is refused.
 #[test]
 fn only_mirrors_get_regions_and_only_administrators_ask() {
     run(options(5, 2), async |cluster| {
